@@ -104,7 +104,8 @@ class BakeRunner:
     """Runs bakes of one manifest on caches by name."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.manifest = root, write_manifest(root)
+        self.root = root
+        self.manifest = write_manifest(root)
 
     def start(self, cache: str, bundle: str, jobs: int) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "preheat.cli", "bake", str(self.manifest), "--json"]

@@ -1,4 +1,4 @@
-"""The host cost of the short paths, before and after a change.
+"""Measure the host cost of the fast paths before and after a change.
 
     git archive OLD_COMMIT src | tar x -C /tmp/before
     PYTHONPATH=src python benchmarks/bench_change.py --before /tmp/before/src
@@ -39,7 +39,9 @@ def contenders(gpu: preheat.Gpu) -> dict[str, Callable[[], object]]:
     """Return the measured functions by name."""
     torch: Any = importlib.import_module("torch")
     saxpy, use = (gpu.kernel(SOURCE, name) for name in ("saxpy", "use"))
-    x, y, side = gpu.zeros(32), gpu.zeros(32), gpu.stream()
+    x = gpu.zeros(32)
+    y = gpu.zeros(32)
+    side = gpu.stream()
     sx, sy = gpu.zeros(32, stream=side), gpu.zeros(32, stream=side)
     tx, ty = (torch.zeros(32, device="cuda") for _ in range(2))
     step, other = (gpu.scalar("int32", name=name) for name in ("step", "other"))
@@ -64,10 +66,12 @@ def contenders(gpu: preheat.Gpu) -> dict[str, Callable[[], object]]:
 
 def measure() -> dict[str, tuple[float, int]]:
     """Return the microseconds of a call in a burst, and the number of calls that it makes."""
-    gpu, torch = preheat.device("cuda"), importlib.import_module("torch")
+    gpu = preheat.device("cuda")
+    torch = importlib.import_module("torch")
     found = {}
     for name, act in contenders(gpu).items():
-        number, batches = CALLS // 5 if "320" in name else CALLS, []
+        number = CALLS // 5 if "320" in name else CALLS
+        batches = []
         for _ in range(50):
             act()
         for _ in range(BATCHES):
@@ -111,7 +115,8 @@ def one_round(source: str) -> dict[str, tuple[float, int]]:
 def fill_bandwidth(dtype: str, value: float, count: int) -> float:
     """Return the GB/s of the best of some fills."""
     gpu = preheat.device("cuda")
-    array, best = gpu.empty(count, dtype), float("inf")
+    array = gpu.empty(count, dtype)
+    best = float("inf")
     for _ in range(6):
         gpu.synchronize()
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A new process that launches 50 kernels for the first time, all of them in its cache already.
+"""Measure a new process that launches 50 kernels, all of which are in its cache.
 
 Contenders take turns, one fresh Python each. Before that each ran twice, to fill its cache and to find
 everything there, and the sum of all 50 kernels was checked. Import + context is the time from the

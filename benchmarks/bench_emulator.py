@@ -110,25 +110,33 @@ def saxpy(rng: np.random.Generator, n: int, title: str, prototype: float) -> Cas
 def gemm(rng: np.random.Generator, n: int) -> Case:
     a, b = floats(rng, n, n), floats(rng, n, n)
     args, grid = (a, b, unwritten(n, n), n), (n // 16, n // 16)
-    title, expected = f"GEMM {n}³, 16 x 16 tiles", wide(a) @ wide(b)
+    title = f"GEMM {n}³, 16 x 16 tiles"
+    expected = wide(a) @ wide(b)
     return Case(title, GEMM, "gemm", grid, (16, 16), args, 2, expected, (135.0, 272.0), 1e-4)
 
 
 def softmax_backward(rng: np.random.Generator, rows: int, n: int) -> Case:
-    powers, dy = np.exp(floats(rng, rows, n)), floats(rng, rows, n)
+    powers = np.exp(floats(rng, rows, n))
+    dy = floats(rng, rows, n)
     y = powers / powers.sum(axis=1, keepdims=True)
     p, dp = wide(y), wide(dy)
     expected = p * (dp - (p * dp).sum(axis=1, keepdims=True))
-    title, args = f"softmax backward {rows} x {n}", (y, dy, unwritten(rows, n), n)
+    title = f"softmax backward {rows} x {n}"
+    args = (y, dy, unwritten(rows, n), n)
     return Case(title, SOFTMAX, "softmax_backward", rows, 256, args, 2, expected, (64.0, 64.0))
 
 
 def rmsnorm_backward(rng: np.random.Generator, rows: int, n: int) -> Case:
-    x, w, dy, eps = floats(rng, rows, n), floats(rng, n), floats(rng, rows, n), 1e-5
-    v, g = wide(x), wide(w) * wide(dy)
+    x = floats(rng, rows, n)
+    w = floats(rng, n)
+    dy = floats(rng, rows, n)
+    eps = 1e-5
+    v = wide(x)
+    g = wide(w) * wide(dy)
     r = 1 / np.sqrt((v * v).mean(axis=1, keepdims=True) + eps)
     expected = r * g - v * r**3 * (v * g).mean(axis=1, keepdims=True)
-    title, args = f"RMSNorm backward {rows} x {n}", (x, w, dy, unwritten(rows, n), n, eps)
+    title = f"RMSNorm backward {rows} x {n}"
+    args = (x, w, dy, unwritten(rows, n), n, eps)
     return Case(title, RMSNORM, "rmsnorm_backward", rows, 256, args, 3, expected, (106.0, 106.0))
 
 

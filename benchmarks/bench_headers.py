@@ -1,4 +1,4 @@
-"""What header files cost: a hit with 1, 31 and 421 of them, before and after a change; reading a text.
+"""Measure the cost of header files: hits with 1, 31 and 421 headers, and scanning a text.
 
     git archive OLD_COMMIT src | tar x -C /tmp/before
     PYTHONPATH=src python benchmarks/bench_headers.py --before /tmp/before/src

@@ -1,4 +1,4 @@
-"""Whole lookups, against cuda.core: in a process, from a fresh process, and many processes at once.
+"""Measure complete lookups beside cuda.core: in one process, in a new process, in many processes.
 
 The kernel is the same text in both. Cold compiles bypass the compiler's own cache. The process rows
 include starting Python, importing the library, making the key and reading the entry; neither touches a
@@ -102,7 +102,8 @@ def bench_in_process(root: Path) -> None:
     for name, source in (("saxpy", SOURCE), ("cub block reduce", CUB)):
         program = Program.of(source, label="k.cu")
         held = builder.build(program, "sm_90")
-        cubin, files = held.cubin, len(held.headers)
+        cubin = held.cubin
+        files = len(held.headers)
         memory = median_us(partial(builder.build, program, "sm_90"), number=100)
         del held  # No one holds the artifact any more, so every hit reads and decodes it.
 

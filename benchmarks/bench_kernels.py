@@ -40,15 +40,24 @@ try:
 except ImportError:
     sys.exit("torch is not installed")
 
-OURS, TORCH, SHIPPED, CUBLAS, COPY = "preheat", "torch", "shipped", "cuBLAS", "copy"
+OURS = "preheat"
+TORCH = "torch"
+SHIPPED = "shipped"
+CUBLAS = "cuBLAS"
+COPY = "copy"
 DTYPES = "float32", "bfloat16"
 EPS = 1e-6
 L2 = 50 << 20  # Bytes. All sets of operands together have several times as many.
 SLEEP, LONGEST = 4_000_000, 1 << 30  # Cycles: about 2 ms and half a second.
 ELEMENTS = (8192, 14336)  # Of silu.
 NORMS = (8192, 4096), (65536, 4096)  # Rows and widths of rms_norm.
-SOFTMAX, WIDTHS = 1 << 28, (1024, 4096, 16384)  # Elements (1 GiB of float32), and widths of rows.
-SQUARE, LORA, LONG = 4096, (2048, 4096, 16), (8192, 4096, 16)  # Of products: tokens, width and rank.
+# Elements (1 GiB of float32), and widths of rows.
+SOFTMAX = 1 << 28
+WIDTHS = (1024, 4096, 16384)
+# Of products: tokens, width and rank.
+SQUARE = 4096
+LORA = (2048, 4096, 16)
+LONG = (8192, 4096, 16)
 CHECKED = 64  # Rows at either end of a result.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 1e-2}
 
@@ -86,7 +95,9 @@ class Bench:
     """The GPU, and how contenders are timed on it."""
 
     def __init__(self, gpu: preheat.Gpu, args: argparse.Namespace) -> None:
-        self.gpu, self.args, self.place = gpu, args, torch.device("cuda")
+        self.gpu = gpu
+        self.args = args
+        self.place = torch.device("cuda")
         self.ops = Ops(gpu, blas=False)
         found = find(gpu)
         self.blas = None if isinstance(found, str) else Blas(gpu, "default", found=found)
@@ -97,7 +108,7 @@ class Bench:
         return torch.randn(*shape, device=self.place, dtype=torch.float32).to(getattr(torch, dtype))
 
     def sets(self, *shapes: tuple[int, ...], dtype: str) -> list[tuple[Any, ...]]:
-        """Return operands of these shapes, so many times that they exceed the cache by far."""
+        """Return copies of operands of these shapes that together exceed the cache."""
         size = sum(map(math.prod, shapes)) * dtype_of(dtype).size
         times = max(2, -(-6 * L2 // size))
         return [tuple(self.random(*shape, dtype=dtype) for shape in shapes) for _ in range(times)]
@@ -151,9 +162,12 @@ def ends(*tensors: Any) -> list[Any]:
 
 
 def silu_cases(bench: Bench, dtype: str) -> Iterator[Case]:
-    ops, aten, shape = bench.ops, torch.ops.aten, ELEMENTS
+    ops = bench.ops
+    aten = torch.ops.aten
+    shape = ELEMENTS
     sets = bench.sets(*[shape] * 5, dtype=dtype)
-    one, title = math.prod(shape) * dtype_of(dtype).size, f"{shape[0]}x{shape[1]} {dtype}"
+    one = math.prod(shape) * dtype_of(dtype).size
+    title = f"{shape[0]}x{shape[1]} {dtype}"
     at = partial(at_turns, sets)
 
     def backward_error() -> float:
@@ -203,11 +217,14 @@ def silu_cases(bench: Bench, dtype: str) -> Iterator[Case]:
 
 
 def softmax_cases(bench: Bench, width: int, dtype: str) -> Iterator[Case]:
-    ops, aten, rows = bench.ops, torch.ops.aten, SOFTMAX // width
+    ops = bench.ops
+    aten = torch.ops.aten
+    rows = SOFTMAX // width
     sets = bench.sets(*[(rows, width)] * 3, dtype=dtype)
     for _, y, _ in sets:
         y.copy_(torch.softmax(y, -1))
-    one, kind = rows * width * dtype_of(dtype).size, getattr(torch, dtype)
+    one = rows * width * dtype_of(dtype).size
+    kind = getattr(torch, dtype)
     at = partial(at_turns, sets)
 
     def backward_error() -> float:
@@ -248,7 +265,8 @@ def softmax_cases(bench: Bench, width: int, dtype: str) -> Iterator[Case]:
 
 def rms_norm_cases(bench: Bench, rows: int, width: int, dtype: str) -> Iterator[Case]:
     ops = bench.ops
-    sets, one = bench.sets(*[(rows, width)] * 3, dtype=dtype), rows * width * dtype_of(dtype).size
+    sets = bench.sets(*[(rows, width)] * 3, dtype=dtype)
+    one = rows * width * dtype_of(dtype).size
     gamma, g_gamma = (bench.random(width, dtype=dtype) for _ in range(2))
     room = torch.empty(ops.rms_norm_workspace(rows, width, dtype), device=bench.place)
     at = partial(at_turns, sets)
@@ -259,7 +277,9 @@ def rms_norm_cases(bench: Bench, rows: int, width: int, dtype: str) -> Iterator[
     def backward_error() -> float:
         gy, x, gx = sets[0]
         backward(gy, x, gx)
-        dy, v, g = gy.double(), x.double(), gamma.double()
+        dy = gy.double()
+        v = x.double()
+        g = gamma.double()
         mean = v.square().mean(-1, keepdim=True) + EPS
         pull = v / mean * (v * dy * g).mean(-1, keepdim=True)
         columns = dy * v / mean.sqrt()
@@ -291,7 +311,9 @@ def rms_norm_cases(bench: Bench, rows: int, width: int, dtype: str) -> Iterator[
 
 def fused(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
     """Return torch's own RMSNorm, forward and backward."""
-    aten, shape, number = torch.ops.aten, list(gamma.shape), len(sets)
+    aten = torch.ops.aten
+    shape = list(gamma.shape)
+    number = len(sets)
     scales = [aten._fused_rms_norm(x, shape, gamma, EPS)[1] for _, x, _ in sets]
 
     def backward(i: int) -> object:
@@ -304,7 +326,9 @@ def fused(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
 
 def by_autograd(sets: list[Any], gamma: Any) -> tuple[Act, Act]:
     """Return RMSNorm by autograd, for versions of torch without a fused one."""
-    norm, shape, number = torch.nn.functional.rms_norm, list(gamma.shape), len(sets)
+    norm = torch.nn.functional.rms_norm
+    shape = list(gamma.shape)
+    number = len(sets)
     leaves = [(x.detach().requires_grad_(), gamma.detach().requires_grad_()) for _, x, _ in sets]
     results = [norm(x, shape, weight, EPS) for x, weight in leaves]
 
@@ -352,7 +376,8 @@ class Product:
 
 
 def products(m: int, n: int, k: int) -> Iterator[Product]:
-    flops, title = 2.0 * m * n * k, f"m={m} n={n} k={k}"
+    flops = 2.0 * m * n * k
+    title = f"m={m} n={n} k={k}"
     yield Product(
         f"gemm {title}",
         ((m, k), (k, n), (m, n)),
@@ -395,7 +420,8 @@ def lora_products(s: int, h: int, r: int) -> Iterator[Product]:
 
 
 def product_case(bench: Bench, product: Product, dtype: str, *, in_bytes: bool) -> Case:
-    sets, blas = bench.sets(*product.shapes, dtype=dtype), bench.blas
+    sets = bench.sets(*product.shapes, dtype=dtype)
+    blas = bench.blas
     contenders: dict[str, Act] = {
         SHIPPED: at_turns(sets, partial(product.ours, bench.ops)),
         TORCH: at_turns(sets, product.theirs),
@@ -434,7 +460,8 @@ def product_cases(bench: Bench) -> Iterator[Case]:
 
 def nf4_case(bench: Bench, dtype: str) -> Case:
     """Compare a weight in NF4 with the same weight dequantised before, which torch multiplies."""
-    (m, _, _), kind = LORA, getattr(torch, dtype)
+    (m, _, _) = LORA
+    kind = getattr(torch, dtype)
     packed = nf4.quantize(torch.randn(SQUARE, SQUARE).numpy())
     there = packed.on(bench.gpu)
     weight = torch.from_numpy(nf4.dequantize(packed)).to(bench.place).to(kind)

@@ -1,4 +1,4 @@
-"""What the host pays for one launch of saxpy(float, const float*, float*, int) on 1000 elements.
+"""Measure the host cost of one launch of saxpy(float, const float*, float*, int) on 1000 elements.
 
 All contenders take turns for several rounds in one process (native C in one of its own, once a round),
 each launching a batch before it waits for the device; the wait does not count. The statement shown is
@@ -61,7 +61,8 @@ class Contender:
     x: int
     y: int
     launches: list[float] = field(default_factory=list)  # Microseconds, one entry per round.
-    waits: list[float] = field(default_factory=list)  # How far the device was behind per launch.
+    # The delay of the device after the host, per launch.
+    waits: list[float] = field(default_factory=list)
 
 
 class Driver:
@@ -273,7 +274,8 @@ def run_round(driver: Driver, contender: Contender, batch: int) -> None:
 
 
 def compete(driver: Driver, gpu: preheat.Gpu, place: Path, rounds: int, batch: int) -> list[Contender]:
-    contenders, program = gathered(driver, gpu, place), native(place)
+    contenders = gathered(driver, gpu, place)
+    program = native(place)
     alone = Contender(NATIVE, "cuLaunchKernel(…)", {}, 0, 0)
     for contender in contenders:
         run_round(driver, contender, batch)

@@ -1,4 +1,4 @@
-"""What a call of `preheat.Ops` costs the host, on tensors of torch and beside torch.
+"""Measure the host cost of calls of `preheat.Ops` on tensors of torch, beside torch.
 
 The tensors are tiny and everything is given to the calls, so that the device is never behind: a time is
 that of a call in a burst, with no wait for the device, the best of some rounds in which contenders take
@@ -27,12 +27,14 @@ except ImportError:
 
 def contenders(gpu: preheat.Gpu) -> dict[str, Callable[[], object]]:
     """Return the measured functions by name."""
-    kind, aten = getattr(torch, TYPE), torch.ops.aten
+    kind = getattr(torch, TYPE)
+    aten = torch.ops.aten
     a, b, c, d, e = (torch.randn(SIDE, SIDE, device="cuda").to(kind) for _ in range(5))
     gamma, g_gamma = (torch.randn(SIDE, device="cuda").to(kind) for _ in range(2))
     ops, shipped = preheat.Ops(gpu), preheat.Ops(gpu, blas=False)
     room = torch.empty(ops.rms_norm_workspace(SIDE, SIDE, TYPE), device="cuda")
-    outs, products = (c, g_gamma), "cuBLAS" if ops.blas is not None else "shipped kernels, again"
+    outs = (c, g_gamma)
+    products = "cuBLAS" if ops.blas is not None else "shipped kernels, again"
     return {
         "silu_backward": lambda: ops.silu_backward(a, b, out=c),
         "silu_backward, torch": lambda: aten.silu_backward.grad_input(a, b, grad_input=c),

@@ -1,4 +1,4 @@
-"""What a graph costs and gives: capture, instantiation, replay, two in turn, scalars set on the way.
+"""Measure graphs: capture, instantiation, replay, alternating replays, and scalars set per replay.
 
 Every graph is a chain of the same tiny kernel from the same cubin, whoever captured it, and every
 contender's result is checked first. They take turns for many rounds in one process (native C in one of
@@ -49,7 +49,7 @@ Makers = Sequence[tuple[str, Callable[[], Iterator[Contender]]]]
 
 
 class Costs(NamedTuple):
-    """Microseconds of the life of one graph, as in a line of the C program."""
+    """Microseconds for the phases of one graph, as in a line of the C program."""
 
     capture: float
     instantiate: float
@@ -116,7 +116,8 @@ def lives(ours: Ours, nodes: int, cycles: int, rounds: int, burst: int, runs: in
 
 
 def life(ours: Ours, nodes: int, cycles: int, burst: int, runs: int) -> Costs:
-    wait, args = ours.gpu.synchronize, (ours.y, ours.x, N, cycles)
+    wait = ours.gpu.synchronize
+    args = (ours.y, ours.x, N, cycles)
     marks = [time.perf_counter()]
     graph = ours.gpu.capture().begin()
     for _ in range(nodes):
@@ -157,7 +158,7 @@ class Native:
             self._done(nvcc, "-O2", "-o", self._program, source, "-ldl")
 
     def lives(self, *given: int) -> list[Costs]:
-        """What graphs of one size cost, once a round; nothing where the program does not work."""
+        """Return the costs of graphs of one size, once a round; an empty list if the program fails."""
         lines = [] if self.failure else self._done(self._program, self._cubin, *given).splitlines()
         return [Costs(*map(float, line.split())) for line in lines]
 
@@ -487,7 +488,8 @@ def arguments() -> argparse.Namespace:
 def run(driver: Driver, gpu: preheat.Gpu, place: Path, args: argparse.Namespace) -> None:
     cubin = place / "replay.cubin"
     cubin.write_bytes(preheat.compile(SOURCE, gpu.arch).cubin)
-    ours, native = Ours(gpu), Native(place, cubin)
+    ours = Ours(gpu)
+    native = Native(place, cubin)
     sizes = measured_sizes(ours, native, max(3, args.rounds // 12), args.burst)
     everyone = gather(driver, ours, cubin, args)
     compete(driver, everyone, native, args)

@@ -1,4 +1,4 @@
-"""The store alone, against cuda.core's file cache: hits with and without verification, puts at size.
+"""Measure the cache store beside cuda.core's file cache: hits with and without checks, and puts.
 
 Like for like: both read one file an entry from the same file system, page cache warm. Ours verifies a
 checksum over every byte on every read; theirs does not. Both flush a put to disk before the rename.

@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing, the machine they ran on, tables and result files."""
+"""Shared code of the benchmarks: timing, a description of the machine, tables and result files."""
 
 from __future__ import annotations
 

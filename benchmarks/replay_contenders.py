@@ -151,7 +151,9 @@ class Ours:
 
 
 def bare(driver: Driver, raw: Raw) -> Iterator[Contender]:
-    x, y, stream = driver.allocate(), driver.allocate(), raw.stream()
+    x = driver.allocate()
+    y = driver.allocate()
+    stream = raw.stream()
     given = names(launch=raw.cu.cuGraphLaunch, stream=stream)
     given |= names(ready=raw.capture(raw.step(y, x), stream))
     yield Contender(BARE, "launch(ready, stream)", given, x, y)
@@ -170,7 +172,8 @@ class Torch:
     """Tensors of torch, on a stream that becomes the current one."""
 
     def __init__(self, raw: Raw) -> None:
-        self.torch, self.raw = importlib.import_module("torch"), raw
+        self.torch = importlib.import_module("torch")
+        self.raw = raw
         self.stream = self.torch.cuda.Stream()
         self.torch.cuda.set_stream(self.stream)
         self.x, self.y, *self.scalars = (self._zeros(n) for n in (N, N, 1, 1, 1, 1))
@@ -232,7 +235,8 @@ def core_replay(driver: Driver, cubin: bytes) -> Iterator[Contender]:
     core = importlib.import_module("cuda.core")
     device = core.Device()
     device.set_current()
-    stream, builder = device.create_stream(), device.create_graph_builder()
+    stream = device.create_stream()
+    builder = device.create_graph_builder()
     x, y = driver.allocate(), driver.allocate()
     kernel = core.ObjectCode.from_cubin(cubin).get_kernel("tick")
     config = core.LaunchConfig(grid=GRID, block=BLOCK)
@@ -252,7 +256,9 @@ def core_replay(driver: Driver, cubin: bytes) -> Iterator[Contender]:
 
 
 def bare_in_turn(driver: Driver, raw: Raw) -> Iterator[Contender]:
-    x, y, stream = driver.allocate(), driver.allocate(), raw.stream()
+    x = driver.allocate()
+    y = driver.allocate()
+    stream = raw.stream()
     a, b = (raw.capture(raw.step(y, x), stream) for _ in "ab")
     given = names(launch=raw.cu.cuGraphLaunch, a=a, b=b, stream=stream)
     for title, second in (("one twice", "a"), ("two in turn", "b")):
@@ -299,7 +305,10 @@ def preheat_scalars(ours: Ours) -> Iterator[Contender]:
 
 
 def bare_scalars(driver: Driver, raw: Raw) -> Iterator[Contender]:
-    x, y, stream, words = driver.allocate(), driver.allocate(), raw.stream(), driver.allocate()
+    x = driver.allocate()
+    y = driver.allocate()
+    stream = raw.stream()
+    words = driver.allocate()
     driver.write(words, np.zeros(N, np.int32))
     places = [words + 4 * at for at in range(4)]
     given = names(launch=raw.cu.cuGraphLaunch, fill=raw.cu.cuMemsetD32Async, stream=stream)

@@ -73,7 +73,9 @@ class Sweep:
     """Buffers of one element type, and the cases on them."""
 
     def __init__(self, ops: Ops, dtype: str, elements: int) -> None:
-        self.ops, self.dtype, self.kind = ops, dtype, getattr(torch, dtype)
+        self.ops = ops
+        self.dtype = dtype
+        self.kind = getattr(torch, dtype)
         self.buffers = [torch.empty(elements, device="cuda", dtype=self.kind) for _ in range(3)]
         for buffer in self.buffers:
             for part in buffer.split(1 << 28):
@@ -91,7 +93,9 @@ class Sweep:
         self, op: str, rows: int, width: int, offset: int
     ) -> tuple[list[Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
         """Return the operands, what preheat and torch do with them, and the terms of the result."""
-        ops, aten, sets = self.ops, torch.ops.aten, self.sets(rows, width, offset)
+        ops = self.ops
+        aten = torch.ops.aten
+        sets = self.sets(rows, width, offset)
         shape = [width]
         gamma, g_gamma = self.buffers[2][-2 * width - 8 :][: 2 * width].view(2, width)
         if op == "softmax":
@@ -186,7 +190,9 @@ def sweep(
     seconds: float = float("inf"),
 ) -> list[Row]:
     """Run every case. Cases after `seconds` are skipped."""
-    widths, rows, until = list(widths), list(rows), time.monotonic() + seconds
+    widths = list(widths)
+    rows = list(rows)
+    until = time.monotonic() + seconds
     found = []
     for dtype in dtypes:
         one = Sweep(ops, dtype, max(widths) * max(rows) + (1 << 22))

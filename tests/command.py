@@ -1,4 +1,4 @@
-"""The command line, run inside the test's process."""
+"""Run the command line inside the process of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures every test may use. No test touches the user's own cache, and a fault is a failure."""
+"""Fixtures for all tests. No test uses the user's own cache, and a fault event fails its test."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
 from preheat.gpu import Gpu
-from tests.faulty import Faulty, Flaky
-from tests.processes import PATIENCE, reap
+from tests.faulty import FaultyDevice, FaultyGpu
+from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
-# How long an example takes says how busy the machine is, and nothing of what is tested.
+# The time of an example depends on the load of the machine, so that it has no deadline.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# A shell ignores Ctrl-C for what it starts in the background, and the processes of tests would inherit
-# that: here it means what it means everywhere else.
+# A shell ignores Ctrl-C for background processes, and the processes of tests inherit that. The tests
+# need the default handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -49,20 +49,20 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that is cut short so that nobody waits for it is not cut short by a busy machine."""
-    monkeypatch.setattr("preheat.build.builder._SEARCH", PATIENCE)
-    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", PATIENCE)
+    """Raise the time limits of optional searches, so that a busy machine does not end them early."""
+    monkeypatch.setattr("preheat.build.builder._SEARCH", TIMEOUT_SECONDS)
+    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", TIMEOUT_SECONDS)
 
 
 @pytest.fixture(autouse=True)
 def no_process_left() -> Iterator[None]:
     """No process outlives the test that started it, not even one that fails."""
     yield
-    reap()
+    kill_started_processes()
 
 
 class Recorder:
-    """A sink that keeps every event and, unless told otherwise, turns faults into failures."""
+    """A sink that keeps every event and fails the test at a fault, unless `forgive` is set."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, Any]]] = []
@@ -74,7 +74,7 @@ class Recorder:
             pytest.fail(f"{name}: {dict(fields)}")
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """The fields of every event called `name`, oldest first."""
+        """Return the fields of every event called `name`, oldest first."""
         return [fields for seen, fields in self.seen if seen == name]
 
 
@@ -114,7 +114,7 @@ def builder(open_builder: Callable[..., Builder]) -> Builder:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_context(request: pytest.FixtureRequest) -> None:
-    """Where there is a GPU: its context lives as long as the session, not as one test's device.
+    """Keep the context of a GPU for the whole test session, not only for one test's device.
 
     Nor does a test end it: what other libraries loaded into it would be gone, and they crash at exit.
     """
@@ -144,9 +144,10 @@ def frozen_heap() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    """One cache for all tests that only need kernels: each is compiled once, by one of the workers."""
+    """Yield a builder for all tests that only need kernels, so that each kernel is compiled once."""
     root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # then it has a directory of its own in that of the run
+    # A worker of xdist has a directory inside that of the run.
+    if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
     root = root / "shared"
     config = Config(cache_dirs=(root / "cache",), lock_dir=root / "locks")
@@ -188,27 +189,27 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
 
 @pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, open_device: Callable[..., Gpu]) -> Gpu:
-    """Every device there is, one after the other."""
+    """Return each kind of device."""
     return open_device(request.param)
 
 
 @pytest.fixture
-def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
+def open_faulty(shared_builder: Builder) -> Iterator[Callable[..., FaultyGpu]]:
     """Open devices whose interface can fail, by kind, and close them afterwards."""
     opened: list[Gpu] = []
 
-    def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> Flaky:
+    def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> FaultyGpu:
         if kind == "emulator":
             from preheat.devices.emulator.device import EmulatorDevice
 
-            seam = Faulty(EmulatorDevice(0, "sm_90"))
+            seam = FaultyDevice(EmulatorDevice(0, "sm_90"))
         else:
             from preheat.devices.cuda.device import CudaDevice
 
-            seam = Faulty(CudaDevice(0))
+            seam = FaultyDevice(CudaDevice(0))
         whole: Any = seam
         opened.append(Gpu(whole, builder, **more))
-        return Flaky(opened[-1], seam)
+        return FaultyGpu(opened[-1], seam)
 
     yield open_one
     for gpu in opened:
@@ -217,14 +218,14 @@ def open_flaky(shared_builder: Builder) -> Iterator[Callable[..., Flaky]]:
 
 @pytest.fixture(params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each kind of device."""
+    """Return each kind of device."""
     return str(request.param)
 
 
 @pytest.fixture
-def flaky(kind: str, open_flaky: Callable[..., Flaky]) -> Flaky:
-    """Each kind of device, with an interface that can fail."""
-    return open_flaky(kind)
+def faulty(kind: str, open_faulty: Callable[..., FaultyGpu]) -> FaultyGpu:
+    """Return each kind of device, with an interface that can fail."""
+    return open_faulty(kind)
 
 
 def _no_gpu() -> str | None:
@@ -239,7 +240,7 @@ def _no_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that need a GPU, with the reason, where there is none."""
+    """Skip the tests that need a GPU on machines without one, with the reason."""
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and (why := _no_gpu()):
         for item in gpu:

@@ -1,9 +1,9 @@
 """A device wrapper that counts calls and raises the errors that a test asks for.
 
-    flaky = Faulty(EmulatorDevice())
-    gpu = Gpu(flaky, builder)
-    flaky.fail("allocate", None, OutOfMemoryError(…))   # the next allocation works, the one after fails
-    flaky.calls["module.unload"]                        # how often a module was unloaded so far
+    device = FaultyDevice(EmulatorDevice())
+    gpu = Gpu(device, builder)
+    device.fail("allocate", None, OutOfMemoryError(…))  # the second allocation from now fails
+    device.calls["module.unload"]                       # the number of unloaded modules
 
 A method of the device is named as it is. A method of an object that the device creates is named by the
 kind of object and the method: `module.function`, `function.prepare`, `stream.record`,
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from preheat.errors import DeviceError, DriverError
 from preheat.gpu import Gpu
 
-__all__ = ["Faulty", "Flaky"]
+__all__ = ["FaultyDevice", "FaultyGpu"]
 
 _MAKES = {
     "load": "module",
@@ -47,7 +47,7 @@ class _Watched:
         return partial(self._watch, verb, found) if callable(found) else found
 
 
-class Faulty(_Watched):
+class FaultyDevice(_Watched):
     """A device that counts its calls in `calls` and raises the errors given to `fail`."""
 
     def __init__(self, device: Any) -> None:
@@ -57,7 +57,7 @@ class Faulty(_Watched):
 
     @property
     def on_loss(self) -> Callable[[DeviceError], None]:
-        """The callback of the wrapped device for an error that nothing on the device survives."""
+        """Return the callback of the wrapped device for an error that ends its context."""
         callback: Callable[[DeviceError], None] = self._part.on_loss
         return callback
 
@@ -83,17 +83,18 @@ class Faulty(_Watched):
         return _Watched(made, _MAKES[verb], self._call) if verb in _MAKES else made
 
 
-class Flaky(NamedTuple):
+class FaultyGpu(NamedTuple):
     """A device whose calls are counted and can be made to fail."""
 
     gpu: Gpu
-    seam: Faulty
+    device: FaultyDevice
 
     @contextmanager
-    def asked(self, *verbs: str) -> Iterator[dict[str, int]]:
+    def count_calls(self, *verbs: str) -> Iterator[dict[str, int]]:
         """Yield a dict that gets the number of calls of each verb, by default of all."""
-        before, counts = self.seam.calls.copy(), dict[str, int]()
+        before = self.device.calls.copy()
+        counts = dict[str, int]()
         yield counts
         counts |= {
-            verb: n for verb, n in (self.seam.calls - before).items() if verb in verbs or not verbs
+            verb: n for verb, n in (self.device.calls - before).items() if verb in verbs or not verbs
         }

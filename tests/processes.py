@@ -1,4 +1,4 @@
-"""Real processes for the tests that need them. None outlives its test, and none is hurried."""
+"""Processes that tests start. Each one ends with its test, and waits have a generous limit."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import TypeVar
 
 SOURCE = Path(__file__).parents[1] / "src"
-#: Seconds after which a test gives up. It keeps a hang from lasting for ever and says nothing of how
-#: long anything may take: on a busy machine that is as long as it is.
-PATIENCE = 300.0
+#: Seconds after which a test fails instead of waiting. The limit turns a hang into a failure. It is no
+#: expectation of how long an operation takes, because tests also run on busy machines.
+TIMEOUT_SECONDS = 300.0
 
 T = TypeVar("T")
 _started: list[subprocess.Popen[str]] = []
 
 
-def launch(
+def start_process(
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stdin: int = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
-    """A process in a session of its own, input and output piped; `reap` sees to its end."""
+    """Start a process in its own session, with pipes. It is killed when the test ends."""
     process = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": str(SOURCE), **(env or {})},
@@ -45,56 +45,57 @@ def launch(
     return process
 
 
-def start(code: str, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """A Python process running `code`."""
-    return launch([sys.executable, "-c", code, *args], env=env)
+def start_python(code: str, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a Python process that runs `code`."""
+    return start_process([sys.executable, "-c", code, *args], env=env)
 
 
-def line(process: subprocess.Popen[str]) -> str:
-    """The next line it prints; its errors when it ended without one."""
+def read_line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process prints; fail with its stderr if it exits before that."""
     assert process.stdout is not None
     said = b""
     while not said.endswith(b"\n"):
-        byte = os.read(process.stdout.fileno(), 1)  # and no more: the rest is for `ended`
+        # Read single bytes: `wait_for_exit` returns the rest of the output.
+        byte = os.read(process.stdout.fileno(), 1)
         if not byte:
-            _, err = ended(process)
+            _, err = wait_for_exit(process)
             raise AssertionError(f"it ended after {said!r}: {err}")
         said += byte
     return said.decode().removesuffix("\n")
 
 
-def tell(process: subprocess.Popen[str], text: str = "") -> None:
-    """Give it a line to read."""
+def write_line(process: subprocess.Popen[str], text: str = "") -> None:
+    """Write a line to the stdin of a process."""
     assert process.stdin is not None
     process.stdin.write(f"{text}\n")
     process.stdin.flush()
 
 
-def ended(process: subprocess.Popen[str], said: str | None = None) -> tuple[str, str]:
-    """What it printed and its errors, once it ended; `said` is the last that it gets to read."""
-    return process.communicate(said, timeout=PATIENCE)
+def wait_for_exit(process: subprocess.Popen[str], said: str | None = None) -> tuple[str, str]:
+    """Wait until a process exits; return its output and its stderr. `said` is written to its stdin."""
+    return process.communicate(said, timeout=TIMEOUT_SECONDS)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    """Its output, once it ended well; its errors when it did not."""
-    out, err = ended(process)
+def expect_success(process: subprocess.Popen[str]) -> str:
+    """Return the output of a process that exits with status 0; fail with its stderr otherwise."""
+    out, err = wait_for_exit(process)
     assert process.returncode == 0, err
     return out
 
 
 def kill(*processes: subprocess.Popen[str]) -> None:
-    """End them and all that they started in their sessions at once, and wait until they are gone."""
+    """Kill processes with everything in their sessions, and wait until they have exited."""
     for process in processes:
-        if process.returncode is None:  # not reaped, so that the number is still theirs
+        if process.returncode is None:  # Until it is reaped, its process id is not reused.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     for process in processes:
-        with suppress(BrokenPipeError), process:  # closes the pipes and waits
+        with suppress(BrokenPipeError), process:  # The context manager closes the pipes and waits.
             pass
 
 
-def reap() -> None:
-    """Kill every process that a test started and did not see to its end."""
+def kill_started_processes() -> None:
+    """Kill every process that a test started and that still runs."""
     kill(*_started)
     _started.clear()
 
@@ -114,7 +115,7 @@ def run_in_fork(work: Callable[[], None]) -> None:
         finally:
             sys.stderr.flush()
             os._exit(code)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         reaped, status = os.waitpid(child, os.WNOHANG)
         if reaped:
@@ -127,24 +128,24 @@ def run_in_fork(work: Callable[[], None]) -> None:
 
 
 def wait_for(what: Callable[[], T | None]) -> T:
-    """The first answer of `what` that is true; a failure when none ever comes."""
-    deadline = time.monotonic() + PATIENCE
+    """Call `what` until it returns a true value, and return that; fail after `TIMEOUT_SECONDS`."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not (found := what()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.01)
     return found
 
 
-#: Comes before code that builds: it says which key it waits for, and for how long at most.
-TELL_WAITS = """
+#: Code to run before a build in a process: it prints each key that the build waits for, and the limit.
+REPORT_WAITS = """
 from preheat.cache.lock import FileLock
 
-def telling(lock, timeout, acquire=FileLock.acquire):
+def report_wait(lock, timeout, acquire=FileLock.acquire):
     if acquire(lock, 0):
         return True
     if timeout and len(lock.path.name) == 64:
         print("waits for", lock.path.name, timeout, flush=True)
     return acquire(lock, timeout)
 
-FileLock.acquire = telling
+FileLock.acquire = report_wait
 """

@@ -92,7 +92,7 @@ class FakeLibrary:
     # Streams
 
     def new_stream(self) -> base.Stream:
-        """A stream of the library's own."""
+        """Return a stream of the library's own."""
         self._streams.append(self.device.stream())
         return self._streams[-1]
 
@@ -104,7 +104,8 @@ class FakeLibrary:
     @contextmanager
     def stream(self, stream: base.Stream) -> Iterator[base.Stream]:
         """Work in another stream for a while."""
-        before, self.current = self.current, stream
+        before = self.current
+        self.current = stream
         try:
             yield stream
         finally:
@@ -119,7 +120,8 @@ class FakeLibrary:
     @contextmanager
     def using(self, pool: Blocks) -> Iterator[None]:
         """Allocate from another pool for a while."""
-        before, self.pool = self.pool, pool
+        before = self.pool
+        self.pool = pool
         try:
             yield
         finally:
@@ -135,7 +137,7 @@ class FakeLibrary:
         pool.setdefault((size, stream.id), []).append(address)
 
     def read(self, address: int, count: int) -> list[int]:
-        """The numbers at an address, after the work in the current stream."""
+        """Return the numbers at an address, after the work in the current stream."""
         out = np.empty(count, np.int32)
         self.device.copy_out(host_bytes(out), address, self.current)
         return [int(n) for n in out]
@@ -153,7 +155,10 @@ class FakeTensor:
     """A tensor as torch makes it, of int32."""
 
     def __init__(self, library: FakeTorch, storage: Any, count: int, offset: int = 0) -> None:
-        self.library, self._storage, self.count, self._offset = library, storage, count, offset
+        self.library = library
+        self._storage = storage
+        self.count = count
+        self._offset = offset
         self.step, self.negative, self.conjugate = 1, False, False
 
     # What preheat asks of a tensor of torch
@@ -254,15 +259,15 @@ class FakeTorch(FakeLibrary):
         self.library: libraries.Library = libraries.Torch(name, device_type=self.device.dlpack[0])
 
     def empty(self, count: int) -> Any:
-        """A new tensor, holding anything."""
+        """Return a new tensor, holding anything."""
         return self.Tensor(self, Storage(self, count), count)
 
     def full(self, count: int, value: int) -> Any:
-        """A new tensor of one number."""
+        """Return a new tensor of one number."""
         return self.empty(count).fill_(value)
 
     def from_dlpack(self, array: Any) -> Any:
-        """A tensor over memory of preheat, for use in the current stream."""
+        """Return a tensor over memory of preheat, for use in the current stream."""
         capsule = array.__dlpack__(stream=self.current.handle, max_version=(1, 0))
         found = dlpack.open_capsule(capsule)
         (count,) = found.shape or (1,)
@@ -339,15 +344,15 @@ class FakeCuPy(FakeLibrary):
         return types.SimpleNamespace(malloc=Blocks(self))
 
     def empty(self, count: int) -> Any:
-        """A new array, holding anything."""
+        """Return a new array, holding anything."""
         return self.ndarray(self, Storage(self, count), count)
 
     def full(self, count: int, value: int) -> Any:
-        """A new array of one number."""
+        """Return a new array of one number."""
         return self.empty(count).fill(value)
 
     def asarray(self, array: Any) -> Any:
-        """An array over memory of preheat, by the array interface."""
+        """Return an array over memory of preheat, by the array interface."""
         face = array.__cuda_array_interface__
         (count,) = face["shape"] or (1,)
         if face["stream"] is not None:

@@ -1,4 +1,4 @@
-"""Architectures: names, what runs where, and the order in which stored code is tried."""
+"""Architectures: names, compatibility, and the order in which stored code is tried."""
 
 from __future__ import annotations
 

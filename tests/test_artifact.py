@@ -1,4 +1,4 @@
-"""Artifacts: their bytes, and how a kernel is found in them by name."""
+"""Artifacts: their encoding, and the lookup of kernels by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_artifact_survives_its_bytes() -> None:
     assert decoded(FULL.encode()) == FULL
 
 
-def test_what_varies_by_run_is_one_section_of_its_own() -> None:
+def test_values_that_vary_by_run_are_in_one_section() -> None:
     again = artifact(*FULL.entries, names=FULL.names, headers=FULL.headers, log=FULL.log)
     one, other = (codec.unpack(DIGEST, a.encode()) for a in (FULL, again))
     assert one.meta == other.meta

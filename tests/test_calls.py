@@ -1,4 +1,4 @@
-"""How many Python functions main paths call: what each of them costs, whatever the machine.
+"""The number of Python calls on main paths, which does not depend on the machine.
 
 Only calls outside of `devices/` count, because those inside depend on the device.
 """

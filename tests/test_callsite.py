@@ -1,4 +1,4 @@
-"""Which line of the program called: the first outside preheat and Python's own library."""
+"""The call site: the first line outside preheat and Python's standard library."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_it_is_the_line_that_called() -> None:
 def test_frames_of_the_standard_library_are_passed_over() -> None:
     @contextlib.contextmanager
     def block() -> Iterator[str]:
-        yield next(told)
+        yield next(reported)
 
-    told = (caller() for _ in [0])
+    reported = (caller() for _ in [0])
     with block() as inside:
         assert inside.startswith("test_callsite.py:")
 
@@ -49,11 +49,11 @@ def test_an_installed_package_counts_as_the_program(
 def test_a_thread_that_began_inside_has_no_line() -> None:
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(caller).result() == "?"
-    told: list[str] = []
-    thread = threading.Thread(target=lambda: told.append(caller()))  # the lambda is ours
+    reported: list[str] = []
+    thread = threading.Thread(target=lambda: reported.append(caller()))  # The lambda is in this file.
     thread.start()
     thread.join()
-    assert told[0].startswith("test_callsite.py:")
+    assert reported[0].startswith("test_callsite.py:")
 
 
 def test_no_line_is_a_question_mark() -> None:

@@ -1,4 +1,4 @@
-"""Settings: one grammar for every kind of value, and errors that name the variable."""
+"""Settings: one grammar for each kind of value, and errors that name the variable."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_variable_read_by_config_is_listed() -> None:
         ("PREHEAT_LAYERS", "/a:/b\0c", "a path"),
     ],
 )
-def test_values_beyond_all_measure_are_refused_in_few_words(
+def test_values_that_are_far_too_large_are_refused_in_few_words(
     name: str, value: str, expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:

@@ -1,4 +1,4 @@
-"""The documentation is true: every snippet runs, every list is complete, every link leads somewhere."""
+"""The documentation: every snippet runs, every list is complete, and every link has a target."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_number_in_output_counts_unless_something_is_measured() -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """A directory with what the docs speak of, and an environment with a cache of its own."""
+    """Return a directory with the files of the docs, and an environment with its own cache."""
     (tmp_path / "saxpy.cu").write_text(SAXPY)
     (tmp_path / "app.py").write_text(next(s.text for s in ALL if s.text.startswith("# app.py")))
     env = {

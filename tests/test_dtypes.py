@@ -1,4 +1,4 @@
-"""Element types: every library's name for them, and what each C++ pointer may point at."""
+"""Element types: the names of every library, and the types that each C++ pointer accepts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_torch_types_are_known_by_their_printed_name() -> None:
     assert dtype_of(TorchType()) is DTYPES["bfloat16"]
 
 
-def test_what_is_no_type_is_refused_with_the_nearest_name() -> None:
+def test_a_value_that_is_no_type_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(InputError, match="'flot32' is not an element type") as caught:
         dtype_of("flot32")
     assert caught.value.hint == "did you mean 'float32'?"

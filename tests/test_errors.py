@@ -1,4 +1,4 @@
-"""Errors: what they carry and how they read."""
+"""Errors: their attributes and their messages."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_an_unwritable_event_file_is_reported_once(
     assert events.stats()["evicted_files"] == 2
 
 
-def test_the_same_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_problem_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     events = Events(log_events())
     with caplog.at_level(logging.WARNING, "preheat"):
         for _ in range(3):
@@ -113,7 +113,7 @@ def test_the_same_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
     ]
 
 
-def test_trouble_that_is_known_is_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
+def test_known_problems_are_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
     events = Events(log_events())
     with caplog.at_level(logging.INFO, "preheat"):
         for _ in range(3):

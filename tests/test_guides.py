@@ -1,4 +1,4 @@
-"""Guides are followed step by step: each command they show, and each instruction of their images."""
+"""The guides: each command that they show runs, and so does each instruction of their images."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture
 def context(tmp_path: Path) -> Path:
-    """A directory with the application of the guides."""
+    """Return a directory with the application of the guides."""
     place = tmp_path / "context"
     shutil.copytree(APP, place, ignore=shutil.ignore_patterns("__pycache__"))
     return place
 
 
 def clean(tmp_path: Path) -> dict[str, str]:
-    """The environment of a new machine: an empty home, no cache, and preheat with its compilers."""
+    """Return the environment of a new machine: an empty home, no cache, preheat and its compilers."""
     for name in ("home", "tmp"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
     return {
@@ -63,7 +63,7 @@ def test_the_commands_of_a_guide_do_what_it_shows(guide: Path, context: Path, tm
         compare(shown, out)
 
 
-def test_what_guides_show_of_the_application_is_what_is_shipped() -> None:
+def test_guides_show_the_application_as_it_is_shipped() -> None:
     shown = [s.text.rstrip() for s in ALL if s.page in GUIDES and s.kind == "python"]
     assert shown
     shipped = (APP / "server.py").read_text()
@@ -88,7 +88,7 @@ class Stage:
         return re.sub(r"(^|[\s=:])/(?=\w)", rf"\1{self.root}/", text)
 
     def run(self, words: list[str], *, status: int = 0, **more: str) -> str:
-        """What a command prints; where it is to fail, what it says to that."""
+        """Return the output of a command, or its stderr if the command is expected to fail."""
         env = {**self.env, **more}
         words = [shutil.which(words[0], path=env["PATH"]) or words[0], *words[1:]]
         ran = subprocess.run(words, cwd=self.workdir, env=env, capture_output=True, text=True)
@@ -159,7 +159,7 @@ class Image:
             self.stage.run(["sh", "-c", self.stage.here(rest)])
 
     def install(self, requirement: str) -> None:
-        """Have what the package brings: with the extra the compilers, else what it depends on alone."""
+        """Install the package: its dependencies, and the compilers with the extra."""
         self.installed[next(reversed(self.stages))] = requirement
         if "[" not in requirement:
             python = bare_python(self.stage.root.parent / f"{self.stage.root.name}-python")
@@ -171,7 +171,7 @@ class Image:
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """The instructions of a Dockerfile, in their lines put together."""
+    """Yield the instructions of a Dockerfile, in their lines put together."""
     whole = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", text, flags=re.M))
     for line in filter(None, whole.splitlines()):
         verb, _, rest = line.partition(" ")
@@ -183,7 +183,7 @@ DOCKERFILE = next(s.text for s in ALL if s.page.name == "containers.md" and s.ki
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """The image of the guide; the application was recorded on another machine, by the emulator."""
+    """Return the image of the guide; the application was recorded on another machine."""
     root = tmp_path_factory.mktemp("image")
     shutil.copytree(APP, root / "context", ignore=shutil.ignore_patterns("__pycache__"))
     env = {**clean(root / "another"), "PREHEAT_DEVICE": "emulator"}
@@ -195,9 +195,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 def test_the_image_starts_sealed_compiles_nothing_and_answers_right(image: Image) -> None:
     stage = image.stage
     assert (stage.env["PREHEAT_SEALED"], stage.command) == ("1", ["python", "server.py"])
-    told = json.loads(stage.run(stage.command, PREHEAT_DEVICE="emulator"))
-    assert (told["compiles"], told["graphs"], told["batches"]) == (0, 4, 24)
-    assert told["error"] < 1e-5
+    reported = json.loads(stage.run(stage.command, PREHEAT_DEVICE="emulator"))
+    assert (reported["compiles"], reported["graphs"], reported["batches"]) == (0, 4, 24)
+    assert reported["error"] < 1e-5
 
 
 def test_the_image_holds_no_compiler_no_manifest_and_no_header(image: Image) -> None:
@@ -245,11 +245,11 @@ def test_only_the_stage_that_bakes_installs_compilers(image: Image) -> None:
     assert not any(name.startswith("nvidia") for name in PROJECT["dependencies"])
 
 
-def test_what_was_not_baked_is_refused_in_the_image(image: Image) -> None:
+def test_a_program_that_was_not_baked_is_refused_in_the_image(image: Image) -> None:
     words = [*image.stage.command, "--width", "96"]
-    told = image.stage.run(words, status=1, PREHEAT_DEVICE="emulator")
-    assert "SealedError: server.py:36: rms_norm (layers.cu, sm_90)" in told
-    assert "header:model.h: 'constexpr int WIDTH = 64;" in told
+    reported = image.stage.run(words, status=1, PREHEAT_DEVICE="emulator")
+    assert "SealedError: server.py:36: rms_norm (layers.cu, sm_90)" in reported
+    assert "header:model.h: 'constexpr int WIDTH = 64;" in reported
 
 
 def test_a_canary_compiles_what_is_missing_and_brings_it_home(image: Image, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The house: imports point down, importing is light, and every public name is explained."""
+"""Rules for the whole package: imports point down, importing is light, public names are documented."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def layer(file: Path) -> str:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """The layers a file imports, whether at the top, in a function or for type checkers alone."""
+    """Yield the layers that a file imports, at the top, in a function or for type checkers."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -96,7 +96,7 @@ def test_nothing_waits_for_a_lock_of_a_cached_property() -> None:
         )
 
 
-def test_compilers_are_loaded_in_the_worker_alone() -> None:
+def test_compilers_are_loaded_in_the_worker_only() -> None:
     users = {
         file.name
         for file in SOURCE.rglob("*.py")

@@ -1,4 +1,4 @@
-"""Keys: what changes them, what must not, and that no two requests share one."""
+"""Keys: which values change a key, which do not, and that no two requests share one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def asked(program: Program, arch: str = "sm_90") -> Key:
 
 
 def in_file(home: str, *include: str) -> Program:
-    """A program in a file of the project in `home`."""
+    """Return a program in a file of the project in `home`."""
     own = f"{home}/kernels"
     return Program.of(INCLUDING, label="k.cu", include=[own, *include], path=f"{own}/k.cu")
 
@@ -146,8 +146,8 @@ def test_a_directory_whose_name_is_not_text_has_a_bundle_key() -> None:
 
 
 def test_explain_names_the_include_directory_that_differs() -> None:
-    told = explain(asked(BESIDE), asked(OTHER_LISTS["another directory"]))
-    assert told == ("include[2]: '{file}/../b' became '{file}/../c'",)
+    reported = explain(asked(BESIDE), asked(OTHER_LISTS["another directory"]))
+    assert reported == ("include[2]: '{file}/../b' became '{file}/../c'",)
 
 
 def test_key_is_the_same_for_headers_given_in_another_order() -> None:
@@ -198,8 +198,8 @@ def test_requests_key_alike_only_when_equal(
 
 
 def test_explain_names_exactly_the_parts_that_differ() -> None:
-    told = explain(key(), key(replace(BASE, options=("-z",)), arch="sm_90a"))
-    assert told == ("arch: 'sm_90' became 'sm_90a'", "option[0]: '-a' became '-z'")
+    reported = explain(key(), key(replace(BASE, options=("-z",)), arch="sm_90a"))
+    assert reported == ("arch: 'sm_90' became 'sm_90a'", "option[0]: '-a' became '-z'")
 
 
 def test_explain_of_equal_keys_is_empty() -> None:
@@ -207,14 +207,14 @@ def test_explain_of_equal_keys_is_empty() -> None:
 
 
 def test_explain_tells_what_only_one_side_has() -> None:
-    told = explain(key(), key(replace(BASE, options=(), headers=(("h.h", "x"),))))
-    assert "option[0]: '-a' is gone" in told
-    assert "header:h.h: 'x' is new" in told
+    reported = explain(key(), key(replace(BASE, options=(), headers=(("h.h", "x"),))))
+    assert "option[0]: '-a' is gone" in reported
+    assert "header:h.h: 'x' is new" in reported
 
 
 def test_a_long_part_is_kept_by_hash_and_still_explained() -> None:
     long, longer = "/" * 500, "/" * 501
-    told = explain(key(replace(BASE, source=long)), key(replace(BASE, source=longer)))
-    assert len(told) == 1
-    assert "500 bytes" in told[0]
-    assert "501 bytes" in told[0]
+    reported = explain(key(replace(BASE, source=long)), key(replace(BASE, source=longer)))
+    assert len(reported) == 1
+    assert "500 bytes" in reported[0]
+    assert "501 bytes" in reported[0]

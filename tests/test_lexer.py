@@ -1,4 +1,4 @@
-"""Comments and literals: what is code and what is not, for every text there is."""
+"""Comments and literals: the lexer separates code from text in any input."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_scanning_agrees_with_one_character_after_the_other(text: str) -> None:
 
 def reference(text: str) -> list[str]:
     """Comments and strings of PTX, found by the simplest machine that can."""
-    found, at = [], 0
+    found = []
+    at = 0
     while at < len(text):
         start = at
         if text[at : at + 2] == "//":

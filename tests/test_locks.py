@@ -1,4 +1,4 @@
-"""Locks that outlive whoever held them, and descriptors with an owner."""
+"""Locks that survive their holders, and descriptors with an owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from preheat.files import Descriptor, opened
 from preheat.lazy import lazy
 from preheat.locks import Call, Lock, no_fork
 from preheat.singleflight import SingleFlight
-from tests.processes import PATIENCE, wait_for
+from tests.processes import TIMEOUT_SECONDS, wait_for
 
 
 def lose(lock: Lock) -> None:
@@ -32,7 +32,8 @@ def in_thread(act: Callable[[], object]) -> threading.Thread:
 
 
 def test_a_lock_has_one_holder_at_a_time() -> None:
-    lock, count = Lock(), 0
+    lock = Lock()
+    count = 0
 
     def work() -> None:
         nonlocal count
@@ -48,15 +49,17 @@ def test_a_lock_has_one_holder_at_a_time() -> None:
     assert count == 3000
 
 
-def test_a_lock_has_as_many_holders_as_places() -> None:
-    lock, inside, most = Lock(holders=3), list[int](), list[int]()
+def test_a_lock_has_as_many_holders_as_slots() -> None:
+    lock = Lock(holders=3)
+    inside = list[int]()
+    most = list[int]()
     three = threading.Barrier(3)
 
     def work(number: int) -> None:
         with lock:
             inside.append(number)
             most.append(len(inside))
-            three.wait(PATIENCE)
+            three.wait(TIMEOUT_SECONDS)
             inside.remove(number)
 
     for thread in [in_thread(lambda number=number: work(number)) for number in range(18)]:  # type: ignore[misc]
@@ -79,7 +82,9 @@ def test_a_lock_that_its_holder_lost_is_taken_over_and_says_so() -> None:
 
 
 def test_a_lock_that_another_thread_holds_is_waited_for() -> None:
-    lock, held, done = Lock(), threading.Event(), threading.Event()
+    lock = Lock()
+    held = threading.Event()
+    done = threading.Event()
 
     def hold() -> None:
         with lock:
@@ -120,7 +125,8 @@ def test_a_call_is_over_when_its_function_has_ended_though_its_frame_is_kept() -
 
 
 def test_a_fork_waits_for_what_must_not_be_forked() -> None:
-    held, order = threading.Event(), list[str]()
+    held = threading.Event()
+    order = list[str]()
 
     def hold() -> None:
         with no_fork:
@@ -132,7 +138,7 @@ def test_a_fork_waits_for_what_must_not_be_forked() -> None:
     held.wait()
     child = os.fork()
     if child == 0:
-        signal.alarm(int(PATIENCE))
+        signal.alarm(int(TIMEOUT_SECONDS))
         with no_fork:
             os._exit(order != ["done"])
     assert os.waitpid(child, 0)[1] == 0
@@ -142,7 +148,9 @@ def test_a_fork_waits_for_what_must_not_be_forked() -> None:
 
 def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> None:
     flights: SingleFlight[int] = SingleFlight(Events())
-    flying, waiting, made = threading.Event(), threading.Event(), list[int]()
+    flying = threading.Event()
+    waiting = threading.Event()
+    made = list[int]()
 
     def interrupted() -> int:
         flying.set()
@@ -161,7 +169,8 @@ def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> Non
         frame = sys._current_frames().get(thread.ident or 0)
         return frame is not None and frame.f_code.co_name == "wait"
 
-    threads, results = [in_thread(fly)], list[int]()
+    threads = [in_thread(fly)]
+    results = list[int]()
     flying.wait()
     for _ in range(4):
         threads.append(in_thread(lambda: results.append(flights.run("key", make))))
@@ -174,7 +183,7 @@ def test_one_of_those_who_wait_takes_the_place_of_an_interrupted_thread() -> Non
     assert flights.run("key", lambda: 8) == 8  # nothing old is handed out
 
 
-def test_a_thread_that_flies_already_makes_a_second_one_in_a_signal_handler() -> None:
+def test_a_signal_handler_of_a_computing_thread_computes_the_result_itself() -> None:
     flights: SingleFlight[int] = SingleFlight(Events())
     assert flights.run("key", lambda: 1 + flights.run("key", lambda: 1)) == 2
 
@@ -192,7 +201,7 @@ def test_a_descriptor_is_closed_once(tmp_path: Path) -> None:
     os.close(other)
 
 
-def test_a_descriptor_that_nobody_holds_is_closed(tmp_path: Path) -> None:
+def test_a_descriptor_without_references_is_closed(tmp_path: Path) -> None:
     number = int(opened(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)

@@ -1,4 +1,4 @@
-"""Programs: what is accepted, what is refused, and what no key could describe."""
+"""Programs: accepted and refused arguments, and programs that no key can describe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from preheat.program import Program
 PTX = "//\n// Generated\n//\n.version 8.0\n.target sm_90\n.address_size 64\n"
 
 
-def test_language_is_told_from_the_text() -> None:
+def test_language_is_distinguished_from_the_text() -> None:
     assert Program.of(PTX).language == "ptx"
     assert Program.of("/* .version 8.0 */ __global__ void k() {}").language == "cuda"
 
@@ -25,7 +25,7 @@ def test_language_is_told_from_the_text() -> None:
 @pytest.mark.parametrize(
     "text", ["\ufeff.version 8.0", ".visible .entry k() {}", "/* a */ .address_size 64"]
 )
-def test_whatever_starts_with_a_dot_is_ptx(text: str) -> None:
+def test_text_that_starts_with_a_dot_is_ptx(text: str) -> None:
     assert Program.of(text).language == "ptx"
 
 
@@ -173,7 +173,7 @@ UNCACHEABLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", UNCACHEABLE)
-def test_is_never_cached(what: str) -> None:
+def test_an_uncacheable_program_says_so(what: str) -> None:
     given = dict(UNCACHEABLE[what])
     assert Program.of(given.pop("source"), **given).uncacheable
 

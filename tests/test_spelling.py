@@ -1,4 +1,4 @@
-"""Spellings: one directory has the same text on every machine, and two have not."""
+"""Spellings of directories: equal on every machine, and different for different directories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INCLUDING = '#include "cfg.h"\n'
 
 
 @pytest.mark.parametrize(
-    ("directory", "told"),
+    ("directory", "reported"),
     {
         "/app/k": "{file}",
         "/app/k/": "{file}",
@@ -31,11 +31,11 @@ INCLUDING = '#include "cfg.h"\n'
         "/": "/",
     }.items(),
 )
-def test_a_directory_is_spelled_from_the_file(directory: str, told: str) -> None:
-    assert spelled(directory, "/app/k/k.cu") == told
+def test_a_directory_is_spelled_from_the_file(directory: str, reported: str) -> None:
+    assert spelled(directory, "/app/k/k.cu") == reported
 
 
-def test_a_file_in_the_root_directory_has_its_own_directory_alone_in_common_with_others() -> None:
+def test_a_file_in_the_root_directory_has_its_own_directory_only_in_common_with_others() -> None:
     assert spelled("/", "/k.cu") == "{file}"
     assert spelled("/usr/include", "/k.cu") == "/usr/include"
 
@@ -59,21 +59,21 @@ def test_the_python_file_that_asks_is_the_one_that_calls_preheat(tmp_path: Path)
             f"p = Program.of({INCLUDING!r}, include=[{str(tmp_path / 'inc')!r}])", name, "exec"
         )
         exec(code, {"Program": Program}, names)
-        told = "{caller}/inc" if file == "a.py" else str(tmp_path / "inc")
-        assert names["p"].asked_include == (told,)
+        reported = "{caller}/inc" if file == "a.py" else str(tmp_path / "inc")
+        assert names["p"].asked_include == (reported,)
 
 
 def test_an_installed_package_is_spelled_from_where_packages_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the project has its environment inside: on another machine it is elsewhere."""
-    told = []
+    reported = []
     for root in ("app/.venv/lib/site-packages", "usr/lib/dist-packages"):
         packages = tmp_path / root
         (packages / "x" / "include").mkdir(parents=True)
         monkeypatch.setattr(sys, "path", [str(packages)])
-        told.append(spelled(str(packages / "x" / "include"), str(tmp_path / "app" / "k.cu")))
-    assert told == ["{packages}/x/include"] * 2
+        reported.append(spelled(str(packages / "x" / "include"), str(tmp_path / "app" / "k.cu")))
+    assert reported == ["{packages}/x/include"] * 2
     assert spelled(str(packages / "x" / "include"), str(packages / "x" / "k.cu")) == "{file}/include"
     assert spelled(str(tmp_path / "inc"), str(packages / "x" / "k.cu")) == str(tmp_path / "inc")
 

@@ -1,4 +1,4 @@
-"""A compile error shows the call of the user, not the way through preheat."""
+"""Tracebacks of compile errors show the call of the user and hide the frames of preheat."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ DOORS: dict[str, Callable[[Gpu, str], object]] = {
 
 
 def own_frames(error: PreheatError) -> list[str]:
-    """The functions of preheat in the traceback of `error`."""
+    """Return the functions of preheat in the traceback of `error`."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame.name for frame in frames if frame.filename.startswith(HERE)]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_compile_error_shows_the_call_alone(open_device: Callable[..., Gpu], door: str) -> None:
+@pytest.mark.parametrize("operation", DOORS)
+def test_a_compile_error_shows_the_call_only(open_device: Callable[..., Gpu], operation: str) -> None:
     gpu = open_device("emulator")
     for _ in range(2):  # the second error is remembered
         with pytest.raises(CompileError) as caught:
-            DOORS[door](gpu, BAD)
-        assert own_frames(caught.value) == [door]
+            DOORS[operation](gpu, BAD)
+        assert own_frames(caught.value) == [operation]
         assert caught.value.__context__ is None
 
 
-def test_an_unknown_kernel_and_a_seal_show_the_call_alone(open_device: Callable[..., Gpu]) -> None:
+def test_an_unknown_kernel_and_a_seal_show_the_call_only(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     with pytest.raises(UnknownEntryError) as unknown:
         gpu.kernel(GOOD, "nothing")

@@ -36,7 +36,7 @@ from preheat.program import Program
 from preheat.runtime.code import Code
 from tests.conftest import Recorder
 from tests.driver_errors import out_of_memory
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case
 from tests.processes import run_in_fork
 from tests.warmup_support import ONE, THREE, TWO, VERBS, WRONG, Opener, failures, manifest, program
@@ -45,55 +45,55 @@ from tests.warmup_support import ONE, THREE, TWO, VERBS, WRONG, Opener, failures
 
 
 def test_after_a_manifest_nothing_is_compiled_loaded_or_resolved(
-    kind: str, open_flaky: Opener, builder: Builder, recorder: Recorder
+    kind: str, open_faulty: Opener, builder: Builder, recorder: Recorder
 ) -> None:
-    flaky = open_flaky(kind, builder)
+    faulty = open_faulty(kind, builder)
     two = ManifestProgram(program(TWO, names=("many<int>",)), entries=("two", "many<int>"))
-    report = flaky.gpu.warm(manifest(program(ONE), two), jobs=2)
+    report = faulty.gpu.warm(manifest(program(ONE), two), jobs=2)
     assert (report.programs, report.hits, report.compiles) == (2, 0, 2)
     assert (report.modules, report.entries, report.graphs) == (2, 3, 0)
     assert report.nbytes == sum(one["bytes"] for one in recorder.named("compile"))
     assert report.seconds >= report.compiling + report.loading + report.capturing
     assert report.compiling > 0
-    x = flaky.gpu.zeros(1, "int32")
-    with flaky.asked(*VERBS) as asked:
-        flaky.gpu.kernel(ONE, "one")[1, 1](x)
-        module = flaky.gpu.module(TWO, names=["many<int>"])
+    x = faulty.gpu.zeros(1, "int32")
+    with faulty.count_calls(*VERBS) as calls:
+        faulty.gpu.kernel(ONE, "one")[1, 1](x)
+        module = faulty.gpu.module(TWO, names=["many<int>"])
         module["two"][1, 1](x)
         module["many<int>"][1, 1](x)
-    assert asked == {}
+    assert calls == {}
     assert len(recorder.named("compile")) == 2
     assert x.numpy() == [13]
 
 
-def test_a_second_warm_up_does_nothing(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu, 31)
-    graphs = flaky.gpu.graphs(name="step")
+def test_a_second_warm_up_does_nothing(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu, 31)
+    graphs = faulty.gpu.graphs(name="step")
     graphs.warmer(made.launch)
     wanted = manifest(program(ONE), program(THREE), step=("2", "5"))
-    first = flaky.gpu.warm(wanted)
+    first = faulty.gpu.warm(wanted)
     assert (first.modules, first.entries, first.graphs) == (2, 2, 2)
     made.check(7)
-    with flaky.asked(*VERBS) as asked:
-        second = flaky.gpu.warm(wanted)
-    assert asked == {}
+    with faulty.count_calls(*VERBS) as calls:
+        second = faulty.gpu.warm(wanted)
+    assert calls == {}
     assert (second.programs, second.hits, second.compiles) == (2, 2, 0)
     assert (second.modules, second.nbytes, second.entries, second.graphs) == (0, 0, 2, 0)
     made.check(7)  # nor is anything executed
 
 
-def test_all_kernels_are_resolved_where_none_is_listed_and_else_those_listed(flaky: Flaky) -> None:
+def test_all_kernels_are_resolved_where_none_is_listed_and_else_those_listed(faulty: FaultyGpu) -> None:
     source = 'extern "C" __global__ void %s(int* x) {}\n'
     whole = program(source % "first" + source % "second")
-    with flaky.asked("module.function") as asked:
-        flaky.gpu.warm(manifest(ManifestProgram(whole, entries=("second",))))
-    assert asked == {"module.function": 1}
-    with flaky.asked("module.function", "load") as asked:
-        assert flaky.gpu.warm(manifest(whole)).entries == 2
-    assert asked == {"module.function": 1}
+    with faulty.count_calls("module.function") as calls:
+        faulty.gpu.warm(manifest(ManifestProgram(whole, entries=("second",))))
+    assert calls == {"module.function": 1}
+    with faulty.count_calls("module.function", "load") as calls:
+        assert faulty.gpu.warm(manifest(whole)).entries == 2
+    assert calls == {"module.function": 1}
 
 
-def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
+def test_everything_is_tried_then_all_failures_are_reported(device: Gpu) -> None:
     wanted = manifest(
         program(ONE, "a.cu"),
         program(WRONG, "b.cu"),
@@ -118,7 +118,7 @@ def test_everything_is_tried_then_all_failures_are_told(device: Gpu) -> None:
     assert len(device._session.loaded) == 3
 
 
-def test_what_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
+def test_a_program_that_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
     device: Gpu, tmp_path: Path
 ) -> None:
     (tmp_path / "one.cu").write_text(ONE)
@@ -131,40 +131,44 @@ def test_what_a_manifest_cannot_read_is_a_failure_and_the_rest_is_warmed(
     assert caught.value.report.entries == 1
 
 
-def test_a_program_recorded_for_a_suffix_is_warmed_for_it(flaky: Flaky) -> None:
-    own = f"{flaky.gpu.arch}a"
+def test_a_program_recorded_for_a_suffix_is_warmed_for_it(faulty: FaultyGpu) -> None:
+    own = f"{faulty.gpu.arch}a"
     wanted = ManifestProgram(
-        program(ONE), archs=(flaky.gpu.arch.parse(own), flaky.gpu.arch.parse("sm_75"))
+        program(ONE), archs=(faulty.gpu.arch.parse(own), faulty.gpu.arch.parse("sm_75"))
     )
-    assert flaky.gpu.warm(manifest(wanted)).modules == 2  # the other is a plain one, which is ours here
-    with flaky.asked("load") as asked:
-        flaky.gpu.module(ONE, arch=own)
-        flaky.gpu.module(ONE)
-    assert asked == {}
-    alone = ManifestProgram(program(THREE), archs=(flaky.gpu.arch.parse(own),))
-    assert flaky.gpu.warm(manifest(alone)).programs == 1
+    assert (
+        faulty.gpu.warm(manifest(wanted)).modules == 2
+    )  # The other architecture is the plain one, that of this device.
+    with faulty.count_calls("load") as calls:
+        faulty.gpu.module(ONE, arch=own)
+        faulty.gpu.module(ONE)
+    assert calls == {}
+    alone = ManifestProgram(program(THREE), archs=(faulty.gpu.arch.parse(own),))
+    assert faulty.gpu.warm(manifest(alone)).programs == 1
 
 
-def test_sealed_what_is_not_stored_is_a_failure(
-    kind: str, open_flaky: Opener, builder: Builder
+def test_a_program_that_is_not_stored_is_a_failure_when_sealed(
+    kind: str, open_faulty: Opener, builder: Builder
 ) -> None:
-    gpu = open_flaky(kind, builder).gpu
+    gpu = open_faulty(kind, builder).gpu
     with sealed(), pytest.raises(WarmError) as caught:
         gpu.warm(manifest(program(ONE, "a.cu"), program(TWO, "b.cu")))
     assert failures(caught.value) == {"a.cu": SealedError, "b.cu": SealedError}
     assert Path(__file__).name in str(caught.value)
 
 
-def test_equal_programs_share_a_module_and_trim_drops_what_nobody_holds(flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_equal_programs_share_a_module_and_trim_drops_what_without_references(
+    faulty: FaultyGpu,
+) -> None:
+    gpu = faulty.gpu
     gpu.warm(manifest(program(ONE), program(THREE)))
     assert gpu.kernel(ONE, "one") == gpu.module(program(ONE))["one"]
     held = gpu.kernel(THREE, "three")
     assert gpu.trim() == 1  # under three names
-    with flaky.asked("load") as asked:
+    with faulty.count_calls("load") as calls:
         gpu.kernel(THREE, "three")
         gpu.kernel(ONE, "one")
-    assert asked == {"load": 1}
+    assert calls == {"load": 1}
     del held
 
 
@@ -190,7 +194,7 @@ class _NoCompiler:
 
 @pytest.fixture
 def bare(tmp_path: Path, recorder: Recorder) -> Builder:
-    """A builder with an empty cache and no compiler."""
+    """Return a builder with an empty cache and no compiler."""
     config = Config(cache_dirs=(tmp_path / "empty",), lock_dir=tmp_path / "locks")
     builder = Builder.open(config, events=Events(recorder))
     builder.toolchain = _NoCompiler()  # type: ignore[assignment]
@@ -219,49 +223,51 @@ def bake(shared_builder: Builder, tmp_path: Path) -> Baker:
     return Baker(shared_builder, place)
 
 
-def test_a_bundle_is_warmed_without_a_compiler_in_the_best_architecture_there_is(
-    kind: str, open_flaky: Opener, bake: Baker, bare: Builder, recorder: Recorder
+def test_a_bundle_is_warmed_without_a_compiler_in_its_best_architecture(
+    kind: str, open_faulty: Opener, bake: Baker, bare: Builder, recorder: Recorder
 ) -> None:
-    flaky = open_flaky(kind, bare)
-    own, exact = str(flaky.gpu.arch), f"{flaky.gpu.arch}a"
+    faulty = open_faulty(kind, bare)
+    own = str(faulty.gpu.arch)
+    exact = f"{faulty.gpu.arch}a"
     one, two, far = program(ONE), program(TWO), program(THREE)
     path = bake((one, own), (one, exact), (one, "sm_75"), (two, exact), (far, "sm_75"))
-    report = flaky.gpu.warm(path)
+    report = faulty.gpu.warm(path)
     assert (report.programs, report.hits, report.compiles, report.modules) == (2, 2, 0, 2)
     assert report.entries == 2
-    loaded = {module.artifact.digest for module in flaky.gpu._session.loaded.values()}
+    loaded = {module.artifact.digest for module in faulty.gpu._session.loaded.values()}
     builder = bake.builder
     assert loaded == {builder.build(one, own).digest, builder.build(two, exact).digest}
-    x = flaky.gpu.zeros(1, "int32")
-    with sealed(), flaky.asked(*VERBS) as asked:
-        flaky.gpu.kernel(ONE, "one")[1, 1](x)
-        flaky.gpu.kernel(TWO, "two")[1, 1](x)
-    assert asked == {}
+    x = faulty.gpu.zeros(1, "int32")
+    with sealed(), faulty.count_calls(*VERBS) as calls:
+        faulty.gpu.kernel(ONE, "one")[1, 1](x)
+        faulty.gpu.kernel(TWO, "two")[1, 1](x)
+    assert calls == {}
     assert x.numpy() == [3]
     assert len(recorder.named("load")) == 2
-    assert flaky.gpu.warm(Bundle.open(path)).modules == 0
+    assert faulty.gpu.warm(Bundle.open(path)).modules == 0
     assert len(bare.bundles) == 1
 
 
 def test_programs_that_differ_in_their_include_directories_are_both_warmed(
-    open_flaky: Opener, bake: Baker, bare: Builder, tmp_path: Path
+    open_faulty: Opener, bake: Baker, bare: Builder, tmp_path: Path
 ) -> None:
-    flaky = open_flaky("emulator", bare)
+    faulty = open_faulty("emulator", bare)
     rows = []
     for name, value in (("a", 111), ("b", 222)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "cfg.h").write_text(f"#define VALUE {value}\n")
         source = '#include "cfg.h"\nextern "C" __global__ void k(int* x) { *x = VALUE; }'
-        rows.append((Program.of(source, include=[tmp_path / name]), str(flaky.gpu.arch)))
-    report = flaky.gpu.warm(bake(*rows))
+        rows.append((Program.of(source, include=[tmp_path / name]), str(faulty.gpu.arch)))
+    report = faulty.gpu.warm(bake(*rows))
     assert (report.programs, report.modules) == (2, 2)
 
 
 def test_a_bundle_says_which_kernels_and_which_graph_keys(
-    kind: str, open_flaky: Opener, bake: Baker, bare: Builder
+    kind: str, open_faulty: Opener, bake: Baker, bare: Builder
 ) -> None:
-    flaky = open_flaky(kind, bare)
-    gpu, x = flaky.gpu, flaky.gpu.zeros(1, "int32")
+    faulty = open_faulty(kind, bare)
+    gpu = faulty.gpu
+    x = faulty.gpu.zeros(1, "int32")
     graphs = gpu.graphs(name="add")
 
     @graphs.warmer
@@ -282,7 +288,8 @@ def test_a_damaged_entry_is_a_failure_and_the_rest_is_warmed(
     gpu = Gpu(device._device, bare)
     own = str(gpu.arch)
     path = bake((program(ONE), own), (program(TWO), own))
-    blob, code = path.read_bytes(), bake.builder.build(program(ONE), own).ptx
+    blob = path.read_bytes()
+    code = bake.builder.build(program(ONE), own).ptx
     at = blob.index(code)
     path.write_bytes(blob[:at] + b"#" + blob[at + 1 :])
     with pytest.raises(WarmError) as caught:
@@ -292,22 +299,22 @@ def test_a_damaged_entry_is_a_failure_and_the_rest_is_warmed(
 
 
 def test_code_of_a_bundle_that_the_device_refuses_is_a_failure(
-    kind: str, open_flaky: Opener, bake: Baker, bare: Builder
+    kind: str, open_faulty: Opener, bake: Baker, bare: Builder
 ) -> None:
-    flaky = open_flaky(kind, bare)
-    path = bake((program(ONE, "a.cu"), str(flaky.gpu.arch)))
+    faulty = open_faulty(kind, bare)
+    path = bake((program(ONE, "a.cu"), str(faulty.gpu.arch)))
     invalid = InvalidCodeError("cuLibraryLoadData", 200, "CUDA_ERROR_INVALID_IMAGE", "bad")
-    flaky.seam.fail("load", invalid)
+    faulty.device.fail("load", invalid)
     with pytest.raises(WarmError, match=r"a\.cu: cuLibraryLoadData failed"):
-        flaky.gpu.warm(path)
-    assert flaky.gpu.warm(path).modules == 1  # nothing of it was kept
+        faulty.gpu.warm(path)
+    assert faulty.gpu.warm(path).modules == 1  # nothing of it was kept
 
 
 @pytest.mark.parametrize(
     ("graphs", "told"),
     [([{"name": "add"}], "lists graphs that cannot be read"), (7, "lists graphs that cannot be read")],
 )
-def test_a_bundle_with_nonsense_for_graphs_is_refused_before_anything_is_done(
+def test_a_bundle_with_invalid_data_for_graphs_is_refused_before_anything_is_done(
     device: Gpu, bake: Baker, bare: Builder, graphs: Any, told: str
 ) -> None:
     gpu = Gpu(device._device, bare)
@@ -319,34 +326,35 @@ def test_a_bundle_with_nonsense_for_graphs_is_refused_before_anything_is_done(
 # Trouble
 
 
-def test_a_module_that_no_memory_is_left_for_does_not_hide_the_rest(flaky: Flaky) -> None:
-    flaky.seam.fail("load", None, out_of_memory("cuLibraryLoadData"))
+def test_a_module_that_no_memory_is_left_for_does_not_hide_the_rest(faulty: FaultyGpu) -> None:
+    faulty.device.fail("load", None, out_of_memory("cuLibraryLoadData"))
     rows = [program(ONE, f"{name}.cu") for name in "abc"]
     with pytest.raises(WarmError) as caught:
-        flaky.gpu.warm(manifest(*rows))
+        faulty.gpu.warm(manifest(*rows))
     assert failures(caught.value) == {"b.cu": OutOfMemoryError}
     assert (caught.value.report.modules, caught.value.report.entries) == (2, 2)
-    assert flaky.gpu.warm(manifest(*rows)).modules == 1
+    assert faulty.gpu.warm(manifest(*rows)).modules == 1
 
 
-def test_a_lost_device_ends_it_at_once_with_the_report_so_far(open_flaky: Opener) -> None:
-    flaky = open_flaky("emulator")
+def test_a_lost_device_ends_it_at_once_with_the_report_so_far(open_faulty: Opener) -> None:
+    faulty = open_faulty("emulator")
     fault = DriverError("cuLibraryLoadData", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "wild", sticky=True)
-    flaky.seam.fail("load", None, fault)
+    faulty.device.fail("load", None, fault)
     rows = [program(ONE, f"{name}.cu") for name in "abc"]
-    with flaky.asked("load") as asked, pytest.raises(WarmError) as caught:
-        flaky.gpu.warm(manifest(*rows, decode=("1",)))
-    assert asked == {"load": 2}
+    with faulty.count_calls("load") as calls, pytest.raises(WarmError) as caught:
+        faulty.gpu.warm(manifest(*rows, decode=("1",)))
+    assert calls == {"load": 2}
     assert failures(caught.value) == {"b.cu": DriverError}
     assert caught.value.__cause__ is fault
     assert (caught.value.report.programs, caught.value.report.modules) == (3, 1)
     with pytest.raises(ContextLostError):
-        flaky.gpu.warm(manifest(*rows))
+        faulty.gpu.warm(manifest(*rows))
 
 
-def test_a_reset_device_is_warmed_again(open_flaky: Opener) -> None:
-    gpu = open_flaky("emulator").gpu
-    graphs, arrays = gpu.graphs(name="decode"), [gpu.zeros(1, "int32")]
+def test_a_reset_device_is_warmed_again(open_faulty: Opener) -> None:
+    gpu = open_faulty("emulator").gpu
+    graphs = gpu.graphs(name="decode")
+    arrays = [gpu.zeros(1, "int32")]
     graphs.warmer(lambda _: gpu.kernel(ONE, "one")[1, 1](arrays[-1]))
     for life in range(2):
         report = gpu.warm(manifest(program(ONE), decode=("3",)))
@@ -358,25 +366,23 @@ def test_a_reset_device_is_warmed_again(open_flaky: Opener) -> None:
 
 
 def test_warming_up_inside_a_capture_is_refused(device: Gpu) -> None:
-    made, what = (
-        axpy_case(device, 31),
-        {"thread_local": "loading a program", "relaxed": "warming graphs"},
-    )
-    for mode, told in what.items():
-        with pytest.raises(CaptureError, match=f"{told} inside a capture"), device.capture(mode=mode):
+    made = axpy_case(device, 31)
+    what = {"thread_local": "loading a program", "relaxed": "warming graphs"}
+    for mode, action in what.items():
+        with pytest.raises(CaptureError, match=f"{action} inside a capture"), device.capture(mode=mode):
             device.warm(manifest(program(ONE)))
     made.launch()
 
 
-def test_a_forked_child_warms_what_its_parent_registered(open_flaky: Opener) -> None:
-    flaky = open_flaky("emulator")
-    made = axpy_case(flaky.gpu, 31)
-    graphs = flaky.gpu.graphs(name="decode")
+def test_a_forked_child_warms_what_its_parent_registered(open_faulty: Opener) -> None:
+    faulty = open_faulty("emulator")
+    made = axpy_case(faulty.gpu, 31)
+    graphs = faulty.gpu.graphs(name="decode")
     graphs.warmer(made.launch)
-    flaky.gpu.warm(manifest(decode=("2",)))
+    faulty.gpu.warm(manifest(decode=("2",)))
 
     def work_there() -> None:
-        report = flaky.gpu.warm(manifest(program(ONE), program(THREE), decode=("2", "3")))
+        report = faulty.gpu.warm(manifest(program(ONE), program(THREE), decode=("2", "3")))
         assert (report.modules, report.graphs) == (2, 1)
         made.check(5)
 
@@ -384,7 +390,9 @@ def test_a_forked_child_warms_what_its_parent_registered(open_flaky: Opener) -> 
     made.check(2)
 
 
-def test_what_is_no_source_is_refused_before_anything_is_done(device: Gpu, tmp_path: Path) -> None:
+def test_a_value_that_is_no_source_is_refused_before_anything_is_done(
+    device: Gpu, tmp_path: Path
+) -> None:
     (tmp_path / "bad.toml").write_text("version = ")
     (tmp_path / "bad.heat").write_text("nonsense")
     given: list[tuple[Any, type[Exception]]] = [
@@ -414,7 +422,7 @@ def test_a_report_reads_well() -> None:
 
 
 @pytest.mark.parametrize("baked", [True, False])
-def test_what_was_warmed_can_first_be_asked_for_inside_a_capture(
+def test_a_warmed_kernel_can_first_be_requested_inside_a_capture(
     device: Gpu, tmp_path: Path, baked: bool
 ) -> None:
     wanted = manifest(program(ONE, "inside.cu"))

@@ -19,16 +19,19 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from tests.conftest import Recorder
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case
 from tests.warmup_support import ONE, THREE, VERBS, WRONG, failures, manifest, program
 
 # Graphs
 
 
-def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(flaky: Flaky) -> None:
-    made, order = axpy_case(flaky.gpu, 31), list[int]()
-    graphs = flaky.gpu.graphs(name="decode")
+def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(
+    faulty: FaultyGpu,
+) -> None:
+    made = axpy_case(faulty.gpu, 31)
+    order = list[int]()
+    graphs = faulty.gpu.graphs(name="decode")
 
     @graphs.warmer
     def decode(size: int) -> Any:
@@ -36,19 +39,20 @@ def test_keys_are_captured_through_the_warmer_largest_first_and_then_replayed(fl
         made.launch(size)
         return made.y
 
-    assert flaky.gpu.warm(manifest(decode=("2", "16", "4"))).graphs == 3
+    assert faulty.gpu.warm(manifest(decode=("2", "16", "4"))).graphs == 3
     assert order == [16, 16, 4, 4, 2, 2]  # executed once, captured once
     made.check(22)
-    with flaky.asked(*VERBS) as asked:
+    with faulty.count_calls(*VERBS) as calls:
         assert graphs.run(4, lambda: decode(4)) is made.y
         assert graphs.replay(16)
-    assert asked == {}
+    assert calls == {}
     assert len(order) == 6
     made.check(42)
 
 
 def test_keys_without_an_order_are_captured_as_listed(device: Gpu) -> None:
-    made, order = axpy_case(device, 31), list[Any]()
+    made = axpy_case(device, 31)
+    order = list[Any]()
     graphs = device.graphs(name="decode")
 
     @graphs.warmer
@@ -62,7 +66,8 @@ def test_keys_without_an_order_are_captured_as_listed(device: Gpu) -> None:
 
 
 def test_one_call_warms_several_sources_and_each_key_once(device: Gpu, tmp_path: Path) -> None:
-    made, path = axpy_case(device, 31), tmp_path / "kernels.toml"
+    made = axpy_case(device, 31)
+    path = tmp_path / "kernels.toml"
     graphs = device.graphs(name="decode")
     graphs.warmer(made.launch)
     manifest(program(ONE), decode=("2", "3")).write(path)
@@ -71,10 +76,11 @@ def test_one_call_warms_several_sources_and_each_key_once(device: Gpu, tmp_path:
     made.check(10)
 
 
-def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(flaky: Flaky) -> None:
-    made, entered = axpy_case(flaky.gpu, 64), list[int]()
+def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu, 64)
+    entered = list[int]()
 
-    @flaky.gpu.graphed(key=lambda x: x.shape, copy_inputs=True)
+    @faulty.gpu.graphed(key=lambda x: x.shape, copy_inputs=True)
     def step(x: Any) -> Any:
         entered.append(len(x))
         out = made.y
@@ -83,16 +89,16 @@ def test_a_graphed_function_is_warmed_by_the_calls_its_warmer_gives(flaky: Flaky
 
     @step.warmer
     def example(shape: tuple[int, ...]) -> dict[str, Any]:
-        return {"x": flaky.gpu.zeros(shape, "int32")}
+        return {"x": faulty.gpu.zeros(shape, "int32")}
 
-    assert flaky.gpu.warm(manifest(step=("(8,)", "(64,)"))).graphs == 2
+    assert faulty.gpu.warm(manifest(step=("(8,)", "(64,)"))).graphs == 2
     assert entered == [64, 64, 8, 8]
-    with flaky.asked(*VERBS) as asked:
+    with faulty.count_calls(*VERBS) as calls:
         step(x=made.x)
-    assert asked == {}
+    assert calls == {}
     assert len(entered) == 4
     made.check(1)
-    assert flaky.gpu.warm(manifest(step=("(8,)",))).graphs == 0
+    assert faulty.gpu.warm(manifest(step=("(8,)",))).graphs == 0
 
 
 def test_a_warmer_whose_arrays_no_later_call_has_is_a_failure(device: Gpu) -> None:
@@ -156,7 +162,8 @@ class OddError(Exception):
 
 
 def test_a_failed_key_keeps_no_memory_from_the_next(device: Gpu) -> None:
-    made, held = axpy_case(device, 31), list[weakref.ref[Any]]()
+    made = axpy_case(device, 31)
+    held = list[weakref.ref[Any]]()
     graphs = device.graphs(name="decode")
 
     @graphs.warmer
@@ -285,7 +292,7 @@ class Pair(NamedTuple):
         (frozenset({1}), "frozenset({1})"),
     ],
 )
-def test_a_captured_key_is_told_as_a_literal_where_there_is_one(
+def test_a_captured_key_is_reported_as_a_literal_where_one_exists(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder, key: Any, text: str
 ) -> None:
     gpu = open_device("emulator", builder=builder)
@@ -299,15 +306,16 @@ def test_a_captured_key_is_told_as_a_literal_where_there_is_one(
 
     step.warmer(lambda _: (x,))
     step.warm([(x,)])
-    told = [(one["name"], one["key"]) for one in recorder.named("graph")]
-    assert told == [("decode", text), ("step", text)]
+    reported = [(one["name"], one["key"]) for one in recorder.named("graph")]
+    assert reported == [("decode", text), ("step", text)]
 
 
-def test_what_no_warmer_could_capture_has_no_name_in_events(
+def test_a_graph_that_no_warmer_could_capture_has_no_name_in_events(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
-    x, owner = gpu.zeros(4), Model
+    x = gpu.zeros(4)
+    owner = Model
 
     @gpu.graphed
     def plain(x: Any) -> None:
@@ -318,7 +326,7 @@ def test_what_no_warmer_could_capture_has_no_name_in_events(
     gpu.graphs(name="decode").warm([1], lambda _: x.fill(1), owner=owner)
     renamed = gpu.graphed(key=lambda _: None, name="mine")(lambda x: x.fill(3))
     renamed.warm([(x,)])
-    told = [(one["name"], one["key"]) for one in recorder.named("graph")]
-    assert [name for name, _ in told] == [None, None, None, "mine"]
-    assert told[0][1].startswith("plain(float32[4]")  # no literal: nobody could list it
-    assert told[3][1] == "None"
+    reported = [(one["name"], one["key"]) for one in recorder.named("graph")]
+    assert [name for name, _ in reported] == [None, None, None, "mine"]
+    assert reported[0][1].startswith("plain(float32[4]")  # The key has no literal.
+    assert reported[3][1] == "None"

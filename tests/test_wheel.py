@@ -1,4 +1,4 @@
-"""A wheel holds the whole package: every module of the source tree can be imported from it."""
+"""A wheel contains the whole package: every module of the source tree can be imported from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for name in sys.argv[2:]:
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The content of a wheel that the build backend of the project makes, without a network."""
+    """Return the content of a wheel that the build backend of the project makes, without a network."""
     pytest.importorskip("hatchling", reason="the build backend is not installed")
     home = tmp_path_factory.mktemp("wheel")
     subprocess.run([sys.executable, "-c", BUILD, ROOT, home], check=True, capture_output=True)
@@ -41,7 +41,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules() -> list[str]:
-    """The names of all modules in the source tree."""
+    """Return the names of all modules in the source tree."""
     files = (file.relative_to(SOURCE.parent).with_suffix("") for file in SOURCE.rglob("*.py"))
     names = (".".join(file.parts).removesuffix(".__init__") for file in files)
     return sorted(name for name in names if not name.endswith("__main__"))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def run_in_thread(do: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT_SECONDS)
     assert not thread.is_alive(), "the other thread hangs"
     if raised:
         raise raised[0]

@@ -10,9 +10,9 @@ from preheat.errors import (
     WarmError,
 )
 from preheat.program import Program
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 
-Opener = Callable[..., Flaky]
+Opener = Callable[..., FaultyGpu]
 
 
 ONE = 'extern "C" __global__ void one(int* x) { x[0] += 1; }'
@@ -38,7 +38,7 @@ def program(source: str, label: str = "program.cu", **more: Any) -> Program:
 
 
 def manifest(*rows: Program | ManifestProgram, **graphs: tuple[str, ...]) -> Manifest:
-    """These programs and graph keys."""
+    """Return a manifest of these programs and graph keys."""
     wanted = tuple(row if isinstance(row, ManifestProgram) else ManifestProgram(row) for row in rows)
     return Manifest(wanted, tuple(GraphKeys(name, keys) for name, keys in graphs.items()))
 

@@ -97,9 +97,10 @@ def agree(found: Any, wanted: Any, tolerance: float) -> None:
 
 
 def compare(bridge: Bridge, case: Case, leaves: Sequence[Any], tolerance: float) -> None:
-    """Values and gradients of `leaves`, ours and torch's in float64."""
+    """Return values and gradients of `leaves`, of preheat and of torch in float64."""
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    y, wanted = case.ours(*leaves), case.theirs(bridge.torch, *doubles)
+    y = case.ours(*leaves)
+    wanted = case.theirs(bridge.torch, *doubles)
     assert y.dtype == leaves[0].dtype
     agree(y.detach(), wanted.detach(), tolerance)
     gy = bridge.random(tuple(y.shape), "float32").to(y.dtype)
@@ -163,7 +164,7 @@ def test_a_gradient_cannot_be_differentiated_again(bridge: Bridge, name: str) ->
         first[0].sum().backward()
 
 
-def test_an_operand_that_was_changed_meanwhile_is_noticed(bridge: Bridge) -> None:
+def test_an_operand_that_was_changed_is_noticed(bridge: Bridge) -> None:
     x = bridge.random((5, 7), "float32").requires_grad_()
     middle = x * 1
     y = kernels.silu(middle)
@@ -190,7 +191,9 @@ OPS = "preheat.Ops(gpu) has these kernels for arrays, and on the emulator for ar
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_what_is_no_tensor_is_refused_by_name(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_no_tensor_is_refused_by_name(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: installed and name == "torch")
     missing = "" if installed else ", and torch is not installed"
     refused: dict[str, Callable[[], object]] = {
@@ -224,7 +227,8 @@ class Stand:
     is_cuda, device = True, "cuda:0"
 
     def __init__(self, dtype: str, *shape: int) -> None:
-        self.dtype, self.shape = f"torch.{dtype}", shape
+        self.dtype = f"torch.{dtype}"
+        self.shape = shape
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -264,7 +268,8 @@ def test_tensors_of_the_host_are_refused_by_name(on_gpu: Bridge) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_work_goes_to_the_current_stream_of_torch(on_gpu: Bridge, name: str) -> None:
     """What makes the operands is late, so that work in any other stream would not see them."""
-    torch, case = on_gpu.torch, CASES[name]
+    torch = on_gpu.torch
+    case = CASES[name]
     made = [on_gpu.random(shape, "float32") for shape in case.shapes]
     case.ours(*made)  # compiled and loaded
     leaves = [torch.zeros_like(each).requires_grad_() for each in made]
@@ -285,7 +290,8 @@ def step(torch: Any, case: Case, leaves: Sequence[Any], gy: Any) -> tuple[Any, .
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["silu", "swiglu", "softmax", "rms_norm"])
 def test_torch_captures_a_step_and_replays_it_with_new_values(on_gpu: Bridge, name: str) -> None:
-    torch, case = on_gpu.torch, CASES[name]
+    torch = on_gpu.torch
+    case = CASES[name]
     leaves = on_gpu.leaves(case)
     gy = on_gpu.random(case.shapes[0], "float32")
     side = torch.cuda.Stream()
@@ -308,7 +314,8 @@ def test_torch_captures_a_step_and_replays_it_with_new_values(on_gpu: Bridge, na
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_preheat_captures_values_and_replays_them(on_gpu: Bridge, name: str) -> None:
-    torch, case = on_gpu.torch, CASES[name]
+    torch = on_gpu.torch
+    case = CASES[name]
     operands = [on_gpu.random(shape, "float32") for shape in case.shapes]
     case.ours(*operands)
     torch.cuda.synchronize()
@@ -323,7 +330,8 @@ def test_preheat_captures_values_and_replays_them(on_gpu: Bridge, name: str) -> 
 
 @pytest.mark.gpu
 def test_a_product_in_a_capture_of_torch_is_part_of_it(on_gpu: Bridge) -> None:
-    torch, case = on_gpu.torch, CASES["matmul"]
+    torch = on_gpu.torch
+    case = CASES["matmul"]
     operands = [on_gpu.random(shape, "float32") for shape in case.shapes]
     case.ours(*operands)
     torch.cuda.synchronize()

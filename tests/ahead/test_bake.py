@@ -1,4 +1,4 @@
-"""Baking and checking: all of a manifest, once, into the same bytes; and every hole found and named."""
+"""Bake and check: every program is baked once, bundles are reproducible, and each gap is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from preheat.program import Program
 from preheat.toolchain.locate import Located
 from tests.conftest import Recorder
 from tests.driver_errors import out_of_memory
-from tests.processes import PATIENCE, finish, kill, start, wait_for
+from tests.processes import TIMEOUT_SECONDS, expect_success, kill, start_python, wait_for
 
 SM_80, SM_90 = Arch(8, 0), Arch(9, 0)
 
@@ -119,7 +119,7 @@ def test_bundles_are_the_same_bytes_wherever_and_however_they_are_baked(tmp_path
     assert len(set(made)) == 1
 
 
-def test_what_fails_is_listed_and_the_rest_is_baked(shared_builder: Builder, tmp_path: Path) -> None:
+def test_failures_are_listed_and_the_rest_is_baked(shared_builder: Builder, tmp_path: Path) -> None:
     lost = UnreadableProgram("lost.cu", InputError("cannot read lost.cu"))
     wanted = (ManifestProgram(A), ManifestProgram(BAD), ManifestProgram(B, entries=("nope",)))
     baked = bake(
@@ -149,7 +149,7 @@ def test_nothing_is_written_when_nothing_could_be_baked(
     assert (tmp_path / "k.heat").read_bytes() == before
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_compiled(
+def test_a_place_that_cannot_be_written_is_reported_before_anything_is_compiled(
     builder: Builder, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="nowhere is not a directory"):
@@ -173,7 +173,7 @@ def test_the_longest_compile_comes_first() -> None:
     assert labels == ["t9.cu", "t3.cu", "heavy.cu", "t1.cu", "a.cu"]
 
 
-def test_each_job_is_told_of_when_it_begins_and_when_it_ends(shared_builder: Builder) -> None:
+def test_each_job_is_reported_when_it_begins_and_when_it_ends(shared_builder: Builder) -> None:
     seen: list[tuple[str, str, int]] = []
 
     def started(job: Job) -> None:
@@ -190,7 +190,7 @@ def test_each_job_is_told_of_when_it_begins_and_when_it_ends(shared_builder: Bui
     assert {thread for *_, thread in seen} == {threading.get_ident()}
 
 
-def test_what_no_cache_keeps_is_baked_with_a_note(builder: Builder, tmp_path: Path) -> None:
+def test_a_program_that_no_cache_keeps_is_baked_with_a_note(builder: Builder, tmp_path: Path) -> None:
     baked = bake(listed(CLOCK), output=tmp_path / "k.heat", builder=builder)
     assert "__TIME__" in baked.rows[0].note
     with Bundle.open(tmp_path / "k.heat") as bundle:
@@ -246,7 +246,7 @@ def test_an_executor_that_breaks_fails_its_jobs_and_not_the_bake(config: Config)
     assert "its executor failed" in str(baked.failures[0].error)
 
 
-def test_jobs_that_end_in_an_order_of_their_own_are_told_of_in_that_order() -> None:
+def test_jobs_that_end_in_an_order_of_their_own_are_reported_in_that_order() -> None:
     todo = plan(listed(A, B))
     futures: list[Future[Any]] = [Future(), Future()]
     begun: list[Job] = []
@@ -290,7 +290,7 @@ def test_an_interrupt_calls_off_what_has_not_begun(
     def one_and_then_wait(program: Program, *args: Any) -> tuple[BundleEntry, str]:
         begun.append(program.label)
         if len(begun) > 1:
-            assert go_on.wait(PATIENCE)
+            assert go_on.wait(TIMEOUT_SECONDS)
         return bundle_entry(program, *args)
 
     def stop(*_: object) -> None:
@@ -309,7 +309,7 @@ def test_an_interrupt_calls_off_what_has_not_begun(
     assert len(recorder.named("compile")) == 6
 
 
-def test_a_bake_that_is_killed_goes_on_where_it_was(
+def test_a_bake_that_is_killed_continues_where_it_was(
     builder: Builder, config: Config, tmp_path: Path
 ) -> None:
     code = """
@@ -331,7 +331,7 @@ print(*(row.source for row in baked.rows))
     last = FileLock(config.lock_dir / builder.key(programs[-1], SM_90).digest)
     last.path.parent.mkdir(mode=0o700, exist_ok=True)
     assert last.acquire(0)  # it waits for this one at the latest
-    process = start(code, str(manifest), env=env)
+    process = start_python(code, str(manifest), env=env)
     wait_for(lambda: len(compiles(log)) >= 2 or process.poll() is not None)
     kill(process)
     last.release()
@@ -339,14 +339,14 @@ print(*(row.source for row in baked.rows))
     before = compiles(log)
     assert len(before) >= 2
     assert not (tmp_path / "k.heat").exists()
-    sources = finish(start(code, str(manifest), env=env)).split()
+    sources = expect_success(start_python(code, str(manifest), env=env)).split()
     assert len(sources) == 8
     assert sources.count("disk") >= len(before)
     assert max(Counter(compiles(log)).values()) == 1
 
 
 def compiles(log: Path) -> list[str]:
-    """The programs that were compiled, one for each time."""
+    """Return the programs that were compiled, one for each time."""
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("\n")]
     return [event["program"] for event in events if event["event"] == "compile"]
@@ -357,7 +357,7 @@ def compiles(log: Path) -> list[str]:
 
 @pytest.fixture
 def mounted(shared_builder: Builder, tmp_path: Path) -> Callable[..., Builder]:
-    """A builder with nothing but a bundle of these programs."""
+    """Return a builder that has only a bundle of these programs."""
 
     def mount(manifest: Manifest, archs: Iterable[str] = ("sm_90",)) -> Builder:
         path = tmp_path / "mounted.heat"
@@ -370,7 +370,7 @@ def mounted(shared_builder: Builder, tmp_path: Path) -> Callable[..., Builder]:
     return mount
 
 
-def test_what_is_baked_is_covered(mounted: Callable[..., Builder]) -> None:
+def test_baked_programs_are_covered(mounted: Callable[..., Builder]) -> None:
     builder = mounted(listed(A, B), ["sm_80", "sm_90"])
     checked = check(listed(A, B, entries=()), ["sm_80", "sm_90"], builder=builder)
     assert checked.ok
@@ -404,8 +404,9 @@ def test_holes_say_what_differs(mounted: Callable[..., Builder]) -> None:
     builder.close()
 
 
-def test_instances_of_one_file_are_told_apart(mounted: Callable[..., Builder]) -> None:
-    source, builder = "template <class T> __global__ void t(T* x) { *x = 1; }", mounted(listed(A))
+def test_instances_of_one_file_are_distinguished(mounted: Callable[..., Builder]) -> None:
+    source = "template <class T> __global__ void t(T* x) { *x = 1; }"
+    builder = mounted(listed(A))
     both = (Program.of(source, label="t.cu", names=(f"t<{kind}>",)) for kind in ("int", "float"))
     assert holes(check(Manifest(tuple(map(ManifestProgram, both))), ["sm_90"], builder=builder)) == [
         "t.cu (t<float>) sm_90: not baked",

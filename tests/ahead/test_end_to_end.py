@@ -1,4 +1,4 @@
-"""Record, bake, move, seal: a real application, a process at a time, with nothing to compile with."""
+"""Record, bake, move and seal an application, each step in its own process and without a compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.processes import PATIENCE, SOURCE
+from tests.processes import SOURCE, TIMEOUT_SECONDS
 
 APP = '''
 """Scales, shifts and sums: a file with a header beside it, generated code, a template, a graph."""
@@ -109,7 +109,7 @@ class Place:
             env=self.env | env,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
         )
         assert ran.returncode == code, f"{ran.stdout}\n{ran.stderr}"
         return ran.stdout + ran.stderr if code else ran.stdout
@@ -117,7 +117,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """The application and its bundle, recorded on the emulator and baked for three architectures."""
+    """Return the application and its bundle, baked for three architectures."""
     root = tmp_path_factory.mktemp("app")
     (root / "kernels").mkdir()
     (root / "include").mkdir()
@@ -133,7 +133,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture
 def moved(place: Place, tmp_path: Path) -> Place:
-    """The application elsewhere: its bundle and sources, an empty cache, and not one header."""
+    """Return the application in another directory: bundle, sources, an empty cache, no headers."""
     home = tmp_path / "far" / "away"
     (home / "kernels").mkdir(parents=True)
     shutil.copy(place.app / "app.py", home)
@@ -154,9 +154,9 @@ def moved(place: Place, tmp_path: Path) -> Place:
     return Place(home, env)
 
 
-def check(told: str) -> dict[str, Any]:
-    """The application's answer against NumPy; its counters."""
-    row: dict[str, Any] = json.loads(told)
+def check(reported: str) -> dict[str, Any]:
+    """Compare the answer of the application with NumPy, and return its counters."""
+    row: dict[str, Any] = json.loads(reported)
     x = np.random.default_rng(int.from_bytes(b"preheat")).integers(1, 100, 331)
     expected = x * 3 + 7 * 2 * 3
     assert row["data"] == expected.tolist()
@@ -166,9 +166,9 @@ def check(told: str) -> dict[str, Any]:
 
 
 def test_the_manifest_says_what_the_application_needs(place: Place) -> None:
-    told = (place.app / "kernels.toml").read_text()
+    reported = (place.app / "kernels.toml").read_text()
     for line in ('file = "kernels/scale.cu"', '"total<int>"', '"by.h"', '"include"', '"app.py:', '"2"'):
-        assert line in told, told
+        assert line in reported, reported
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
@@ -181,7 +181,7 @@ def test_sealed_it_runs_on_the_emulator_with_nothing_to_compile_with(moved: Plac
 
 
 def without_compilers(place: Place) -> Place:
-    """The same with a Python that has every package but those of NVIDIA."""
+    """Return a Python environment with every package except those of NVIDIA."""
     links = place.app.parent / "packages"
     links.mkdir()
     for root in filter(os.path.isdir, place.env["PYTHONPATH"].split(os.pathsep)):
@@ -199,12 +199,12 @@ def test_sealed_it_runs_on_a_gpu_with_nothing_to_compile_with(moved: Place) -> N
 
 
 def test_sealed_it_says_what_was_not_baked(moved: Place) -> None:
-    told = moved.run("app.py", "emulator", "sm_90", "-lineinfo", code=1)
-    assert "preheat.errors.SealedError: app.py:" in told
-    assert "shift (program.cu, sm_90) cannot be compiled in this sealed process" in told
-    assert "option[0]: '-lineinfo' is new" in told
-    told = moved.run("app.py", "emulator", "sm_70", code=1)
-    assert "arch: 'sm_80' became 'sm_70'" in told
+    reported = moved.run("app.py", "emulator", "sm_90", "-lineinfo", code=1)
+    assert "preheat.errors.SealedError: app.py:" in reported
+    assert "shift (program.cu, sm_90) cannot be compiled in this sealed process" in reported
+    assert "option[0]: '-lineinfo' is new" in reported
+    reported = moved.run("app.py", "emulator", "sm_70", code=1)
+    assert "arch: 'sm_80' became 'sm_70'" in reported
 
 
 def test_check_passes_as_baked_and_names_a_header_that_changed(place: Place, tmp_path: Path) -> None:

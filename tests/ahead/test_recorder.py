@@ -1,4 +1,4 @@
-"""Recording: everything an application's processes saw is in the manifest, however they ended."""
+"""Recordings: the manifest holds every request of all processes, however the processes ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,17 @@ from preheat.program import Program
 from tests import processes
 from tests.cache.support import NOBODY, needs_root
 from tests.conftest import Recorder as Sink
-from tests.processes import PATIENCE, SOURCE, ended, finish, kill, line, start, tell, wait_for
+from tests.processes import (
+    SOURCE,
+    TIMEOUT_SECONDS,
+    expect_success,
+    kill,
+    read_line,
+    start_python,
+    wait_for,
+    wait_for_exit,
+    write_line,
+)
 
 SM_90 = Arch.parse("sm_90")
 
@@ -70,7 +80,7 @@ def launch(tmp_path: Path, manifest: Path, cache: Mapping[str, str]) -> Launch:
         file = home / "app.py"
         file.write_text(PRELUDE + text)
         env = {**cache, "PREHEAT_RECORD": str(manifest)}
-        return processes.launch([sys.executable, str(file), *args], env=env, cwd=tmp_path)
+        return processes.start_process([sys.executable, str(file), *args], env=env, cwd=tmp_path)
 
     return launch
 
@@ -80,7 +90,7 @@ def asked(manifest: Path) -> dict[str, int]:
 
 
 def line_of(text: str) -> int:
-    """Where in an application the line with `text` is."""
+    """Return the number of the line with `text` in an application."""
     return PRELUDE.count("\n", 0, PRELUDE.index(text)) + 1
 
 
@@ -90,7 +100,7 @@ def line_of(text: str) -> int:
 def test_a_run_is_written_down_with_who_asked_for_what_and_how_often(
     launch: Launch, manifest: Path
 ) -> None:
-    said = finish(
+    said = expect_success(
         launch(
             "for _ in range(3): made = ask(1)\n"
             "also = ask(1, 'sm_100')\n"
@@ -127,7 +137,7 @@ for graphs in (gpu.graphs(name="decode"), gpu.graphs()):
             graphs.run(key, lambda: k[1, 1](x))
 """
     )
-    _, err = ended(process)
+    _, err = wait_for_exit(process)
     assert process.returncode == 0, err
     made = Manifest.read(manifest)
     assert [row.entries for row in made.programs] == [("k",)]
@@ -140,7 +150,9 @@ def test_a_program_of_a_file_is_recorded_by_its_path(
     launch: Launch, manifest: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "k1.cu").write_text('extern "C" __global__ void k1(float* x) { x[0] = 1; }')
-    finish(launch("preheat.default_builder().build(preheat.Program.from_file('k1.cu'), 'sm_90')\n"))
+    expect_success(
+        launch("preheat.default_builder().build(preheat.Program.from_file('k1.cu'), 'sm_90')\n")
+    )
     (row,) = Manifest.read(manifest).programs
     assert row.program.path == str(tmp_path / "k1.cu")
     assert not manifest.with_suffix(".sources").exists()
@@ -150,7 +162,7 @@ def test_without_the_setting_nothing_of_it_is_even_loaded(
     cache: Mapping[str, str], tmp_path: Path
 ) -> None:
     code = PRELUDE + "ask(1)\nprint('preheat.ahead.recorder' in sys.modules)"
-    assert finish(start(code, env={**cache, "HOME": str(tmp_path)})).strip() == "False"
+    assert expect_success(start_python(code, env={**cache, "HOME": str(tmp_path)})).strip() == "False"
 
 
 # Several runs and processes
@@ -158,13 +170,13 @@ def test_without_the_setting_nothing_of_it_is_even_loaded(
 
 def test_two_runs_add_up(launch: Launch, manifest: Path) -> None:
     for numbers in ("1 2", "2 3"):
-        finish(launch("for n in sys.argv[1].split(): ask(n)\n", numbers))
+        expect_success(launch("for n in sys.argv[1].split(): ask(n)\n", numbers))
     assert asked(manifest) == {"k1.cu": 1, "k2.cu": 2, "k3.cu": 1}
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_of_multiprocessing_are_recorded(launch: Launch, manifest: Path, method: str) -> None:
-    finish(
+    expect_success(
         launch(
             "import multiprocessing\n"
             "if __name__ == '__main__':\n"
@@ -183,7 +195,7 @@ def test_children_of_multiprocessing_are_recorded(launch: Launch, manifest: Path
 def test_what_a_child_asked_for_is_merged_by_its_parent_that_asked_for_nothing_after_it(
     launch: Launch, manifest: Path
 ) -> None:
-    finish(
+    expect_success(
         launch(
             "preheat.default_builder()\n"
             "import multiprocessing\n"
@@ -199,7 +211,7 @@ def test_what_a_child_asked_for_is_merged_by_its_parent_that_asked_for_nothing_a
 def test_a_forked_child_records_for_itself_however_it_ends(
     launch: Launch, manifest: Path, end: str
 ) -> None:
-    finish(
+    expect_success(
         launch(
             "ask(1)\n"
             "if (child := os.fork()) == 0:\n"
@@ -213,7 +225,9 @@ def test_a_forked_child_records_for_itself_however_it_ends(
     assert not spool_directory(manifest).exists()
 
 
-def test_a_child_that_lives_on_keeps_nothing_of_its_parents(launch: Launch, manifest: Path) -> None:
+def test_a_child_that_keeps_running_keeps_nothing_of_its_parents(
+    launch: Launch, manifest: Path
+) -> None:
     process = launch(
         "ask(1)\n"
         "if os.fork() == 0:\n"
@@ -222,18 +236,18 @@ def test_a_child_that_lives_on_keeps_nothing_of_its_parents(launch: Launch, mani
         "    ask(2)\n"
         "    os._exit(0)\n"
     )
-    assert process.wait(PATIENCE) == 0
+    assert process.wait(TIMEOUT_SECONDS) == 0
     assert asked(manifest) == {"k1.cu": 1}
-    tell(process, "go")
-    ended(process)  # returns at the end of the child: it has the pipe of its errors, too
+    write_line(process, "go")
+    wait_for_exit(process)  # returns at the end of the child: it has the pipe of its errors, too
     wait_for(lambda: merge_into(manifest) == 0)  # until its file is closed as well
     assert asked(manifest) == {"k1.cu": 1, "k2.cu": 1}
 
 
 def test_a_killed_process_loses_nothing_it_had_seen(launch: Launch, manifest: Path) -> None:
     process = launch("for _ in range(100): ask(1)\nask(2)\nwait()\n")
-    assert line(process) == "ready"
-    assert merge_into(manifest) == 1  # it still records: what it has is left to it
+    assert read_line(process) == "ready"
+    assert merge_into(manifest) == 1  # It still records, so its file is not merged.
     assert not manifest.exists()
     kill(process)
     assert process.returncode == -signal.SIGKILL
@@ -246,20 +260,20 @@ def test_a_killed_process_loses_nothing_it_had_seen(launch: Launch, manifest: Pa
 
 def test_the_next_run_merges_what_a_killed_one_left(launch: Launch, manifest: Path) -> None:
     killed = launch("ask(1)\nwait()\n")
-    assert line(killed) == "ready"
+    assert read_line(killed) == "ready"
     kill(killed)
-    finish(launch("ask(2)\n"))
+    expect_success(launch("ask(2)\n"))
     assert asked(manifest) == {"k1.cu": 1, "k2.cu": 1}
 
 
 def test_applications_that_run_and_end_at_once_lose_nothing(launch: Launch, manifest: Path) -> None:
     running = [launch("ask(1)\nask(sys.argv[1])\nwait()\n", str(n)) for n in (2, 3, 2)]
     for process in running:
-        assert line(process) == "ready"
+        assert read_line(process) == "ready"
     for process in running:
-        tell(process)
+        write_line(process)
     for process in running:
-        finish(process)
+        expect_success(process)
     assert asked(manifest) == {"k1.cu": 3, "k2.cu": 2, "k3.cu": 1}
 
 
@@ -284,9 +298,9 @@ for n in range(20):
 def test_files_and_the_directory_that_come_and_go_are_never_lost_between_two(manifest: Path) -> None:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([str(SOURCE), root])
-    running = [start(CHURN, str(manifest), env={"PYTHONPATH": path}) for _ in range(4)]
+    running = [start_python(CHURN, str(manifest), env={"PYTHONPATH": path}) for _ in range(4)]
     for process in running:
-        finish(process)
+        expect_success(process)
     assert sum(row.asked for row in Manifest.read(manifest).programs) == 80
     assert not spool_directory(manifest).exists()
 
@@ -306,7 +320,7 @@ def requested(program: Program) -> dict[str, Any]:
 
 @pytest.fixture
 def record(manifest: Path, events: Events) -> Iterator[Recorder]:
-    """A recorder that no builder has: what it sees is up to the test."""
+    """Return a recorder without a builder; the test gives it events."""
     recorder = Recorder(manifest, events)
     yield recorder
     recorder.close()
@@ -323,7 +337,7 @@ def spools(manifest: Path) -> list[Path]:
     return sorted(spool_directory(manifest).glob("*.jsonl"))
 
 
-def test_what_is_not_merged_yet_is_for_the_user_alone(record: Recorder, manifest: Path) -> None:
+def test_unmerged_recordings_are_readable_only_by_the_user(record: Recorder, manifest: Path) -> None:
     see(record)
     (file,) = spools(manifest)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -375,13 +389,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_manifest_that_cannot_be_read_is_left_alone_and_the_recording_kept(
+def test_a_manifest_that_cannot_be_read_stays_unchanged_and_the_recording_is_kept(
     launch: Launch, manifest: Path, case: str
 ) -> None:
     text, message = BROKEN[case]
     manifest.write_text(text)
     process = launch("ask(1)\n")
-    _, err = ended(process)
+    _, err = wait_for_exit(process)
     assert process.returncode == 0, err
     assert manifest.read_text() == text
     (warning,) = err.splitlines()
@@ -397,7 +411,7 @@ def test_a_directory_that_is_not_there_is_one_warning_and_is_not_made(
     launch: Launch, manifest: Path
 ) -> None:
     process = launch(f"os.environ['PREHEAT_RECORD'] = '{manifest}/kernels.toml'\nask(1), ask(2)\n")
-    _, err = ended(process)
+    _, err = wait_for_exit(process)
     assert process.returncode == 0, err
     (warning,) = err.splitlines()
     assert warning.startswith("record: cannot write: FileNotFoundError: ")
@@ -416,7 +430,7 @@ def test_a_place_that_cannot_be_written_is_one_warning_and_no_harm(
 ) -> None:
     obstacle(spool_directory(manifest))
     process = launch("ask(1), ask(2)\nprint('done')\n")
-    out, err = ended(process)
+    out, err = wait_for_exit(process)
     assert (process.returncode, out) == (0, "done\n"), err
     (warning,) = err.splitlines()
     assert warning.startswith(f"record: cannot write: {error}: ")
@@ -426,10 +440,10 @@ def test_a_place_that_cannot_be_written_is_one_warning_and_no_harm(
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
 def test_a_read_only_directory_is_one_warning_and_no_harm(launch: Launch, tmp_path: Path) -> None:
     process = launch("wait()\nask(1), ask(2)\n")
-    assert line(process) == "ready"
+    assert read_line(process) == "ready"
     tmp_path.chmod(0o500)
     try:
-        _, err = ended(process, "\n")
+        _, err = wait_for_exit(process, "\n")
     finally:
         tmp_path.chmod(0o700)
     assert process.returncode == 0, err
@@ -449,12 +463,12 @@ def test_a_full_disk_ends_the_recording_with_one_fault(
     record.close()
     assert [fault["where"] for fault in recorder.named("fault")] == ["record"]
     assert "No space left" in recorder.named("fault")[0]["error"]
-    record.after_fork()  # lets go of the file, as the end of the process would
+    record.after_fork()  # Close the file, as the end of the process does.
     merge_into(manifest)
     assert [row.program for row in Manifest.read(manifest).programs] == [kept]
 
 
-def test_whatever_fails_is_a_fault_and_never_the_applications(
+def test_a_failure_of_the_recorder_is_a_fault_event_and_no_error_of_the_application(
     record: Recorder, recorder: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder.forgive = True
@@ -558,7 +572,7 @@ def test_one_directory_asked_for_in_two_ways_is_recorded_in_both(
     assert len({row.program.asked_include for row in rows}) == 2
 
 
-def test_what_was_recorded_before_spellings_were_is_merged(record: Recorder, manifest: Path) -> None:
+def test_a_recording_without_spellings_is_merged(record: Recorder, manifest: Path) -> None:
     program = Program.of('#include "cfg.h"', include=["/opt/include"])
     record.on_event("request", requested(program))
     (file,) = spools(manifest)

@@ -35,7 +35,7 @@ CLOCK = Program.of('extern "C" __global__ void when(char* x) { x[0] = __TIME__[0
 
 
 def on_disk(place: Path) -> Program:
-    """A program in `place` that includes files beside it, two steps away."""
+    """Return a program in `place` that includes files beside it, two steps away."""
     place.mkdir(exist_ok=True)
     (place / "outer.h").write_text('#include "inner.h"\n')
     (place / "inner.h").write_text("#define BY 5\n")
@@ -45,14 +45,14 @@ def on_disk(place: Path) -> Program:
 
 
 def elsewhere(program: Program, place: str) -> Program:
-    """The same in a project that has moved: its file and the directory of that are in `place`."""
+    """Return the program of a moved project: its file and its directory are in `place`."""
     if program.path is None:
         return program
     return replace(program, include=(place,), path=f"{place}/{program.label}")
 
 
 class _NoCompiler:
-    """A toolchain of a machine that has none: whatever it is asked fails, and is remembered."""
+    """A toolchain on a machine without compilers: every call fails and is listed in `asked`."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

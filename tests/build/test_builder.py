@@ -1,4 +1,4 @@
-"""The builder in one process: hits and misses, faults, remembered failures, threads, fork."""
+"""The builder in one process: hits and misses, faults, remembered failures, threads, forks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.toolchain.headers import HeaderState, decode_states
 from tests.conftest import SAXPY, Recorder
-from tests.processes import PATIENCE, wait_for
+from tests.processes import TIMEOUT_SECONDS, wait_for
 
 PROGRAM = Program.of(SAXPY, label="saxpy.cu")
 BROKEN = Program.of("__global__ void k(int* x) { x[0] = missing; }", label="broken.cu")
@@ -72,7 +72,7 @@ def test_every_tier_gives_the_bytes_of_a_fresh_compile(
         assert (other.cubin, other.ptx) == (compiled.cubin, compiled.ptx)
 
 
-def test_architectures_are_kept_apart(builder: Builder, recorder: Recorder) -> None:
+def test_architectures_are_separate(builder: Builder, recorder: Recorder) -> None:
     for arch in ("sm_90", "sm_90a", "sm_100"):
         assert str(builder.build(PROGRAM, arch).arch) == arch
     assert len(recorder.named("compile")) == 3
@@ -213,7 +213,7 @@ def test_a_file_where_programs_seem_to_lie_is_watched_for(
     assert "preheat/ in / may hide" in missed.reason
 
 
-# What is never stored
+# Programs that are never stored
 
 
 def test_an_uncacheable_program_compiles_every_time_with_its_reason(
@@ -295,7 +295,7 @@ def test_bad_ptx_is_refused_with_its_line(builder: Builder) -> None:
         builder.build(Program.of(text, label="k.ptx"), "sm_90")
 
 
-def test_an_architecture_the_compiler_does_not_know_is_told_with_those_it_does(
+def test_an_architecture_the_compiler_does_not_know_is_reported_with_those_it_does(
     builder: Builder,
 ) -> None:
     with pytest.raises(InputError, match="cannot compile for sm_999") as caught:
@@ -337,7 +337,8 @@ def test_a_missing_include_directory_is_named(builder: Builder, tmp_path: Path) 
 
 def in_threads(count: int, act: Callable[[int], object]) -> list[BaseException]:
     """Run `act` in threads that start together; what they raised."""
-    gate, raised = threading.Barrier(count), []
+    gate = threading.Barrier(count)
+    raised = []
 
     def run(index: int) -> None:
         gate.wait()
@@ -350,7 +351,7 @@ def in_threads(count: int, act: Callable[[int], object]) -> list[BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
     return raised
 
 
@@ -392,8 +393,8 @@ def test_a_forked_child_builds_with_workers_and_counters_of_its_own(builder: Bui
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as told:
-        assert told.read() == "1"
+    with os.fdopen(reader) as reported:
+        assert reported.read() == "1"
     os.waitpid(child, 0)
     assert builder.build(replace(PROGRAM, label="parent.cu"), "sm_90").cubin
     assert builder.stats()["process"]["compiles"] == 2
@@ -435,7 +436,7 @@ def test_options_beside_a_program_are_refused() -> None:
         default.compile(PROGRAM, "sm_90", options=["-use_fast_math"])
 
 
-def test_a_child_forked_during_a_compile_lets_go_of_the_worker(open_builder: Open) -> None:
+def test_a_child_forked_during_a_compile_releases_the_worker(open_builder: Open) -> None:
     """Else the worker would outlive a parent that was killed."""
     terms = "".join(f"a=={i}?{i}:" for i in range(30000))
     program = Program.of(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")

@@ -42,10 +42,10 @@ def test_a_bundle_is_mounted_once_and_its_successor_takes_its_place(
     write(copy, {}, {})
     successor = builder.mount(copy)
     assert builder.bundles == (successor, last)
-    assert first.get(next(first.digests()))  # those who hold it can still read it
+    assert first.get(next(first.digests()))  # Open bundles can still be read.
 
 
-def test_a_bundle_replaced_between_opening_and_looking_is_mounted_anew(
+def test_a_bundle_replaced_between_opening_and_looking_is_mounted_again(
     baked: Baked, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "copy.heat"
@@ -97,7 +97,7 @@ def test_a_damaged_entry_of_a_bundle_is_a_miss(
 
 
 def with_damage(baked: Baked, label: str, place: Path) -> Path:
-    """The bundle, its promise for one program damaged, its code whole."""
+    """Return a copy of the bundle in which the entry of one program is damaged and the code is not."""
     key = bundle_key(baked.programs[label], Arch.parse("sm_90")).digest
     with Bundle.open(baked.path) as bundle:
         promise = bundle.get(key)
@@ -108,7 +108,7 @@ def with_damage(baked: Baked, label: str, place: Path) -> Path:
 
 
 @pytest.mark.parametrize("label", ["saxpy.cu", "file.cu"])
-def test_a_damaged_promise_hides_no_other(
+def test_a_damaged_bundle_entry_hides_no_other(
     label: str, baked: Baked, bare: Callable[..., Builder], tmp_path: Path
 ) -> None:
     bad = with_damage(baked, label, tmp_path)
@@ -121,7 +121,7 @@ def test_a_damaged_promise_hides_no_other(
         assert near.startswith(program.label) == (program.label != label)
 
 
-def test_a_promise_is_made_anew_where_a_bundle_has_a_damaged_one(
+def test_a_bundle_entry_is_written_again_where_a_bundle_has_a_damaged_one(
     baked: Baked, shared_builder: Builder, config: Config, recorder: Recorder, tmp_path: Path
 ) -> None:
     recorder.forgive = True
@@ -178,7 +178,7 @@ NONSENSE: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
 
 
 @pytest.mark.parametrize("case", range(len(NONSENSE)))
-def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
+def test_invalid_data_under_a_right_checksum_is_a_damaged_entry(
     case: int,
     baked: Baked,
     shared_builder: Builder,
@@ -187,7 +187,8 @@ def test_nonsense_under_a_right_checksum_is_a_damaged_entry(
     tmp_path: Path,
 ) -> None:
     recorder.forgive = True
-    (of, spoil), program = NONSENSE[case], baked.programs["file.cu"]
+    (of, spoil) = NONSENSE[case]
+    program = baked.programs["file.cu"]
     promise = shared_builder.bundle_entry(program, "sm_90")[0]
     entries = promise.encode()
     digest = promise.key if of == "promise" else promise.artifact.digest

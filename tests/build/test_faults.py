@@ -1,4 +1,4 @@
-"""Damage and faults under a builder: the caller gets its compile, and an event says what went wrong."""
+"""Damaged entries and failing tiers below a builder: builds succeed, and an event has the reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_whole_entry_that_holds_no_artifact_is_a_miss(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB, filled to the brim by the test."""
+    """Return a file system of 64 KiB, which the test fills."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
@@ -171,5 +171,5 @@ def test_without_a_cache_everything_still_works(
     builder.build(PROGRAM, "sm_90")
     builder.build(PROGRAM, "sm_90")
     assert not config.cache_dirs[0].exists()
-    assert not config.lock_dir.exists()  # what is not shared is not waited for
+    assert not config.lock_dir.exists()  # A lock that is not shared is not waited for.
     assert len(recorder.named("compile")) == 1

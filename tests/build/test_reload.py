@@ -18,7 +18,7 @@ from preheat.errors import CaptureError, CompileError, InputError
 from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.runtime.kernel import Kernel
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 
 PLAIN = 'extern "C" __global__ void k(int* x) {{ *x = {}; }}\n'
 TWO = PLAIN + 'extern "C" __global__ void other(int* x) {{ *x = 100 + {}; }}\n'
@@ -58,18 +58,19 @@ def test_an_edited_file_is_built_again_and_an_old_kernel_keeps_its_code(
     assert device.module(file)["k"].module is new.module
 
 
-def test_kernels_of_one_file_are_built_again_together(flaky: Flaky, tmp_path: Path) -> None:
-    file, gpu = tmp_path / "k.cu", flaky.gpu
+def test_kernels_of_one_file_are_built_again_together(faulty: FaultyGpu, tmp_path: Path) -> None:
+    file = tmp_path / "k.cu"
+    gpu = faulty.gpu
     file.write_text(TWO.format(1, 1))
     gpu.kernel(file, "k"), gpu.kernel(file, "other")
     file.write_text(TWO.format(2, 2))
-    with flaky.asked("load") as asked:
+    with faulty.count_calls("load") as calls:
         kernels = [gpu.kernel(file, name) for name in ("k", "other", "k")]
-    assert asked == {"load": 1}
+    assert calls == {"load": 1}
     assert [answer(gpu, kernel) for kernel in kernels] == [2, 102, 2]
 
 
-def test_an_edit_that_leaves_size_and_times_alone_is_seen(device: Gpu, tmp_path: Path) -> None:
+def test_an_edit_that_keeps_size_and_times_is_seen(device: Gpu, tmp_path: Path) -> None:
     file = tmp_path / "k.cu"
     file.write_text(PLAIN.format(1))
     stamp = file.stat()
@@ -124,7 +125,7 @@ def test_a_header_that_hides_another_is_seen(
     assert (answer(device, old), answer(device, new)) == (1, 2)
 
 
-def test_an_edit_with_an_error_is_an_error_until_it_is_mended(device: Gpu, tmp_path: Path) -> None:
+def test_an_edit_with_an_error_is_an_error_until_it_is_corrected(device: Gpu, tmp_path: Path) -> None:
     file = tmp_path / "k.cu"
     file.write_text(PLAIN.format(1))
     old = device.kernel(file, "k")
@@ -137,7 +138,7 @@ def test_an_edit_with_an_error_is_an_error_until_it_is_mended(device: Gpu, tmp_p
     assert answer(device, device.kernel(file, "k")) == 2
 
 
-def test_a_file_that_is_gone_is_an_error_that_names_it(device: Gpu, tmp_path: Path) -> None:
+def test_a_file_that_was_removed_is_an_error_that_names_it(device: Gpu, tmp_path: Path) -> None:
     file = tmp_path / "k.cu"
     file.write_text(PLAIN.format(1))
     old = device.kernel(file, "k")
@@ -149,12 +150,13 @@ def test_a_file_that_is_gone_is_an_error_that_names_it(device: Gpu, tmp_path: Pa
     assert answer(device, device.kernel(file, "k")) == 1
 
 
-def test_the_look_can_be_turned_off(
+def test_the_check_for_edited_files_can_be_turned_off(
     open_device: Callable[..., Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert open_device("emulator").reload
     monkeypatch.setenv("PREHEAT_RELOAD", "off")
-    gpu, file = preheat.device("emulator:7"), tmp_path / "k.cu"
+    gpu = preheat.device("emulator:7")
+    file = tmp_path / "k.cu"
     with gpu:
         file.write_text(PLAIN.format(1))
         kernel = gpu.kernel(file, "k")
@@ -185,7 +187,7 @@ def test_text_that_opens_no_file_looks_at_none(
     assert device.kernel(PLAIN.format(1), "k") is kernel
 
 
-def test_headers_of_the_toolkit_are_not_looked_at_again(
+def test_headers_of_the_toolkit_are_not_checked_again(
     device: Gpu, monkeypatch: pytest.MonkeyPatch, clock: Callable[[float], None]
 ) -> None:
     source = "#include <nv/target>\n" + PLAIN.format("31")
@@ -210,18 +212,20 @@ def test_a_capture_refuses_a_program_that_was_edited(device: Gpu, tmp_path: Path
     assert x.numpy()[0] == 1
 
 
-def test_threads_that_see_an_edit_together_load_it_once(flaky: Flaky, tmp_path: Path) -> None:
-    file, gpu, got = tmp_path / "k.cu", flaky.gpu, list[Any]()
+def test_threads_that_see_an_edit_together_load_it_once(faulty: FaultyGpu, tmp_path: Path) -> None:
+    file = tmp_path / "k.cu"
+    gpu = faulty.gpu
+    got = list[Any]()
     file.write_text(PLAIN.format(1))
     gpu.kernel(file, "k")
     file.write_text(PLAIN.format(2))
     threads = [threading.Thread(target=lambda: got.append(gpu.kernel(file, "k"))) for _ in range(8)]
-    with flaky.asked("load") as asked:
+    with faulty.count_calls("load") as calls:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert asked == {"load": 1}
+    assert calls == {"load": 1}
     assert {answer(gpu, kernel) for kernel in got} == {2}
     assert len(got) == 8
 
@@ -229,7 +233,8 @@ def test_threads_that_see_an_edit_together_load_it_once(flaky: Flaky, tmp_path: 
 def test_a_file_that_is_edited_while_it_is_built_is_built_again(
     device: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, build = tmp_path / "k.cu", device._session.code
+    file = tmp_path / "k.cu"
+    build = device._session.code
     file.write_text(PLAIN.format(1))
 
     def slow(*args: Any, **more: Any) -> Any:

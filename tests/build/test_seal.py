@@ -35,7 +35,7 @@ from preheat.key import bundle_key
 from preheat.program import Program
 from tests.build.sealed import CLOCK, NAMED, PLAIN, TWO, Baked, elsewhere, on_disk, recorded
 from tests.conftest import SAXPY
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 def test_a_sealed_process_needs_no_compiler_no_header_and_no_cache(
@@ -110,7 +110,7 @@ CHANGES: dict[str, tuple[str, Callable[[Program], Program], str, str]] = {
 def test_a_seal_names_what_differs_from_the_nearest(
     what: str, baked: Baked, bare: Callable[..., Builder]
 ) -> None:
-    label, change, arch, told = CHANGES[what]
+    label, change, arch, reported = CHANGES[what]
     builder = bare(bundles=(baked.path,), sealed=SealMode.ERROR)
     with pytest.raises(SealedError) as refused:
         builder.build(change(baked.programs[label]), arch)
@@ -119,7 +119,7 @@ def test_a_seal_names_what_differs_from_the_nearest(
     assert error.caller.startswith("test_seal.py:")
     assert error.nearest is not None
     assert error.nearest.startswith(f"{label} for sm_90 (")
-    assert any(line.startswith(told) for line in error.differences), error.differences
+    assert any(line.startswith(reported) for line in error.differences), error.differences
     assert len(error.differences) == 1
     assert error.differences[0] in str(error)
     assert "record and bake" in str(error.hint)
@@ -144,8 +144,8 @@ def test_a_bundle_from_before_include_directories_counted_answers_what_includes_
     assert builder.build(PLAIN, "sm_90").cubin
     with pytest.raises(SealedError) as refused:
         builder.build(baked.programs["file.cu"], "sm_90")
-    (told,) = refused.value.differences
-    assert told.startswith("include: the bundle does not say for which directories it was baked")
+    (reported,) = refused.value.differences
+    assert reported.startswith("include: the bundle does not say for which directories it was baked")
 
 
 def test_the_error_of_a_kernel_names_it_and_the_line_that_asked(
@@ -186,7 +186,7 @@ def test_the_nearest_is_sought_in_caches_and_layers_too(
     assert near.differences == ("option[0]: '-lineinfo' is gone",)
 
 
-def test_of_two_with_another_name_the_nearer_is_told_wherever_it_is(
+def test_of_two_with_another_name_the_nearer_is_reported_wherever_it_is(
     baked: Baked, config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
 ) -> None:
     far = shared_builder.build(NAMED, "sm_90")
@@ -212,7 +212,7 @@ def test_a_seal_says_which_bundle_could_not_be_used(
         builder.build(PLAIN, "sm_90")
 
 
-def test_what_the_cache_has_needs_no_compile_and_is_used_sealed(
+def test_a_cached_program_needs_no_compile_and_is_used_when_sealed(
     config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
 ) -> None:
     open_builder().build(PLAIN, "sm_90")
@@ -232,7 +232,7 @@ def test_a_program_that_no_cache_keeps_is_served_sealed_and_compiled_otherwise(
     assert shared_builder.bundle_entry(CLOCK, "sm_90")[0].note.endswith("reads the clock")
 
 
-def test_what_could_not_be_tracked_is_served_sealed_alone(
+def test_a_program_that_could_not_be_tracked_is_used_only_when_sealed(
     shared_builder: Builder, open_builder: Callable[..., Builder], config: Config, tmp_path: Path
 ) -> None:
     (tmp_path / "maybe.h").write_text("#define BY 5\n")
@@ -263,14 +263,15 @@ def test_why_programs_could_not_be_stored_is_not_remembered_without_end(
 # Header files
 
 
-def test_what_is_known_of_header_files_outlives_the_process(
+def test_knowledge_of_header_files_outlives_the_process(
     baked: Baked,
     config: Config,
     open_builder: Callable[..., Builder],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here, config = on_disk(tmp_path / "include"), replace(config, bundles=(baked.path,))
+    here = on_disk(tmp_path / "include")
+    config = replace(config, bundles=(baked.path,))
     monkeypatch.setattr("preheat.toolchain.evidence._SETTLED", 0)  # as if time had passed
     for _ in range(2):  # the second look may settle what the first one saw
         open_builder(config).build(here, "sm_90")
@@ -278,7 +279,7 @@ def test_what_is_known_of_header_files_outlives_the_process(
     assert open_builder(config).build(here, "sm_90").label == "file.cu"
 
 
-def test_what_is_known_of_header_files_is_bounded(
+def test_knowledge_of_header_files_is_bounded(
     baked: Baked,
     shared_builder: Builder,
     builder: Builder,
@@ -311,7 +312,7 @@ def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
     assert not isinstance(builder.why(here, "sm_90"), Miss)
 
 
-def test_sealed_a_changed_header_file_is_not_looked_at_but_why_tells(
+def test_sealed_a_changed_header_file_is_not_looked_at_but_why_reports_it(
     baked: Baked, config: Config, open_builder: Callable[..., Builder], tmp_path: Path
 ) -> None:
     here = on_disk(tmp_path / "include")
@@ -338,7 +339,7 @@ def test_a_warning_seal_counts_logs_and_compiles(
     assert builder.stats()["process"]["sealed"] == 1
 
 
-def test_a_warning_is_told_once_per_compile(config: Config) -> None:
+def test_a_warning_is_reported_once_per_compile(config: Config) -> None:
     builder = Builder.open(replace(config, sealed=SealMode.WARN), events=Events())
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: builder.build(PLAIN, "sm_90"), range(8)))
@@ -347,8 +348,8 @@ def test_a_warning_is_told_once_per_compile(config: Config) -> None:
         with pytest.raises(CompileError):
             builder.build(wrong, "sm_90")
     builder.close()
-    told = builder.stats()["process"]
-    assert (told["compiles"], told["rejections"], told["sealed"]) == (1, 1, 2)
+    reported = builder.stats()["process"]
+    assert (reported["compiles"], reported["rejections"], reported["sealed"]) == (1, 1, 2)
 
 
 def test_a_seal_holds_for_every_builder_until_it_is_lifted(builder: Builder) -> None:
@@ -386,20 +387,20 @@ def test_blocks_of_two_threads_that_overlap_both_hold_to_their_end() -> None:
     def other() -> None:
         with sealed():
             entered.set()
-            leave.wait(PATIENCE)
+            leave.wait(TIMEOUT_SECONDS)
 
     thread = threading.Thread(target=other)
     with sealed():
         thread.start()
-        assert entered.wait(PATIENCE)
+        assert entered.wait(TIMEOUT_SECONDS)
     assert in_force() is SealMode.ERROR
     leave.set()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT_SECONDS)
     assert in_force() is SealMode.OFF
 
 
 @pytest.mark.parametrize("mode", ["", "yes", "Error", None, 3])
-def test_other_words_are_no_seal(mode: Any) -> None:
+def test_an_unknown_seal_mode_is_refused(mode: Any) -> None:
     with pytest.raises(InputError, match="a seal is 'error' or 'warn'"):
         seal(mode)
 

@@ -1,4 +1,4 @@
-"""Many processes, one compile: who compiles, who waits, and what happens when the one is killed."""
+"""Concurrent processes compile a program once; a killed compiling process is replaced."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 
 from preheat.cache.lock import FileLock
-from tests.processes import PATIENCE, TELL_WAITS, ended, finish, kill, line, start, tell
+from tests.processes import (
+    REPORT_WAITS,
+    TIMEOUT_SECONDS,
+    expect_success,
+    kill,
+    read_line,
+    start_python,
+    wait_for_exit,
+    write_line,
+)
 from tests.toolchain.support import compiling
 
-# Waits until every process is there, then builds one program and says how often it compiled.
+# Waits until every process has started, builds one program, and prints how often it compiled.
 BUILD = """
 import os, pathlib, sys, time
 import preheat
@@ -35,7 +44,7 @@ print(int(stats.get("compiles", 0)), int(stats.get("waits", 0)), artifact.digest
 SLOW = f"""
 import sys
 import preheat
-{TELL_WAITS}
+{REPORT_WAITS}
 if "slow" in sys.argv:
     from preheat.toolchain import translate
     compile_cuda = translate.compile_cuda
@@ -68,7 +77,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {
         "PREHEAT_CACHE_DIR": str(tmp_path / "cache"),
         "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
-        "PREHEAT_LOCK_WAIT": str(10 * PATIENCE),  # so that nobody gives up waiting
+        "PREHEAT_LOCK_WAIT": str(10 * TIMEOUT_SECONDS),  # so that no wait ends by its limit
     }
 
 
@@ -76,8 +85,8 @@ def crowd(tmp_path: Path, env: dict[str, str], labels: list[str]) -> list[tuple[
     """Run one process per label, all starting together; compiles, waits and digest of each."""
     gate = tmp_path / "gate"
     gate.mkdir()
-    running = [start(BUILD, label, str(gate), str(len(labels)), env=env) for label in labels]
-    rows = [finish(process).split() for process in running]
+    running = [start_python(BUILD, label, str(gate), str(len(labels)), env=env) for label in labels]
+    rows = [expect_success(process).split() for process in running]
     return [(int(compiles), int(waits), digest) for compiles, waits, digest in rows]
 
 
@@ -100,11 +109,11 @@ def test_processes_with_different_keys_compile_each_their_own_and_never_wait(
 
 
 def compiling_and_waiting(env: dict[str, str], wait: float) -> tuple[Process, Process]:
-    """A process amid its compile, and another one that waits for it, `wait` seconds at most."""
-    first = start(SLOW, "slow", env=env)
-    assert line(first) == "compiling"
-    second = start(SLOW, env={**env, "PREHEAT_LOCK_WAIT": str(wait)})
-    said = line(second).split()
+    """Return a process that compiles and one that waits for it, for at most `wait` seconds."""
+    first = start_python(SLOW, "slow", env=env)
+    assert read_line(first) == "compiling"
+    second = start_python(SLOW, env={**env, "PREHEAT_LOCK_WAIT": str(wait)})
+    said = read_line(second).split()
     assert (said[:2], float(said[-1])) == (["waits", "for"], wait)
     return first, second
 
@@ -112,21 +121,21 @@ def compiling_and_waiting(env: dict[str, str], wait: float) -> tuple[Process, Pr
 def test_a_killed_compiling_process_is_replaced_long_before_the_wait_is_over(
     env: dict[str, str],
 ) -> None:
-    first, second = compiling_and_waiting(env, wait=10 * PATIENCE)
+    first, second = compiling_and_waiting(env, wait=10 * TIMEOUT_SECONDS)
     kill(first)
-    assert finish(second) == "1 1\n"
+    assert expect_success(second) == "1 1\n"
 
 
 def test_a_waiter_takes_what_the_first_made(env: dict[str, str]) -> None:
-    first, second = compiling_and_waiting(env, wait=10 * PATIENCE)
-    tell(first)
-    assert finish(second) == "0 1\n"
-    assert finish(first) == "1 0\n"
+    first, second = compiling_and_waiting(env, wait=10 * TIMEOUT_SECONDS)
+    write_line(first)
+    assert expect_success(second) == "0 1\n"
+    assert expect_success(first) == "1 0\n"
 
 
 def test_a_waiter_compiles_for_itself_after_its_bound(env: dict[str, str]) -> None:
     first, second = compiling_and_waiting(env, wait=1)
-    assert finish(second) == "1 1\n"
+    assert expect_success(second) == "1 1\n"
     assert first.poll() is None
 
 
@@ -138,21 +147,24 @@ def test_a_lock_file_left_behind_by_a_dead_process_stops_nobody(
     for file in (tmp_path / "cache").rglob(f"{digest}.heat"):
         file.unlink()
     (tmp_path / "locks" / digest).touch()
-    assert finish(start(BUILD, "one.cu", str(tmp_path / "gate"), "1", env=env)).split()[0] == "1"
+    assert (
+        expect_success(start_python(BUILD, "one.cu", str(tmp_path / "gate"), "1", env=env)).split()[0]
+        == "1"
+    )
 
 
 def test_a_fully_cached_process_loads_no_compiler_library(env: dict[str, str]) -> None:
-    finish(start(SLOW, env=env))
+    expect_success(start_python(SLOW, env=env))
     probe = SLOW + 'print("libnvrtc" in open("/proc/self/maps").read(), "cuda" in sys.modules)'
-    assert finish(start(probe, env=env)).split() == ["0", "0", "False", "False"]
+    assert expect_success(start_python(probe, env=env)).split() == ["0", "0", "False", "False"]
 
 
 def test_ctrl_c_during_a_compile_ends_the_process_and_its_worker(env: dict[str, str]) -> None:
-    process = start(ENDLESS, env=env)
+    process = start_python(ENDLESS, env=env)
     worker, _ = compiling(process.pid)
     workers = children(process.pid)
     process.send_signal(signal.SIGINT)
-    _, err = ended(process)  # which the compile would not do for a long time
+    _, err = wait_for_exit(process)  # which the compile would not do for a long time
     assert "KeyboardInterrupt" in err
     assert worker in workers
     assert Counter(alive(pid) for pid in workers) == Counter({False: len(workers)})

@@ -1,4 +1,4 @@
-"""Roles that tests give to processes of their own: `python -m tests.cache.children ROLE ARGUMENT…`."""
+"""Roles for child processes of tests: `python -m tests.cache.children ROLE ARGUMENT…`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def put_and_get(root: str, locks: str, writer: str, writers: str, times: str) ->
 
 def put_forever(root: str, locks: str, seed: str, entries: str) -> None:
     """Write entries at random until killed."""
-    disk, chance = open_disk(root, locks), random.Random(int(seed))
+    disk = open_disk(root, locks)
+    chance = random.Random(int(seed))
     say("ready")
     while True:
         number = chance.randrange(int(entries))
@@ -135,7 +136,7 @@ def put_forever(root: str, locks: str, seed: str, entries: str) -> None:
 
 
 def put_and_die_at_every_line(roots: str, locks: str) -> None:
-    """Put an entry and die at the first line, put another and die at the second, to the last.
+    """Put an entry and exit at its first line, put another and exit at the second, up to the last.
 
     `roots` may have a place for the number of the death.
     """
@@ -149,7 +150,7 @@ def put_and_die_at_every_line(roots: str, locks: str) -> None:
 
 
 def bundle_and_die_at_every_line(path: str) -> None:
-    """Replace a bundle and die at the first line, the second, to the last; say what was found after."""
+    """Replace a bundle and exit at each of its lines; print the content that is found afterwards."""
     old, new = ({digest_of(number): blob_of(number, 5000)} for number in (1, 2))
     write_bundle(path, old, {})
     found = []
@@ -185,7 +186,7 @@ def _die_at_every_line(act: Callable[[int], object]) -> Iterator[int]:
 
 
 class _Executioner:
-    """A trace function that kills its process after so many lines of the store's code."""
+    """A trace function that kills its process after a number of lines of the store's code."""
 
     def __init__(self, lines: int) -> None:
         self._left = lines
@@ -208,7 +209,7 @@ class _Executioner:
 
 
 def count_in_journal(directory: str, locks: str, times: str) -> None:
-    """Write growing counters, as a process does that goes on working."""
+    """Write growing counters, as a process does that continues to work."""
     journal = Journal(Path(directory), lock_dir=Path(locks))
     for number in range(1, int(times) + 1):
         journal.write({"hits.disk": number, "seconds_saved": number * 0.5})

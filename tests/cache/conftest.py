@@ -1,4 +1,4 @@
-"""Stores on the test's own directories."""
+"""Fixtures: stores in the directory of the test."""
 
 from __future__ import annotations
 

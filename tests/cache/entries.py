@@ -1,4 +1,4 @@
-"""Entries for tests, each known by its number. Imports little, so that child processes start fast."""
+"""Numbered entries for tests. The module imports little, so that child processes start fast."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from preheat.cache.bundle import Bundle
 
 
 def digest_of(number: int) -> str:
-    """The digest of entry `number`."""
+    """Return the digest of entry `number`."""
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
 def blob_of(number: int, size: int = 100, by: str = "") -> bytes:
-    """The bytes of entry `number`: always the same for the same arguments."""
+    """Return the bytes of entry `number`: always the same for the same arguments."""
     code = hashlib.shake_128(f"{number} {by}".encode()).digest(size)
     return codec.pack(digest_of(number), {"number": number, "by": by}, {"code": code})
 
 
 def content(bundle: Bundle) -> dict[str, bytes | None]:
-    """Every entry of a bundle."""
+    """Return every entry of a bundle."""
     return {digest: bundle.get(digest) for digest in bundle.digests()}

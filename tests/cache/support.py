@@ -1,4 +1,4 @@
-"""What the store's tests share: a clock to turn, other processes, small file systems."""
+"""Helpers for the tests of the cache: a settable clock, child processes, small file systems."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Clock:
 def start(role: str, *arguments: object) -> subprocess.Popen[str]:
     """Another process that plays `role` of tests/store/children.py, killed when the test ends."""
     command = [sys.executable, "-m", "tests.cache.children", role, *map(str, arguments)]
-    return processes.launch(command, cwd=REPOSITORY)
+    return processes.start_process(command, cwd=REPOSITORY)
 
 
 def finish(*children: subprocess.Popen[str]) -> list[str]:
-    """What each child said, once all have ended well; those that wait for their stdin go on at once."""
+    """Return the output of each child after all have exited successfully; stdin is closed at once."""
     for child in children:
         if child.stdin is not None:
             child.stdin.close()
             child.stdin = None
-    said = [processes.ended(child) for child in children]
+    said = [processes.wait_for_exit(child) for child in children]
     assert [(child.returncode, errors) for child, (_, errors) in zip(children, said, strict=True)] == [
         (0, "") for _ in children
     ]
@@ -63,7 +63,7 @@ def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:
 
 @contextmanager
 def tmpfs(path: Path, options: str) -> Iterator[Path]:
-    """A small file system of its own at `path`; skips the test where mounting is not permitted."""
+    """Mount a small file system at `path`; skip the test where mounting is not permitted."""
     path.mkdir()
     mounted = _run("mount", "-t", "tmpfs", "-o", options, "none", str(path))
     if mounted is not None:
@@ -90,7 +90,7 @@ def as_nobody() -> Iterator[None]:
 
 
 def _run(*command: str) -> str | None:
-    """None when the command worked, else what it complained about."""
+    """Return None if the command succeeded, and its error message otherwise."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as missing:

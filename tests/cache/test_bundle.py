@@ -1,4 +1,4 @@
-"""Bundles: one file that is sound, or refused for a reason."""
+"""Bundles: a valid file is opened, and an invalid file is refused with the reason."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def small(path: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that each example of a property writes anew."""
+    """Return a file that each example of a property writes anew."""
     return tmp_path_factory.mktemp("scratch") / "any.heat"
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bytes of a sound bundle."""
+    """Return the bytes of a valid bundle."""
     path = tmp_path_factory.mktemp("whole") / "whole.heat"
     write(path, SMALL, META)
     return path.read_bytes()
@@ -85,7 +85,7 @@ def forged(
     version: int = 1,
     magic: bytes = bundle.MAGIC,
 ) -> bytes:
-    """A bundle that says what it is told, under a checksum that is right.
+    """Return a bundle with arbitrary content and a valid checksum.
 
     Records have the ends of entries counted from the first one's start.
     """
@@ -102,7 +102,7 @@ def forged(
 
 
 def behaves(path: Path, originals: dict[str, bytes]) -> bool:
-    """Whether the file opens; if so, an entry is the original, missing, or known to be damaged."""
+    """Return True if the file opens and each entry is the original, missing, or known as damaged."""
     try:
         opened = Bundle.open(path)
     except BundleError:
@@ -125,14 +125,14 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-# What is written is read
+# Round trips
 
 
 @settings(deadline=None)
 @given(numbers=st.sets(st.integers(0, 1000), max_size=40), meta=metas)
 @example(numbers=set(), meta={})
 @example(numbers={1}, meta={"lone surrogate": "\ud800"})
-def test_what_is_written_is_read(scratch: Path, numbers: set[int], meta: dict[str, Any]) -> None:
+def test_written_entries_are_read_back(scratch: Path, numbers: set[int], meta: dict[str, Any]) -> None:
     there = entries(numbers)
     size = write(scratch, there, meta)
     with Bundle.open(scratch) as opened:
@@ -145,7 +145,7 @@ def test_what_is_written_is_read(scratch: Path, numbers: set[int], meta: dict[st
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100])
-def test_what_is_not_there_is_none(path: Path, count: int) -> None:
+def test_a_missing_entry_is_none(path: Path, count: int) -> None:
     write(path, entries(range(count)), {})
     with Bundle.open(path) as opened:
         others = [digest_of(number) for number in range(1000, 1200)]
@@ -165,9 +165,10 @@ def test_the_bytes_of_a_bundle_do_not_change_between_releases(whole: bytes) -> N
     assert xxhash.xxh3_128_hexdigest(whole) == "450d1ff61f2827177254650a03e45b55"
 
 
-def test_opening_reads_the_index_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_reads_the_index_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, entries(range(10), size=100_000), {})
-    read, pread = [], os.pread
+    read = []
+    pread = os.pread
 
     def counting(descriptor: int, size: int, offset: int) -> bytes:
         read.append(size)
@@ -274,7 +275,7 @@ def test_verify_finds_an_entry_whose_parts_do_not_fit_together(path: Path) -> No
         assert list(opened.verify()) == [digest_of(1)]
 
 
-# What is refused
+# Refused arguments
 
 
 ONE, TWO = (bytes.fromhex(digest) for digest in sorted(digest_of(number) for number in (1, 2)))
@@ -327,7 +328,7 @@ ONE, TWO = (bytes.fromhex(digest) for digest in sorted(digest_of(number) for num
         ),
     ],
 )
-def test_what_is_not_sound_is_refused_with_the_reason(path: Path, data: bytes, why: str) -> None:
+def test_an_invalid_file_is_refused_with_the_reason(path: Path, data: bytes, why: str) -> None:
     path.write_bytes(data)
     assert why in refusal(path)
 
@@ -340,7 +341,7 @@ def test_every_refusal_of_a_file_says_what_to_do(path: Path) -> None:
         assert caught.value.hint
 
 
-def test_what_is_not_a_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused_without_waiting(tmp_path: Path) -> None:
     fifo, loop = tmp_path / "pipe.heat", tmp_path / "loop.heat"
     os.mkfifo(fifo)
     loop.symlink_to(loop)
@@ -362,7 +363,7 @@ def test_a_file_that_may_not_be_read_is_refused(small: Bundle) -> None:
 @pytest.mark.parametrize("end", [2**40, 2**30 + 1])
 def test_a_vast_file_costs_neither_time_nor_memory(path: Path, end: int) -> None:
     path.write_bytes(forged([(ONE, end)]))
-    os.truncate(path, path.stat().st_size + end)  # sparse: it takes no room
+    os.truncate(path, path.stat().st_size + end)  # The file is sparse and takes no disk space.
     tracemalloc.start()
     try:
         assert "its index puts entry" in refusal(path)
@@ -372,7 +373,7 @@ def test_a_vast_file_costs_neither_time_nor_memory(path: Path, end: int) -> None
 
 
 def test_a_refused_file_is_not_kept_open(path: Path) -> None:
-    gc.collect()  # The files of earlier tests are closed before, not meanwhile.
+    gc.collect()  # Close the files of earlier tests before the count, not during it.
     before = os.listdir("/proc/self/fd")
     path.write_bytes(forged(body=b"x"))
     with pytest.raises(BundleError) as kept:
@@ -593,7 +594,7 @@ def test_the_content_is_on_disk_before_its_name_and_the_name_before_the_end(
     assert done == ["file", "rename", "directory"]
 
 
-def test_a_bundle_replaces_files_and_links_to_files_alone(tmp_path: Path) -> None:
+def test_a_bundle_replaces_files_and_links_to_files_only(tmp_path: Path) -> None:
     fifo, link, linked = tmp_path / "pipe", tmp_path / "link", tmp_path / "linked"
     os.mkfifo(fifo)
     linked.write_bytes(b"kept")

@@ -1,4 +1,4 @@
-"""Tiers in a row, and what happens when one of them fails."""
+"""Chains of tiers: lookups, writes, and tiers that fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import as_nobody, needs_root, remount, tmpfs, tree
 from tests.conftest import Recorder
 
-KEY, BLOB = digest_of(1), blob_of(1)
+KEY = digest_of(1)
+BLOB = blob_of(1)
 LARGE = blob_of(1, 100_000)
 
 
@@ -56,7 +57,7 @@ def test_the_first_tier_that_has_it_answers(events: Events) -> None:
     assert chain.get(KEY) == (b"near", "near")
 
 
-def test_nobody_has_it_is_none_without_any_event(
+def test_a_key_that_no_tier_has_is_none_without_any_event(
     disk: DiskTier, events: Events, recorder: Recorder
 ) -> None:
     assert Chain([MemoryTier(1000), disk], events).get(KEY) is None
@@ -179,7 +180,7 @@ def test_only_broken_tiers_are_a_miss(events: Events, recorder: Recorder) -> Non
     assert len(recorder.named("fault")) == 2
 
 
-def test_a_mistake_in_the_program_is_not_hidden_as_a_fault(events: Events) -> None:
+def test_an_error_of_the_program_is_not_reported_as_a_fault(events: Events) -> None:
     class Wrong(BrokenStore):
         def get(self, digest: str) -> bytes | None:
             raise TypeError(digest)
@@ -189,7 +190,7 @@ def test_a_mistake_in_the_program_is_not_hidden_as_a_fault(events: Events) -> No
 
 
 def survives(make: Callable[[], Chain], recorder: Recorder, blob: bytes, error: str) -> None:
-    """Each put is one fault, and memory gives the blob all the same."""
+    """Each put is one fault, and the memory tier still returns the blob."""
     recorder.forgive = True
     chain = make()
     for attempt in (1, 2):
@@ -213,7 +214,7 @@ def test_a_full_disk_is_one_event_for_each_put(
         assert disk.get(KEY) == BLOB, "there is room for a small one"
 
 
-def test_a_disk_without_room_for_a_directory_is_one_event_for_each_put(
+def test_a_disk_without_free_memory_for_a_directory_is_one_event_for_each_put(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
     with tmpfs(tmp_path / "small", "size=64k,nr_inodes=2") as small:

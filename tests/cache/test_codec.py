@@ -1,4 +1,4 @@
-"""Entries: whole, or known not to be."""
+"""The encoding of entries: round trips, and detection of every kind of damage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ metas = st.dictionaries(texts, values, max_size=4)
 
 
 def sealed(text: bytes, payload: bytes = b"", *, length: int | None = None) -> bytes:
-    """An entry with any JSON part and a checksum that is right."""
+    """Return an entry with any JSON part and a checksum that is right."""
     head = HEAD.pack(codec.MAGIC, 1, bytes.fromhex(DIGEST), len(text) if length is None else length)
     body = head + text + payload
     return body + xxhash.xxh3_128_digest(body)
@@ -40,7 +40,7 @@ def header(table: object, meta: object = None) -> bytes:
 
 
 @given(meta=metas, sections=st.dictionaries(texts, st.binary(max_size=50), max_size=4))
-def test_what_is_packed_is_unpacked(meta: dict[str, Any], sections: dict[str, bytes]) -> None:
+def test_packed_content_is_unpacked(meta: dict[str, Any], sections: dict[str, bytes]) -> None:
     assert unpack(DIGEST, pack(DIGEST, meta, sections)) == (meta, sections)
 
 

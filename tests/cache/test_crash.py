@@ -1,4 +1,4 @@
-"""Many processes at once, and processes killed at any instant."""
+"""The cache under concurrent processes and processes that are killed at any instant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preheat.events import Events
 from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import Clock, finish, start
 from tests.conftest import Recorder
-from tests.processes import kill, line
+from tests.processes import kill, read_line
 
 WRITERS = 8
 KILLS = 200
@@ -31,7 +31,7 @@ def test_processes_that_write_one_entry_and_read_it_never_see_a_part(
         for writer in range(WRITERS)
     ]
     for child in children:
-        assert line(child) == "ready"
+        assert read_line(child) == "ready"
     finish(*children)
     assert disk.get(digest_of(1)) in {blob_of(1, 300_000, by=str(writer)) for writer in range(WRITERS)}
     assert len(list(disk.items())) == 1
@@ -84,7 +84,7 @@ def test_writers_killed_at_random_leave_a_store_that_works(
             for number in range(WRITERS)
         ]
         for writer in writers:
-            assert line(writer) == "ready"
+            assert read_line(writer) == "ready"
         for writer in writers:
             time.sleep(chance.uniform(0, 0.01))
             kill(writer)

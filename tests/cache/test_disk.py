@@ -1,4 +1,4 @@
-"""The tier on disk, and the layer that is only read."""
+"""The disk tier and the read-only layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import Clock, as_nobody, needs_root, tree
 from tests.conftest import Recorder
 
-KEY, BLOB = digest_of(1), blob_of(1)
+KEY = digest_of(1)
+BLOB = blob_of(1)
 
 
 def flip(blob: bytes, position: int) -> bytes:
@@ -57,7 +58,7 @@ def staged_files(disk: DiskTier) -> list[str]:
 
 @pytest.fixture
 def open_umask() -> Iterator[None]:
-    """A user who lets everybody write everywhere."""
+    """A user whose umask permits everyone to write."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -66,7 +67,7 @@ def open_umask() -> Iterator[None]:
 # Reading and writing
 
 
-def test_get_gives_what_was_put(disk: DiskTier) -> None:
+def test_get_returns_the_stored_blob(disk: DiskTier) -> None:
     disk.put(KEY, BLOB)
     assert disk.get(KEY) == BLOB
 
@@ -354,7 +355,7 @@ def test_reading_stamps_an_entry_at_most_once_an_hour(disk: DiskTier, clock: Clo
 
 @pytest.fixture
 def layer(disk: DiskTier, events: Events) -> LayerTier:
-    """A directory that someone filled long ago, where our own store would write stamps."""
+    """Return a directory that was filled earlier, in which the store would write stamps."""
     disk.put(KEY, BLOB)
     disk.put(digest_of(2), blob_of(2))
     for digest in (KEY, digest_of(2)):
@@ -376,7 +377,7 @@ def test_a_layer_is_never_written_when_read(layer: LayerTier) -> None:
 
 
 @damages
-def test_a_layer_is_never_written_to_mend_it(
+def test_a_layer_is_never_written_to_repair_it(
     layer: LayerTier, recorder: Recorder, damage: Callable[[bytes], bytes]
 ) -> None:
     recorder.forgive = True

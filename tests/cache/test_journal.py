@@ -1,4 +1,4 @@
-"""Counters of many processes: never lost, never counted twice."""
+"""Counters of concurrent processes: no count is lost, and none is counted twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_journal(directory: Path, tmp_path: Path, clock: Clock) -> OpenJournal:
 
 
 def leave_files(open_journal: OpenJournal, count: int) -> None:
-    """What `count` processes with a hit each leave behind."""
+    """Return the files of `count` processes with one hit each."""
     for _ in range(count):
         open_journal().write({"hits": 1})
 
@@ -79,7 +79,8 @@ def test_processes_at_once_lose_nothing(directory: Path, tmp_path: Path) -> None
 
 
 def test_threads_of_one_process_do_not_disturb_each_other(open_journal: OpenJournal) -> None:
-    journal, trouble = open_journal(), list[Exception]()
+    journal = open_journal()
+    trouble = list[Exception]()
 
     def work(thread: int) -> None:
         try:
@@ -107,7 +108,7 @@ def test_a_forked_child_counts_in_a_file_of_its_own(open_journal: OpenJournal) -
     assert parent.total() == {"hits": 5}
 
 
-def test_files_are_for_the_owner_alone(open_journal: OpenJournal, directory: Path) -> None:
+def test_files_are_for_the_owner_only(open_journal: OpenJournal, directory: Path) -> None:
     before = os.umask(0)
     try:
         open_journal().write({"hits": 1})
@@ -149,7 +150,7 @@ def test_files_of_living_processes_are_not_folded(
     assert open_journal().total() == {"hits": 71}
 
 
-def test_a_process_whose_file_was_folded_goes_on(
+def test_a_process_whose_file_was_folded_continues(
     open_journal: OpenJournal, directory: Path, clock: Clock
 ) -> None:
     sleeper = open_journal()
@@ -171,7 +172,8 @@ def test_a_process_that_writes_while_its_file_is_folded_loses_nothing(
     sleeper.write({"hits": 10})
     (mine,) = names(directory)
     clock.advance(1000)
-    read, asleep = Journal._read, [mine]
+    read = Journal._read
+    asleep = [mine]
 
     def read_then_wake(journal: Journal, name: str) -> dict[str, float]:
         found = read(journal, name)
@@ -251,7 +253,7 @@ def test_a_file_that_a_killed_process_had_not_published_is_not_counted_twice(
 # Starting anew
 
 
-def test_clearing_starts_from_nothing_and_living_processes_go_on_from_there(
+def test_clearing_starts_from_nothing_and_living_processes_continue_from_there(
     open_journal: OpenJournal,
 ) -> None:
     journal = open_journal()

@@ -1,4 +1,4 @@
-"""The limits of the disk tier: what goes, what stays, and what that costs."""
+"""The limits of the disk tier: which entries are evicted, which stay, and what eviction costs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def staged(disk: DiskTier, name: str, *, written: float) -> Path:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every look through the whole cache."""
+    """Return a list that gets each scan of the whole cache."""
     seen: list[str] = []
     items = DiskTier.items
 
@@ -216,7 +216,7 @@ def test_entries_of_another_format_version_are_pruned(disk: DiskTier, other: str
     assert left(disk, range(1)) == [0]
 
 
-def test_a_sweep_leaves_alone_what_is_not_of_a_format_version(disk: DiskTier) -> None:
+def test_a_sweep_keeps_what_is_not_of_a_format_version(disk: DiskTier) -> None:
     fill(disk, range(1))
     for name in ("stats", "v1x", "version2", "v"):
         (disk.root / name).mkdir()
@@ -255,7 +255,7 @@ def test_an_eviction_clears_orphans_away_too(open_disk: OpenDisk, clock: Clock) 
     assert not orphan.exists()
 
 
-# What it costs
+# The cost of limits
 
 
 def test_puts_below_the_limit_look_through_the_cache_at_most_once(
@@ -338,7 +338,8 @@ def test_a_count_that_misses_an_entry_being_published_leaves_no_total_too_small(
     """The entry is in the totals before the count begins, and in the directory after it was scanned."""
     writer, counter = open_disk(), open_disk()
     fill(writer, range(3))
-    digest, blob = digest_of(3), blob_of(3)
+    digest = digest_of(3)
+    blob = blob_of(3)
     items = counter.items
 
     def published_behind_the_scan() -> list[Item]:

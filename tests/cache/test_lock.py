@@ -1,4 +1,4 @@
-"""One owner at a time, whatever happens to owners."""
+"""File locks: one owner at a time, also after owners are killed or interrupted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from preheat.cache.lock import FileLock, hold, release_lost, sweep
 from tests.cache.support import finish, start
-from tests.processes import PATIENCE, kill, line
+from tests.processes import TIMEOUT_SECONDS, kill, read_line
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_free_lock_is_taken_at_once(path: Path) -> None:
 
 def test_only_one_of_two_processes_has_it(path: Path) -> None:
     owner = start("hold", path)
-    assert line(owner) == "held"
+    assert read_line(owner) == "held"
     assert not FileLock(path).acquire(0)
     finish(owner)
     assert FileLock(path).acquire(0)
@@ -56,7 +56,8 @@ def test_other_locks_are_not_blocked(path: Path) -> None:
 
 
 def test_a_wait_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, pauses = [5.0], list[float]()
+    now = [5.0]
+    pauses = list[float]()
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
@@ -72,9 +73,9 @@ def test_a_wait_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_waiter_gets_it_when_the_owner_is_done(path: Path) -> None:
     owner = start("hold", path)
-    line(owner)
+    read_line(owner)
     outcome: list[bool] = []
-    waiter = threading.Thread(target=lambda: outcome.append(FileLock(path).acquire(PATIENCE)))
+    waiter = threading.Thread(target=lambda: outcome.append(FileLock(path).acquire(TIMEOUT_SECONDS)))
     waiter.start()
     finish(owner)
     waiter.join()
@@ -83,7 +84,7 @@ def test_a_waiter_gets_it_when_the_owner_is_done(path: Path) -> None:
 
 def test_a_killed_owner_is_succeeded_at_once(path: Path) -> None:
     owner = start("hold", path)
-    line(owner)
+    read_line(owner)
     assert not FileLock(path).acquire(0)
     kill(owner)
     assert path.exists(), "its file stays behind and must not matter"
@@ -105,7 +106,7 @@ def test_a_lock_that_is_held_often_keeps_its_file(path: Path) -> None:
         assert path.exists()
 
 
-def test_a_file_that_was_cleaned_away_and_taken_by_another_is_left_alone(path: Path) -> None:
+def test_a_file_that_was_cleaned_away_and_taken_by_another_stays_unchanged(path: Path) -> None:
     mine, other = FileLock(path), FileLock(path)
     assert mine.acquire(0)
     path.unlink()  # a cleaner of old files
@@ -115,7 +116,7 @@ def test_a_file_that_was_cleaned_away_and_taken_by_another_is_left_alone(path: P
     other.release()
 
 
-def test_releasing_what_is_not_held_leaves_the_owner_alone(path: Path) -> None:
+def test_releasing_what_is_not_held_does_not_affect_the_owner(path: Path) -> None:
     with hold(path, 0):
         stranger = FileLock(path)
         stranger.release()
@@ -124,7 +125,7 @@ def test_releasing_what_is_not_held_leaves_the_owner_alone(path: Path) -> None:
         assert not FileLock(path).acquire(0)
 
 
-def test_the_lock_is_given_back_when_the_block_fails(path: Path) -> None:
+def test_the_lock_is_released_when_the_block_fails(path: Path) -> None:
     with pytest.raises(KeyError), hold(path, 0):
         raise KeyError
     assert FileLock(path).acquire(0)
@@ -157,7 +158,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path, path: Path) -> None
 # Interrupts
 
 
-def test_the_lock_of_an_interrupted_function_is_given_back_though_its_exception_is_kept(
+def test_the_lock_of_an_interrupted_function_is_released_though_its_exception_is_kept(
     path: Path,
 ) -> None:
     def interrupted() -> None:
@@ -182,7 +183,7 @@ def test_an_interrupted_sweep_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.
     assert FileLock(path).acquire(0)
 
 
-def test_giving_back_what_an_interrupted_function_only_tried_to_take_leaves_the_owner_alone(
+def test_releasing_what_an_interrupted_function_only_tried_to_take_does_not_affect_the_owner(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted() -> None:
@@ -226,7 +227,7 @@ def test_a_lock_is_not_lost_while_its_function_runs_in_another_thread(path: Path
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(path: Path) -> None:
     owner = start("hold-and-fork", path)
-    child = int(line(owner))
+    child = int(read_line(owner))
     try:
         assert not FileLock(path).acquire(0)
         os.kill(owner.pid, signal.SIGKILL)
@@ -240,7 +241,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(path: Path) -> N
 
 def test_a_forked_child_cannot_release_the_lock_of_its_parent(path: Path) -> None:
     owner = start("fork-and-release", path)
-    assert line(owner) == "held"
+    assert read_line(owner) == "held"
     assert path.exists()
     assert not FileLock(path).acquire(0)
     finish(owner)
@@ -253,7 +254,7 @@ def test_a_copied_lock_object_does_not_release_another_lock_of_the_child(path: P
 # The file that comes and goes
 
 
-def test_a_lock_on_a_file_that_was_unlinked_meanwhile_does_not_count(
+def test_a_lock_on_a_file_that_was_unlinked_does_not_count(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = os.open
@@ -269,7 +270,7 @@ def test_a_lock_on_a_file_that_was_unlinked_meanwhile_does_not_count(
     assert FileLock(path).acquire(0)
 
 
-def test_a_lock_on_a_file_that_was_replaced_meanwhile_does_not_count(
+def test_a_lock_on_a_file_that_was_replaced_does_not_count(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = os.open

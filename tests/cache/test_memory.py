@@ -1,4 +1,4 @@
-"""The tier inside the process."""
+"""The memory tier."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import signal
 import threading
 
 from preheat.cache import MemoryTier
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
-def test_get_gives_what_was_put_and_none_for_what_was_not() -> None:
+def test_get_returns_the_stored_blob_or_none() -> None:
     memory = MemoryTier(100)
     memory.put("a", b"blob")
     assert memory.get("a") == b"blob"
@@ -63,7 +63,7 @@ def test_putting_a_key_again_counts_its_bytes_once() -> None:
     assert memory.get("a") is not None
 
 
-def test_removing_gives_the_room_back() -> None:
+def test_removing_frees_its_bytes() -> None:
     memory = MemoryTier(20)
     memory.put("a", bytes(10))
     memory.put("b", bytes(10))
@@ -74,7 +74,7 @@ def test_removing_gives_the_room_back() -> None:
     assert memory.get("b") is None
 
 
-def test_clearing_forgets_everything_and_gives_the_room_back() -> None:
+def test_clearing_forgets_everything_and_frees_its_bytes() -> None:
     memory = MemoryTier(20)
     for name in "ab":
         memory.put(name, bytes(10))
@@ -127,7 +127,7 @@ def fork_holding(memory: MemoryTier) -> int:
     held.wait()
     child = os.fork()
     if child == 0:
-        signal.alarm(int(PATIENCE))
+        signal.alarm(int(TIMEOUT_SECONDS))
         memory.put("b", b"other")
         os._exit(memory.get("a") != b"blob")
     forked.set()

@@ -1,4 +1,4 @@
-"""Which directories may hold code, and which of several is taken."""
+"""Which directories may hold code, and which of several candidates is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def directory(tmp_path: Path) -> Path:
 # Making
 
 
-def test_a_directory_is_made_with_its_parents_for_this_user_alone(tmp_path: Path) -> None:
+def test_a_directory_is_made_with_its_parents_for_this_user_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         make_private(tmp_path / "a" / "b" / "c")
@@ -145,7 +145,7 @@ def test_what_a_link_leads_to_is_what_must_be_private(directory: Path, tmp_path:
     assert distrust_reason(tmp_path / "link") is not None
 
 
-# The way there
+# Links and directories above the cache
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def _file(place: Path) -> Path:
 
 
 @needs_root
-def test_a_directory_that_was_good_and_is_another_now_is_looked_at_again(directory: Path) -> None:
+def test_a_directory_that_was_good_and_is_another_now_is_checked_again(directory: Path) -> None:
     make_private(directory)
     directory.rmdir()
     directory.mkdir(mode=0o700)
@@ -282,7 +282,9 @@ def test_a_read_only_candidate_falls_through_with_one_event(
     assert "Read-only" in reasons[1]
 
 
-def test_no_candidate_left_is_none(tmp_path: Path, events: Events, recorder: Recorder) -> None:
+def test_an_empty_list_of_candidates_gives_none(
+    tmp_path: Path, events: Events, recorder: Recorder
+) -> None:
     recorder.forgive = True
     (tmp_path / "file").write_bytes(b"")
     assert first_usable([tmp_path / "file"], events) is None

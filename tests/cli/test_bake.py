@@ -1,4 +1,4 @@
-"""`preheat bake`, `check` and `bundle`: what they print, what they refuse, and how they end."""
+"""`preheat bake`, `check` and `bundle`: their output, their refusals, and their exit status."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from preheat.key import bundle_key, request_key
 from preheat.program import Program
 from preheat.toolchain.headers import HeaderState
 from tests.command import Cli, Ran, command_line
-from tests.processes import ended, finish, launch, wait_for
+from tests.processes import expect_success, start_process, wait_for, wait_for_exit
 
 SM_90 = Arch(9, 0)
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests here: each kernel is compiled once."""
+    """Return one cache for all tests here: each kernel is compiled once."""
     return tmp_path_factory.mktemp("cli") / "cache"
 
 
@@ -78,7 +78,7 @@ def test_bake_writes_the_bundle_beside_the_manifest_and_sums_up(cli: Cli) -> Non
     assert again.json()["bytes"] == Path("again.heat").stat().st_size
 
 
-def test_bake_tells_failures_in_the_compilers_words_and_bakes_the_rest(cli: Cli) -> None:
+def test_bake_tells_failures_in_the_message_of_the_compiler_and_bakes_the_rest(cli: Cli) -> None:
     manifest(ONE, BAD, 'file = "gone.cu"')
     ran = cli("bake", "k.toml", "--arch", "sm_90")
     assert ran.code == 1
@@ -118,7 +118,7 @@ def test_a_manifest_of_graphs_alone_is_baked(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("output", ["k.toml", "a.cu", "."])
-def test_what_is_not_a_bundle_is_never_replaced_by_one(cli: Cli, output: str) -> None:
+def test_a_file_that_is_not_a_bundle_is_never_replaced(cli: Cli, output: str) -> None:
     manifest(ONE)
     before = Path("k.toml").read_text(), Path("a.cu").read_text()
     whole = bundle("whole.heat", promise())
@@ -208,7 +208,7 @@ def test_the_bar_names_what_is_compiled_and_moves_by_expected_time(
     assert (sum(advances), [work for work in works if work]) == (2, [3.0, 0.5])
 
 
-def test_ctrl_c_says_how_far_it_came_and_the_next_bake_goes_on(
+def test_ctrl_c_says_how_far_it_came_and_the_next_bake_continues(
     shared_builder: Builder, tmp_path: Path
 ) -> None:
     rows = []
@@ -226,17 +226,17 @@ def test_ctrl_c_says_how_far_it_came_and_the_next_bake_goes_on(
     last = FileLock(tmp_path / "locks" / shared_builder.key(program, SM_90).digest)
     assert last.acquire(0)  # it waits for this one at the latest
     command = [sys.executable, "-m", "preheat.cli", "bake", str(tmp_path / "k.toml"), "-j1", "--json"]
-    process = launch(command, env=env)
+    process = start_process(command, env=env)
     wait_for(lambda: _compiles(tmp_path / "events") >= 2 or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     last.release()
-    out, err = ended(process)
+    out, err = wait_for_exit(process)
     assert (process.returncode, out) == (130, "")
     assert "error: interrupted: " in err
     assert " of 8 done; run it again to continue" in err
     assert "Traceback" not in err
     done = _compiles(tmp_path / "events")
-    again = finish(launch(command, env=env))
+    again = expect_success(start_process(command, env=env))
     sources = [row["source"] for row in json.loads(again)["baked"]]
     assert len(sources) == 8
     assert sources.count("disk") >= done
@@ -250,7 +250,7 @@ def _compiles(log: Path) -> int:
 # check
 
 
-def test_check_proves_that_a_bundle_alone_has_everything(
+def test_check_proves_that_a_bundle_only_has_everything(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest(ONE, TWO)
@@ -263,8 +263,8 @@ def test_check_proves_that_a_bundle_alone_has_everything(
     assert holes.out.splitlines() == [
         f"{name}.cu sm_80: not baked for this architecture" for name in "ab"
     ]
-    told, _, hint = holes.err.splitlines()
-    assert told == "2 programs, 1 architecture: 2 missing from k.heat"
+    reported, _, hint = holes.err.splitlines()
+    assert reported == "2 programs, 1 architecture: 2 missing from k.heat"
     assert hint == "hint: 'preheat bake k.toml' with the same --arch bakes what is missing"
     monkeypatch.setenv("PREHEAT_BUNDLE", "k.heat")
     assert cli("check", "k.toml", "--arch", "sm_80").code == 1
@@ -311,7 +311,7 @@ def promise(
     headers: Sequence[Header] = (),
     entries: tuple[str, ...] = (),
 ) -> BundleEntry:
-    """A promise that no compiler was needed for."""
+    """Return a bundle entry for which no compiler was needed."""
     program = Program.of(f"text of {name}", label=f"{name}.cu")
     key = request_key(program, arch, toolchain)
     state = HeaderState(tuple(headers), (), ("0",) if headers else ())
@@ -357,15 +357,16 @@ def test_bundle_ls_shows_programs_kernels_compiler_and_header_files(cli: Cli) ->
     assert not any("cuda_fp16.h" in line for line in rest)
     assert ran.err.startswith("2 entries, ")
     assert ran.err.endswith(", made by NVRTC 13.0.1\n")
-    told = cli("bundle", "ls", file, "--json").json()
-    assert told["archs"] == ["sm_90"]
-    assert told["programs"][0]["headers"][1] == toolkit._asdict()
-    assert told["programs"][1]["wanted"] == ["b"]
+    reported = cli("bundle", "ls", file, "--json").json()
+    assert reported["archs"] == ["sm_90"]
+    assert reported["programs"][0]["headers"][1] == toolkit._asdict()
+    assert reported["programs"][1]["wanted"] == ["b"]
 
 
-def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
+def test_an_entry_has_one_key_wherever_it_is_shown(cli: Cli) -> None:
     spoilt = promise("a", headers=[UTIL], entries=("nope",))
-    file, key = bundle("k.heat", spoilt), spoilt.artifact.digest
+    file = bundle("k.heat", spoilt)
+    key = spoilt.artifact.digest
     assert cli("bundle", "ls", file).out.splitlines()[1].split()[0] == key[:12]
     (row,) = cli("bundle", "ls", file, "--json").json()["programs"]
     assert (row["key"], row["request"]) == (key, spoilt.key)
@@ -378,8 +379,10 @@ def test_an_entry_has_one_key_wherever_it_is_told(cli: Cli) -> None:
 
 
 def test_bundle_verify_finds_what_is_damaged_missing_or_left_over(cli: Cli) -> None:
-    good, whole = bundle("good.heat", promise()), promise().encode()
-    key, code = promise().key, promise().artifact.digest
+    good = bundle("good.heat", promise())
+    whole = promise().encode()
+    key = promise().key
+    code = promise().artifact.digest
     write("codeless.heat", {key: whole[key]}, {})
     write("orphan.heat", {code: whole[code]}, {})
     bundle("unresolved.heat", promise(entries=("nope",)))
@@ -427,7 +430,7 @@ def test_bundle_merge_unites_what_agrees_into_the_bundle_that_one_bake_makes(cli
     assert Path("m.heat").read_bytes() == Path("same.heat").read_bytes()
 
 
-def test_bundle_merge_refuses_two_answers_to_one_request_unless_told_whose_to_take(cli: Cli) -> None:
+def test_bundle_merge_refuses_two_answers_to_one_request_unless_one_is_chosen(cli: Cli) -> None:
     bundle("old.heat", promise(), promise("b"))
     bundle("new.heat", promise(toolchain="NVRTC 13.4.92", headers=[UTIL]))
     ran = cli("bundle", "merge", "old.heat", "new.heat", "-o", "m.heat")

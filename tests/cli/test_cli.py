@@ -1,4 +1,4 @@
-"""The command line: data on stdout, talk on stderr, one clear line for every kind of bad input."""
+"""The command line: data on stdout, messages on stderr, and one line for every kind of bad input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from preheat.program import Program
 from preheat.toolchain import Toolchain
 from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
-from tests.processes import TELL_WAITS, ended, launch, line, start, wait_for
+from tests.processes import (
+    REPORT_WAITS,
+    read_line,
+    start_process,
+    start_python,
+    wait_for,
+    wait_for_exit,
+)
 from tests.toolchain.support import compiling, gone
 
 PTX = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n"
@@ -97,7 +104,7 @@ def test_one_bad_file_does_not_stop_the_others(cli: Cli, saxpy: str, tmp_path: P
     assert "1 program compiled, 0 found in the cache, 1 failed" in ran.err
 
 
-def test_what_is_not_cached_is_told_with_its_reason(cli: Cli, tmp_path: Path) -> None:
+def test_a_program_that_is_not_cached_is_reported_with_its_reason(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "t.cu").write_text('extern "C" __global__ void k(char* p) { *p = __TIME__[0]; }')
     ran = cli("compile", "t.cu", "--arch", "sm_90")
     assert "t.cu was not cached: it uses __TIME__, which reads the clock" in ran.err
@@ -192,7 +199,7 @@ def test_a_bad_setting_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def key(cli: Cli, saxpy: str) -> str:
-    """The key of the one program in the cache."""
+    """Return the key of the one program in the cache."""
     digest: str = cli("compile", saxpy, "--arch", "sm_90", "--json").json()["compiled"][0]["key"]
     return digest
 
@@ -218,13 +225,13 @@ def test_an_empty_cache_is_said_plainly(cli: Cli) -> None:
 
 
 def test_cache_show_prints_all_that_is_known(cli: Cli, key: str) -> None:
-    told = cli("cache", "show", key[:8]).out
+    reported = cli("cache", "show", key[:8]).out
     for expected in (
         *(key, "saxpy.cu", "sm_90", "NVRTC 13", "saxpy(float, float const*, float*, int)"),
         *("offset 8, 8 bytes, u64", "registers", "spills", "toolchain", "ptxas info"),
     ):
-        assert expected in told
-    assert "Compile time" not in told  # varies by run: not part of what is compared
+        assert expected in reported
+    assert "Compile time" not in reported  # This value varies by run and is not compared.
     seen = cli("cache", "show", key, "--json").json()
     assert seen["kernels"][0]["resources"]["registers"] > 0
     assert ".entry saxpy" in cli("cache", "show", key, "--ptx").out
@@ -237,9 +244,9 @@ def test_cache_show_counts_the_headers_of_the_toolkit_and_lists_them_where_asked
     headers = (Header("0", "v.h", "1" * 64), *toolkit)
     code = Artifact("ab" * 32, "k.cu", Arch(9, 0), "NVRTC", (), (), b"", b"", headers=headers)
     DiskTier(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks").put(code.digest, code.encode())
-    told = cli("cache", "show", "abab").out.splitlines()
-    at = told.index("headers (423)")
-    assert told[at + 1 :] == [
+    reported = cli("cache", "show", "abab").out.splitlines()
+    at = reported.index("headers (423)")
+    assert reported[at + 1 :] == [
         "  0  v.h  111111111111",
         "  422 of the CUDA toolkit; --headers lists them",
     ]
@@ -248,11 +255,11 @@ def test_cache_show_counts_the_headers_of_the_toolkit_and_lists_them_where_asked
 
 
 def test_cache_why_explains_a_miss_by_the_nearest_entry(cli: Cli, key: str, saxpy: str) -> None:
-    told = cli("cache", "why", saxpy, "--arch", "sm_100", "-X=-use_fast_math").out
-    assert "not cached: absent" in told
-    assert f"nearest entry: saxpy.cu for sm_90 ({key[:12]})" in told
-    assert "arch: 'sm_90' became 'sm_100'" in told
-    assert "option[0]: '-use_fast_math' is new" in told
+    reported = cli("cache", "why", saxpy, "--arch", "sm_100", "-X=-use_fast_math").out
+    assert "not cached: absent" in reported
+    assert f"nearest entry: saxpy.cu for sm_90 ({key[:12]})" in reported
+    assert "arch: 'sm_90' became 'sm_100'" in reported
+    assert "option[0]: '-use_fast_math' is new" in reported
     assert "is cached" in cli("cache", "why", saxpy, "--arch", "sm_90").out
 
 
@@ -320,13 +327,15 @@ def test_a_program_with_headers_is_one_entry_with_one_key_and_a_pin_holds_the_wa
     assert cli("cache", "stats", "--json").json()["files"] == 0
 
 
-def test_the_time_of_rejected_programs_is_told_apart(cli: Cli, key: str, tmp_path: Path) -> None:
+def test_the_time_of_rejected_programs_is_reported_separately(
+    cli: Cli, key: str, tmp_path: Path
+) -> None:
     del key
     stats = Stats(compiles=1, seconds_compiling=2, rejections=1, seconds_rejecting=0.5)
     Journal(tmp_path / "cache" / "stats", lock_dir=tmp_path / "locks").write(stats)
-    told = cli("cache", "stats").out
-    assert re.search(r"^time compiling +2\.\d s$", told, re.M)
-    assert re.search(r"^rejected programs +1 in 500 ms$", told, re.M)
+    reported = cli("cache", "stats").out
+    assert re.search(r"^time compiling +2\.\d s$", reported, re.M)
+    assert re.search(r"^rejected programs +1 in 500 ms$", reported, re.M)
 
 
 def test_cache_clear_of_one_key_leaves_the_others(cli: Cli, key: str, saxpy: str) -> None:
@@ -430,7 +439,7 @@ def test_doctor_without_a_gpu_mentions_the_emulator(
 
 
 @pytest.mark.usefixtures("quick_doctor")
-def test_doctor_tells_what_is_wrong_and_how_to_mend_it(
+def test_doctor_tells_what_is_wrong_and_how_to_repair_it(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").mkdir()
@@ -458,11 +467,11 @@ def test_doctor_looks_at_bundles(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "broken.heat").write_bytes(b"nothing")
     monkeypatch.setenv("PREHEAT_BUNDLE", f"{tmp_path}/whole.heat:{tmp_path}/broken.heat")
     ran = cli("doctor", "--json")
-    told = [(row["verdict"], row["detail"]) for row in ran.json() if row["what"] == "bundle"]
+    reported = [(row["verdict"], row["detail"]) for row in ran.json() if row["what"] == "bundle"]
     assert ran.code == 1
-    assert [verdict for verdict, _ in told] == ["ok", "fail"]
-    assert told[0][1].endswith("whole.heat, for sm_90, by NVRTC 13.4.92")
-    assert "broken.heat" in told[1][1]
+    assert [verdict for verdict, _ in reported] == ["ok", "fail"]
+    assert reported[0][1].endswith("whole.heat, for sm_90, by NVRTC 13.4.92")
+    assert "broken.heat" in reported[1][1]
 
 
 @pytest.mark.usefixtures("quick_doctor")
@@ -482,9 +491,9 @@ def test_called_with_nothing_it_shows_help(cli: Cli) -> None:
 
 
 def test_help_has_examples_and_exit_statuses(cli: Cli) -> None:
-    told = cli("--help").out
-    assert "preheat compile kernels/*.cu --arch sm_90" in told
-    assert "Exit status" in told
+    reported = cli("--help").out
+    assert "preheat compile kernels/*.cu --arch sm_90" in reported
+    assert "Exit status" in reported
     assert "preheat compile saxpy.cu" in cli("compile", "--help").out
 
 
@@ -515,11 +524,11 @@ def test_ctrl_c_ends_a_long_compile_at_once(cli: Cli, tmp_path: Path) -> None:
     terms = "".join(f"a=={i}?{i}:" for i in range(30000))
     (tmp_path / "long.cu").write_text(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")
     command = [sys.executable, "-m", "preheat.cli", "compile", "long.cu", "--arch", "sm_90"]
-    process = launch(command)
+    process = start_process(command)
     worker, _ = compiling(process.pid)
     process.send_signal(signal.SIGINT)
-    _, err = ended(process)  # which the compile would not do for a long time
-    wait_for(lambda: gone(worker))  # it ends by itself when nobody is there to answer
+    _, err = wait_for_exit(process)  # which the compile would not do for a long time
+    wait_for(lambda: gone(worker))  # The command exits by itself without a terminal.
     assert process.returncode == 130
     assert err.strip() == "error: interrupted"
 
@@ -529,11 +538,11 @@ def test_ctrl_c_ends_the_wait_for_another_process(cli: Cli, saxpy: str, tmp_path
     cli("cache", "clear")
     owner = FileLock(tmp_path / "locks" / digest)
     assert owner.acquire(0)
-    code = f"{TELL_WAITS}\nimport sys\nfrom preheat.cli import main\nmain(sys.argv[1:])"
-    process = start(code, "compile", saxpy, "--arch", "sm_90", env={"PREHEAT_LOCK_WAIT": "3000"})
-    assert line(process) == f"waits for {digest} 3000.0"
+    code = f"{REPORT_WAITS}\nimport sys\nfrom preheat.cli import main\nmain(sys.argv[1:])"
+    process = start_python(code, "compile", saxpy, "--arch", "sm_90", env={"PREHEAT_LOCK_WAIT": "3000"})
+    assert read_line(process) == f"waits for {digest} 3000.0"
     process.send_signal(signal.SIGINT)
-    _, err = ended(process)  # while the lock is held
+    _, err = wait_for_exit(process)  # while the lock is held
     owner.release()
     assert (process.returncode, err.strip()) == (130, "error: interrupted")
 
@@ -548,7 +557,7 @@ def test_errors_have_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
     assert seen == [False, False, None]
 
 
-def test_talk_is_words_a_person_would_use() -> None:
+def test_messages_use_plain_words() -> None:
     assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 30, 3 << 40)] == [
         *("0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 GiB", "3.0 TiB")
     ]
@@ -570,7 +579,7 @@ def test_without_a_terminal_long_work_says_now_and_then_how_far_it_is(
     assert capsys.readouterr().err == "baking: 2 of 4, k1.cu\nbaking: 4 of 4, k3.cu\n"
 
 
-def test_a_progress_bar_is_shown_on_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_shown_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("working", 3) as bar:
         bar.step("one")
     assert capsys.readouterr().err == ""
@@ -596,14 +605,16 @@ def test_debug_sources_writes_what_debug_information_names(
 ) -> None:
     ran = cli("compile", with_header.name, "--arch", "sm_90", "-X=-lineinfo", "-o", "build", "--json")
     key = ran.json()["compiled"][0]["key"]
-    told = cli("debug", "sources", "out", "--json").json()
-    assert told["directory"] == str(tmp_path / "out")
-    (program,) = told["programs"]
+    reported = cli("debug", "sources", "out", "--json").json()
+    assert reported["directory"] == str(tmp_path / "out")
+    (program,) = reported["programs"]
     assert (program["key"], program["skipped"]) == (key, [])
     named = re.findall(r'\.file\s+\d+ "(.*)"', (tmp_path / "build" / "k.sm_90.ptx").read_text())
     assert len(named) == 2
-    for name in named:  # by the rules that the command tells for cuda-gdb
-        (before, after), *_ = [each for each in told["substitute"].items() if name.startswith(each[0])]
+    for name in named:  # by the rules that the command prints for cuda-gdb
+        (before, after), *_ = [
+            each for each in reported["substitute"].items() if name.startswith(each[0])
+        ]
         place = Path(after + name.removeprefix(before))
         assert str(place) in program["files"]
         original = tmp_path / place.relative_to(tmp_path / "out" / place.parts[len(tmp_path.parts) + 1])
@@ -622,12 +633,12 @@ def test_debug_sources_keeps_the_file_that_was_used_last(
         keys.append(ran.json()["compiled"][0]["key"])
         with_header.write_text(with_header.read_text() + "// changed\n")
     first, second = keys
-    told = cli("debug", "sources", "one", first, "--json").json()
+    reported = cli("debug", "sources", "one", first, "--json").json()
     assert "changed" not in (tmp_path / "one" / "preheat" / "k.cu").read_text()
     both = cli("debug", "sources", "two", second, first, "--json").json()
     assert "changed" in (tmp_path / "two" / "preheat" / "k.cu").read_text()
     assert [len(row["skipped"]) for row in both["programs"]] == [0, 1]
-    assert len(told["programs"]) == 1
+    assert len(reported["programs"]) == 1
 
 
 def test_debug_sources_without_line_information_is_an_error(cli: Cli, saxpy: str) -> None:

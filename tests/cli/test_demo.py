@@ -1,4 +1,4 @@
-"""`preheat demo`: the whole story, true to the end, and no trace of it afterwards."""
+"""`preheat demo`: its steps, its results, and the absence of leftovers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = ("gemm.cu", "softmax.cu", "stencil.cu")  # those that are run
 
 
 def environment(root: Path) -> dict[str, str]:
-    """What a user's shell might have; everything that could be left behind is under `root`."""
+    """Return the environment of a user's shell; every file that a run could leave is under `root`."""
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
     places = {"HOME": root / "home", "TMPDIR": root / "tmp", "PREHEAT_CACHE_DIR": root / "cache"}
     for place in (places["HOME"], places["TMPDIR"]):
@@ -39,8 +39,8 @@ def environment(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The demo as it is shipped, as JSON."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the output of the shipped demo as JSON."""
     root = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "preheat.cli", "demo", "--arch", "sm_80", "--arch", "sm_100"]
     started = time.monotonic()
@@ -53,74 +53,74 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(ran.stdout), "stderr": ran.stderr, "left": left, "seconds": seconds}
 
 
-def test_every_step_is_told_and_timed(told: dict[str, Any]) -> None:
-    assert [row["step"] for row in told["steps"]] == STEPS
-    assert all(0 < row["seconds"] < told["seconds"] for row in told["steps"])
-    assert [n for n in range(1, 7) if f"\n{n}/6 " in told["stderr"]] == [1, 2, 3, 4, 5, 6]
+def test_every_step_is_shown_and_timed(reported: dict[str, Any]) -> None:
+    assert [row["step"] for row in reported["steps"]] == STEPS
+    assert all(0 < row["seconds"] < reported["seconds"] for row in reported["steps"])
+    assert [n for n in range(1, 7) if f"\n{n}/6 " in reported["stderr"]] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.gpu
-def test_all_of_it_runs_on_the_gpu_that_is_there(told: dict[str, Any]) -> None:
-    assert told["device"]["name"] == told["sealed"]["device"] == "cuda:0"
+def test_all_of_it_runs_on_the_gpu_that_is_there(reported: dict[str, Any]) -> None:
+    assert reported["device"]["name"] == reported["sealed"]["device"] == "cuda:0"
 
 
-def test_a_fresh_process_finds_all_twelve_and_starts_no_compiler(told: dict[str, Any]) -> None:
-    cold, hot = told["steps"][:2]
+def test_a_fresh_process_finds_all_twelve_and_starts_no_compiler(reported: dict[str, Any]) -> None:
+    cold, hot = reported["steps"][:2]
     assert (cold["what"], hot["what"]) == (
         "12 programs compiled",
         "the same 12 found by a new process",
     )
-    assert told["hot"] == {"compiles": 0, "processes": 0}
+    assert reported["hot"] == {"compiles": 0, "processes": 0}
     times = cold["seconds"] / hot["seconds"]
     assert hot["note"] == f"{times:,.0f} x; no compiler was started"
 
 
 def test_the_sealed_run_compiles_nothing_and_has_all_its_graphs(
-    told: dict[str, Any],
+    reported: dict[str, Any],
 ) -> None:
-    assert told["sealed"]["compiles"] == 0
-    assert told["sealed"]["graphs"] == 4
+    assert reported["sealed"]["compiles"] == 0
+    assert reported["sealed"]["graphs"] == 4
 
 
-def test_the_sealed_run_finds_no_compiler_that_pip_installed(told: dict[str, Any]) -> None:
+def test_the_sealed_run_finds_no_compiler_that_pip_installed(reported: dict[str, Any]) -> None:
     packages = [place for place in sys.path if place.endswith("-packages")]
-    found = [*told["in_reach"]["compilers"], *told["in_reach"]["headers"]]
+    found = [*reported["in_reach"]["compilers"], *reported["in_reach"]["headers"]]
     assert not [path for path in found if path.startswith(tuple(packages))]
 
 
-def test_it_bakes_for_the_architectures_asked_for_and_the_devices_own(told: dict[str, Any]) -> None:
-    (bake,) = (row for row in told["steps"] if row["step"] == "bake")
-    archs = {"sm_80", "sm_100", told["device"]["arch"]}
+def test_it_bakes_for_the_architectures_asked_for_and_the_devices_own(reported: dict[str, Any]) -> None:
+    (bake,) = (row for row in reported["steps"] if row["step"] == "bake")
+    archs = {"sm_80", "sm_100", reported["device"]["arch"]}
     assert set(bake["what"].removeprefix("kernels.toml for ").split(", ")) == archs
 
 
-def test_it_shows_what_the_seal_says_as_a_user_would_see_it(told: dict[str, Any]) -> None:
-    first, *rest = told["refusal"].splitlines()
+def test_it_shows_the_error_of_the_seal_as_a_user_sees_it(reported: dict[str, Any]) -> None:
+    first, *rest = reported["refusal"].splitlines()
     assert first.startswith("server.py:")
     assert "rms_norm (layers.cu, sm_" in first
     assert any("header:model.h" in line and "WIDTH = 96" in line for line in rest)
-    assert first in told["stderr"]
+    assert first in reported["stderr"]
 
 
-def test_results_are_compared_with_numpy_in_float64(told: dict[str, Any]) -> None:
-    assert 0 < told["error"] < 1e-5
+def test_results_are_compared_with_numpy_in_float64(reported: dict[str, Any]) -> None:
+    assert 0 < reported["error"] < 1e-5
 
 
 def test_nothing_is_left_behind_and_the_users_cache_and_settings_are_not_used(
-    told: dict[str, Any],
+    reported: dict[str, Any],
 ) -> None:
-    assert told["left"] == ["home", "tmp"]
+    assert reported["left"] == ["home", "tmp"]
 
 
-def test_the_closing_table_says_what_ran_where(told: dict[str, Any]) -> None:
-    rows = [demo.Row(**row) for row in told["steps"]]
-    head, *table, ran, honest = demo.closing(rows, {**told, "device": EMULATOR})
+def test_the_closing_table_says_what_ran_where(reported: dict[str, Any]) -> None:
+    rows = [demo.Row(**row) for row in reported["steps"]]
+    head, *table, ran, honest = demo.closing(rows, {**reported, "device": EMULATOR})
     assert head.split() == ["STEP", "WHAT", "TIME", "NOTE"]
     assert [row.split()[0] for row in table] == STEPS
     assert ran.startswith("\nRan on emulator:0, PTX emulator, sm_90; every result agrees with NumPy")
     assert honest == "These are times of the PTX emulator: they say nothing about a GPU."
     gpu = {**EMULATOR, "name": "cuda:0"}
-    assert "emulator" not in list(demo.closing(rows, {**told, "device": gpu}))[-1].partition(",")[0]
+    assert "emulator" not in list(demo.closing(rows, {**reported, "device": gpu}))[-1].partition(",")[0]
 
 
 # In this process, with few kernels
@@ -128,7 +128,7 @@ def test_the_closing_table_says_what_ran_where(told: dict[str, Any]) -> None:
 
 @pytest.fixture
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of what the demo ships, to be changed: `kernels` with three programs, and `app`."""
+    """Return a copy of the shipped demo to change: `kernels` with three programs, and `app`."""
     (tmp_path / "kernels").mkdir()
     for name in FEW:
         shutil.copy(demo.KERNELS / name, tmp_path / "kernels")
@@ -163,7 +163,7 @@ def test_a_wrong_result_is_an_error_with_its_size(
     assert "error: the new process: a result differs from NumPy in float64 by 1.0e-02" in err
 
 
-def test_a_step_that_fails_ends_the_story_with_its_last_words(
+def test_a_step_that_fails_ends_the_demo_with_its_last_output(
     few: Path, run_demo: Callable[..., tuple[object, str, str]]
 ) -> None:
     (few / "kernels" / "gemm.cu").write_text("nonsense")

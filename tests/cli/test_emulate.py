@@ -1,4 +1,4 @@
-"""`preheat emulate`: which instructions can run."""
+"""`preheat emulate`: which instructions the emulator supports."""
 
 from __future__ import annotations
 

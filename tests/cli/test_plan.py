@@ -1,4 +1,4 @@
-"""`preheat plan lora`: the table, the JSON, the manifest, and what is refused."""
+"""`preheat plan lora`: the table, the JSON, the manifest, and refused arguments."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_shorter_adds_the_kernels_of_every_length(plan: Run) -> None:
     assert kernels > len(wanted.requests)
     code, out, err = plan(*words, "-o", "kernels.toml")
     assert (code, out) == (0, f"{wanted}\n")
-    told = f"{len(wanted.operations)} operations, {kernels} kernels for every length up to 500"
-    assert err == f"{told} → kernels.toml\n"
+    reported = f"{len(wanted.operations)} operations, {kernels} kernels for every length up to 500"
+    assert err == f"{reported} → kernels.toml\n"
     assert Manifest.read("kernels.toml") == wanted.manifest(shorter=True)
     _, out, _ = plan(*words, "--json")
     listed = [row["entry"] for row in json.loads(out)["kernels"]]
@@ -104,7 +104,8 @@ def test_json_lists_every_operation_in_order(plan: Run) -> None:
 
 
 def test_a_manifest_is_made_and_added_to(plan: Run) -> None:
-    sizes, file = MODELS["qwen2-0.5b"].sizes, Path("kernels.toml")
+    sizes = MODELS["qwen2-0.5b"].sizes
+    file = Path("kernels.toml")
     plain = backward_plan(**sizes, max_seq=64, lora_rank=16)
     quantised = backward_plan(**sizes, max_seq=64, lora_rank=16, nf4=True)
     code, _, err = plan("--model", "qwen2-0.5b", "--seq", "64", "-o", str(file))
@@ -124,7 +125,7 @@ def test_a_manifest_does_not_claim_that_anything_ran(plan: Run) -> None:
     assert "`preheat plan`" in head
 
 
-def test_what_is_no_manifest_stays_as_it_is(plan: Run) -> None:
+def test_a_file_that_is_no_manifest_stays_as_it_is(plan: Run) -> None:
     Path("notes.txt").write_text("remember the milk")
     code, out, err = plan("--model", "qwen2-0.5b", "-o", "notes.txt")
     assert (code, out) == (2, "")

@@ -1,4 +1,4 @@
-"""`preheat record`: the command runs as if nobody watched, and the manifest has what it needed."""
+"""`preheat record`: the command runs unchanged, and the manifest lists what the command used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from preheat.cache.bundle import write
 from preheat.cli import main
 from preheat.program import Program
 from tests.ahead.test_recorder import PRELUDE, asked, cache
-from tests.processes import SOURCE, ended, launch, line, start, wait_for
+from tests.processes import SOURCE, read_line, start_process, start_python, wait_for, wait_for_exit
 
 __all__ = ["cache"]  # the fixture
 
@@ -163,9 +163,7 @@ def test_a_manifest_that_cannot_be_read_stops_it_before_the_command_runs(
     assert "kernels.toml:2: not TOML" in ran.err
 
 
-def test_a_manifest_broken_meanwhile_keeps_the_recording_until_it_is_mended(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_manifest_broken_keeps_the_recording_until_it_is_corrected(cli: Cli, tmp_path: Path) -> None:
     spoil = f"{PRELUDE}ask(1)\nopen('kernels.toml', 'w').write('version = [')"
     ran = cli("--", *python(spoil))
     assert (ran.code, ran.out) == (1, "")
@@ -189,7 +187,7 @@ def test_what_killed_processes_saw_is_merged_after_the_command(cli: Cli, tmp_pat
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_process_that_lives_on_is_told(cli: Cli, tmp_path: Path, fresh: bool) -> None:
+def test_a_process_that_keeps_running_is_reported(cli: Cli, tmp_path: Path, fresh: bool) -> None:
     os.mkfifo(tmp_path / "end")
     live = "ask(2), os.write(w, b'.'), open('end').read(), sys.exit()"
     fork = f"r, w = os.pipe()\nif os.fork() == 0: {live}\nos.read(r, 1)"
@@ -212,7 +210,7 @@ def test_a_process_that_lives_on_is_told(cli: Cli, tmp_path: Path, fresh: bool) 
     ("code", "status"),
     [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 15)", 143)],
 )
-def test_the_commands_status_is_ours(cli: Cli, code: str, status: int) -> None:
+def test_the_exit_status_is_that_of_the_recorded_command(cli: Cli, code: str, status: int) -> None:
     assert cli("--", *python(code)).code == status
 
 
@@ -232,7 +230,7 @@ PYTHON_FILE = "it is a Python file, not a command\n\nhint: preheat record -- pyt
 
 
 @pytest.mark.parametrize(
-    ("word", "status", "told"),
+    ("word", "status", "reported"),
     [
         ("no-such-command", 127, "No such file or directory"),
         ("./data", 126, "Permission denied"),
@@ -242,17 +240,17 @@ PYTHON_FILE = "it is a Python file, not a command\n\nhint: preheat record -- pyt
     ],
 )
 def test_a_command_that_cannot_run_is_one_clear_line_and_nothing_written(
-    cli: Cli, tmp_path: Path, word: str, status: int, told: str
+    cli: Cli, tmp_path: Path, word: str, status: int, reported: str
 ) -> None:
     (tmp_path / "data").touch()
     before = sorted(tmp_path.rglob("*"))
     for more in ([], ["--fresh"]):
         ran = cli(*more, "--", word, "x")
-        assert ran == (status, "", f"error: cannot run {word}: {told}\n")
+        assert ran == (status, "", f"error: cannot run {word}: {reported}\n")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_no_command_is_a_question(cli: Cli) -> None:
+def test_no_command_asks_for_input(cli: Cli) -> None:
     ran = cli()
     assert ran.code == 2
     assert "no COMMAND to run" in ran.err
@@ -290,10 +288,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_signals_reach_the_command_and_it_decides_when_to_end(cache: Mapping[str, str]) -> None:
-    process = start(RECORD, *python(COUNT), env=cache)
-    assert line(process) == "ready"
+    process = start_python(RECORD, *python(COUNT), env=cache)
+    assert read_line(process) == "ready"
     process.send_signal(signal.SIGTERM)
-    out, err = ended(process)
+    out, err = wait_for_exit(process)
     assert (process.returncode, out) == (7, "[15]\n"), err
     assert "nothing was recorded" in err
 
@@ -318,8 +316,8 @@ def test_a_signal_that_comes_before_the_command_is_known_reaches_it_too(
     cache: Mapping[str, str],
 ) -> None:
     count = COUNT.replace('print("ready", flush=True)', 'open("ready", "w").close()')
-    process = start(EARLY + RECORD, *python(count), env=cache)
-    out, err = ended(process)
+    process = start_python(EARLY + RECORD, *python(count), env=cache)
+    out, err = wait_for_exit(process)
     assert (process.returncode, out) == (7, "[15]\n"), err
 
 
@@ -327,14 +325,14 @@ def test_a_signal_that_comes_before_the_command_is_known_reaches_it_too(
 def test_an_interrupt_without_a_terminal_ends_the_command_and_keeps_the_recording(
     cache: Mapping[str, str], tmp_path: Path
 ) -> None:
-    process = start(
+    process = start_python(
         RECORD,
         *python(f"{PRELUDE}ask(1)\nimport time\nprint('ready', flush=True)\n{ASLEEP}"),
         env=cache,
     )
-    assert line(process) == "ready"
+    assert read_line(process) == "ready"
     process.send_signal(signal.SIGINT)
-    _, err = ended(process)
+    _, err = wait_for_exit(process)
     assert process.returncode == 130, err
     assert "KeyboardInterrupt" in err
     assert asked(tmp_path / "kernels.toml") == {"k1.cu": 1}
@@ -346,12 +344,12 @@ def test_control_c_at_a_terminal_reaches_the_command_once(cache: Mapping[str, st
     own = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     command = [*python(own + run), "-c", RECORD, *python(COUNT)]
-    process = launch(command, env=cache, stdin=theirs)
+    process = start_process(command, env=cache, stdin=theirs)
     os.close(theirs)
-    assert line(process) == "ready"
+    assert read_line(process) == "ready"
     os.write(ours, b"\x03")
-    assert line(process) == "[2]"
+    assert read_line(process) == "[2]"
     process.send_signal(signal.SIGTERM)
-    out, err = ended(process)
+    out, err = wait_for_exit(process)
     os.close(ours)
     assert (process.returncode, out) == (7, "[2, 15]\n"), err

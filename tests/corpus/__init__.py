@@ -1,1 +1,1 @@
-"""CUDA kernels as people write them, each beside the reference that says what must come out."""
+"""CUDA kernels as users write them, each with a reference for its results."""

@@ -1,4 +1,4 @@
-"""What a case of the corpus is: a kernel, a launch of it, what must come out."""
+"""A case of the corpus: a kernel, its launch, and the expected results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Dim = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """An argument the kernel writes: what it holds before, and what it must hold after."""
+    """An argument that the kernel writes: its content before the launch, and the expected content."""
 
     before: Array
     expected: Array
@@ -75,7 +75,7 @@ def kernel(
 
 
 def writes(expected: Any, dtype: DTypeLike | None = None) -> Result:
-    """An output with nothing right in it beforehand: NaN, or the complement of an integer."""
+    """Return an output that holds wrong values first: NaN, or the complement of an integer."""
     expected = np.asarray(expected)
     if dtype == "bfloat16":
         return Result(np.full(expected.shape, 0x7FFF, np.uint16), expected, "bfloat16")
@@ -85,7 +85,7 @@ def writes(expected: Any, dtype: DTypeLike | None = None) -> Result:
 
 
 def updates(before: Array, expected: Any) -> Result:
-    """An argument that is read and written in place."""
+    """Return an argument that is read and written in place."""
     return Result(before, np.asarray(expected), before.dtype.name)
 
 
@@ -96,12 +96,12 @@ def brain(values: Array) -> Brain:
 
 
 def unbrain(bits: NDArray[np.uint16]) -> NDArray[np.float64]:
-    """The values of bfloat16 bits."""
+    """Return the values of bfloat16 bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def wide(values: Array) -> NDArray[np.float64]:
-    """The same values in float64, where references are computed."""
+    """Return the same values in float64, where references are computed."""
     return values.astype(np.float64)
 
 
@@ -127,5 +127,5 @@ def below(rng: Generator, low: int, high: int, *shape: int) -> NDArray[np.int32]
 
 
 def blocks(n: int, per_block: int) -> int:
-    """How many blocks cover `n`."""
+    """Return the number of blocks that cover `n`."""
     return -(-n // per_block)

@@ -1,4 +1,4 @@
-"""What the tests of the corpus share."""
+"""Fixtures of the tests of the corpus."""
 
 from __future__ import annotations
 

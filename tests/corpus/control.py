@@ -106,7 +106,8 @@ def opcode_switch(rng: Generator, n: int) -> Launch:
     sizes=(1, 33, 500),
 )
 def jump_table(rng: Generator, n: int) -> Launch:
-    op, x = below(rng, -1, 6, n), words(rng, n)
+    op = below(rng, -1, 6, n)
+    x = words(rng, n)
     after = np.choose(np.clip(op, -1, 4) + 1, [x, x << 1, -x, x, -(x * x), x])
     return Launch(blocks(n, 64), 64, (op, updates(x, after), n))
 
@@ -234,7 +235,8 @@ def mandelbrot(rng: Generator, n: int) -> Launch:
     cx = (x0 + np.arange(width, dtype=np.float32) * step)[None, :]
     cy = (y0 + np.arange(height, dtype=np.float32) * step)[:, None]
     x, y = np.zeros((2, height, width), np.float32)
-    counts, inside = np.zeros((height, width), np.int32), np.ones((height, width), bool)
+    counts = np.zeros((height, width), np.int32)
+    inside = np.ones((height, width), bool)
     for _ in range(limit):
         inside &= x * x + y * y <= 4
         counts += inside
@@ -360,7 +362,9 @@ def median_of_window(rng: Generator, n: int) -> Launch:
     sizes=(1, 7, 13),
 )
 def index_3d(rng: Generator, n: int) -> Launch:
-    nx, ny, nz = n, n + int(rng.integers(1, 4)), n // 2 + 1
+    nx = n
+    ny = n + int(rng.integers(1, 4))
+    nz = n // 2 + 1
     grid = blocks(nx, 5), blocks(ny, 3), blocks(nz, 2)
     z, y, x = np.indices((nz, ny, nx))
     thread = (z % 2 * 3 + y % 3) * 5 + x % 5
@@ -408,7 +412,8 @@ def newton_root(rng: Generator, n: int) -> Launch:
     sizes=(1, 33, 200),
 )
 def device_globals(rng: Generator, n: int) -> Launch:
-    x, visits = words(rng, n), below(rng, 1, 100, 4)
+    x = words(rng, n)
+    visits = below(rng, 1, 100, 4)
     after = x + np.array([7, -3, 11, 2], np.int32)[x & 3]
     counted = updates(visits, visits + np.bincount(x & 3, minlength=4))
     return Launch(blocks(n, 64), 64, (updates(x, after), n), symbols={"visits": counted})

@@ -1,4 +1,4 @@
-"""One thread, one element: activations, vectors, small types, half precision, functions."""
+"""One thread per element: activations, vectors, small types, half precision, functions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def relu_backward(rng: Generator, n: int) -> Launch:
     atol=2e-6,
 )
 def gelu_backward(rng: Generator, n: int) -> Launch:
-    x, dy = 2 * normal(rng, n), normal(rng, n)
+    x = 2 * normal(rng, n)
+    dy = normal(rng, n)
     v = wide(x)
     slope = 0.5 * (1 + erf(v / math.sqrt(2))) + v * np.exp(-0.5 * v * v) / math.sqrt(2 * math.pi)
     return Launch(blocks(n, 256), 256, (x, dy, writes(dy * slope, "float32"), n))
@@ -177,7 +178,9 @@ def clamp_to_bytes(rng: Generator, n: int) -> Launch:
 )
 def small_types(rng: Generator, n: int) -> Launch:
     a, b, c = words(rng, n, "int8"), words(rng, n, "int16"), words(rng, n, "uint16")
-    wa, wb, wc = a.astype(np.int64), b.astype(np.int64), c.astype(np.int64)
+    wa = a.astype(np.int64)
+    wb = b.astype(np.int64)
+    wc = c.astype(np.int64)
     results = (
         writes((wa + wb).astype(np.int16)),
         writes((wb * 3 - wc).astype(np.int8)),

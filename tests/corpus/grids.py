@@ -1,4 +1,4 @@
-"""Neighbourhoods: stencils with halos, convolution from constant memory, images, cellular automata."""
+"""Stencils with halos, convolution from constant memory, images, cellular automata."""
 
 from __future__ import annotations
 
@@ -198,7 +198,9 @@ def large_shared_reverse(rng: Generator, n: int) -> Launch:
     atol=1e-5,
 )
 def bilinear_resize(rng: Generator, n: int) -> Launch:
-    image, ow, oh = normal(rng, n, n + 3), 2 * n + 1, n + 7
+    image = normal(rng, n, n + 3)
+    ow = 2 * n + 1
+    oh = n + 7
     ih, iw = image.shape
 
     def axis(size: int, into: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -232,7 +234,8 @@ def bilinear_resize(rng: Generator, n: int) -> Launch:
     sizes=(2, 7, 20),
 )
 def max_pool(rng: Generator, n: int) -> Launch:
-    x, half = normal(rng, 3, n, n), n // 2
+    x = normal(rng, 3, n, n)
+    half = n // 2
     squares = x[:, : 2 * half, : 2 * half].reshape(3, half, 2, half, 2).swapaxes(2, 3)
     even = squares.reshape(3, half, half, 4)
     best = even.argmax(-1)

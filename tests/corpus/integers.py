@@ -1,4 +1,4 @@
-"""Integers, all of them exact: bits, wide products, division, random numbers, number theory."""
+"""Integer arithmetic: bits, wide products, division, random numbers, number theory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ U32 = 0xFFFFFFFF
 
 
 def bits_of(values: Array, width: int = 32) -> NDArray[np.int64]:
-    """The bits of each value, lowest first, along a new last axis."""
+    """Return the bits of each value, lowest first, along a new last axis."""
     places = np.arange(width, dtype=np.uint64)
     return (values.astype(np.uint64)[..., None] >> places & 1).astype(np.int64)
 
@@ -92,7 +92,9 @@ def funnel_shift_and_permute(rng: Generator, n: int) -> Launch:
     a, b = words(rng, n, "uint32"), words(rng, n, "uint32")
     both = (b.astype(np.uint64) << np.uint64(32)) | a
     by = (a % 41).astype(np.uint64)
-    wrap, clamp, word = by & np.uint64(31), np.minimum(by, np.uint64(32)), np.uint64(32)
+    wrap = by & np.uint64(31)
+    clamp = np.minimum(by, np.uint64(32))
+    word = np.uint64(32)
 
     def permuted(selector: Array) -> Array:
         picks = [(selector >> (4 * k)) & 7 for k in range(4)]
@@ -279,7 +281,8 @@ def murmur_mix(rng: Generator, n: int) -> Launch:
 def xorshift_streams(rng: Generator, n: int) -> Launch:
     draws = 5
     before = words(rng, n, "uint64") | np.uint64(1)
-    s, rows = before.copy(), []
+    s = before.copy()
+    rows = []
     for _ in range(draws):
         s ^= s >> np.uint64(12)
         s ^= s << np.uint64(25)
@@ -341,7 +344,8 @@ def philox_4x32(rng: Generator, n: int) -> Launch:
     sizes=(1, 33, 100),
 )
 def modular_power(rng: Generator, n: int) -> Launch:
-    base, exponent = words(rng, n, "uint32"), rng.integers(0, 5000, n, dtype=np.uint32)
+    base = words(rng, n, "uint32")
+    exponent = rng.integers(0, 5000, n, dtype=np.uint32)
     m = 1_000_003
     out = [pow(int(b), int(e), m) for b, e in zip(base, exponent, strict=True)]
     return Launch(blocks(n, 64), 64, (base, exponent, m, writes(np.array(out, np.uint32)), n))
@@ -386,7 +390,8 @@ def greatest_common_divisor(rng: Generator, n: int) -> Launch:
 )
 def collatz(rng: Generator, n: int) -> Launch:
     start = rng.integers(1, 1000, n, dtype=np.uint32)
-    v, steps = start.astype(np.int64), np.zeros(n, np.int32)
+    v = start.astype(np.int64)
+    steps = np.zeros(n, np.int32)
     while (running := v != 1).any():
         steps += running
         v = np.where(running, np.where(v % 2 == 1, 3 * v + 1, v // 2), v)

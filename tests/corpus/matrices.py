@@ -262,7 +262,8 @@ def spmv_csr(rng: Generator, n: int) -> Launch:
     sizes=(1, 17, 37),
 )
 def floyd_warshall_step(rng: Generator, n: int) -> Launch:
-    distance, through = below(rng, 1, 1000, n, n), int(rng.integers(n))
+    distance = below(rng, 1, 1000, n, n)
+    through = int(rng.integers(n))
     np.fill_diagonal(distance, 0)
     after = np.minimum(distance, distance[:, through, None] + distance[through])
     grid = blocks(n, 16), blocks(n, 8)

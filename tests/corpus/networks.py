@@ -42,7 +42,7 @@ __device__ float block_sum(float v, float* scratch) {
 
 
 def softmax(x: Array) -> Array:
-    """The softmax of each row."""
+    """Return the softmax of each row."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(e / e.sum(-1, keepdims=True))
 
@@ -98,7 +98,8 @@ extern "C" __global__ void softmax_backward(const float* __restrict__ y, const f
     atol=1e-7,
 )
 def softmax_backward(rng: Generator, n: int) -> Launch:
-    y, dy = softmax(wide(normal(rng, 3, n))).astype(np.float32), normal(rng, 3, n)
+    y = softmax(wide(normal(rng, 3, n))).astype(np.float32)
+    dy = normal(rng, 3, n)
     dx = wide(y) * (dy - (wide(y) * dy).sum(-1, keepdims=True))
     return Launch(3, 64, (y, dy, writes(dx, "float32"), n))
 
@@ -232,7 +233,8 @@ extern "C" __global__ void rms_norm_bf16(const __nv_bfloat16* x, const float* we
     atol=1e-6,
 )
 def rms_norm_bf16(rng: Generator, n: int) -> Launch:
-    x, weight = brain(normal(rng, 3, n)), normal(rng, n)
+    x = brain(normal(rng, 3, n))
+    weight = normal(rng, n)
     v = unbrain(x.bits)
     y = v / np.sqrt((v * v).mean(-1, keepdims=True) + 0.001) * weight
     return Launch(3, 64, (x, weight, writes(y, "bfloat16"), n, 0.001))
@@ -264,7 +266,8 @@ extern "C" __global__ void rms_norm_backward(const float* x, const float* weight
 )
 def rms_norm_backward(rng: Generator, n: int) -> Launch:
     x, weight, dy = normal(rng, 3, n), normal(rng, n), normal(rng, 3, n)
-    v, g = wide(x), wide(dy) * weight
+    v = wide(x)
+    g = wide(dy) * weight
     r = 1 / np.sqrt((v * v).mean(-1, keepdims=True) + 0.001)
     dx = r * g - v * r**3 * (v * g).mean(-1, keepdims=True)
     return Launch(3, 64, (x, weight, dy, writes(dx, "float32"), n, 0.001), shared=4 * n)
@@ -288,9 +291,11 @@ def rms_norm_backward(rng: Generator, n: int) -> Launch:
     atol=2e-4,
 )
 def rotary_embedding(rng: Generator, n: int) -> Launch:
-    x, positions = normal(rng, 5, 3, 2, n), below(rng, 0, 300, 5)
+    x = normal(rng, 5, 3, 2, n)
+    positions = below(rng, 0, 300, 5)
     angle = positions[:, None] * 10000.0 ** (-np.arange(n) / n)
-    c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    c = np.cos(angle)[:, None]
+    s = np.sin(angle)[:, None]
     a, b = wide(x[:, :, 0]), wide(x[:, :, 1])
     after = np.stack([a * c - b * s, a * s + b * c], axis=2)
     return Launch((5, 3), 32, (updates(x, after), positions, 3, n, 10000.0))
@@ -309,7 +314,8 @@ def rotary_embedding(rng: Generator, n: int) -> Launch:
     sizes=(1, 33, 70),
 )
 def embedding_lookup(rng: Generator, n: int) -> Launch:
-    ids, table = rng.integers(-2, 15, 9), normal(rng, 13, n)
+    ids = rng.integers(-2, 15, 9)
+    table = normal(rng, 13, n)
     known = (ids >= 0) & (ids < 13)
     out = np.where(known[:, None], table[np.clip(ids, 0, 12)], np.float32(0))
     return Launch(9, 32, (ids, table, writes(out), n, 13))
@@ -328,7 +334,9 @@ def embedding_lookup(rng: Generator, n: int) -> Launch:
     atol=1e-6,
 )
 def embedding_backward(rng: Generator, n: int) -> Launch:
-    ids, dy, before = below(rng, 0, 6, 20), normal(rng, 20, n), normal(rng, 6, n)
+    ids = below(rng, 0, 6, 20)
+    dy = normal(rng, 20, n)
+    before = normal(rng, 6, n)
     after = wide(before)
     np.add.at(after, ids, dy)
     return Launch(blocks(20 * n, 64), 64, (ids, dy, updates(before, after), n, 20))
@@ -356,7 +364,8 @@ extern "C" __global__ void cross_entropy(const float* logits, const int* target,
     atol=2e-6,
 )
 def cross_entropy(rng: Generator, n: int) -> Launch:
-    logits, target = 3 * normal(rng, 4, n), below(rng, 0, n, 4)
+    logits = 3 * normal(rng, 4, n)
+    target = below(rng, 0, n, 4)
     p = softmax(wide(logits))
     rows = np.arange(4)
     loss = -np.log(p[rows, target])
@@ -384,7 +393,10 @@ def cross_entropy(rng: Generator, n: int) -> Launch:
     atol=2e-7,
 )
 def adam_step(rng: Generator, n: int) -> Launch:
-    p, g, m, v = normal(rng, n), normal(rng, n), normal(rng, n), uniform(rng, 0.1, 1, n)
+    p = normal(rng, n)
+    g = normal(rng, n)
+    m = normal(rng, n)
+    v = uniform(rng, 0.1, 1, n)
     settings = np.array([0.01, 0.9, 0.999, 1e-8, 0.1], np.float32)
     rate, beta1, beta2, eps, decay = map(float, settings)
     step = 17

@@ -1,4 +1,4 @@
-"""Many values to few: warps, blocks, grids, atomics, votes, cooperative groups."""
+"""Reductions: warps, blocks, grids, atomics, votes, cooperative groups."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def sum_in_shared(rng: Generator, n: int) -> Launch:
     atol=1e-14,
 )
 def last_block_finishes(rng: Generator, n: int) -> Launch:
-    x, grid = rng.standard_normal(n), blocks(n, 256) + 1
+    x = rng.standard_normal(n)
+    grid = blocks(n, 256) + 1
     owner = np.arange(n) // 128 % grid
     partial = np.array([x[owner == block].sum() for block in range(grid)])
     return Launch(grid, 128, (x, writes(partial), writes([x.sum()]), n))
@@ -159,7 +160,9 @@ def block_argmax(rng: Generator, n: int) -> Launch:
     sizes=(1, 33, 500),
 )
 def float_max_by_cas(rng: Generator, n: int) -> Launch:
-    x, group, before = normal(rng, n), below(rng, 0, 7, n), normal(rng, 7) - 2
+    x = normal(rng, n)
+    group = below(rng, 0, 7, n)
+    before = normal(rng, 7) - 2
     best = before.copy()
     np.maximum.at(best, group, x)
     return Launch(blocks(n, 64), 64, (x, group, updates(before, best), n))
@@ -191,7 +194,8 @@ def float_max_by_cas(rng: Generator, n: int) -> Launch:
 )
 def every_atomic(rng: Generator, n: int) -> Launch:
     x = words(rng, n)
-    u, w = x.view(np.uint32), x.astype(np.int64)
+    u = x.view(np.uint32)
+    w = x.astype(np.int64)
     low, high = np.iinfo(np.int32).max, np.iinfo(np.int32).min
     counters = np.array([5, -5, low, high], np.int32)
     total = x.sum(dtype=np.int32)

@@ -98,7 +98,8 @@ def fft_radix2(rng: Generator, n: int) -> Launch:
     sizes=(1, 33, 200),
 )
 def monte_carlo_hits(rng: Generator, n: int) -> Launch:
-    seeds, rounds = words(rng, n, "uint32"), 20
+    seeds = words(rng, n, "uint32")
+    rounds = 20
     state: Array = seeds.astype(np.uint64)
     hits = np.zeros(n, np.uint32)
     for _ in range(rounds):
@@ -127,7 +128,8 @@ def monte_carlo_hits(rng: Generator, n: int) -> Launch:
 )
 def random_walk(rng: Generator, n: int) -> Launch:
     neighbours, start = below(rng, -1, 40, 40, 3), below(rng, 0, 40, n)
-    at, s = start.copy(), (np.arange(n, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(1))
+    at = start.copy()
+    s = np.arange(n, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(1)
     for _ in range(12):
         s ^= s << np.uint32(13)
         s ^= s >> np.uint32(17)
@@ -152,7 +154,8 @@ def random_walk(rng: Generator, n: int) -> Launch:
     atol=1e-14,
 )
 def polynomial_horner_double(rng: Generator, n: int) -> Launch:
-    c, x = rng.standard_normal(9), rng.uniform(-1, 1, n)
+    c = rng.standard_normal(9)
+    x = rng.uniform(-1, 1, n)
     return Launch(blocks(n, 64), 64, (c, 8, x, writes(np.polyval(c[::-1], x)), n))
 
 
@@ -180,11 +183,15 @@ def polynomial_horner_double(rng: Generator, n: int) -> Launch:
     atol=1e-5,
 )
 def ray_sphere(rng: Generator, n: int) -> Launch:
-    origin, direction = 3 * normal(rng, n, 3), normal(rng, n, 3)
+    origin = 3 * normal(rng, n, 3)
+    direction = normal(rng, n, 3)
     direction += uniform(rng, -2, 0, n, 1) * origin
     sphere = np.array([0.25, -0.5, 0.125, 1.5], np.float32)
-    o, d = wide(origin) - sphere[:3], wide(direction)
-    a, b, c = (d * d).sum(-1), (o * d).sum(-1), (o * o).sum(-1) - 1.5**2
+    o = wide(origin) - sphere[:3]
+    d = wide(direction)
+    a = (d * d).sum(-1)
+    b = (o * d).sum(-1)
+    c = (o * o).sum(-1) - 1.5**2
     inside = b * b - a * c
     root = np.sqrt(np.abs(inside))
     near, far = (-b - root) / a, (-b + root) / a

@@ -235,7 +235,8 @@ def counting_sort(rng: Generator, n: int) -> Launch:
     sizes=(1, 33, 127),
 )
 def odd_even_merge_pairs(rng: Generator, n: int) -> Launch:
-    keys, index = normal(rng, n), np.arange(n, dtype=np.int32)
+    keys = normal(rng, n)
+    index = np.arange(n, dtype=np.int32)
     order = index.copy()
     for phase in (0, 1):
         for a in range(phase, n - 1, 2):

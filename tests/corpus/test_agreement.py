@@ -1,4 +1,4 @@
-"""The emulator against the GPU: the same bits wherever PTX leaves no choice.
+"""The emulator and the GPU give the same bits wherever PTX defines them.
 
 Every kernel of the corpus is compiled without contraction (`-fmad=false`: otherwise the assembler fuses
 multiplications and additions as it likes) and run on both devices with the same inputs. Kernels whose
@@ -29,7 +29,7 @@ INEXACT = re.compile(
 
 @pytest.fixture(scope="module")
 def both(corpus_builder: Builder) -> Iterator[tuple[Gpu, Gpu]]:
-    """The GPU, and the emulator of its architecture."""
+    """Yield the GPU, and the emulator of its architecture."""
     real = Gpu(CudaDevice(0), corpus_builder)
     emulated = Gpu(EmulatorDevice(0, real.arch), corpus_builder)
     with real, emulated:
@@ -51,7 +51,7 @@ def test_emulator_and_gpu_agree(both: tuple[Gpu, Gpu], case: Case, size: int) ->
 
 def outputs(gpu: Gpu, case: Case, launch: Launch) -> tuple[list[Array], str]:
     """Everything the kernel wrote, and its PTX."""
-    exact = [] if ".version" in case.source else ["-fmad=false"]  # PTX says itself what it fuses
+    exact = [] if ".version" in case.source else ["-fmad=false"]  # PTX states what is fused.
     kernel = gpu.kernel(case.source, case.entry, options=[*case.options, *exact])
     args = [on_device(gpu, arg) for arg in launch.args]
     symbols = {name: on_symbol(kernel, name, arg) for name, arg in launch.symbols.items()}
@@ -63,7 +63,7 @@ def outputs(gpu: Gpu, case: Case, launch: Launch) -> tuple[list[Array], str]:
 
 
 def read(result: Result, held: Any) -> Array:
-    """What is in a result now, as floats for a type NumPy lacks."""
+    """Return the content of a result, as floats for a type that NumPy lacks."""
     bits: Array = held.numpy()
     return unbrain(bits) if result.dtype == "bfloat16" else bits
 

@@ -38,7 +38,7 @@ DEVICES = "sm_80", "sm_90", "sm_100", pytest.param("cuda", marks=pytest.mark.gpu
 
 @pytest.fixture(scope="session", params=DEVICES)
 def opened(request: pytest.FixtureRequest, corpus_builder: Builder) -> Iterator[Gpu]:
-    """The emulator for each dialect of PTX, and the GPU."""
+    """Open the emulator for each dialect of PTX, and the GPU."""
     device = CudaDevice(0) if request.param == "cuda" else EmulatorDevice(0, request.param)
     with Gpu(device, corpus_builder) as gpu:
         yield gpu
@@ -46,7 +46,7 @@ def opened(request: pytest.FixtureRequest, corpus_builder: Builder) -> Iterator[
 
 @pytest.fixture
 def gpu(opened: Gpu) -> Iterator[Gpu]:
-    """A device that no kernel before has broken."""
+    """Return a device that no earlier kernel has broken."""
     yield opened
     try:
         opened.synchronize()
@@ -69,7 +69,7 @@ def test_kernel_computes_what_its_reference_does(gpu: Gpu, case: Case, size: int
 
 
 def on_device(gpu: Gpu, arg: Any) -> Any:
-    """What to launch with: arrays of the device for arrays, anything else as it is."""
+    """Return what to launch with: arrays of the device for arrays, anything else as it is."""
     match arg:
         case Result():
             return gpu.array(arg.before, dtype=arg.dtype)
@@ -81,7 +81,7 @@ def on_device(gpu: Gpu, arg: Any) -> Any:
 
 
 def on_symbol(kernel: Kernel, name: str, arg: Array | Result) -> SymbolView:
-    """A variable of the kernel's module, set to what it holds before the launch."""
+    """Set a variable of the kernel's module to its content before the launch, and return it."""
     before = arg.before if isinstance(arg, Result) else arg
     symbol = kernel.module.symbol(name, before.dtype)
     symbol.write(before)

@@ -1,4 +1,4 @@
-"""Captures at the seam: all devices have the same states and refuse the same calls, by number."""
+"""Captures at the device interface: all devices have the same states and the same error codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Seam(NamedTuple):
         self.device.fill(self.address, value.to_bytes(4, "little"), 3, stream)
 
     def words(self) -> list[int]:
-        """What the memory holds."""
+        """Return what the memory holds."""
         out = np.zeros(6, np.int32)
         self.device.copy_out(host_bytes(out), self.address, self.other)
         return [int(word) for word in out]
@@ -70,7 +70,7 @@ def seam(device: Gpu) -> Iterator[Seam]:
 
 
 def code_of(do: Callable[[], object]) -> int:
-    """The number of the error that `do` raises; 0 where it raises none."""
+    """Return the number of the error that `do` raises; 0 where it raises none."""
     try:
         do()
     except DriverError as error:
@@ -80,7 +80,7 @@ def code_of(do: Callable[[], object]) -> int:
 
 Call = Callable[[Seam], object]
 
-#: Calls that spoil every capture they can see, whoever makes them.
+#: Calls that invalidate every capture they affect, from any thread.
 EVERYWHERE: dict[str, Call] = {
     "synchronize": lambda s: s.device.synchronize(),
     "captured.synchronize": lambda s: s.captured.synchronize(),
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[Call, int]] = {
 
 
 def rows() -> Iterator[tuple[str, str, str, int]]:
-    """Mode, thread, call, and the number it gets; whatever gets one spoils the capture."""
+    """Yield mode, thread, call and its error code; a call with an error invalidates the capture."""
     for mode in MODES:
         for thread in ("same", "other"):
             yield from ((mode, thread, name, UNSUPPORTED) for name in EVERYWHERE)
@@ -131,7 +131,9 @@ CALLS: dict[str, Call] = EVERYWHERE | WATCHED | HARMLESS | {name: do for name, (
 
 
 @pytest.mark.parametrize(("mode", "thread", "name", "code"), list(rows()))
-def test_a_call_beside_a_capture(mode: str, thread: str, name: str, code: int, seam: Seam) -> None:
+def test_a_call_during_a_capture_gets_the_error_of_its_mode_and_thread(
+    mode: str, thread: str, name: str, code: int, seam: Seam
+) -> None:
     seam.captured.begin_capture(mode)
     seam.fill(seam.captured)
     assert seam.captured.capture_status() == "active"
@@ -154,7 +156,7 @@ def test_a_call_beside_a_capture(mode: str, thread: str, name: str, code: int, s
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_captured_runs_when_it_is_replayed(mode: str, seam: Seam) -> None:
+def test_captured_work_runs_when_it_is_replayed(mode: str, seam: Seam) -> None:
     seam.captured.begin_capture(mode)
     seam.fill(seam.captured, 9)
     seam.device.copy(seam.address + 12, seam.address, 12, seam.captured)
@@ -203,7 +205,7 @@ def test_another_thread_may_add_to_a_captured_stream(mode: str, seam: Seam) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_begin_twice(mode: str, seam: Seam) -> None:
+def test_beginning_a_capture_twice_is_illegal(mode: str, seam: Seam) -> None:
     seam.captured.begin_capture(mode)
     for again in MODES:
         assert code_of(lambda again=again: seam.captured.begin_capture(again)) == ILLEGAL  # type: ignore[misc]
@@ -211,7 +213,7 @@ def test_begin_twice(mode: str, seam: Seam) -> None:
     seam.captured.end_capture().close()
 
 
-def test_end_without_begin(seam: Seam) -> None:
+def test_ending_without_a_capture_is_illegal(seam: Seam) -> None:
     assert seam.captured.capture_status() == "none"
     assert code_of(seam.captured.end_capture) == ILLEGAL
     assert seam.captured.capture_status() == "none"
@@ -219,14 +221,14 @@ def test_end_without_begin(seam: Seam) -> None:
 
 @pytest.mark.parametrize("handle", [0, 1])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_legacy_default_stream(mode: str, handle: int, seam: Seam) -> None:
+def test_capturing_the_legacy_default_stream_is_unsupported(mode: str, handle: int, seam: Seam) -> None:
     stream = seam.device.adopt(handle)
     assert code_of(lambda: stream.begin_capture(mode)) == UNSUPPORTED
     assert stream.capture_status() == "none"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_end_in_another_thread(mode: str, seam: Seam) -> None:
+def test_ending_in_another_thread_depends_on_the_mode(mode: str, seam: Seam) -> None:
     seam.captured.begin_capture(mode)
     seam.fill(seam.captured)
 
@@ -249,7 +251,7 @@ def test_an_empty_capture_is_a_graph_of_nothing(mode: str, seam: Seam) -> None:
     graph.close()
 
 
-def test_two_threads_capture_two_streams_and_one_spoils_only_its_own(seam: Seam) -> None:
+def test_two_threads_capture_two_streams_and_one_invalidates_only_its_own(seam: Seam) -> None:
     began, spoilt = threading.Event(), threading.Event()
 
     def other() -> tuple[int, int]:
@@ -275,7 +277,7 @@ def test_two_threads_capture_two_streams_and_one_spoils_only_its_own(seam: Seam)
     assert (ended, codes) == (INVALIDATED, [(UNSUPPORTED, INVALIDATED)])
 
 
-def test_what_was_spoilt_can_be_captured_again(seam: Seam) -> None:
+def test_a_stream_whose_capture_was_invalidated_can_be_captured_again(seam: Seam) -> None:
     for _ in range(3):
         seam.captured.begin_capture("thread_local")
         assert code_of(seam.device.synchronize) == UNSUPPORTED
@@ -299,7 +301,7 @@ class Allocating(NamedTuple):
     kinds: list[str]
 
     def replay(self) -> int:
-        """The status of one replay."""
+        """Return the status of one replay."""
         return self.executable.prepare(self.seam.other)()[0]
 
 
@@ -375,6 +377,6 @@ def test_memory_that_no_graph_allocated_is_not_freed_in_one(seam: Seam) -> None:
     seam.captured.begin_capture("thread_local")
     seam.fill(seam.captured)
     assert code_of(lambda: seam.device.free(seam.address, seam.captured)) != 0
-    code_of(seam.captured.end_capture)  # which some devices spoil for it
-    seam.fill(seam.other, 3)  # it is there still
+    code_of(seam.captured.end_capture)  # Some devices invalidate the capture here.
+    seam.fill(seam.other, 3)  # The capture still exists.
     assert seam.words()[:3] == [3] * 3

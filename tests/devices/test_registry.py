@@ -1,4 +1,4 @@
-"""Opening devices: the one that was asked for, the same one again, and never another in silence."""
+"""Opening devices by name: defaults, reuse, errors, and registered factories."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu, device
 from tests.conftest import SAXPY
-from tests.processes import finish, start
-from tests.runtime.support import PTX, bench
+from tests.processes import expect_success, start_python
+from tests.runtime.support import PTX, saxpy_case
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +58,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_by(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a driver and so many GPUs."""
+    """Simulate a machine with a driver and `count` GPUs."""
     monkeypatch.setattr(cuda, "count", lambda: count)
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_the_error_says_what_was_looked_for_and_what_else_there_is() -> None:
+def test_without_a_gpu_the_error_says_what_was_searched_and_which_devices_exist() -> None:
     for which in (None, "cuda", "cuda:1", 0, 3):
         with pytest.raises(
             NoGpuError, match=r"no GPU: the NVIDIA driver \(libcuda.so.1\) is not here"
@@ -81,7 +81,7 @@ def test_a_gpu_that_is_not_there_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_auto_takes_the_emulator_where_there_is_no_gpu() -> None:
+def test_auto_takes_the_emulator_without_a_gpu() -> None:
     gpu = device("auto")
     assert gpu.name == "emulator:0"
     assert device("auto") is gpu
@@ -93,7 +93,7 @@ def test_auto_takes_the_emulator_where_a_driver_sees_no_gpu(monkeypatch: pytest.
     assert device("auto").name == "emulator:0"
 
 
-def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_gpu_where_one_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     found_by(1, monkeypatch)
     made = []
 
@@ -123,7 +123,7 @@ class _FakeFactory:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> _FakeFactory:
-    """A third kind of device, which this test registers."""
+    """Return a third kind of device, which this test registers."""
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
     factory = _FakeFactory()
     registry.register("fake", factory)
@@ -133,7 +133,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> _FakeFactory:
 def test_a_device_that_is_registered_is_found_by_its_name(
     fake: _FakeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = bench(device("fake:1", schedule=3))
+    made = saxpy_case(device("fake:1", schedule=3))
     made.launch(3)
     made.check(3)
     assert device("fake:1[sm_100,patience=7]", patience=9) is made.gpu
@@ -168,7 +168,7 @@ def test_a_kind_of_device_is_a_plain_word(kind: str) -> None:
 
 
 @pytest.mark.gpu
-def test_the_gpu_is_what_one_gets_without_asking() -> None:
+def test_the_gpu_is_the_default_device() -> None:
     gpu = device()
     assert gpu.name == "cuda:0"
     assert device("auto") is device(0) is device("cuda:0") is gpu
@@ -180,7 +180,7 @@ def test_the_gpu_is_what_one_gets_without_asking() -> None:
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREHEAT_DEVICE", " emulator:2 ")
     assert device().name == "emulator:2"
-    assert device("emulator:1").name == "emulator:1"  # what is said counts more
+    assert device("emulator:1").name == "emulator:1"  # An explicit argument has precedence.
     monkeypatch.setenv("PREHEAT_DEVICE", "emulatr")
     with pytest.raises(InputError, match="'emulatr' is not a device") as caught:
         device()
@@ -294,7 +294,7 @@ def test_the_same_device_is_given_again_until_it_is_closed() -> None:
     gpu = device("emulator")
     assert device("emulator:0") is gpu
     assert device(" emulator ") is gpu
-    made = bench(gpu)
+    made = saxpy_case(gpu)
     gpu.close()
     again = device("emulator")
     assert again is not gpu
@@ -304,7 +304,7 @@ def test_the_same_device_is_given_again_until_it_is_closed() -> None:
         made.launch()
     gpu.close()  # of a device that was replaced: nothing happens to the new one
     assert device("emulator") is again
-    fresh = bench(again)
+    fresh = saxpy_case(again)
     fresh.launch(2)
     fresh.check(2)
     with device("emulator:1") as one:
@@ -313,9 +313,9 @@ def test_the_same_device_is_given_again_until_it_is_closed() -> None:
 
 
 def test_memory_of_a_closed_device_is_stale_on_the_one_that_replaced_it() -> None:
-    old = bench(device("emulator"))
+    old = saxpy_case(device("emulator"))
     old.gpu.close()
-    new = bench(device("emulator"))
+    new = saxpy_case(device("emulator"))
     with pytest.raises(StaleBufferError, match=r"argument 1: .*: emulator:0: it was closed"):
         new.saxpy[5, 64](2.0, old.x, new.y, new.n)
 
@@ -347,24 +347,26 @@ def test_a_device_says_what_it_is() -> None:
         "import preheat.devices.base",
     ],
 )
-def test_device_is_the_function_whatever_was_used_before(before: str) -> None:
+def test_preheat_device_is_the_function_after_any_import(before: str) -> None:
     """The function has the name of a package, which importing would put in its place."""
     code = f"import preheat\n{before}\nprint(preheat.device('emulator'))"
-    assert finish(start(code)) == "<Gpu emulator:0: PTX emulator, sm_90>\n"
+    assert expect_success(start_python(code)) == "<Gpu emulator:0: PTX emulator, sm_90>\n"
 
 
-def test_a_reset_of_a_gpu_is_told_to_its_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_of_a_gpu_is_reported_to_its_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "call", lambda *_: None)
     monkeypatch.setattr(cuda.CudaDevice, "_open", lambda _: None)
     made = [cuda.CudaDevice.__new__(cuda.CudaDevice) for _ in range(3)]
     monkeypatch.setattr(cuda, "devices", weakref.WeakSet(made))
-    told = list[tuple[int, str]]()
+    reported = list[tuple[int, str]]()
 
     def tell(number: int, error: DeviceError) -> None:
-        told.append((number, str(error)))
+        reported.append((number, str(error)))
 
     for number, one in enumerate(made):
-        one.index, one.name, one._device = number // 2, f"cuda:{number // 2}", None
+        one.index = number // 2
+        one.name = f"cuda:{number // 2}"
+        one._device = None
         one.on_loss = partial(tell, number)
     made[0].reset()
-    assert told == [(1, "cuda:0 was reset by another user in this process")]
+    assert reported == [(1, "cuda:0 was reset by another user in this process")]

@@ -1,4 +1,4 @@
-"""What the tests of graph caches share."""
+"""Helpers for the tests of graph caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Step:
         return self.made.y
 
 
-def warmed(graphs: GraphCache, step: Callable[[], object], *keys: Any, owner: object = None) -> None:
+def cache_graphs(
+    graphs: GraphCache, step: Callable[[], object], *keys: Any, owner: object = None
+) -> None:
     """Cache graphs of these keys, in this order."""
     for key in keys:
         for _ in range(2):

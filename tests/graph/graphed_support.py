@@ -1,4 +1,4 @@
-"""What the tests of graphed functions share."""
+"""Helpers for the tests of graphed functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Frozen:
 
 @dataclass
 class Late:
-    """Arguments that are no arguments of its own making."""
+    """A dataclass with a field that is no argument of its constructor."""
 
     y: Any = field(init=False)
 

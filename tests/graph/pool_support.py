@@ -1,4 +1,4 @@
-"""What the tests of pools share."""
+"""Helpers for the tests of pools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KIB = 1024
 
 
 def bytes_of(pool: Pool, n: int) -> Array:
-    """A piece of `n` bytes."""
+    """Return a piece of `n` bytes."""
     return pool.empty(n, "uint8")
 
 

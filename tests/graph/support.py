@@ -1,4 +1,4 @@
-"""What the tests of graphs share: kernels, where a line is, another thread, what is left open."""
+"""Helpers for the tests of graphs: kernels, cases with operands, line numbers, and checks for leaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from preheat.graph.graph import Graph
 from preheat.graph.replay import Replayer
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.kernel import Kernel
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class InterruptedByTestError(Exception):
 
 
 class AxpyCase(NamedTuple):
-    """A device with a kernel on integers, which are exact: every launch adds `a * x` to `y`."""
+    """A kernel that adds `a * x` to `y`, with its operands on a device; integers make results exact."""
 
     gpu: Gpu
     axpy: Kernel
@@ -116,8 +116,8 @@ def axpy_case(gpu: Gpu, n: int = 257) -> AxpyCase:
 
 
 @dataclass(frozen=True)
-class Log:
-    """A device with a kernel that writes the value of a scalar down at every launch."""
+class ScalarLog:
+    """A kernel that appends the value of a scalar to an array at every launch."""
 
     gpu: Gpu
     note: Kernel
@@ -126,31 +126,32 @@ class Log:
     count: Array
 
     def captured(self, **more: Any) -> Graph:
-        """A graph that does so once."""
+        """Return a graph of one launch."""
         with self.gpu.capture(**more) as graph:
             self.note[1, 1](self.step, self.out, self.count)
         return graph
 
     def seen(self) -> list[int]:
-        """The values, in order."""
+        """Return the appended values in order."""
         return [int(value) for value in self.out.numpy()[: int(self.count.numpy()[0])]]
 
 
-def log(gpu: Gpu, room: int = 200, name: str = "step") -> Log:
-    """A log with room for so many values."""
+def scalar_log(gpu: Gpu, capacity: int = 200, name: str = "step") -> ScalarLog:
+    """Return a log that holds up to `capacity` values."""
     step = gpu.scalar("int32", -1, name=name)
-    out, count = gpu.array(np.full(room, -7, np.int32)), gpu.zeros(1, "int32")
-    return Log(gpu, gpu.kernel(KERNELS, "note"), step, out, count)
+    out = gpu.array(np.full(capacity, -7, np.int32))
+    count = gpu.zeros(1, "int32")
+    return ScalarLog(gpu, gpu.kernel(KERNELS, "note"), step, out, count)
 
 
 def replayer(graph: Graph) -> Replayer:
-    """Return what replays a captured graph."""
+    """Return the object that replays a captured graph."""
     assert graph._replayer is not None
     return graph._replayer
 
 
-class Default:
-    """The legacy default stream, as another library would hand it over."""
+class LegacyDefaultStream:
+    """The legacy default stream as an object of another library."""
 
     def __init__(self, handle: int = 0) -> None:
         self.handle = handle
@@ -159,8 +160,8 @@ class Default:
         return (0, self.handle)
 
 
-def here(lines: int = 0) -> str:
-    """The line that calls this, or one so many lines further down, as errors name it."""
+def line_here(lines: int = 0) -> str:
+    """Return the file and line of the caller plus `lines`, in the format of error messages."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
@@ -168,26 +169,26 @@ def here(lines: int = 0) -> str:
 
 
 def line_of(function: Callable[..., object], lines: int = 0) -> str:
-    """The first line of a function, or one so many lines further down, as errors name it."""
+    """Return the file and first line of a function plus `lines`, in the format of error messages."""
     code = function.__code__
     return f"{Path(code.co_filename).name}:{code.co_firstlineno + lines}"
 
 
 def runs_without_a_graph(reason: str = "") -> pytest.WarningsRecorder:
-    """That a `CaptureWarning` says so meanwhile, for this reason."""
+    """Expect a `CaptureWarning` that the body runs without a graph, for this reason."""
     return pytest.warns(CaptureWarning, match=f"(?s)runs without a graph: .*{re.escape(reason)}")
 
 
 @contextmanager
-def nothing_left_open(flaky: Flaky, **failed: int) -> Iterator[None]:
-    """That captures and graphs begun meanwhile are ended and given back, once nobody holds them.
+def nothing_left_open(faulty: FaultyGpu, **failed: int) -> Iterator[None]:
+    """Check that captures and graphs which begin in the block are ended and released.
 
-    `failed` says how many ends (`end`) and instantiations (`instantiate`) were to fail.
+    `failed` is the number of ends (`end`) and instantiations (`instantiate`) that fail.
     """
-    before = flaky.seam.calls.copy()
+    before = faulty.device.calls.copy()
     yield
-    flaky.gpu.synchronize()
-    calls = flaky.seam.calls - before
+    faulty.gpu.synchronize()
+    calls = faulty.device.calls - before
     assert calls["stream.begin_capture"] == calls["stream.end_capture"]
     assert calls["graph.close"] == calls["stream.end_capture"] - failed.get("end", 0)
     made = calls["graph.instantiate"] - failed.get("instantiate", 0)

@@ -1,4 +1,4 @@
-"""Buckets: a few sizes that hold every batch."""
+"""Buckets: a few sizes that cover every batch size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from preheat import InputError, bucket, buckets, padded
 from preheat.gpu import Gpu
 from tests.graph.support import axpy_case
-from tests.runtime.support import library
+from tests.runtime.support import import_or_skip
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_sizes_double_to_eight_then_go_in_steps_and_end_in_the_limit(
     assert buckets(limit, step) == sizes
 
 
-def test_the_step_is_eight_unless_said() -> None:
+def test_the_step_is_eight_by_default() -> None:
     assert buckets(257) == (1, 2, 4, *range(8, 257, 8), 257)
 
 
@@ -59,7 +59,7 @@ def test_sizes_may_come_in_any_order() -> None:
     assert bucket(3, iter([16, 4, 8])) == 4
 
 
-def test_what_no_bucket_holds_is_refused_with_the_largest_named() -> None:
+def test_a_size_that_no_bucket_holds_is_refused_with_the_largest_size() -> None:
     with pytest.raises(InputError, match="no bucket holds 34; the largest are: 16, 24, 32, 33"):
         bucket(34, buckets(33))
 
@@ -81,7 +81,7 @@ def test_a_negative_number_of_rows_is_called_so() -> None:
         (lambda: padded([1, [2]], 3), "cannot read list as an array"),
     ],
 )
-def test_what_is_no_number_is_called_so(call: Callable[[], object], why: str) -> None:
+def test_a_value_that_is_no_number_is_called_so(call: Callable[[], object], why: str) -> None:
     with pytest.raises(InputError, match=why):
         call()
 
@@ -118,7 +118,7 @@ def test_arrays_on_a_device_are_not_padded_on_any(device: Gpu) -> None:
 @pytest.mark.parametrize("name", ["torch", "cupy"])
 def test_nor_are_those_of_other_libraries(name: str) -> None:
     with pytest.raises(InputError, match="on a device cannot be padded"):
-        padded(library(name).ones(3, **({"device": "cuda"} if name == "torch" else {})), 5)
+        padded(import_or_skip(name).ones(3, **({"device": "cuda"} if name == "torch" else {})), 5)
 
 
 def test_without_sizes_there_is_no_bucket() -> None:
@@ -147,8 +147,10 @@ def test_what_cannot_be_padded_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_a_few_graphs_serve_every_batch(device: Gpu) -> None:
-    sizes, made = buckets(17), axpy_case(device, 17)
-    graphs, want = device.graphs(), made.ys.astype(np.int64)
+    sizes = buckets(17)
+    made = axpy_case(device, 17)
+    graphs = device.graphs()
+    want = made.ys.astype(np.int64)
     for n in (5, 3, 17, 6, 1, 7, 16, 4, 17, 8, 13):
         size = bucket(n, sizes)
         made.x.write(padded(padded(made.xs[:n], size), 17))

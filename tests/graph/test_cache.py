@@ -1,4 +1,4 @@
-"""Cached graphs: one for each key; a step happens exactly once in a call, whatever becomes of it."""
+"""Graph caches: one graph for each key, and a step runs exactly once in a call."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from preheat.gpu import Gpu
 from preheat.graph import cache_entries
 from preheat.graph.keys import key_text, stable_repr
 from tests.conftest import Recorder
-from tests.faulty import Flaky
-from tests.graph.cache_support import Step, warmed
+from tests.faulty import FaultyGpu
+from tests.graph.cache_support import Step, cache_graphs
 from tests.graph.support import (
     axpy_case,
-    log,
     nothing_left_open,
     runs_without_a_graph,
+    scalar_log,
 )
 
 # Exactly once
 
 
 def test_a_step_happens_once_a_call_eager_then_captured_then_replayed(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     step = Step(made)
     for call in range(1, 8):
         graphs.run("k", step)
@@ -43,7 +44,9 @@ def test_a_step_happens_once_a_call_eager_then_captured_then_replayed(device: Gp
 
 
 def test_first_sight_runs_eagerly_so_that_kernels_may_be_loaded_and_memory_made(device: Gpu) -> None:
-    made, graphs, kept = axpy_case(device, 33), device.graphs(), dict[str, Any]()
+    made = axpy_case(device, 33)
+    graphs = device.graphs()
+    kept = dict[str, Any]()
 
     def step() -> None:
         if not kept:
@@ -59,7 +62,8 @@ def test_first_sight_runs_eagerly_so_that_kernels_may_be_loaded_and_memory_made(
 
 
 def test_keys_have_cached_graphs_of_their_own(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs()
+    made = axpy_case(device, 31)
+    graphs = device.graphs()
     steps = {a: Step(made, a) for a in (2, 5, 11)}
     total = 0
     for _ in range(4):
@@ -72,7 +76,9 @@ def test_keys_have_cached_graphs_of_their_own(device: Gpu) -> None:
 
 
 def test_a_first_run_that_raises_is_no_sight(device: Gpu) -> None:
-    made, graphs, fail = axpy_case(device), device.graphs(), [True]
+    made = axpy_case(device)
+    graphs = device.graphs()
+    fail = [True]
     step = Step(made)
 
     def body() -> None:
@@ -93,7 +99,8 @@ def test_a_first_run_that_raises_is_no_sight(device: Gpu) -> None:
 
 
 def test_what_comes_back_is_what_the_capture_returned_refreshed(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs()
+    made = axpy_case(device, 31)
+    graphs = device.graphs()
     captured: dict[str, Any] = {"deep": [made.y, (made.x, 7)], "none": None}
     outputs: list[dict[str, Any]] = [captured, {"eager": 1}]
 
@@ -116,7 +123,8 @@ class Named(NamedTuple):
 
 
 def test_copies_are_the_callers_own_wherever_arrays_are(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs()
+    made = axpy_case(device, 31)
+    graphs = device.graphs()
 
     def step() -> tuple[Any, ...]:
         made.launch()
@@ -136,7 +144,8 @@ def test_copies_are_the_callers_own_wherever_arrays_are(device: Gpu) -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_lists_and_dicts_are_the_callers_own_in_every_call(copy: bool, device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs()
+    made = axpy_case(device, 31)
+    graphs = device.graphs()
 
     def step() -> Any:
         made.launch()
@@ -153,7 +162,9 @@ def test_lists_and_dicts_are_the_callers_own_in_every_call(copy: bool, device: G
 
 
 def test_what_holds_no_list_and_no_array_comes_back_as_it_is(device: Gpu) -> None:
-    made, graphs, plain = axpy_case(device, 31), device.graphs(), (1, ("two", None), Named(3, b"four"))
+    made = axpy_case(device, 31)
+    graphs = device.graphs()
+    plain = (1, ("two", None), Named(3, b"four"))
 
     def step() -> Any:
         made.launch()
@@ -167,7 +178,8 @@ def test_what_holds_no_list_and_no_array_comes_back_as_it_is(device: Gpu) -> Non
 
 
 def test_replay_says_whether_there_was_a_graph(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     assert graphs.replay("k") is False
     graphs.run("k", Step(made))
     assert graphs.replay("k") is False
@@ -179,7 +191,8 @@ def test_replay_says_whether_there_was_a_graph(device: Gpu) -> None:
 
 
 def test_replay_sets_named_scalars(device: Gpu) -> None:
-    noted, graphs = log(device), device.graphs()
+    noted = scalar_log(device)
+    graphs = device.graphs()
     graphs.install("k", noted.captured())
     for value in (5, -3, 12):
         assert graphs.replay("k", step=value)
@@ -187,7 +200,8 @@ def test_replay_sets_named_scalars(device: Gpu) -> None:
 
 
 def test_install_replaces_and_leaves_the_graph_to_its_owner(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     first, second = made.captured(2), made.captured(5)
     graphs.install("k", first)
     graphs.replay("k")
@@ -195,13 +209,14 @@ def test_install_replaces_and_leaves_the_graph_to_its_owner(device: Gpu) -> None
     assert graphs.run("k", Step(made, 1000)) == "given"
     made.check(7)
     assert len(graphs) == 1
-    first.replay()  # replaced is not closed: whoever made it may go on
+    first.replay()  # A replaced graph is not closed, because its owner may still use it.
     made.check(9)
 
 
 @pytest.mark.parametrize("verb", ["run", "replay"])
 def test_a_graph_that_its_owner_closes_counts_as_absent(verb: str, device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     graph = made.captured(100)
     graphs.install("k", graph)
     graph.close()
@@ -218,7 +233,8 @@ def test_a_graph_that_its_owner_closes_counts_as_absent(verb: str, device: Gpu) 
 def test_a_graph_that_its_owner_closes_under_way_counts_as_absent(
     verb: str, device: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     graph = made.captured(100)
     graphs.install("k", graph)
     found = graphs._entries.find
@@ -236,7 +252,7 @@ def test_a_graph_that_its_owner_closes_under_way_counts_as_absent(
     made.check(3 if verb == "run" else 0)
 
 
-def test_what_is_no_graph_is_not_installed(device: Gpu) -> None:
+def test_a_value_that_is_no_graph_is_not_installed(device: Gpu) -> None:
     with pytest.raises(InputError, match="None is not a graph"):
         device.graphs().install("k", None)  # type: ignore[arg-type]
 
@@ -245,7 +261,8 @@ def test_only_a_usable_graph_of_this_device_and_life_is_installed(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu, other = open_device("emulator"), open_device("emulator")
-    graphs, made = gpu.graphs(), axpy_case(gpu)
+    graphs = gpu.graphs()
+    made = axpy_case(gpu)
     with pytest.raises(InputError, match="another device"):
         graphs.install("k", axpy_case(other).captured())
     with pytest.raises(GraphError, match="cannot be installed: it is new"):
@@ -261,9 +278,10 @@ def test_only_a_usable_graph_of_this_device_and_life_is_installed(
 
 
 def test_invalidated_keys_begin_anew_and_absent_ones_are_no_ops(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     step = Step(made)
-    warmed(graphs, step, "a", "b", "c")
+    cache_graphs(graphs, step, "a", "b", "c")
     graphs.invalidate("absent")
     graphs.invalidate("b", "absent")
     assert list(graphs) == ["a", "c"]
@@ -292,7 +310,8 @@ class Frozen:
 
 
 def test_an_array_is_no_key_and_would_be_kept_alive(device: Gpu) -> None:
-    graphs, x = device.graphs(), device.zeros(31)
+    graphs = device.graphs()
+    x = device.zeros(31)
     keys: list[Any] = [x, ("k", (x,)), frozenset((x,)), Frozen(x), np.ones(3)]
     for key in keys:
         with pytest.raises(InputError, match=r"cannot be (part of )?a key") as refused:
@@ -334,24 +353,26 @@ def test_a_scalar_cannot_have_the_name_of_what_a_replay_takes(device: Gpu) -> No
 
 
 def test_the_least_recently_used_cached_graph_goes_first(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs(capacity=3)
+    made = axpy_case(device, 31)
+    graphs = device.graphs(capacity=3)
     step = Step(made)
-    warmed(graphs, step, "a", "b", "c")
+    cache_graphs(graphs, step, "a", "b", "c")
     graphs.replay("a")
     graphs.run("b", step)  # uses it too
-    warmed(graphs, step, "d")
+    cache_graphs(graphs, step, "d")
     assert list(graphs) == ["a", "b", "d"]
     graphs.install("e", made.captured())
     assert list(graphs) == ["b", "d", "e"]
     assert "b" in graphs  # asking is no use
-    warmed(graphs, step, "f")
+    cache_graphs(graphs, step, "f")
     assert list(graphs) == ["d", "e", "f"]
 
 
 def test_an_evicted_key_begins_anew(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs(capacity=1)
+    made = axpy_case(device, 31)
+    graphs = device.graphs(capacity=1)
     step = Step(made)
-    warmed(graphs, step, "a", "b")
+    cache_graphs(graphs, step, "a", "b")
     graphs.run("a", step)
     assert list(graphs) == ["b"]
     graphs.run("a", step)
@@ -359,26 +380,27 @@ def test_an_evicted_key_begins_anew(device: Gpu) -> None:
     made.check(18)
 
 
-def test_eviction_waits_for_nothing_and_gives_everything_back(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu, 31)
-    with nothing_left_open(flaky):
-        graphs = flaky.gpu.graphs(capacity=1)
-        with flaky.asked() as asked:
-            warmed(graphs, Step(made), *range(6))
-        assert asked["executable.close"] == 5
-        assert not {"synchronize", "stream.synchronize"} & set(asked)
+def test_eviction_waits_for_nothing_and_gives_everything_back(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu, 31)
+    with nothing_left_open(faulty):
+        graphs = faulty.gpu.graphs(capacity=1)
+        with faulty.count_calls() as calls:
+            cache_graphs(graphs, Step(made), *range(6))
+        assert calls["executable.close"] == 5
+        assert not {"synchronize", "stream.synchronize"} & set(calls)
         del graphs
     made.check(36)
 
 
 def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs(capacity=1)
+    made = axpy_case(device, 31)
+    graphs = device.graphs(capacity=1)
     step = Step(made)
-    warmed(graphs, step, "a")
+    cache_graphs(graphs, step, "a")
     # As the other thread has it now.
     cached = graphs._entries.find(graphs._entries.entry_key("a", None))
     assert cached is not None
-    warmed(graphs, step, "b")
+    cache_graphs(graphs, step, "b")
     assert "a" not in graphs
     cached.run((), copy=False)
     made.check(15)
@@ -387,7 +409,9 @@ def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu
 def test_cached_graphs_are_closed_outside_the_lock(
     device: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, graphs, locked = axpy_case(device, 31), device.graphs(capacity=1), list[bool]()
+    made = axpy_case(device, 31)
+    graphs = device.graphs(capacity=1)
+    locked = list[bool]()
     drain = device._context.drain
 
     def watched(**more: Any) -> None:
@@ -395,7 +419,7 @@ def test_cached_graphs_are_closed_outside_the_lock(
         drain(**more)
 
     monkeypatch.setattr(device._context, "drain", watched)
-    warmed(graphs, Step(made), "a", "b")
+    cache_graphs(graphs, Step(made), "a", "b")
     graphs.install("b", made.captured())
     graphs.invalidate()
     assert len(locked) >= 3
@@ -425,10 +449,11 @@ class Equal:
 
 
 def test_owners_do_not_see_each_others_cached_graphs(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     owners: list[Any] = [None, Model(), Model(), Equal(), Equal(), "name", 7]
     for a, owner in enumerate(owners, start=1):
-        warmed(graphs, Step(made, a), "k", owner=owner)
+        cache_graphs(graphs, Step(made, a), "k", owner=owner)
     assert len(graphs) == len(owners)
     assert list(graphs) == ["k"] * len(owners)
     assert [cached.owner for cached in graphs.report().graphs] == owners
@@ -445,34 +470,40 @@ def test_owners_do_not_see_each_others_cached_graphs(device: Gpu) -> None:
 
 
 def test_all_keys_of_an_owner_can_be_invalidated_at_once(device: Gpu) -> None:
-    made, graphs, owner = axpy_case(device), device.graphs(), Model()
-    warmed(graphs, Step(made), "a", "b", owner=owner)
-    warmed(graphs, Step(made), "a", "b", owner=1000)
-    warmed(graphs, Step(made), "a")
+    made = axpy_case(device)
+    graphs = device.graphs()
+    owner = Model()
+    cache_graphs(graphs, Step(made), "a", "b", owner=owner)
+    cache_graphs(graphs, Step(made), "a", "b", owner=1000)
+    cache_graphs(graphs, Step(made), "a")
     graphs.invalidate(owner=owner)
     assert [cached.owner for cached in graphs.report().graphs] == [1000, 1000, None]
     graphs.invalidate(owner=int("1000"))
     assert list(graphs) == ["a"]
 
 
-def test_cached_graphs_of_a_dead_owner_go_at_once_with_what_they_hold(flaky: Flaky) -> None:
-    made, graphs, owner = axpy_case(flaky.gpu), flaky.gpu.graphs(), Model()
-    warmed(graphs, Step(made), "a", "b", owner=owner)
-    warmed(graphs, Step(made), "a")
+def test_cached_graphs_of_a_dead_owner_go_at_once_with_what_they_hold(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    graphs = faulty.gpu.graphs()
+    owner = Model()
+    cache_graphs(graphs, Step(made), "a", "b", owner=owner)
+    cache_graphs(graphs, Step(made), "a")
     graphs.run("seen", Step(made), owner=owner)
-    with flaky.asked("executable.close") as asked:
+    with faulty.count_calls("executable.close") as calls:
         del owner
         gc.collect()
-        flaky.gpu._context.drain()
-    assert asked == {"executable.close": 2}
+        faulty.gpu._context.drain()
+    assert calls == {"executable.close": 2}
     assert len(graphs) == 1
     assert not graphs._entries.owners
     assert [place.key for place in graphs._entries.uncaptured] == []
 
 
 def test_an_owner_that_dies_while_the_lock_is_held_goes_with_the_next_call(device: Gpu) -> None:
-    made, graphs, owner = axpy_case(device), device.graphs(), Model()
-    warmed(graphs, Step(made), "a", owner=owner)
+    made = axpy_case(device)
+    graphs = device.graphs()
+    owner = Model()
+    cache_graphs(graphs, Step(made), "a", owner=owner)
     with graphs._entries.lock:  # as when the collector runs inside a verb
         del owner
         gc.collect()
@@ -482,11 +513,12 @@ def test_an_owner_that_dies_while_the_lock_is_held_goes_with_the_next_call(devic
 
 
 def test_a_new_owner_never_inherits_the_cached_graphs_of_one_at_its_address(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs(capacity=8)
+    made = axpy_case(device, 31)
+    graphs = device.graphs(capacity=8)
     for _ in range(20):
         owner = Model()
         assert not graphs.replay("k", owner=owner)
-        warmed(graphs, Step(made), "k", owner=owner)
+        cache_graphs(graphs, Step(made), "k", owner=owner)
         del owner
     assert len(graphs) == 0
 
@@ -496,12 +528,13 @@ def test_what_can_neither_be_held_weakly_nor_hashed_is_no_owner(device: Gpu) -> 
         device.graphs().replay("k", owner=[1])
 
 
-def test_dropping_the_cached_graphs_gives_everything_back(flaky: Flaky) -> None:
-    with nothing_left_open(flaky):
-        made, owner = axpy_case(flaky.gpu), Model()
-        graphs = flaky.gpu.graphs()
-        warmed(graphs, Step(made), "a", owner=owner)
-        warmed(graphs, Step(made), "a")
+def test_dropping_the_cached_graphs_gives_everything_back(faulty: FaultyGpu) -> None:
+    with nothing_left_open(faulty):
+        made = axpy_case(faulty.gpu)
+        owner = Model()
+        graphs = faulty.gpu.graphs()
+        cache_graphs(graphs, Step(made), "a", owner=owner)
+        cache_graphs(graphs, Step(made), "a")
         del graphs
     made.check(12)
 
@@ -510,9 +543,10 @@ def test_dropping_the_cached_graphs_gives_everything_back(flaky: Flaky) -> None:
 
 
 def test_inside_a_capture_the_body_becomes_part_of_it(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     step = Step(made)
-    warmed(graphs, step, "k")
+    cache_graphs(graphs, step, "k")
     with device.capture() as graph:
         assert graphs.run("k", step) is made.y
         assert graphs.run("new", step, copy=True) is made.y
@@ -524,7 +558,9 @@ def test_inside_a_capture_the_body_becomes_part_of_it(device: Gpu) -> None:
 
 
 def test_a_step_of_steps_is_one_graph(device: Gpu) -> None:
-    made, inner, outer = axpy_case(device), device.graphs(), device.graphs()
+    made = axpy_case(device)
+    inner = device.graphs()
+    outer = device.graphs()
     step = Step(made)
 
     def both() -> None:
@@ -539,8 +575,9 @@ def test_a_step_of_steps_is_one_graph(device: Gpu) -> None:
 
 
 def test_replaying_a_cached_graph_inside_a_capture_is_refused(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
-    warmed(graphs, Step(made), "k")
+    made = axpy_case(device)
+    graphs = device.graphs()
+    cache_graphs(graphs, Step(made), "k")
     with pytest.raises(CaptureError, match="replaying a graph inside a capture"), device.capture():
         graphs.replay("k" if graphs.replay("absent") is False else "absent")
 
@@ -549,7 +586,9 @@ def test_replaying_a_cached_graph_inside_a_capture_is_refused(device: Gpu) -> No
 
 
 def test_warming_goes_largest_first_runs_each_body_once_and_captures_it(device: Gpu) -> None:
-    made, graphs, entered = axpy_case(device), device.graphs(), list[int]()
+    made = axpy_case(device)
+    graphs = device.graphs()
+    entered = list[int]()
 
     def body(a: int) -> Any:
         entered.append(a)
@@ -568,7 +607,8 @@ def test_warming_goes_largest_first_runs_each_body_once_and_captures_it(device: 
 
 
 def test_warming_lists_what_could_not_be_captured_after_trying_everything(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
 
     def body(a: int) -> None:
         made.launch(a)
@@ -585,7 +625,9 @@ def test_warming_lists_what_could_not_be_captured_after_trying_everything(device
 
 
 def test_warming_tries_again_what_is_in_quarantine(device: Gpu) -> None:
-    made, graphs, fails = axpy_case(device), device.graphs(), [True]
+    made = axpy_case(device)
+    graphs = device.graphs()
+    fails = [True]
 
     def body(a: int) -> None:
         made.launch(a)
@@ -600,7 +642,7 @@ def test_warming_tries_again_what_is_in_quarantine(device: Gpu) -> None:
     made.check(6)
 
 
-def test_an_error_of_a_warming_body_comes_out(device: Gpu) -> None:
+def test_an_error_of_a_warming_body_propagates(device: Gpu) -> None:
     with pytest.raises(ZeroDivisionError):
         device.graphs().warm((0, -1), lambda a: 1 // a * 0 or 1 // 0)
 
@@ -614,7 +656,7 @@ def test_an_error_of_a_warming_body_comes_out(device: Gpu) -> None:
         ([[1]], r"\[1\] cannot be a key"),
     ],
 )
-def test_what_cannot_be_warmed_is_refused_before_anything_runs(
+def test_a_key_that_cannot_be_warmed_is_refused_before_anything_runs(
     keys: Any, why: str, device: Gpu
 ) -> None:
     with pytest.raises(InputError, match=why):
@@ -622,18 +664,20 @@ def test_what_cannot_be_warmed_is_refused_before_anything_runs(
 
 
 def test_warming_inside_a_capture_is_refused(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     with pytest.raises(CaptureError, match="warming graphs inside a capture"), device.capture():
         graphs.warm((1,), made.launch)
     made.check(0)
 
 
-# What it says
+# Reports
 
 
 def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 257), device.graphs()
-    warmed(graphs, Step(made), ("decode", 8))
+    made = axpy_case(device, 257)
+    graphs = device.graphs()
+    cache_graphs(graphs, Step(made), ("decode", 8))
     graphs.replay(("decode", 8))
     report = graphs.report()
     (cached,) = report.graphs
@@ -645,8 +689,9 @@ def test_the_report_has_key_nodes_bytes_and_replays(device: Gpu) -> None:
 
 
 def test_the_report_counts_in_words(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs()
-    warmed(graphs, Step(made), "a")
+    made = axpy_case(device, 31)
+    graphs = device.graphs()
+    cache_graphs(graphs, Step(made), "a")
     with runs_without_a_graph("nothing was captured"):
         for _ in range(2 + 15):
             graphs.run("b", lambda: None)
@@ -657,12 +702,14 @@ def test_the_report_counts_in_words(device: Gpu) -> None:
 
 def test_captures_evictions_and_quarantine_are_events(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    recorder, made, graphs = Recorder(), axpy_case(gpu), gpu.graphs(capacity=1)
+    recorder = Recorder()
+    made = axpy_case(gpu)
+    graphs = gpu.graphs(capacity=1)
     gpu.builder.events.subscribe(recorder)
     try:
-        warmed(graphs, Step(made), "a", "b")
+        cache_graphs(graphs, Step(made), "a", "b")
         with runs_without_a_graph("synchronising inside a capture"):
-            warmed(graphs, gpu.synchronize, "c")
+            cache_graphs(graphs, gpu.synchronize, "c")
     finally:
         gpu.builder.events.unsubscribe(recorder)
     seen = recorder.named("graph")
@@ -674,8 +721,9 @@ def test_captures_evictions_and_quarantine_are_events(open_device: Callable[...,
 
 
 def test_a_cached_graph_is_called_by_its_key_in_errors(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
-    warmed(graphs, Step(made), ("decode", 8))
+    made = axpy_case(device)
+    graphs = device.graphs()
+    cache_graphs(graphs, Step(made), ("decode", 8))
     with pytest.raises(InputError, match=r"graph \"\('decode', 8\)\" uses no scalar called 'step'"):
         graphs.replay(("decode", 8), step=3)
 

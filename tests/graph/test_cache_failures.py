@@ -1,4 +1,4 @@
-"""Cached graphs that cannot be captured or replayed: the step still happens exactly once."""
+"""Graph caches whose capture or replay fails: the step still runs exactly once."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph import cache_entries
 from tests.driver_errors import illegal_address, out_of_memory
-from tests.faulty import Flaky
-from tests.graph.cache_support import Step, warmed
-from tests.graph.support import axpy_case, here, line_of, nothing_left_open, runs_without_a_graph
+from tests.faulty import FaultyGpu
+from tests.graph.cache_support import Step, cache_graphs
+from tests.graph.support import axpy_case, line_here, line_of, nothing_left_open, runs_without_a_graph
 from tests.threads import run_in_thread
 
 # Captures that fail
 
 
-def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_not_captured_again(
+    device: Gpu,
+) -> None:
+    made = axpy_case(device)
+    graphs = device.graphs()
     step = Step(made)
 
     def body() -> int:
@@ -40,12 +43,12 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
         return int(made.y.numpy()[0])  # a copy to the host
 
     tried = list[int]()
-    with runs_without_a_graph("copying to the host inside a capture") as told:
+    with runs_without_a_graph("copying to the host inside a capture") as reported:
         for call in range(1, 61):
             before = step.entered
             assert graphs.run("k", body) == made.ys[0] + 3 * call * made.xs[0]
             tried += [call] * (step.entered - before - 1)
-    assert len(told) == 1
+    assert len(reported) == 1
     assert tried == [2, 2 + 17, 19 + 33]  # 16 calls in peace, then 32, …
     (one,) = graphs.report().quarantined
     assert (one.key, one.failures, one.waits) == ("k", 3, 64 - 8)
@@ -56,8 +59,12 @@ def test_a_body_that_no_capture_can_hold_runs_once_a_call_and_is_left_in_peace(d
     assert len(graphs) == 0
 
 
-def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller(device: Gpu) -> None:
-    made, graphs, waits = axpy_case(device), device.graphs(), [True]
+def test_a_failed_capture_is_reported_once_for_each_reason_at_the_line_of_the_caller(
+    device: Gpu,
+) -> None:
+    made = axpy_case(device)
+    graphs = device.graphs()
+    waits = [True]
 
     def body() -> None:
         made.launch()
@@ -65,16 +72,16 @@ def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller
             device.synchronize()
         made.y.numpy()
 
-    with runs_without_a_graph() as told:
+    with runs_without_a_graph() as reported:
         for _ in range(2):
             graphs.run(8, body)
-        line = here(-1)
+        line = line_here(-1)
         for key in (7, 9):  # the same reason under other keys
-            warmed(graphs, body, key)
+            cache_graphs(graphs, body, key)
         waits.clear()
         for _ in range(17):
             graphs.run(8, body)  # tried again, and it fails elsewhere
-    first, second = told
+    first, second = reported
     assert f"{Path(first.filename).name}:{first.lineno}" == line
     assert str(first.message) == (
         "8 cannot be captured and runs without a graph: "
@@ -85,12 +92,13 @@ def test_a_failed_capture_is_told_once_for_each_reason_at_the_line_of_the_caller
     assert f"{line_of(body, 4)}: copying to the host inside a capture" in str(second.message)
     made.check(3 * 23)
     warmed_too = device.graphs()
-    with runs_without_a_graph("copying to the host"):  # other graphs tell of their own
-        warmed(warmed_too, body, 8)
+    with runs_without_a_graph("copying to the host"):  # Other graphs report their own failures.
+        cache_graphs(warmed_too, body, 8)
 
 
 def test_warnings_that_are_errors_come_out_after_the_step(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
 
     def body() -> None:
         made.launch()
@@ -107,7 +115,8 @@ def test_warnings_that_are_errors_come_out_after_the_step(device: Gpu) -> None:
 
 
 def test_a_filter_of_the_program_silences_the_warning(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         for _ in range(3):
@@ -121,17 +130,19 @@ def test_warming_raises_and_warns_of_nothing(device: Gpu) -> None:
 
 
 def test_the_wait_after_failures_doubles_to_a_bound() -> None:
-    known, waits = cache_entries.UncapturedKey(), list[int]()
+    known = cache_entries.UncapturedKey()
+    waits = list[int]()
     for _ in range(12):
         known.failed("so")
         waits.append(known.wait)
     assert waits == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 4096, 4096, 4096]
 
 
-def test_a_key_leaves_quarantine_when_a_capture_succeeds(flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+def test_a_key_leaves_quarantine_when_a_capture_succeeds(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    graphs = faulty.gpu.graphs()
     step = Step(made)
-    flaky.seam.fail("graph.instantiate", out_of_memory("cuGraphInstantiate"))
+    faulty.device.fail("graph.instantiate", out_of_memory("cuGraphInstantiate"))
     with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
         for _ in range(2 + 16):
             graphs.run("k", step)
@@ -143,13 +154,16 @@ def test_a_key_leaves_quarantine_when_a_capture_succeeds(flaky: Flaky) -> None:
 
 
 @pytest.mark.parametrize("verb", ["graph.instantiate", "executable.upload"])
-def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(verb: str, flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(
+    verb: str, faulty: FaultyGpu
+) -> None:
+    made = axpy_case(faulty.gpu)
+    graphs = faulty.gpu.graphs()
     step = Step(made)
     failed = {"instantiate": 1} if verb == "graph.instantiate" else {}
-    with nothing_left_open(flaky, **failed):
+    with nothing_left_open(faulty, **failed):
         graphs.run("k", step)
-        flaky.seam.fail(verb, out_of_memory("cuGraphInstantiate"))
+        faulty.device.fail(verb, out_of_memory("cuGraphInstantiate"))
         with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
             assert graphs.run("k", step) is made.y
         made.check(6)
@@ -159,26 +173,30 @@ def test_a_graph_that_cannot_be_made_ready_leaves_the_step_to_run_once(verb: str
         made.check(9)
 
 
-def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+def test_a_capture_that_cannot_begin_leaves_the_step_to_run_once(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    graphs = faulty.gpu.graphs()
     step = Step(made)
     graphs.run("k", step)
-    flaky.seam.fail("stream.begin_capture", out_of_memory("cuStreamBeginCapture"))
+    faulty.device.fail("stream.begin_capture", out_of_memory("cuStreamBeginCapture"))
     with runs_without_a_graph("cuStreamBeginCapture failed"):
         graphs.run("k", step)
     made.check(6)
     assert [one.key for one in graphs.report().quarantined] == ["k"]
 
 
-def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+def test_a_capture_that_another_library_invalidates_leaves_the_step_to_run_once(
+    faulty: FaultyGpu,
+) -> None:
+    made = axpy_case(faulty.gpu)
+    graphs = faulty.gpu.graphs()
 
     def body() -> None:
         made.launch()
         with suppress(DriverError):
-            flaky.seam.synchronize()  # behind our back
+            faulty.device.synchronize()  # a call that preheat does not see
 
-    with nothing_left_open(flaky, end=1), runs_without_a_graph("another library invalidated"):
+    with nothing_left_open(faulty, end=1), runs_without_a_graph("another library invalidated"):
         graphs.run("k", body)
         graphs.run("k", body)
         made.check(6)
@@ -187,7 +205,9 @@ def test_a_capture_that_another_library_spoils_leaves_the_step_to_run_once(flaky
 
 
 def test_an_error_of_the_body_itself_comes_out_of_its_eager_run(device: Gpu) -> None:
-    made, graphs, calls = axpy_case(device), device.graphs(), list[int]()
+    made = axpy_case(device)
+    graphs = device.graphs()
+    calls = list[int]()
 
     def body() -> None:
         calls.append(1)
@@ -204,7 +224,8 @@ def test_an_error_of_the_body_itself_comes_out_of_its_eager_run(device: Gpu) -> 
 
 
 def test_the_reason_names_the_first_error_not_what_came_of_it(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
 
     def body() -> None:
         made.launch()
@@ -231,7 +252,9 @@ def test_a_body_that_does_nothing_on_the_device_runs_as_it_is(device: Gpu) -> No
 
 
 def test_invalidating_forgets_that_a_key_failed(device: Gpu) -> None:
-    made, graphs, fails = axpy_case(device), device.graphs(), [True]
+    made = axpy_case(device)
+    graphs = device.graphs()
+    fails = [True]
 
     def body() -> None:
         made.launch()
@@ -251,34 +274,36 @@ def test_invalidating_forgets_that_a_key_failed(device: Gpu) -> None:
 
 
 @pytest.mark.parametrize("verb", ["graph.instantiate", "executable.upload", "replay"])
-def test_an_error_that_the_device_does_not_survive_is_raised(verb: str, flaky: Flaky) -> None:
-    raised_and_lost(flaky, verb)
+def test_an_error_that_the_device_does_not_survive_is_raised(verb: str, faulty: FaultyGpu) -> None:
+    raised_and_lost(faulty, verb)
 
 
 @pytest.mark.parametrize("verb", ["launch", "stream.begin_capture", "stream.end_capture"])
-def test_nor_is_one_inside_the_capture_hidden(verb: str, open_flaky: Callable[..., Flaky]) -> None:
-    raised_and_lost(open_flaky("emulator"), verb)  # a GPU would be left with the capture open
+def test_nor_is_one_inside_the_capture_hidden(verb: str, open_faulty: Callable[..., FaultyGpu]) -> None:
+    raised_and_lost(open_faulty("emulator"), verb)  # a GPU would be left with the capture open
 
 
-def raised_and_lost(flaky: Flaky, verb: str) -> None:
-    """That what `verb` cannot survive comes out, of this call and the next ones, with nothing tried."""
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
+def raised_and_lost(faulty: FaultyGpu, verb: str) -> None:
+    """Check that an error of `verb` that ends the context is raised by this call and all later ones."""
+    made = axpy_case(faulty.gpu)
+    graphs = faulty.gpu.graphs()
     step = Step(made)
     graphs.run("k", step)
-    flaky.seam.fail(verb, illegal_address("cuGraphInstantiate"))
-    with flaky.asked("launch") as asked, pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
+    faulty.device.fail(verb, illegal_address("cuGraphInstantiate"))
+    with faulty.count_calls("launch") as calls, pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
         graphs.run("k", step)
-    assert asked.get("launch", 0) <= 1  # into the capture: none after it
+    assert calls.get("launch", 0) <= 1  # into the capture: none after it
     for _ in range(2):
         with pytest.raises((ContextLostError, StaleBufferError), match="is lost since"):
             graphs.run("k", step)
     assert graphs.report().quarantined == ()
 
 
-def test_a_lost_device_is_named_for_a_cached_graph_too(flaky: Flaky) -> None:
-    made, graphs = axpy_case(flaky.gpu), flaky.gpu.graphs()
-    warmed(graphs, Step(made), "k")
-    flaky.seam.fail("fill", illegal_address("cuGraphInstantiate"))
+def test_a_lost_device_is_named_for_a_cached_graph_too(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    graphs = faulty.gpu.graphs()
+    cache_graphs(graphs, Step(made), "k")
+    faulty.device.fail("fill", illegal_address("cuGraphInstantiate"))
     with pytest.raises(DriverError):
         made.y.fill(1)
     with pytest.raises(ContextLostError, match="is lost since"):
@@ -289,7 +314,9 @@ def test_a_lost_device_is_named_for_a_cached_graph_too(flaky: Flaky) -> None:
 
 @pytest.mark.parametrize("when", [1, 2])
 def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu) -> None:
-    made, graphs, calls = axpy_case(device), device.graphs(), list[int]()
+    made = axpy_case(device)
+    graphs = device.graphs()
+    calls = list[int]()
 
     def body() -> None:
         calls.append(1)
@@ -313,13 +340,14 @@ def test_an_interrupt_comes_out_and_leaves_the_key_usable(when: int, device: Gpu
 
 
 def test_a_stale_cached_graph_counts_as_absent_and_is_captured_anew(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     xs = [device.array(made.xs), device.array(made.xs)]
 
     def step() -> None:
         made.axpy[5, 64](3, xs[-1], made.y, made.n)
 
-    warmed(graphs, step, "k")
+    cache_graphs(graphs, step, "k")
     xs.pop().close()
     assert "k" not in graphs
     assert len(graphs) == 0
@@ -334,13 +362,14 @@ def test_a_stale_cached_graph_counts_as_absent_and_is_captured_anew(device: Gpu)
 def test_a_cached_graph_that_becomes_stale_under_way_runs_eagerly(
     device: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     xs = [device.array(made.xs), device.array(made.xs)]
 
     def step() -> None:
         made.axpy[5, 64](3, xs[-1], made.y, made.n)
 
-    warmed(graphs, step, "k")
+    cache_graphs(graphs, step, "k")
     found = graphs._entries.find
 
     def close_then(place: Any) -> Any:
@@ -355,12 +384,12 @@ def test_a_cached_graph_that_becomes_stale_under_way_runs_eagerly(
     assert "k" not in graphs
 
 
-def test_after_a_reset_cached_graphs_are_gone_and_the_next_life_has_its_own(
+def test_after_a_reset_cached_graphs_are_gone_and_the_next_session_has_its_own(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
     graphs = gpu.graphs()
-    warmed(graphs, Step(axpy_case(gpu)), "a", "b")
+    cache_graphs(graphs, Step(axpy_case(gpu)), "a", "b")
     graphs.run("seen", Step(axpy_case(gpu)))
     gpu.reset()
     assert len(graphs) == 0
@@ -378,7 +407,8 @@ def test_after_a_reset_cached_graphs_are_gone_and_the_next_life_has_its_own(
 
 def test_a_capture_that_a_reset_overtakes_is_not_kept(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    graphs, made = gpu.graphs(), axpy_case(gpu)
+    graphs = gpu.graphs()
+    made = axpy_case(gpu)
 
     def step() -> None:
         made.launch()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from preheat.gpu import Gpu
-from tests.graph.cache_support import Step, warmed
+from tests.graph.cache_support import Step, cache_graphs
 from tests.graph.support import axpy_case
 from tests.processes import run_in_fork
 from tests.threads import run_in_thread
@@ -18,7 +18,9 @@ from tests.threads import run_in_thread
 
 
 def test_while_one_thread_captures_a_key_others_run_it_eagerly(device: Gpu) -> None:
-    made, graphs, entered = axpy_case(device), device.graphs(), list[str]()
+    made = axpy_case(device)
+    graphs = device.graphs()
+    entered = list[str]()
 
     def other() -> None:
         entered.append("eager")
@@ -40,12 +42,14 @@ def test_while_one_thread_captures_a_key_others_run_it_eagerly(device: Gpu) -> N
 
 
 def test_two_keys_are_captured_at_once(device: Gpu) -> None:
-    made, other, graphs = axpy_case(device), axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    other = axpy_case(device)
+    graphs = device.graphs()
 
     def step() -> None:
         made.launch()
         if threading.get_ident() in device._context.captures_by_thread:
-            run_in_thread(lambda: warmed(graphs, other.launch, "b"))
+            run_in_thread(lambda: cache_graphs(graphs, other.launch, "b"))
 
     graphs.run("a", step)
     graphs.run("a", step)
@@ -56,7 +60,8 @@ def test_two_keys_are_captured_at_once(device: Gpu) -> None:
 
 @pytest.mark.parametrize("verb", ["invalidate", "install"])
 def test_a_capture_that_was_overtaken_does_its_step_and_is_dropped(verb: str, device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs()
+    made = axpy_case(device)
+    graphs = device.graphs()
     newer = made.captured(100)
 
     def step() -> None:
@@ -76,12 +81,15 @@ def test_a_capture_that_was_overtaken_does_its_step_and_is_dropped(verb: str, de
 
 def test_many_threads_on_few_keys_each_step_happens_once(device: Gpu) -> None:
     n, rounds, workers = 31, 25, 4
-    made, graphs = axpy_case(device, n), device.graphs(capacity=2)
+    made = axpy_case(device, n)
+    graphs = device.graphs(capacity=2)
     atomic = device.kernel(
         'extern "C" __global__ void bump(int* at, int by) { atomicAdd(at, by); }', "bump"
     )
-    counter, start = device.zeros(3, "int32"), threading.Barrier(workers)
-    open_now, most = dict[int, int](), list[int]()
+    counter = device.zeros(3, "int32")
+    start = threading.Barrier(workers)
+    open_now = dict[int, int]()
+    most = list[int]()
 
     def body(key: int) -> None:
         inside = threading.get_ident() in device._context.captures_by_thread
@@ -110,10 +118,11 @@ def test_many_threads_on_few_keys_each_step_happens_once(device: Gpu) -> None:
     made.check(0)
 
 
-def test_a_forked_child_goes_on_with_its_own_locks(open_device: Callable[..., Gpu]) -> None:
+def test_a_forked_child_continues_with_its_own_locks(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    graphs, made = gpu.graphs(), axpy_case(gpu)
-    warmed(graphs, Step(made), "k")
+    graphs = gpu.graphs()
+    made = axpy_case(gpu)
+    cache_graphs(graphs, Step(made), "k")
     ready, done = threading.Event(), threading.Event()
 
     def hold() -> None:

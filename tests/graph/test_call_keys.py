@@ -84,7 +84,7 @@ class Slotted:
         return 1
 
     def take(self) -> Any:
-        """What it holds."""
+        """Return the fields."""
         return self.y
 
 
@@ -175,7 +175,8 @@ def test_equal_values_share_a_graph(device: Gpu) -> None:
 
 
 def test_with_a_key_other_values_are_up_to_it(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), list[Any]()
+    made = axpy_case(device, 31)
+    graphs = list[Any]()
 
     @device.graphed(key=lambda batch, *_: batch)
     def step(batch: int, note: Any) -> None:
@@ -211,7 +212,8 @@ def test_with_a_key_another_object_is_another_cached_graph_whatever_it_holds(
 
 
 def test_with_a_key_an_object_at_the_address_of_a_dead_one_is_another(device: Gpu) -> None:
-    made, alive = axpy_case(device, 31), list[Any]()
+    made = axpy_case(device, 31)
+    alive = list[Any]()
 
     @device.graphed(key=lambda _: "one")
     def step(given: Any) -> None:
@@ -230,7 +232,9 @@ def test_with_a_key_an_object_at_the_address_of_a_dead_one_is_another(device: Gp
 
 
 @pytest.mark.parametrize("value", [np.dtype("int32"), np.bool_(True), len, int, None, ..., b"x", 1.5])
-def test_what_is_plain_is_left_to_the_key_and_a_value_without_one(value: Any, device: Gpu) -> None:
+def test_a_plain_value_is_left_to_the_key_and_without_a_key_is_part_of_it(
+    value: Any, device: Gpu
+) -> None:
     made = axpy_case(device, 31)
 
     @device.graphed(key=lambda *_: "one")
@@ -286,7 +290,8 @@ def test_an_array_is_no_key(device: Gpu) -> None:
 
 
 def test_a_key_is_called_with_the_arguments_of_the_call(device: Gpu) -> None:
-    made, seen = axpy_case(device, 31), list[Any]()
+    made = axpy_case(device, 31)
+    seen = list[Any]()
 
     def key(*args: Any, **named: Any) -> str:
         seen.append((args, named))

@@ -1,4 +1,4 @@
-"""Captures: how they begin and end, what they refuse and where, and what other threads may do."""
+"""Captures: begin and end, bodies that raise, and finalizers during a capture."""
 # ruff: noqa: PT012  (a capture that fails has a body of several statements)
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ import pytest
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
-from tests.faulty import Flaky
-from tests.graph.support import MODES, AxpyCase, BodyError, Default, axpy_case, here, nothing_left_open
+from tests.faulty import FaultyGpu
+from tests.graph.support import (
+    MODES,
+    AxpyCase,
+    BodyError,
+    LegacyDefaultStream,
+    axpy_case,
+    line_here,
+    nothing_left_open,
+)
 from tests.runtime.support import SIZES
 from tests.threads import run_in_thread
 
@@ -53,7 +61,7 @@ def test_begin_and_end_do_what_the_with_statement_does(mode: str, device: Gpu) -
     made.check(7)
 
 
-def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
+def test_work_outside_the_capture_runs_at_once(device: Gpu) -> None:
     made = axpy_case(device)
     made.launch(2)
     graph = made.captured(10)
@@ -64,31 +72,34 @@ def test_work_outside_the_window_runs_at_once(device: Gpu) -> None:
 
 
 @pytest.mark.parametrize("warm", [0, 1, 5])
-def test_launches_are_captured_whatever_way_they_take(warm: int, device: Gpu) -> None:
+def test_launches_are_captured_through_every_way_to_launch(warm: int, device: Gpu) -> None:
     made = axpy_case(device)
-    grid, block, args = -(-made.n // 64), 64, (2, made.x, made.y, made.n)
+    grid = -(-made.n // 64)
+    block = 64
+    args = (2, made.x, made.y, made.n)
     bound = made.axpy.bind(*args, grid=grid, block=block)
     kept = made.axpy[grid, block]
-    doors: list[Callable[[], None]] = [
+    operations: list[Callable[[], None]] = [
         made.launch,
         bound,
         lambda: kept(*args),
         lambda: made.axpy.launch(*args, grid=grid, block=block, shared=64),
     ]
-    for door in doors * warm:
-        door()
+    for operation in operations * warm:
+        operation()
     made.check(warm * 9)
     with device.capture() as graph:
-        for door in doors:
-            door()
+        for operation in operations:
+            operation()
     made.check(warm * 9)
-    assert len(graph) == len(doors)
+    assert len(graph) == len(operations)
     graph.replay()
     made.check(warm * 9 + 9)
 
 
 def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
-    made, stream = axpy_case(device), device.stream()
+    made = axpy_case(device)
+    stream = device.stream()
     for given in (None, stream):
         with device.capture(stream=given) as graph:
             where: Any = graph.stream if given is None else stream
@@ -101,7 +112,8 @@ def test_the_captured_stream_may_be_named_inside(device: Gpu) -> None:
 
 
 def test_fills_and_copies_become_nodes(device: Gpu) -> None:
-    made, wide = axpy_case(device, 33), device.array(np.arange(33) * 0.5)
+    made = axpy_case(device, 33)
+    wide = device.array(np.arange(33) * 0.5)
     other = device.array(made.ys)
     with device.capture() as graph:
         made.x.fill(4)
@@ -131,7 +143,7 @@ def test_an_end_without_a_begin_is_an_error(device: Gpu) -> None:
 def test_a_graph_cannot_begin_twice(device: Gpu) -> None:
     made = axpy_case(device)
     graph = device.capture().begin()
-    began = here(-1)
+    began = line_here(-1)
     made.launch(3)
     with pytest.raises(CaptureError, match=f"being captured already, since {began}"):
         graph.begin()
@@ -162,16 +174,16 @@ def test_a_thread_captures_one_graph_at_a_time(device: Gpu) -> None:
 @pytest.mark.parametrize("handle", [0, 1])
 def test_the_legacy_default_stream_is_not_captured(handle: int, device: Gpu) -> None:
     with pytest.raises(CaptureError, match="the legacy default stream cannot be captured") as caught:
-        device.capture(stream=Default(handle))
+        device.capture(stream=LegacyDefaultStream(handle))
     assert "a stream of its own" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    with nothing_left_open(flaky):
-        graph = flaky.gpu.capture(mode=mode).begin()
-        began = here(-1)
+def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    with nothing_left_open(faulty):
+        graph = faulty.gpu.capture(mode=mode).begin()
+        began = line_here(-1)
         with pytest.raises(CaptureError, match="nothing was captured") as caught:
             graph.end()
         assert caught.value.where == began
@@ -179,7 +191,7 @@ def test_an_empty_graph_is_an_error_that_names_its_begin(mode: str, flaky: Flaky
         made.captured().close()
 
 
-def test_an_unknown_mode_is_refused_with_those_there_are(device: Gpu) -> None:
+def test_an_unknown_mode_is_refused_with_the_known_ones(device: Gpu) -> None:
     with pytest.raises(InputError, match="'local' is not a capture mode") as caught:
         device.capture(mode="local")
     assert caught.value.hint == "use one of thread_local, global, relaxed"
@@ -188,7 +200,7 @@ def test_an_unknown_mode_is_refused_with_those_there_are(device: Gpu) -> None:
 def test_another_thread_can_neither_end_a_capture_nor_launch_into_it(device: Gpu) -> None:
     made = axpy_case(device)
     graph = device.capture().begin()
-    began = here(-1)
+    began = line_here(-1)
     made.launch(3)
     message = f"belongs to another thread, which began it at {began}"
     with pytest.raises(CaptureError, match=message) as caught:
@@ -224,12 +236,12 @@ def test_a_graph_that_is_captured_cannot_be_closed(device: Gpu) -> None:
 @pytest.mark.parametrize("launches", [0, 1, 3])
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_a_body_that_raises_leaves_everything_usable(
-    mode: str, launches: int, own_stream: bool, flaky: Flaky
+    mode: str, launches: int, own_stream: bool, faulty: FaultyGpu
 ) -> None:
-    gpu = flaky.gpu
+    gpu = faulty.gpu
     made = axpy_case(gpu)
     stream = gpu.stream() if own_stream else None
-    with nothing_left_open(flaky):
+    with nothing_left_open(faulty):
         for _ in range(3):
             graph = gpu.capture(mode=mode, stream=stream)
             with pytest.raises(BodyError, match="mine") as caught, graph:
@@ -252,20 +264,20 @@ def test_a_body_that_raises_leaves_everything_usable(
         again.close()
 
 
-def test_a_body_that_raises_lets_go_of_what_it_used(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    flaky.gpu.synchronize()
-    with flaky.asked("allocate", "free") as asked:
-        own = flaky.gpu.array(made.xs)
+def test_a_body_that_raises_releases_what_it_used(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    faulty.gpu.synchronize()
+    with faulty.count_calls("allocate", "free") as calls:
+        own = faulty.gpu.array(made.xs)
         buffer = weakref.ref(own.buffer)
-        with pytest.raises(BodyError), flaky.gpu.capture() as graph:
+        with pytest.raises(BodyError), faulty.gpu.capture() as graph:
             made.axpy[5, 64](1, own, made.y, made.n)
             raise BodyError
         del own
         gc.collect()
         assert buffer() is None
-        flaky.gpu.synchronize()
-    assert asked == {"allocate": 1, "free": 1}
+        faulty.gpu.synchronize()
+    assert calls == {"allocate": 1, "free": 1}
     assert graph.state is State.FAILED
 
 
@@ -280,19 +292,19 @@ STEPS: tuple[Callable[[AxpyCase], object], ...] = (
 @pytest.mark.parametrize("kind_of_error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("at", range(len(STEPS) + 1))
 def test_a_body_that_raises_anywhere_leaves_nothing_behind(
-    at: int, kind_of_error: type[BaseException], flaky: Flaky
+    at: int, kind_of_error: type[BaseException], faulty: FaultyGpu
 ) -> None:
-    made = axpy_case(flaky.gpu)
+    made = axpy_case(faulty.gpu)
     raised = kind_of_error("mine")
-    graph = flaky.gpu.capture()
+    graph = faulty.gpu.capture()
 
     verbs = ("stream.begin_capture", "stream.end_capture", "graph.close")
-    with flaky.asked(*verbs) as asked, pytest.raises(kind_of_error) as caught, graph:
+    with faulty.count_calls(*verbs) as calls, pytest.raises(kind_of_error) as caught, graph:
         for step in STEPS[:at]:
             step(made)
         raise raised
     assert caught.value is raised
-    assert asked == dict.fromkeys(verbs, 1)
+    assert calls == dict.fromkeys(verbs, 1)
     assert (graph.state, graph.status, len(graph)) == (State.FAILED, "none", 0)
     with pytest.raises(GraphError, match="cannot be replayed: its capture failed"):
         graph.replay()
@@ -308,7 +320,7 @@ def test_the_first_error_inside_is_noted_on_what_the_body_raises(device: Gpu) ->
         try:
             made.y.numpy()
         except CaptureError as error:
-            where = here(-2)
+            where = line_here(-2)
             first = error
         raise BodyError
     (note,) = caught.value.__notes__
@@ -322,24 +334,25 @@ def test_the_first_error_inside_is_noted_on_what_the_body_raises(device: Gpu) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_finalizers_give_nothing_back_before_the_window_closes(mode: str, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    dead = [flaky.gpu.array(made.xs) for _ in range(5)]
-    events = [flaky.gpu.record() for _ in range(300)]
-    old, module = made.captured(1), flaky.gpu.module("__global__ void f() {}")
+def test_finalizers_release_nothing_before_the_capture_ends(mode: str, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    dead = [faulty.gpu.array(made.xs) for _ in range(5)]
+    events = [faulty.gpu.record() for _ in range(300)]
+    old = made.captured(1)
+    module = faulty.gpu.module("__global__ void f() {}")
     loop: list[object] = [dead.pop(), dead.pop()]
     loop.append(loop)
     verbs = ("free", "graph.close", "executable.close", "module.unload")
-    with flaky.asked(*verbs) as asked, flaky.gpu.capture(mode=mode) as graph:
+    with faulty.count_calls(*verbs) as calls, faulty.gpu.capture(mode=mode) as graph:
         made.launch(3)
         del dead, events, old, module, loop
         gc.collect()
         made.launch(4)
         assert graph.status == "active"
-        assert flaky.seam.calls["free"] == 0
-    assert asked == {"graph.close": 1}  # the new one's, which is instantiated
-    with flaky.asked("free", "executable.close") as asked:
+        assert faulty.device.calls["free"] == 0
+    assert calls == {"graph.close": 1}  # the new one's, which is instantiated
+    with faulty.count_calls("free", "executable.close") as calls:
         graph.replay()
-        flaky.gpu.synchronize()
-    assert asked == {"free": 5, "executable.close": 1}
+        faulty.gpu.synchronize()
+    assert calls == {"free": 5, "executable.close": 1}
     made.check(7)

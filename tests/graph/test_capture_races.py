@@ -1,4 +1,4 @@
-"""Captures beside other threads, interrupts, and collectors that choose their moment."""
+"""Captures beside other threads, interrupts, and the garbage collector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.graph import State
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import InterruptedByTestError, axpy_case
 from tests.runtime.support import KERNELS
 from tests.threads import run_in_thread
@@ -34,15 +34,16 @@ def switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("switching")
-def test_waiting_for_the_device_never_spoils_a_capture_that_begins(device: Gpu) -> None:
-    made, over = axpy_case(device), threading.Event()
+def test_waiting_for_the_device_never_invalidates_a_capture_that_begins(device: Gpu) -> None:
+    made = axpy_case(device)
+    over = threading.Event()
     errors: list[BaseException] = []
 
     def wait() -> None:
         try:
             while not over.is_set():
                 device.synchronize()
-        except BaseException as error:  # whatever it is belongs to the test's thread
+        except BaseException as error:  # The thread of the test checks the error.
             errors.append(error)
 
     threads = [threading.Thread(target=wait) for _ in range(3)]
@@ -105,9 +106,9 @@ def test_a_capture_interrupted_anywhere_leaves_thread_and_device_usable(
 
 
 def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
-    flaky: Flaky, monkeypatch: pytest.MonkeyPatch
+    faulty: FaultyGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = axpy_case(flaky.gpu)
+    made = axpy_case(faulty.gpu)
 
     leave = ForeignLibraries.leave
 
@@ -117,18 +118,19 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
 
     with monkeypatch.context() as patch:
         patch.setattr("preheat.graph.foreign.ForeignLibraries.leave", fail)
-        with pytest.raises(RuntimeError, match="no way back"), flaky.gpu.capture() as graph:
+        with pytest.raises(RuntimeError, match="no way back"), faulty.gpu.capture() as graph:
             made.launch()
     assert graph.state is State.FAILED
     for _ in range(3):
-        with flaky.gpu.capture() as graph:
+        with faulty.gpu.capture() as graph:
             made.launch()
     graph.replay()
     made.check_launches(1)
 
 
-def test_a_dropped_graph_is_ended_by_its_own_thread_alone_while_that_lives(device: Gpu) -> None:
-    made, ended = axpy_case(device), threading.Event()
+def test_a_dropped_graph_is_ended_by_its_own_thread_only_while_that_lives(device: Gpu) -> None:
+    made = axpy_case(device)
+    ended = threading.Event()
     dropped, other = threading.Event(), threading.Event()
 
     def drop() -> None:
@@ -173,26 +175,28 @@ def test_arrays_closed_by_a_collector_in_between_do_not_deadlock(device: Gpu) ->
     assert run_in_thread(work) == 1
 
 
-def test_scalars_set_for_a_replay_wait_for_the_one_before_in_another_stream(flaky: Flaky) -> None:
-    note = flaky.gpu.kernel(KERNELS, "add")
-    step, out = flaky.gpu.scalar("int32", name="step"), flaky.gpu.zeros(1, "int32")
-    with flaky.gpu.capture() as graph:
+def test_scalars_set_for_a_replay_wait_for_the_one_before_in_another_stream(faulty: FaultyGpu) -> None:
+    note = faulty.gpu.kernel(KERNELS, "add")
+    step = faulty.gpu.scalar("int32", name="step")
+    out = faulty.gpu.zeros(1, "int32")
+    with faulty.gpu.capture() as graph:
         note[1, 1](step, 0, out, 1)
-    with flaky.gpu.stream() as stream:
+    with faulty.gpu.stream() as stream:
         for turn in range(3):
-            with flaky.asked("stream.wait") as asked:
+            with faulty.count_calls("stream.wait") as calls:
                 graph.replay(stream=stream, step=turn)
                 graph.replay(step=turn + 100)
-            assert asked["stream.wait"] >= 2
-        with flaky.asked("stream.wait") as asked:
+            assert calls["stream.wait"] >= 2
+        with faulty.count_calls("stream.wait") as calls:
             graph.replay(step=7)
             graph.replay(step=8)
-        assert asked == {}
+        assert calls == {}
     assert out.numpy().tolist() == [8]
 
 
 def test_filling_a_scalar_inside_a_capture_is_setting_it(device: Gpu) -> None:
-    note, out = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    note = device.kernel(KERNELS, "add")
+    out = device.zeros(1, "int32")
     step = device.scalar("int32", name="step")
     graph = device.capture().begin()
     note[1, 1](step, 0, out, 1)
@@ -209,7 +213,8 @@ def test_names_that_replay_takes_are_refused(name: str, device: Gpu) -> None:
 
 
 def test_a_scalar_may_be_called_self(device: Gpu) -> None:
-    note, out = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    note = device.kernel(KERNELS, "add")
+    out = device.zeros(1, "int32")
     step = device.scalar("int32", name="self")
     with device.capture() as graph:
         note[1, 1](step, 0, out, 1)
@@ -231,8 +236,9 @@ def test_a_replay_into_a_stream_that_another_thread_captures_is_refused(device: 
     made.check_launches(1)
 
 
-def test_a_profile_may_use_the_graph_it_is_told_of(device: Gpu) -> None:
-    made, seen = axpy_case(device), []
+def test_a_profile_may_use_the_graph_of_its_row(device: Gpu) -> None:
+    made = axpy_case(device)
+    seen = []
 
     def write(row: Any) -> None:
         seen.append(row["count"])

@@ -33,18 +33,18 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.kernel import Kernel, Module, SymbolView
 from preheat.runtime.stream import Event, Stream
 from tests.driver_errors import not_supported
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import (
     KERNELS,
     MODES,
     AxpyCase,
     BodyError,
-    Default,
+    LegacyDefaultStream,
     axpy_case,
-    here,
+    line_here,
     line_of,
-    log,
     nothing_left_open,
+    scalar_log,
 )
 from tests.threads import run_in_thread
 
@@ -52,7 +52,7 @@ from tests.threads import run_in_thread
 
 
 class Scene(NamedTuple):
-    """What an act may need, made before the window."""
+    """The objects that an operation may use, created before the capture."""
 
     made: AxpyCase
     module: Module
@@ -65,25 +65,28 @@ class Scene(NamedTuple):
 
     @property
     def gpu(self) -> Gpu:
-        """The device."""
+        """Return the device."""
         return self.made.gpu
 
 
 def scene(gpu: Gpu) -> Scene:
-    """A scene on `gpu`; the default stream is known to it already."""
-    made, stream = axpy_case(gpu), gpu.stream()
+    """Return a scene on `gpu`; the context has used the default stream before."""
+    made = axpy_case(gpu)
+    stream = gpu.stream()
     module = gpu.module(KERNELS)
     made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=stream)
-    made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=Default())
-    event, scalar = gpu.record(), gpu.scalar("int32", 41, name="answer")
-    spare, table = gpu.array(made.xs), module.symbol("table", "int32")
+    made.axpy.launch(0, made.x, made.y, made.n, grid=5, block=64, stream=LegacyDefaultStream())
+    event = gpu.record()
+    scalar = gpu.scalar("int32", 41, name="answer")
+    spare = gpu.array(made.xs)
+    table = module.symbol("table", "int32")
     other = made.captured(100)
     gpu.synchronize()
     return Scene(made, module, spare, scalar, stream, event, table, other)
 
 
 class Case(NamedTuple):
-    """Something to do inside a window, and how it is refused."""
+    """An operation inside a capture, and the error that refuses it."""
 
     do: Callable[[Scene], object]
     words: str
@@ -123,7 +126,7 @@ ACTS = {
     "replay": Case(lambda s: s.other.replay(), "replaying a graph", REPLAY),
     "upload": Case(lambda s: s.other.upload(), "making a graph ready", INSTANTIATE),
     "another stream": Case(lambda s: in_stream(s.made, s.stream), ELSEWHERE, None),
-    "the default stream": Case(lambda s: in_stream(s.made, Default()), ELSEWHERE, None),
+    "the default stream": Case(lambda s: in_stream(s.made, LegacyDefaultStream()), ELSEWHERE, None),
 }
 
 
@@ -133,7 +136,7 @@ def in_stream(made: AxpyCase, stream: object) -> None:
 
 
 def expected_line(name: str) -> str:
-    """Where an act of the table is refused: at its own line, or in the function it calls."""
+    """Return where an operation is refused: at its own line, or in the function it calls."""
     if ACTS[name].act is not None:
         return line_of(ACTS[name].do)
     file, _, line = line_of(in_stream).partition(":")
@@ -142,16 +145,17 @@ def expected_line(name: str) -> str:
 
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 @pytest.mark.parametrize("name", ACTS)
-def test_what_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
-    name: str, mode: str, flaky: Flaky
+def test_a_call_that_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
+    name: str, mode: str, faulty: FaultyGpu
 ) -> None:
-    case, made = ACTS[name], scene(flaky.gpu)
-    with nothing_left_open(flaky):
-        with pytest.raises(CaptureError) as out, flaky.gpu.capture(mode=mode) as graph:
+    case = ACTS[name]
+    made = scene(faulty.gpu)
+    with nothing_left_open(faulty):
+        with pytest.raises(CaptureError) as out, faulty.gpu.capture(mode=mode) as graph:
             made.made.launch()
-            with flaky.asked() as asked, pytest.raises(CaptureError) as caught:
+            with faulty.count_calls() as calls, pytest.raises(CaptureError) as caught:
                 case.do(made)
-            assert (asked, graph.status) == ({}, "active")
+            assert (calls, graph.status) == ({}, "active")
             raise caught.value
         assert out.value is caught.value
         assert f"{caught.value}".startswith(f"{expected_line(name)}: {case.words}")
@@ -168,11 +172,12 @@ def test_what_no_capture_can_hold_raises_at_its_line_and_reaches_no_device(
 
 @pytest.mark.parametrize("name", ACTS)
 def test_a_swallowed_error_comes_out_at_the_end_whatever_went_wrong_later(
-    name: str, flaky: Flaky
+    name: str, faulty: FaultyGpu
 ) -> None:
-    case, made = ACTS[name], scene(flaky.gpu)
-    with nothing_left_open(flaky):
-        graph = flaky.gpu.capture().begin()
+    case = ACTS[name]
+    made = scene(faulty.gpu)
+    with nothing_left_open(faulty):
+        graph = faulty.gpu.capture().begin()
         made.made.launch()
         with pytest.raises(CaptureError):
             case.do(made)
@@ -228,22 +233,23 @@ def test_a_relaxed_capture_allocates_but_gives_no_value(name: str, words: str, d
 
 
 def test_the_captured_stream_is_never_asked_or_waited_for(device: Gpu) -> None:
-    made, stream = axpy_case(device), device.stream()
-    doors: list[Callable[[], object]] = [
+    made = axpy_case(device)
+    stream = device.stream()
+    operations: list[Callable[[], object]] = [
         stream.synchronize,
         stream.done,
         stream.record,
         device.synchronize,
     ]
     for mode in MODES:
-        for door in doors:
+        for door in operations:
             with pytest.raises(CaptureError), device.capture(stream=stream, mode=mode):
                 made.launch()
                 door()
             made.check(0)
 
 
-def test_a_wrong_argument_is_the_first_error_of_its_window(device: Gpu) -> None:
+def test_a_wrong_argument_is_the_first_error_of_its_capture(device: Gpu) -> None:
     made = axpy_case(device)
     with pytest.raises(LaunchError, match="axpy, argument 0") as caught, device.capture():
         made.axpy[5, 64]("three", made.x, made.y, made.n)
@@ -252,7 +258,7 @@ def test_a_wrong_argument_is_the_first_error_of_its_window(device: Gpu) -> None:
     made.launch()
     with pytest.raises(LaunchError):
         made.axpy[5, 64](2.5, made.x, made.y, made.n)
-    line = here(-1)
+    line = line_here(-1)
     with pytest.raises(CaptureError):
         made.y.numpy()
     with pytest.raises(CaptureError, match="axpy, argument 0: ") as ended:
@@ -269,18 +275,18 @@ def test_a_closed_array_is_a_wrong_argument(device: Gpu) -> None:
         made.launch()
 
 
-def test_a_device_call_that_fails_inside_is_the_first_error(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
+def test_a_device_call_that_fails_inside_is_the_first_error(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
     first = not_supported("cuLaunchKernelEx")
-    flaky.seam.fail("launch", None, first, not_supported("later"))
-    with nothing_left_open(flaky):
-        graph = flaky.gpu.capture().begin()
+    faulty.device.fail("launch", None, first, not_supported("later"))
+    with nothing_left_open(faulty):
+        graph = faulty.gpu.capture().begin()
         made.launch()
         for call in ("cuLaunchKernelEx", "later"):
             with pytest.raises(DriverError, match=f"{call} failed: CUDA_ERROR_NOT_SUPPORTED"):
                 made.launch()
         with pytest.raises(CaptureError):
-            flaky.gpu.synchronize()
+            faulty.gpu.synchronize()
         with pytest.raises(CaptureError, match="the capture failed: cuLaunchKernelEx failed") as caught:
             graph.end()
         assert caught.value.__cause__ is first
@@ -292,20 +298,20 @@ def test_a_device_call_that_fails_inside_is_the_first_error(flaky: Flaky) -> Non
 @pytest.mark.parametrize("work", ["launch", "fill"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_capture_that_another_library_invalidates_names_the_last_good_line(
-    mode: str, work: str, flaky: Flaky
+    mode: str, work: str, faulty: FaultyGpu
 ) -> None:
-    made = axpy_case(flaky.gpu)
-    with nothing_left_open(flaky, end=1):
-        graph = flaky.gpu.capture(mode=mode).begin()
+    made = axpy_case(faulty.gpu)
+    with nothing_left_open(faulty, end=1):
+        graph = faulty.gpu.capture(mode=mode).begin()
         made.launch()
         if work == "launch":
             made.axpy[5, 64](1, made.x, made.y, made.n)
-            last = here(-1)
+            last = line_here(-1)
         else:
             made.y.fill(3)
-            last = here(-1)
+            last = line_here(-1)
         with pytest.raises(DeviceError):
-            flaky.gpu._device.synchronize()
+            faulty.gpu._device.synchronize()
         assert graph.status == "invalidated"
         message = "a call of another library invalidated the capture"
         with pytest.raises(CaptureError, match=message) as caught:
@@ -316,33 +322,33 @@ def test_a_capture_that_another_library_invalidates_names_the_last_good_line(
         made.check_usable()
 
 
-def test_work_in_an_invalidated_capture_raises_at_its_own_line(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
+def test_work_in_an_invalidated_capture_raises_at_its_own_line(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
     args = (1, made.x, made.y, made.n)
-    with nothing_left_open(flaky, end=1):
-        graph = flaky.gpu.capture().begin()
+    with nothing_left_open(faulty, end=1):
+        graph = faulty.gpu.capture().begin()
         made.axpy[5, 64](*args)
-        last = here(-1)
+        last = line_here(-1)
         with pytest.raises(DeviceError):
-            flaky.gpu._device.synchronize()
+            faulty.gpu._device.synchronize()
         message = f"another library invalidated the capture, after {last}.*INVALIDATED"
         for _ in range(2):
             with pytest.raises(CaptureError, match=message) as caught:
                 made.axpy[5, 64](*args)
-            assert caught.value.where == here(-1)
+            assert caught.value.where == line_here(-1)
         with pytest.raises(CaptureError, match=message) as ended:
             graph.end()
         assert ended.value.where == caught.value.where
         made.check_usable()
 
 
-def test_a_body_that_raises_after_such_a_call_is_told_of_it(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    with pytest.raises(BodyError) as caught, flaky.gpu.capture():
+def test_a_body_that_raises_after_such_a_call_is_annotated_with_it(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    with pytest.raises(BodyError) as caught, faulty.gpu.capture():
         made.axpy[5, 64](1, made.x, made.y, made.n)
-        last = here(-1)
+        last = line_here(-1)
         with pytest.raises(DeviceError):
-            flaky.gpu._device.synchronize()
+            faulty.gpu._device.synchronize()
         raise BodyError
     (note,) = caught.value.__notes__
     assert (
@@ -355,7 +361,8 @@ def test_a_body_that_raises_after_such_a_call_is_told_of_it(flaky: Flaky) -> Non
 
 
 def test_other_threads_work_on_while_one_captures_for_itself(device: Gpu) -> None:
-    made, mine = scene(device), axpy_case(device)
+    made = scene(device)
+    mine = axpy_case(device)
     stream = device.stream()
 
     def busy() -> np.ndarray[Any, Any]:
@@ -404,14 +411,14 @@ UNSAFE = [name for name, case in ACTS.items() if case.act is not None and case.a
 
 
 @pytest.mark.parametrize("name", UNSAFE)
-def test_a_global_capture_hinders_other_threads_and_stays_valid(name: str, flaky: Flaky) -> None:
-    made = scene(flaky.gpu)
-    with flaky.gpu.capture(mode="global") as graph:
-        began = here(-1)
+def test_a_global_capture_hinders_other_threads_and_stays_valid(name: str, faulty: FaultyGpu) -> None:
+    made = scene(faulty.gpu)
+    with faulty.gpu.capture(mode="global") as graph:
+        began = line_here(-1)
         made.made.launch(5)
-        with flaky.asked() as asked, pytest.raises(CaptureError) as caught:
+        with faulty.count_calls() as calls, pytest.raises(CaptureError) as caught:
             run_in_thread(lambda: ACTS[name].do(made))
-        assert asked == {}
+        assert calls == {}
         made.made.launch(6)
     assert f"{caught.value.where}: {ACTS[name].words}" in str(caught.value)
     assert str(caught.value).endswith(f" while another thread captures (since {began})")
@@ -421,9 +428,12 @@ def test_a_global_capture_hinders_other_threads_and_stays_valid(name: str, flaky
 
 
 def test_a_global_capture_lets_other_threads_launch_and_replay(device: Gpu) -> None:
-    made, mine, noted = axpy_case(device), axpy_case(device, 33), log(device)
-    other, notes = mine.captured(10), noted.captured()
-    doors: list[Callable[[], object]] = [
+    made = axpy_case(device)
+    mine = axpy_case(device, 33)
+    noted = scalar_log(device)
+    other = mine.captured(10)
+    notes = noted.captured()
+    operations: list[Callable[[], object]] = [
         lambda: mine.launch(2),
         other.replay,
         lambda: notes.replay(step=4),
@@ -432,7 +442,7 @@ def test_a_global_capture_lets_other_threads_launch_and_replay(device: Gpu) -> N
     ]
     with device.capture(mode="global") as graph:
         made.launch(5)
-        for door in doors:
+        for door in operations:
             run_in_thread(door)
             assert graph.status == "active"
     assert len(graph) == 1
@@ -456,7 +466,7 @@ def test_no_other_thread_works_in_the_captured_stream(device: Gpu) -> None:
 
 
 class Home(NamedTuple):
-    """Memory at home in a stream, and a graph that uses it."""
+    """Memory allocated in a stream, and a graph that uses it."""
 
     gpu: Gpu
     stream: Stream
@@ -482,7 +492,8 @@ HOMES: dict[str, Callable[[Home], object]] = {
 
 def home(gpu: Gpu) -> Home:
     """Such memory, on `gpu`."""
-    stream, axpy = gpu.stream(), gpu.kernel(KERNELS, "axpy")
+    stream = gpu.stream()
+    axpy = gpu.kernel(KERNELS, "axpy")
     x, y = (gpu.array(np.arange(1, 34, dtype=np.int32), stream=stream) for _ in range(2))
     with gpu.capture() as graph:
         axpy[1, 64](1, x, y, 33)
@@ -495,7 +506,8 @@ def home(gpu: Gpu) -> Home:
 def test_the_stream_a_capture_is_meant_for_stays_free_for_other_threads(
     name: str, mode: str, device: Gpu
 ) -> None:
-    made, mine = home(device), axpy_case(device)
+    made = home(device)
+    mine = axpy_case(device)
     refused = mode == "global" and name in ("write", "numpy", "close", "empty")
     with device.capture(stream=made.stream, mode=mode) as graph:
         mine.launch(5)
@@ -510,7 +522,8 @@ def test_the_stream_a_capture_is_meant_for_stays_free_for_other_threads(
 
 @pytest.mark.parametrize("name", ["close", "empty"])
 def test_memory_of_that_stream_comes_and_goes_beside_a_relaxed_capture(name: str, device: Gpu) -> None:
-    made, mine = home(device), axpy_case(device)
+    made = home(device)
+    mine = axpy_case(device)
     with device.capture(stream=made.stream, mode="relaxed") as graph:
         mine.launch(5)
         HOMES[name](made)

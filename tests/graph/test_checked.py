@@ -1,4 +1,4 @@
-"""Checked caches: what a replay would get wrong is named, node, kernel, argument and both values."""
+"""Checked caches: a difference is reported with its node, kernel, argument and both values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from preheat.errors import BakedError, CaptureError
 from preheat.gpu import Gpu
-from tests.faulty import Flaky
-from tests.graph.support import KERNELS, axpy_case, log, nothing_left_open
-from tests.runtime.support import library
+from tests.faulty import FaultyGpu
+from tests.graph.support import KERNELS, axpy_case, nothing_left_open, scalar_log
+from tests.runtime.support import import_or_skip
 from tests.threads import run_in_thread
 
 
@@ -26,7 +26,12 @@ class Knobs:
         self.x, self.other, self.y = (
             gpu.array(random.standard_normal(2 * n).astype(np.float32)) for _ in range(3)
         )
-        self.by, self.odd, self.grid, self.block, self.shared, self.times = 0.5, False, 1, 32, 0, 1
+        self.by = 0.5
+        self.odd = False
+        self.grid = 1
+        self.block = 32
+        self.shared = 0
+        self.times = 1
         self.fill: float | None = None
 
     def __call__(self) -> None:
@@ -99,7 +104,8 @@ def test_every_change_is_listed(device: Gpu) -> None:
 
 
 def test_an_equal_call_is_replayed_once(device: Gpu) -> None:
-    made, entered = axpy_case(device), list[int]()
+    made = axpy_case(device)
+    entered = list[int]()
     graphs = device.graphs(checked=True)
 
     def step() -> Any:
@@ -115,7 +121,8 @@ def test_an_equal_call_is_replayed_once(device: Gpu) -> None:
 
 
 def test_the_cached_graph_survives_a_refusal(device: Gpu) -> None:
-    made, factor = axpy_case(device), [3]
+    made = axpy_case(device)
+    factor = [3]
     graphs = device.graphs(checked=True)
 
     def step() -> None:
@@ -132,7 +139,8 @@ def test_the_cached_graph_survives_a_refusal(device: Gpu) -> None:
 
 
 def test_a_value_in_the_key_or_in_a_scalar_is_no_difference(device: Gpu) -> None:
-    made, noted = axpy_case(device), log(device)
+    made = axpy_case(device)
+    noted = scalar_log(device)
     graphs = device.graphs(checked=True)
     for a in (1, 2, 1, 2, 1, 2):
         graphs.run(a, lambda a=a: made.launch(a))  # type: ignore[misc]
@@ -144,7 +152,8 @@ def test_a_value_in_the_key_or_in_a_scalar_is_no_difference(device: Gpu) -> None
 
 
 def test_unchecked_cached_graphs_replay_what_was_captured(device: Gpu) -> None:
-    made, factor = axpy_case(device), [3]
+    made = axpy_case(device)
+    factor = [3]
     graphs = device.graphs()
     for _ in range(2):
         graphs.run("k", lambda: made.launch(factor[0]))
@@ -154,7 +163,8 @@ def test_unchecked_cached_graphs_replay_what_was_captured(device: Gpu) -> None:
 
 
 def test_replay_has_no_body_to_check(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs(checked=True)
+    made = axpy_case(device)
+    graphs = device.graphs(checked=True)
     graphs.install("k", made.captured())
     assert graphs.replay("k")
     made.check(3)
@@ -162,22 +172,23 @@ def test_replay_has_no_body_to_check(device: Gpu) -> None:
         graphs.run("k", lambda: made.launch(5))
 
 
-def test_looking_instantiates_nothing_and_leaves_nothing_open(flaky: Flaky) -> None:
-    knobs = Knobs(flaky.gpu)
-    with nothing_left_open(flaky):
+def test_looking_instantiates_nothing_and_leaves_nothing_open(faulty: FaultyGpu) -> None:
+    knobs = Knobs(faulty.gpu)
+    with nothing_left_open(faulty):
         graphs = checked(knobs, 2)
-        with flaky.asked("graph.instantiate", "stream.begin_capture") as asked:
+        with faulty.count_calls("graph.instantiate", "stream.begin_capture") as calls:
             for _ in range(3):
                 graphs.run("k", knobs)
             knobs.n = 7
             with pytest.raises(BakedError):
                 graphs.run("k", knobs)
-        assert asked == {"stream.begin_capture": 4}
+        assert calls == {"stream.begin_capture": 4}
         del graphs
 
 
 def test_a_call_that_could_not_be_captured_says_so(device: Gpu) -> None:
-    made, syncs = axpy_case(device), list[bool]()
+    made = axpy_case(device)
+    syncs = list[bool]()
     graphs = device.graphs(checked=True)
 
     def step() -> None:
@@ -196,7 +207,8 @@ def test_a_call_that_could_not_be_captured_says_so(device: Gpu) -> None:
 
 
 def test_graphed_functions_are_checked_too(device: Gpu) -> None:
-    made, factor = axpy_case(device), [3]
+    made = axpy_case(device)
+    factor = [3]
 
     @device.graphed(key=lambda n: n, checked=True)
     def step(n: int) -> None:
@@ -210,7 +222,7 @@ def test_graphed_functions_are_checked_too(device: Gpu) -> None:
     made.check(9)
 
 
-def test_a_key_that_forgets_an_argument_is_found_out(device: Gpu) -> None:
+def test_a_key_that_forgets_an_argument_is_detected(device: Gpu) -> None:
     made = axpy_case(device)
 
     @device.graphed(key=lambda x, *_: x.shape, checked=True)
@@ -224,7 +236,8 @@ def test_a_key_that_forgets_an_argument_is_found_out(device: Gpu) -> None:
 
 
 def test_copied_inputs_are_no_difference(device: Gpu) -> None:
-    made, want = axpy_case(device, 31), np.zeros(31, np.int64)
+    made = axpy_case(device, 31)
+    want = np.zeros(31, np.int64)
     y = device.zeros(31, "int32")
 
     @device.graphed(copy_inputs=True, checked=True)
@@ -256,7 +269,8 @@ def test_memory_of_other_libraries_is_checked_by_its_address(open_device: Callab
 
 
 def test_checked_cached_graphs_are_safe_from_several_threads(device: Gpu) -> None:
-    made, graphs = axpy_case(device, 31), device.graphs(checked=True)
+    made = axpy_case(device, 31)
+    graphs = device.graphs(checked=True)
 
     def step() -> None:
         made.launch()
@@ -271,8 +285,9 @@ def test_checked_cached_graphs_are_safe_from_several_threads(device: Gpu) -> Non
 # Results
 
 
-def test_a_body_that_returns_another_array_is_found_out(device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs(checked=True)
+def test_a_body_that_returns_another_array_is_detected(device: Gpu) -> None:
+    made = axpy_case(device)
+    graphs = device.graphs(checked=True)
     outs = [device.zeros(31), device.zeros(31)]
 
     def step() -> dict[str, Any]:
@@ -299,7 +314,8 @@ def test_a_body_that_returns_another_array_is_found_out(device: Gpu) -> None:
     ],
 )
 def test_other_results_are_compared_too(after: Any, told: str | None, device: Gpu) -> None:
-    made, graphs = axpy_case(device), device.graphs(checked=True)
+    made = axpy_case(device)
+    graphs = device.graphs(checked=True)
     results: list[Any] = [after, (1, []), (1, [])]
 
     def step() -> Any:
@@ -318,7 +334,8 @@ def test_other_results_are_compared_too(after: Any, told: str | None, device: Gp
 
 @pytest.mark.gpu
 def test_tensors_that_torch_allocates_inside_are_no_difference(open_device: Callable[..., Gpu]) -> None:
-    gpu, torch = open_device("cuda"), library("torch")
+    gpu = open_device("cuda")
+    torch = import_or_skip("torch")
     x = torch.arange(1, 32, device="cuda")
 
     @gpu.graphed(checked=True)
@@ -333,7 +350,8 @@ def test_tensors_that_torch_allocates_inside_are_no_difference(open_device: Call
 
 
 def test_memory_taken_inside_is_no_difference(device: Gpu) -> None:
-    made, pool = axpy_case(device, 31), device.pool(1 << 20)
+    made = axpy_case(device, 31)
+    pool = device.pool(1 << 20)
 
     @device.graphed(checked=True)
     def step(x: Any) -> Any:
@@ -346,8 +364,10 @@ def test_memory_taken_inside_is_no_difference(device: Gpu) -> None:
         np.testing.assert_array_equal(step(made.x)["two"].numpy(), 6 * made.xs)
 
 
-def test_memory_taken_inside_is_told_by_its_order_and_size(device: Gpu) -> None:
-    made, pool, turned = axpy_case(device, 31), device.pool(1 << 20), list[str]()
+def test_memory_taken_inside_is_located_by_its_order_and_size(device: Gpu) -> None:
+    made = axpy_case(device, 31)
+    pool = device.pool(1 << 20)
+    turned = list[str]()
     graphs = device.graphs(checked=True)
     outside = pool.zeros(31, "int32")
 
@@ -377,12 +397,10 @@ def test_memory_taken_inside_is_told_by_its_order_and_size(device: Gpu) -> None:
 
 
 def test_scratch_memory_that_was_new_at_the_capture_is_no_difference(device: Gpu) -> None:
-    made, pool, graphs, sizes = (
-        axpy_case(device, 31),
-        device.pool(),
-        device.graphs(checked=True),
-        [31, 1031],
-    )
+    made = axpy_case(device, 31)
+    pool = device.pool()
+    graphs = device.graphs(checked=True)
+    sizes = [31, 1031]
 
     def step() -> None:
         with pool.frame():

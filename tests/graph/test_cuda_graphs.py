@@ -1,4 +1,4 @@
-"""What only a GPU can answer: other libraries inside a window, and replays among their work."""
+"""Graphs on a GPU: work of other libraries inside captures, and replays beside their work."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.runtime.kernel import Kernel
-from tests.graph.support import axpy_case, here, log
-from tests.runtime.support import library
+from tests.graph.support import axpy_case, line_here, scalar_log
+from tests.runtime.support import import_or_skip
 from tests.threads import run_in_thread
 
 pytestmark = pytest.mark.gpu
@@ -51,7 +51,7 @@ def gpu(open_device: Callable[..., Gpu]) -> Gpu:
 
 @pytest.fixture
 def torch() -> Any:
-    found = library("torch")
+    found = import_or_skip("torch")
     found.ones(1, device="cuda")
     return found
 
@@ -67,7 +67,7 @@ def linger(gpu: Gpu, stream: object = None) -> None:
 
 
 def usable(gpu: Gpu, torch: Any) -> None:
-    """That preheat and torch work as before."""
+    """Check that preheat and torch work as before."""
     made = axpy_case(gpu)
     with gpu.capture() as graph:
         made.launch()
@@ -77,13 +77,16 @@ def usable(gpu: Gpu, torch: Any) -> None:
     assert torch.ones(3, device="cuda").sum().item() == 3
 
 
-# torch inside a window
+# torch inside a capture
 
 
-def test_work_of_torch_is_captured_among_ours_in_order(gpu: Gpu, torch: Any, copy: Kernel) -> None:
-    x, y = torch.full((N,), 3.0, device="cuda"), torch.zeros(N, device="cuda")
+def test_work_of_torch_is_captured_in_order_with_work_of_preheat(
+    gpu: Gpu, torch: Any, copy: Kernel
+) -> None:
+    x = torch.full((N,), 3.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     own, other = gpu.zeros(N), gpu.zeros(N)
-    torch.mul(x, 2.0, out=y).add_(1.0)  # which loads its kernels
+    torch.mul(x, 2.0, out=y).add_(1.0)  # The call loads torch's kernels.
     y.fill_(-1.0)
     before = torch.cuda.current_stream()
     with gpu.capture() as graph:
@@ -107,13 +110,15 @@ def test_work_of_torch_is_captured_among_ours_in_order(gpu: Gpu, torch: Any, cop
         assert np.array_equal(other.numpy(), np.full(N, 2 * value + 1, np.float32))
 
 
-def test_copies_of_torch_and_ours_are_told_apart(gpu: Gpu, torch: Any) -> None:
-    x, y = torch.full((N,), 3.0, device="cuda"), torch.zeros(N, device="cuda")
-    own, other = gpu.array(np.full(N, 4, np.float32)), gpu.zeros(N)
+def test_copies_of_torch_and_of_preheat_are_distinguished(gpu: Gpu, torch: Any) -> None:
+    x = torch.full((N,), 3.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
+    own = gpu.array(np.full(N, 4, np.float32))
+    other = gpu.zeros(N)
     with gpu.capture() as graph:
         y.copy_(x)
         own.copy_from(other)
-        mine = here(-1)
+        mine = line_here(-1)
         y.zero_()
         other.fill(1.0)
         y.copy_(x)
@@ -124,7 +129,8 @@ def test_copies_of_torch_and_ours_are_told_apart(gpu: Gpu, torch: Any) -> None:
 
 
 def test_tensors_allocated_inside_live_as_long_as_the_graph(gpu: Gpu, torch: Any) -> None:
-    x, y = torch.full((N,), 2.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 2.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     torch.add(x * 3.0 + 1.0, x, out=y)
     with gpu.capture() as graph:
         middle = x * 3.0 + 1.0
@@ -153,10 +159,11 @@ def test_an_output_allocated_inside_is_refreshed_by_every_replay(gpu: Gpu, torch
         assert torch.equal(y, torch.full_like(y, value * value))
 
 
-def test_a_synchronisation_of_torch_inside_comes_out_in_its_own_words(
+def test_a_synchronisation_of_torch_inside_comes_out_with_its_own_message(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
-    x, y = torch.full((N,), 2.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 2.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     before = torch.cuda.current_stream()
 
     def body() -> None:
@@ -175,10 +182,11 @@ def test_a_synchronisation_of_torch_inside_comes_out_in_its_own_words(
 def test_a_synchronisation_that_was_swallowed_is_placed_behind_the_last_good_line(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
-    x, y = torch.full((N,), 2.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 2.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     graph = gpu.capture().begin()
     copy[GRID](x, y, N)
-    good = here(-1)
+    good = line_here(-1)
     with suppress(RuntimeError):
         y[0].item()
     assert graph.status == "invalidated"
@@ -188,15 +196,16 @@ def test_a_synchronisation_that_was_swallowed_is_placed_behind_the_last_good_lin
     usable(gpu, torch)
 
 
-def test_arrays_of_ours_are_used_by_torch_inside(gpu: Gpu, torch: Any) -> None:
-    own, out = gpu.array(np.full(N, 2, np.float32)), torch.zeros(N, device="cuda")
+def test_arrays_of_preheat_are_used_by_torch_inside(gpu: Gpu, torch: Any) -> None:
+    own = gpu.array(np.full(N, 2, np.float32))
+    out = torch.zeros(N, device="cuda")
     torch.mul(out, 2.0, out=out)
     with gpu.capture() as graph:
         torch.mul(torch.from_dlpack(own), 10.0, out=out)
     own.fill(3.0)
     graph.replay()
     assert torch.equal(out, torch.full_like(out, 30.0))
-    own.fill(4.0)  # on our own stream: the replay in torch's is ordered behind it
+    own.fill(4.0)  # The copy is on preheat's stream; the replay in torch's stream waits for it.
     graph.replay()
     assert torch.equal(out, torch.full_like(out, 40.0))
     del own  # the graph holds it
@@ -232,7 +241,8 @@ def test_a_replay_is_ordered_with_what_torch_does_before_and_after(
 
 
 def test_a_replay_can_be_sent_to_a_stream_of_torch(gpu: Gpu, torch: Any) -> None:
-    made, stream = axpy_case(gpu), torch.cuda.Stream()
+    made = axpy_case(gpu)
+    stream = torch.cuda.Stream()
     with gpu.capture() as graph:
         made.launch()
     with torch.cuda.stream(stream):
@@ -247,7 +257,8 @@ def test_a_replay_can_be_sent_to_a_stream_of_torch(gpu: Gpu, torch: Any) -> None
 
 def test_tensors_are_kept_alive_by_the_graph(gpu: Gpu, torch: Any, copy: Kernel) -> None:
     torch.cuda.synchronize()
-    before, own = torch.cuda.memory_allocated(), gpu.zeros(N)
+    before = torch.cuda.memory_allocated()
+    own = gpu.zeros(N)
     x = torch.full((N,), 2.0, device="cuda")
     with gpu.capture() as graph:
         copy[GRID](x, own, N)
@@ -284,7 +295,8 @@ def test_a_graph_dropped_behind_a_slow_kernel_keeps_its_tensors_until_it_ran(
 def test_torchs_default_stream_cannot_be_captured_but_another_can(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
-    x, y = torch.full((N,), 2.0, device="cuda"), torch.zeros(N, device="cuda")
+    x = torch.full((N,), 2.0, device="cuda")
+    y = torch.zeros(N, device="cuda")
     with pytest.raises(CaptureError, match="the legacy default stream cannot be captured"):
         gpu.capture(stream=torch.cuda.default_stream())
     torch.cuda.synchronize()
@@ -329,8 +341,9 @@ def test_a_hundred_steps_are_bit_identical_to_eager_ones(gpu: Gpu, torch: Any) -
 
 
 def test_work_of_cupy_is_captured_where_it_allocates_nothing(gpu: Gpu, copy: Kernel) -> None:
-    cupy = library("cupy")
-    x, y = cupy.full(N, 3, cupy.float32), cupy.zeros(N, cupy.float32)
+    cupy = import_or_skip("cupy")
+    x = cupy.full(N, 3, cupy.float32)
+    y = cupy.zeros(N, cupy.float32)
     own = gpu.zeros(N)
     cupy.multiply(x, 2, out=y)
     y.fill(-1)
@@ -349,7 +362,7 @@ def test_work_of_cupy_is_captured_where_it_allocates_nothing(gpu: Gpu, copy: Ker
 def test_a_replay_follows_the_stream_of_the_library_whose_arrays_it_uses(
     gpu: Gpu, torch: Any, copy: Kernel
 ) -> None:
-    cupy = library("cupy")  # torch is in use in this process too
+    cupy = import_or_skip("cupy")  # torch is in use in this process too
     assert torch.cuda.is_initialized()
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x, y = cupy.zeros(N, cupy.float32), cupy.zeros(N, cupy.float32)
@@ -367,7 +380,8 @@ class Producer:
     """A tensor of some library that speaks DLPack and nothing else."""
 
     def __init__(self, tensor: Any) -> None:
-        self.tensor, self.asked = tensor, list[Any]()
+        self.tensor = tensor
+        self.asked = list[Any]()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, index = self.tensor.__dlpack_device__()
@@ -379,7 +393,8 @@ class Producer:
 
 
 def test_tensors_of_any_producer_are_captured_and_kept(gpu: Gpu, torch: Any, copy: Kernel) -> None:
-    x, own = Producer(torch.full((N,), 6.0, device="cuda")), gpu.zeros(N)
+    x = Producer(torch.full((N,), 6.0, device="cuda"))
+    own = gpu.zeros(N)
     torch.cuda.synchronize()
     with gpu.capture() as graph:
         copy[GRID](x, own, N)
@@ -413,7 +428,8 @@ def test_a_replay_works_in_a_thread_that_never_touched_cuda(gpu: Gpu) -> None:
 def test_a_whole_capture_works_with_another_context_current(gpu: Gpu) -> None:
     from cuda.bindings import driver
 
-    made, step = axpy_case(gpu), log(gpu)
+    made = axpy_case(gpu)
+    step = scalar_log(gpu)
     with gpu.capture() as before:
         made.launch()
     before.replay()
@@ -440,7 +456,7 @@ def test_a_whole_capture_works_with_another_context_current(gpu: Gpu) -> None:
 
 
 def test_a_hundred_replays_behind_a_slow_kernel_each_see_their_own_scalar(gpu: Gpu) -> None:
-    made = log(gpu)
+    made = scalar_log(gpu)
     graph = made.captured()
     graph.replay(step=-5)
     gpu.synchronize()
@@ -481,7 +497,8 @@ def test_a_graph_closed_behind_a_slow_kernel_still_runs(gpu: Gpu) -> None:
 
 
 def test_captures_of_two_threads_do_not_disturb_torch_in_a_third(gpu: Gpu, torch: Any) -> None:
-    made, inside = axpy_case(gpu), threading.Barrier(3)
+    made = axpy_case(gpu)
+    inside = threading.Barrier(3)
     graphs: list[Graph] = []
 
     def capture() -> None:
@@ -547,9 +564,9 @@ print("done")
 
 @pytest.mark.parametrize("other", ["torch", "alone"])
 @pytest.mark.parametrize("how", ["hold", "drop", "close", "fail"])
-def test_a_process_that_captured_ends_in_peace(how: str, other: str, tmp_path: Path) -> None:
+def test_a_process_that_captured_ends_without_errors(how: str, other: str, tmp_path: Path) -> None:
     if other == "torch":
-        library(other)
+        import_or_skip(other)
     environment = {**os.environ, "PREHEAT_CACHE_DIR": str(tmp_path)}
     ended = subprocess.run(
         [sys.executable, "-c", EXIT, how, other],

@@ -1,4 +1,4 @@
-"""The footguns of docs/graphs.md, row by row: each is done, and preheat says what the page says."""
+"""The pitfalls of docs/graphs.md, row by row: each is provoked, and the answer is that of the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from preheat.kernels.decode import DecodeKernel, DecodeState
 from preheat.runtime import active_capture
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
-from tests.graph.support import Default
+from tests.graph.support import LegacyDefaultStream
 from tests.runtime.support import KERNELS
 from tests.test_docs import matches
 from tests.threads import run_in_thread
@@ -31,7 +31,7 @@ N = 33
 
 
 class Row(NamedTuple):
-    """One row of the page; `says` is an error and its words, or that there is nothing to say."""
+    """One row of the page; `says` is the expected error and its message, or None."""
 
     does: str
     run_in_thread: str
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def table(head: str) -> list[tuple[str, ...]]:
-    """The cells of the page's table under this head."""
+    """Return the cells of the page's table under this head."""
     rows = PAGE.partition(head)[2].partition("\n\n")[0].strip().splitlines()[1:]
     return [tuple(cell.strip() for cell in row.strip("|").split(" | ")) for row in rows]
 
@@ -64,17 +64,17 @@ class Scene(NamedTuple):
         self.add[2, 32](self.x, by, self.out, N)
 
     def captured(self) -> Graph:
-        """A graph of it."""
+        """Return a graph of one launch."""
         with self.gpu.capture(name="step") as graph:
             self.launch()
         return graph
 
     def check(self, by: int = 5) -> None:
-        """That it was done."""
+        """Check that the work was done."""
         np.testing.assert_array_equal(self.out.numpy(), self.xs + by)
 
     def untouched(self) -> None:
-        """That it was not."""
+        """Check that the work was not done."""
         np.testing.assert_array_equal(self.out.numpy(), np.full(N, -1))
 
     def cover(self) -> object:
@@ -86,7 +86,8 @@ class Scene(NamedTuple):
 
 def scene(gpu: Gpu) -> Scene:
     xs = np.random.default_rng(N).integers(-1000, 1000, N, dtype=np.int32)
-    add, out = gpu.kernel(KERNELS, "add"), gpu.array(np.full(N, -1, np.int32))
+    add = gpu.kernel(KERNELS, "add")
+    out = gpu.array(np.full(N, -1, np.int32))
     return Scene(gpu, add, gpu.array(xs), out, xs)
 
 
@@ -95,7 +96,7 @@ MISUSES: dict[str, Misuse] = {}
 
 
 def footgun(does: str) -> Callable[[Misuse], Misuse]:
-    """The misuse of one row, by the words of its first cell."""
+    """Return the misuse of one row, by the words of its first cell."""
 
     def enter(misuse: Misuse) -> Misuse:
         MISUSES[does] = misuse
@@ -105,7 +106,7 @@ def footgun(does: str) -> Callable[[Misuse], Misuse]:
 
 
 def inside(does: str, act: Misuse) -> None:
-    """A misuse that is done inside a window, and whose error comes out of it."""
+    """A misuse inside a capture, whose error propagates out of the capture."""
 
     def misuse(s: Scene) -> None:
         with s.gpu.capture():
@@ -189,7 +190,8 @@ def _(s: Scene) -> None:
 
 @footgun("change a host buffer right after writing it to the device")
 def _(s: Scene) -> None:
-    graph, host = s.captured(), s.xs.copy()
+    graph = s.captured()
+    host = s.xs.copy()
     s.x.write(host)
     host[:] = -5000
     graph.replay()
@@ -197,8 +199,9 @@ def _(s: Scene) -> None:
 
 
 def stepped(s: Scene) -> tuple[Graph, Array]:
-    """A graph that adds 100 to a scalar, and where."""
-    step, out = s.gpu.scalar("int32", name="step"), s.gpu.empty(1, "int32")
+    """Return a graph that adds 100 to a scalar, with the line of the capture."""
+    step = s.gpu.scalar("int32", name="step")
+    out = s.gpu.empty(1, "int32")
     with s.gpu.capture(name="step") as graph:
         s.add[1, 1](step, 100, out, 1)
     return graph, out
@@ -213,9 +216,11 @@ def _(s: Scene) -> None:
 
 @footgun("set a scalar for replays that are still queued")
 def _(s: Scene) -> None:
-    log, count = s.gpu.empty(100, "int32"), s.gpu.zeros(1, "int32")
+    log = s.gpu.empty(100, "int32")
+    count = s.gpu.zeros(1, "int32")
     source = 'extern "C" __global__ void note(const int* s, int* o, int* n) { o[(*n)++] = *s; }'
-    step, note = s.gpu.scalar("int32", name="step"), s.gpu.kernel(source, "note")
+    step = s.gpu.scalar("int32", name="step")
+    note = s.gpu.kernel(source, "note")
     with s.gpu.capture() as graph:
         note[1, 1](step, log, count)
     for value in range(100):
@@ -323,7 +328,7 @@ def _(s: Scene) -> None:
 
 @footgun("capture the default stream")
 def _(s: Scene) -> None:
-    with s.gpu.capture(stream=Default(0)):
+    with s.gpu.capture(stream=LegacyDefaultStream(0)):
         s.launch()
 
 
@@ -512,7 +517,8 @@ def _(s: Scene) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.does)
 def test_a_footgun_is_answered_as_the_page_says(row: Row, device: Gpu) -> None:
-    made, misuse = scene(device), MISUSES[row.does]
+    made = scene(device)
+    misuse = MISUSES[row.does]
     found = re.fullmatch(r"`(\w+Error)` (.*?)(?: \(hint: (.*)\))?", row.says)
     if found is None:
         assert row.says.startswith("nothing")
@@ -540,7 +546,7 @@ def test_every_footgun_of_the_page_is_tried_and_every_one_tried_is_on_the_page()
     assert all(len(row) == 3 and all(row) for row in ROWS)
 
 
-def test_the_page_lists_what_a_window_refuses() -> None:
+def test_the_page_lists_what_a_capture_refuses() -> None:
     acts = [act for act in vars(active_capture).values() if isinstance(act, active_capture.Operation)]
     listed = table("| what | in the thread that captures | in other threads |")
     assert listed == [

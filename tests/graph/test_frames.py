@@ -1,4 +1,4 @@
-"""Frames of a pool: scratch memory that arrays lose and graphs share."""
+"""Frames of a pool: scratch memory that arrays lose at the end of a frame and that graphs share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import axpy_case, replayer
 from tests.threads import run_in_thread
@@ -45,7 +45,8 @@ def test_a_frame_hands_out_the_same_place_every_time(device: Gpu) -> None:
 
 
 def test_arrays_of_a_frame_expire_at_its_end(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
     with pool.frame():
         into = pool.zeros(job.n, "int32")
         for _ in range(4):  # the quick way too
@@ -78,7 +79,8 @@ def test_a_bound_launch_that_skips_checks_notices_the_end_of_its_frame(device: G
 
 
 def test_graphs_of_frames_share_memory_and_stay_valid(device: Gpu) -> None:
-    job, pool = axpy_case(device, 1009), device.pool()
+    job = axpy_case(device, 1009)
+    pool = device.pool()
     outs = {n: device.zeros(n, "int32") for n in (1009, 257, 31, 1)}
     graphs: dict[int, Graph] = {}
 
@@ -113,7 +115,7 @@ def test_frames_that_get_larger_need_no_more_than_the_largest(device: Gpu) -> No
     assert pool.used == 16 * KIB + 256
 
 
-def test_scratch_memory_goes_on_elsewhere_where_it_cannot_be_made_longer(device: Gpu) -> None:
+def test_scratch_memory_continues_elsewhere_where_it_cannot_be_made_longer(device: Gpu) -> None:
     pool = device.pool(KIB)
 
     def frame(*sizes: int) -> list[int]:
@@ -132,22 +134,34 @@ def test_scratch_memory_goes_on_elsewhere_where_it_cannot_be_made_longer(device:
     assert frame(200, 200, 700) == [first, first + 256, there[1]]
 
 
-def test_frames_inside_a_capture_leave_other_streams_to_the_next_frame_outside(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
-    with pool.frame(), flaky.gpu.capture() as graph:
+def test_frames_inside_a_capture_leave_other_streams_to_the_next_frame_outside(
+    faulty: FaultyGpu,
+) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
+    with pool.frame(), faulty.gpu.capture() as graph:
         pool.zeros(job.n, "int32")
     graph.replay(stream=side)
-    with flaky.asked("stream.wait", "stream.record") as asked, flaky.gpu.capture(), pool.frame():
+    with (
+        faulty.count_calls("stream.wait", "stream.record") as calls,
+        faulty.gpu.capture(),
+        pool.frame(),
+    ):
         pool.zeros(job.n, "int32")
-    assert not asked
-    with flaky.asked("stream.wait") as asked, pool.frame():
+    assert not calls
+    with faulty.count_calls("stream.wait") as calls, pool.frame():
         add(job, pool.empty(job.n, "int32"))  # in the device's own stream
-    assert asked == {"stream.wait": 1}
+    assert calls == {"stream.wait": 1}
 
 
-def test_a_frame_inside_a_capture_takes_room_without_the_driver(flaky: Flaky) -> None:
-    job, pool = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB)
-    with flaky.asked("allocate", "stream.wait", "stream.record") as asked, flaky.gpu.capture() as graph:
+def test_a_frame_inside_a_capture_takes_memory_without_the_driver(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    with (
+        faulty.count_calls("allocate", "stream.wait", "stream.record") as calls,
+        faulty.gpu.capture() as graph,
+    ):
         with pool.frame():
             part = pool.zeros(job.n, "int32")
             add(job, part)
@@ -156,12 +170,12 @@ def test_a_frame_inside_a_capture_takes_room_without_the_driver(flaky: Flaky) ->
             assert pool.empty(job.n, "int32").address == part.address
         with pytest.raises(StaleBufferError, match="the frame of its pool has ended"):
             part.fill(1)
-    assert not asked
+    assert not calls
     graph.replay()
     np.testing.assert_array_equal(job.y.numpy(), 3 * job.xs)
 
 
-def test_a_frame_without_room_inside_a_capture_is_refused(device: Gpu) -> None:
+def test_a_frame_without_free_memory_inside_a_capture_is_refused(device: Gpu) -> None:
     pool = device.pool(KIB)
     with pytest.raises(CaptureError, match="no room"), device.capture(), pool.frame():
         bytes_of(pool, 5000)
@@ -169,7 +183,7 @@ def test_a_frame_without_room_inside_a_capture_is_refused(device: Gpu) -> None:
         assert bytes_of(pool, 5000).nbytes == 5000  # outside it grows
 
 
-def test_a_frame_inside_another_leaves_its_memory_alone(device: Gpu) -> None:
+def test_a_frame_inside_another_does_not_touch_its_memory(device: Gpu) -> None:
     pool = device.pool()
     with pool.frame():
         outer = pool.array([7, 8, 9], "int32")
@@ -194,7 +208,7 @@ def test_a_frame_ends_when_its_body_raises(device: Gpu) -> None:
         assert bytes_of(pool, 31).address == place
 
 
-def test_a_frame_is_its_threads_alone(device: Gpu) -> None:
+def test_a_frame_is_its_threads_only(device: Gpu) -> None:
     pool = device.pool(8 * KIB)
 
     def enter() -> None:
@@ -212,7 +226,8 @@ def test_a_frame_is_its_threads_alone(device: Gpu) -> None:
 
 
 def test_two_captures_in_frames_are_the_same_work(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
 
     def captured() -> Graph:
         with pool.frame(), device.capture() as graph:
@@ -223,7 +238,8 @@ def test_two_captures_in_frames_are_the_same_work(device: Gpu) -> None:
 
 
 def test_closing_an_array_of_a_frame_makes_its_graph_stale(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with pool.frame():
         part = pool.zeros(job.n, "int32")
         with device.capture() as graph:
@@ -234,38 +250,43 @@ def test_closing_an_array_of_a_frame_makes_its_graph_stale(device: Gpu) -> None:
         graph.replay()
 
 
-def test_the_next_frame_waits_for_what_the_last_did_in_other_streams(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+def test_the_next_frame_waits_for_what_the_last_did_in_other_streams(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
     with pool.frame():
         part = pool.zeros(job.n, "int32")
         job.axpy.launch(3, job.x, part, job.n, grid=5, block=64, stream=side)
-        with flaky.gpu.capture() as graph:
+        with faulty.gpu.capture() as graph:
             add(job, part)
     graph.replay(stream=side)
-    with flaky.asked("stream.wait") as asked, pool.frame():
+    with faulty.count_calls("stream.wait") as calls, pool.frame():
         add(job, pool.empty(job.n, "int32"))  # in the device's own stream
-    assert asked == {"stream.wait": 1}
-    with flaky.asked("stream.wait") as asked, pool.frame():
+    assert calls == {"stream.wait": 1}
+    with faulty.count_calls("stream.wait") as calls, pool.frame():
         add(job, pool.empty(job.n, "int32"))
-    assert not asked
+    assert not calls
 
 
-def test_a_replay_in_another_stream_waits_for_frames_in_between(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
-    with pool.frame(), flaky.gpu.capture() as graph:
+def test_a_replay_in_another_stream_waits_for_frames_in_between(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
+    with pool.frame(), faulty.gpu.capture() as graph:
         pool.zeros(job.n, "int32")
     for _ in range(2):
         graph.replay(stream=side)
     with pool.frame():
         add(job, pool.empty(job.n, "int32"))
-    with flaky.asked("stream.wait") as asked:
+    with faulty.count_calls("stream.wait") as calls:
         for _ in range(2):
             graph.replay(stream=side)
-    assert asked == {"stream.wait": 1}
+    assert calls == {"stream.wait": 1}
 
 
 def test_a_graph_is_not_replayed_over_arrays_of_a_frame_that_is_open(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with device.capture() as inside, pool.frame():
         add(job, pool.zeros(job.n, "int32"))
     with pool.frame(), device.capture() as around:
@@ -287,21 +308,22 @@ def test_a_graph_is_not_replayed_over_arrays_of_a_frame_that_is_open(device: Gpu
         assert graph.num_replays == 3
 
 
-def test_and_is_as_quick_as_ever_once_the_frame_has_ended(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(8 * KIB)
-    with flaky.gpu.capture() as graph, pool.frame():
+def test_a_launch_is_as_fast_as_before_once_the_frame_has_ended(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(8 * KIB)
+    with faulty.gpu.capture() as graph, pool.frame():
         pool.zeros(31)
     with pool.frame():
         pool.zeros(31)
     graph.replay()
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         graph.replay()
-    assert asked == {"replay": 1}
+    assert calls == {"replay": 1}
     assert replayer(graph).launch is not None
 
 
 def test_a_frame_refuses_the_graphs_that_it_has_reached_and_no_others(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(64 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(64 * KIB)
     with pool.frame():
         bytes_of(pool, 4 * KIB)
         with device.capture() as graph, pool.frame():
@@ -323,7 +345,8 @@ def test_a_frame_refuses_the_graphs_that_it_has_reached_and_no_others(device: Gp
 
 
 def test_a_graph_is_replayed_inside_the_frame_it_was_captured_in(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
     with pool.frame():
         before = pool.array(job.ys)
         with device.capture() as graph:
@@ -341,7 +364,8 @@ def test_a_graph_is_replayed_inside_the_frame_it_was_captured_in(device: Gpu) ->
 
 
 def test_an_array_of_a_frame_is_the_operand_of_a_graph_in_every_frame(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
 
     @device.graphed()
     def step(x: Array) -> Array:
@@ -357,8 +381,9 @@ def test_an_array_of_a_frame_is_the_operand_of_a_graph_in_every_frame(device: Gp
     assert len(step.graphs) == 1
 
 
-def test_a_frame_inside_a_capture_leaves_replays_of_other_threads_alone(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+def test_a_frame_inside_a_capture_does_not_affect_replays_of_other_threads(device: Gpu) -> None:
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with device.capture() as graph, pool.frame():
         part = pool.zeros(job.n, "int32")
         add(job, part)
@@ -369,22 +394,24 @@ def test_a_frame_inside_a_capture_leaves_replays_of_other_threads_alone(device: 
     np.testing.assert_array_equal(job.y.numpy(), 3 * job.xs)
 
 
-def test_frames_wait_for_other_streams_while_another_thread_captures(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+def test_frames_wait_for_other_streams_while_another_thread_captures(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
 
     def use() -> None:
         with pool.frame():
             part = pool.zeros(job.n, "int32")
             job.axpy.launch(3, job.x, part, job.n, grid=5, block=64, stream=side)
-            before.update(flaky.seam.calls)
+            before.update(faulty.device.calls)
         with pool.frame():
             add(job, pool.empty(job.n, "int32"))
 
     before: dict[str, int] = {}
-    with flaky.gpu.capture() as graph:
+    with faulty.gpu.capture() as graph:
         job.launch()
         run_in_thread(use)
-        assert flaky.seam.calls["stream.wait"] - before["stream.wait"] == 1  # home, for `side`
+        assert faulty.device.calls["stream.wait"] - before["stream.wait"] == 1  # home, for `side`
     graph.replay()
     job.check(3)
 
@@ -409,7 +436,8 @@ def test_frames_end_last_first(device: Gpu) -> None:
 
 
 def test_measuring_counts_what_frames_take_once(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
 
     def body() -> None:
         for _ in range(3):

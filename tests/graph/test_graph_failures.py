@@ -23,8 +23,8 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
 from tests.driver_errors import illegal_address, not_supported, out_of_memory
-from tests.faulty import Flaky
-from tests.graph.support import KERNELS, InterruptedByTestError, axpy_case, here, nothing_left_open
+from tests.faulty import FaultyGpu
+from tests.graph.support import KERNELS, InterruptedByTestError, axpy_case, line_here, nothing_left_open
 from tests.runtime.support import KERNELS as RUNTIME_KERNELS
 from tests.threads import run_in_thread
 
@@ -32,17 +32,17 @@ from tests.threads import run_in_thread
 
 
 @pytest.mark.parametrize("verb", ["stream", "stream.begin_capture"])
-def test_a_begin_that_fails_can_be_tried_again(verb: str, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    graph = flaky.gpu.capture()
-    flaky.seam.fail(verb, *(not_supported(verb) for _ in range(3)))
-    with flaky.asked("stream") as asked:
+def test_a_begin_that_fails_can_be_tried_again(verb: str, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    graph = faulty.gpu.capture()
+    faulty.device.fail(verb, *(not_supported(verb) for _ in range(3)))
+    with faulty.count_calls("stream") as calls:
         for _ in range(3):
             with pytest.raises(DriverError, match=verb):
                 graph.begin()
             assert (graph.state, graph.status) == (State.NEW, "none")
         graph.begin()
-    assert asked == {"stream": 4 if verb == "stream" else 1}  # what was made is used again
+    assert calls == {"stream": 4 if verb == "stream" else 1}  # what was made is used again
     made.launch()
     graph.end().replay()
     made.check_launches(1)
@@ -54,12 +54,12 @@ def test_a_begin_that_fails_can_be_tried_again(verb: str, flaky: Flaky) -> None:
     ("verb", "state"), [("stream.begin_capture", State.NEW), ("graph.nodes", State.FAILED)]
 )
 def test_a_capture_whose_begin_or_end_fails_leaves_nothing_behind(
-    verb: str, state: State, error: Callable[[str], DeviceError], flaky: Flaky
+    verb: str, state: State, error: Callable[[str], DeviceError], faulty: FaultyGpu
 ) -> None:
-    made = axpy_case(flaky.gpu)
-    flaky.seam.fail(verb, error(verb))
-    before = flaky.seam.calls.copy()
-    graph = flaky.gpu.capture()
+    made = axpy_case(faulty.gpu)
+    faulty.device.fail(verb, error(verb))
+    before = faulty.device.calls.copy()
+    graph = faulty.gpu.capture()
     with pytest.raises(DeviceError, match=verb), graph:
         made.launch()
     assert (graph.state, graph.status) == (state, "none")
@@ -69,27 +69,27 @@ def test_a_capture_whose_begin_or_end_fails_leaves_nothing_behind(
     made.check(12)
     again.close()
     graph.close()
-    flaky.gpu.synchronize()
-    calls = flaky.seam.calls - before
+    faulty.gpu.synchronize()
+    calls = faulty.device.calls - before
     assert calls["graph.close"] == calls["stream.end_capture"]
-    assert flaky.gpu.empty(1).shape == (1,)
+    assert faulty.gpu.empty(1).shape == (1,)
 
 
-def test_an_end_that_fails_frees_what_was_captured(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    flaky.gpu.synchronize()
-    with nothing_left_open(flaky, end=1), flaky.asked("allocate", "free") as asked:
-        own = flaky.gpu.array(made.xs)
-        graph = flaky.gpu.capture().begin()
+def test_an_end_that_fails_frees_what_was_captured(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    faulty.gpu.synchronize()
+    with nothing_left_open(faulty, end=1), faulty.count_calls("allocate", "free") as calls:
+        own = faulty.gpu.array(made.xs)
+        graph = faulty.gpu.capture().begin()
         made.axpy[5, 64](3, own, made.y, made.n)
         with pytest.raises(DeviceError):
-            flaky.gpu._device.synchronize()  # another library's
+            faulty.gpu._device.synchronize()  # another library's
         with pytest.raises(CaptureError):
             graph.end()
         del own
         gc.collect()
-        flaky.gpu.synchronize()
-    assert asked == {"allocate": 1, "free": 1}
+        faulty.gpu.synchronize()
+    assert calls == {"allocate": 1, "free": 1}
     assert graph.state is State.FAILED
 
 
@@ -97,11 +97,13 @@ def test_an_end_that_fails_frees_what_was_captured(flaky: Flaky) -> None:
 
 
 @pytest.mark.parametrize("drop", ["close", "forget"])
-def test_an_instantiation_that_fails_can_be_tried_again(drop: str, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    with nothing_left_open(flaky, instantiate=3):
-        graph = flaky.gpu.capture()
-        flaky.seam.fail("graph.instantiate", *(out_of_memory("cuGraphInstantiate") for _ in range(3)))
+def test_an_instantiation_that_fails_can_be_tried_again(drop: str, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    with nothing_left_open(faulty, instantiate=3):
+        graph = faulty.gpu.capture()
+        faulty.device.fail(
+            "graph.instantiate", *(out_of_memory("cuGraphInstantiate") for _ in range(3))
+        )
         with pytest.raises(OutOfMemoryError, match="cuGraphInstantiate"), graph:
             made.launch()
         assert (graph.state, graph.status) == (State.CAPTURED, "none")
@@ -125,35 +127,35 @@ def test_an_instantiation_that_fails_can_be_tried_again(drop: str, flaky: Flaky)
 
 
 @pytest.mark.parametrize("drop", ["close", "forget"])
-def test_a_graph_that_was_never_instantiated_is_given_back(drop: str, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    flaky.seam.fail("graph.instantiate", out_of_memory("cuGraphInstantiate"))
+def test_a_graph_that_was_never_instantiated_is_released(drop: str, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    faulty.device.fail("graph.instantiate", out_of_memory("cuGraphInstantiate"))
     with (
-        nothing_left_open(flaky, instantiate=1),
-        flaky.asked("graph.close", "executable.close") as asked,
+        nothing_left_open(faulty, instantiate=1),
+        faulty.count_calls("graph.close", "executable.close") as calls,
     ):
         with pytest.raises(OutOfMemoryError):
             made.captured()
-        graph = flaky.gpu.capture().begin()
+        graph = faulty.gpu.capture().begin()
         made.launch()
         graph.end()
         if drop == "close":
             graph.close()
         del graph
         gc.collect()
-        flaky.gpu.synchronize()
-    assert asked == {"graph.close": 2}
+        faulty.gpu.synchronize()
+    assert calls == {"graph.close": 2}
     made.check_usable()
 
 
 @pytest.mark.parametrize("errors", [[out_of_memory], [out_of_memory, not_supported]])
 def test_an_upload_that_fails_is_tried_again_and_happens_once(
-    errors: list[Callable[[str], DeviceError]], flaky: Flaky
+    errors: list[Callable[[str], DeviceError]], faulty: FaultyGpu
 ) -> None:
-    made = axpy_case(flaky.gpu)
+    made = axpy_case(faulty.gpu)
     graph = made.captured()
-    flaky.seam.fail("executable.upload", *(error("cuGraphUpload") for error in errors))
-    with flaky.asked("executable.upload", "replay") as asked:
+    faulty.device.fail("executable.upload", *(error("cuGraphUpload") for error in errors))
+    with faulty.count_calls("executable.upload", "replay") as calls:
         with pytest.raises(OutOfMemoryError):
             graph.upload()
         for _ in errors[1:]:
@@ -162,14 +164,14 @@ def test_an_upload_that_fails_is_tried_again_and_happens_once(
         assert graph.num_replays == 0
         for _ in range(3):
             graph.replay()
-    assert asked == {"executable.upload": len(errors) + 1, "replay": 3}
+    assert calls == {"executable.upload": len(errors) + 1, "replay": 3}
     assert graph.num_replays == 3
     made.check_launches(3)
 
 
-def test_graphs_made_and_dropped_leave_nothing_behind(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu, 33)
-    with nothing_left_open(flaky):
+def test_graphs_made_and_dropped_leave_nothing_behind(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu, 33)
+    with nothing_left_open(faulty):
         for _ in range(50):
             made.captured(1).replay()
         gc.collect()
@@ -180,13 +182,13 @@ def test_graphs_made_and_dropped_leave_nothing_behind(flaky: Flaky) -> None:
 
 
 @pytest.mark.parametrize("warm", [0, 1, 3])
-def test_only_replays_that_were_accepted_are_counted(warm: int, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
+def test_only_replays_that_were_accepted_are_counted(warm: int, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
     graph = made.captured(3)
     for _ in range(warm):
         graph.replay()
     for verb in ("executable.upload", "replay") if warm == 0 else ("replay",):
-        flaky.seam.fail(verb, out_of_memory("cuGraphLaunch"))
+        faulty.device.fail(verb, out_of_memory("cuGraphLaunch"))
         with pytest.raises(OutOfMemoryError):
             graph.replay()
         assert graph.num_replays == warm
@@ -198,16 +200,18 @@ def test_only_replays_that_were_accepted_are_counted(warm: int, flaky: Flaky) ->
 @pytest.mark.parametrize("warm", [0, 3])
 @pytest.mark.parametrize("verb", ["replay", "set"])
 def test_a_replay_that_fails_is_not_counted_and_the_next_one_works(
-    verb: str, warm: int, flaky: Flaky
+    verb: str, warm: int, faulty: FaultyGpu
 ) -> None:
-    gpu, add = flaky.gpu, flaky.gpu.kernel(RUNTIME_KERNELS, "add")
-    step, out = gpu.scalar("int32", 5, name="step"), gpu.array([1], "int32")
+    gpu = faulty.gpu
+    add = faulty.gpu.kernel(RUNTIME_KERNELS, "add")
+    step = gpu.scalar("int32", 5, name="step")
+    out = gpu.array([1], "int32")
     with gpu.capture() as graph:
         add[1, 32](step, 100, out, 1)
     more: dict[str, Any] = {"step": 7} if verb == "set" else {}
     for _ in range(warm):
         graph.replay(**more)
-    flaky.seam.fail(verb, not_supported(verb))
+    faulty.device.fail(verb, not_supported(verb))
     with pytest.raises(DriverError, match=f"{verb} failed: CUDA_ERROR_NOT_SUPPORTED"):
         graph.replay(**more)
     assert graph.num_replays == warm
@@ -220,7 +224,7 @@ def test_a_replay_interrupted_anywhere_leaves_the_graph_usable(
     open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = axpy_case(open_device("emulator"))
-    # A launch that takes no time: what is interrupted is the replay around it.
+    # The launch takes no time, so that the interrupt hits the replay around it.
     monkeypatch.setattr(EmulatorExecutable, "prepare", lambda *_: lambda: (0,))
     graph = made.captured()
 
@@ -255,24 +259,24 @@ def test_a_replay_interrupted_anywhere_leaves_the_graph_usable(
 @pytest.mark.parametrize("warm", [0, 3])
 @pytest.mark.parametrize("name", ["decode", None])
 def test_an_error_that_ends_the_context_names_the_last_graph_replayed(
-    name: str | None, warm: int, flaky: Flaky
+    name: str | None, warm: int, faulty: FaultyGpu
 ) -> None:
-    made = axpy_case(flaky.gpu)
+    made = axpy_case(faulty.gpu)
     before = made.captured(1, name="prefill")
-    graph = flaky.gpu.capture(name=name).begin()
-    message = name or f"captured at {here(-1)}"
+    graph = faulty.gpu.capture(name=name).begin()
+    message = name or f"captured at {line_here(-1)}"
     made.launch()
     graph.end()
     before.replay()
     for _ in range(warm):
         graph.replay()
-    flaky.seam.fail("replay", illegal_address("cuGraphLaunch"))
+    faulty.device.fail("replay", illegal_address("cuGraphLaunch"))
     with pytest.raises(DriverError, match="ILLEGAL_ADDRESS") as caught:
         graph.replay()
     assert str(caught.value).endswith(f"the last graph replayed was {message}")
     assert graph.num_replays == warm
-    gpu = flaky.gpu
-    with flaky.asked() as asked:
+    gpu = faulty.gpu
+    with faulty.count_calls() as asked:
         for call in (
             graph.replay,
             graph.upload,
@@ -288,26 +292,26 @@ def test_an_error_that_ends_the_context_names_the_last_graph_replayed(
 
 
 @pytest.mark.parametrize("verb", ["copy_out", "launch", "synchronize", "replay"])
-def test_what_fails_after_a_replay_names_it_at_the_next_call(verb: str, flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
+def test_an_error_after_a_replay_names_the_graph_at_the_next_call(verb: str, faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
     first, second = made.captured(1, name="first"), made.captured(2, name="second")
     for graph in (second, first, second):
         graph.replay()
     calls: dict[str, Callable[[], object]] = {
         "copy_out": made.y.numpy,
         "launch": made.launch,
-        "synchronize": flaky.gpu.synchronize,
+        "synchronize": faulty.gpu.synchronize,
         "replay": second.replay,
     }
-    flaky.seam.fail(verb, illegal_address("cuStreamSynchronize"))
+    faulty.device.fail(verb, illegal_address("cuStreamSynchronize"))
     with pytest.raises(DriverError, match="the last graph replayed was second"):
         calls[verb]()
 
 
-def test_without_a_replay_no_graph_is_named(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
+def test_without_a_replay_no_graph_is_named(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
     made.captured(1)
-    flaky.seam.fail("launch", illegal_address("cuLaunchKernelEx"))
+    faulty.device.fail("launch", illegal_address("cuLaunchKernelEx"))
     with pytest.raises(DriverError) as caught:
         made.launch()
     assert "graph" not in str(caught.value)

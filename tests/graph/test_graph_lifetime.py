@@ -1,4 +1,4 @@
-"""What a graph holds, when it lets go, and that nothing grows however many there were."""
+"""What a graph keeps alive, when it releases that, and the absence of leaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from preheat.errors import CaptureError, GraphError, StaleGraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case
 from tests.runtime.support import KERNELS
 from tests.threads import run_in_thread
@@ -28,8 +28,10 @@ class Held:
     def __init__(self, gpu: Gpu) -> None:
         self.out = gpu.array(np.full(33, 7, np.int32))
         add = gpu.kernel(KERNELS, "add", label="held.cu")
-        x, y = gpu.array(np.arange(33, dtype=np.int32)), gpu.empty(33, "int32")
-        z, by = gpu.empty(33, "int32"), gpu.scalar("int32", 4, name="by")
+        x = gpu.array(np.arange(33, dtype=np.int32))
+        y = gpu.empty(33, "int32")
+        z = gpu.empty(33, "int32")
+        by = gpu.scalar("int32", 4, name="by")
         with gpu.capture() as graph:
             add[2, 32](x[0:], 4, y, 33)
             z.fill(9)
@@ -60,8 +62,9 @@ def test_a_graph_holds_arrays_scalars_and_programs_after_their_names_are_gone(de
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
-def test_a_graph_lets_go_of_everything(how: str, device: Gpu) -> None:
-    held, before = Held(device), device.memory().free
+def test_a_graph_releases_everything(how: str, device: Gpu) -> None:
+    held = Held(device)
+    before = device.memory().free
     assert held.graph is not None
     held.graph.replay()
     if how == "close":
@@ -83,17 +86,21 @@ def raising(graph: Graph, work: Callable[[], object]) -> None:
         _ = 1 / 0
 
 
-def test_two_scalars_of_one_name_hold_nothing_either(flaky: Flaky) -> None:
-    gpu = flaky.gpu
-    add, out = gpu.kernel(KERNELS, "add"), gpu.empty(1, "int32")
+def test_two_scalars_of_one_name_hold_nothing_either(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    add = gpu.kernel(KERNELS, "add")
+    out = gpu.empty(1, "int32")
     one, two = (gpu.scalar("int32", name="step") for _ in range(2))
     parts = [weakref.ref(each.buffer) for each in (one, two)]
     graph = gpu.capture().begin()
     add[1, 1](one, 1, out, 1)
     add[1, 1](two, 1, out, 1)
-    with flaky.asked("graph.close") as asked, pytest.raises(GraphError, match="are called 'step'"):
+    with (
+        faulty.count_calls("graph.close") as calls,
+        pytest.raises(GraphError, match="are called 'step'"),
+    ):
         graph.end()
-    assert asked == {"graph.close": 1}
+    assert calls == {"graph.close": 1}
     del one, two
     gc.collect()
     assert [part() for part in parts] == [None, None]
@@ -127,7 +134,7 @@ def test_a_graph_does_not_keep_its_device_from_closing(open_device: Callable[...
     gc.collect()
 
 
-def test_a_graph_dropped_inside_its_window_ends_the_window(open_device: Callable[..., Gpu]) -> None:
+def test_a_graph_dropped_inside_its_capture_ends_the_capture(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     made = axpy_case(gpu)
     gpu.capture().begin()
@@ -137,26 +144,28 @@ def test_a_graph_dropped_inside_its_window_ends_the_window(open_device: Callable
     assert not gpu._context.captures_by_thread
 
 
-def test_a_graph_in_a_cycle_is_collected_like_anything_else(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    with flaky.gpu.capture() as graph:
+def test_a_graph_in_a_cycle_is_collected_like_anything_else(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    with faulty.gpu.capture() as graph:
         made.launch()
     cycle: list[object] = [graph]
     cycle.append(cycle)
-    with flaky.asked("executable.close") as asked:
+    with faulty.count_calls("executable.close") as asked:
         del graph, cycle
         gc.collect()
     assert asked == {}  # a finalizer calls no driver
-    with flaky.asked("executable.close") as asked:
-        flaky.gpu.empty(1)
+    with faulty.count_calls("executable.close") as asked:
+        faulty.gpu.empty(1)
     assert asked == {"executable.close": 1}
 
 
 def churn(gpu: Gpu, times: int) -> None:
-    """Capture, replay and drop or close, in the ways there are."""
-    add, kept = gpu.kernel(KERNELS, "add"), gpu.zeros(33, "int32")
+    """Capture, replay, and then drop or close graphs in every combination."""
+    add = gpu.kernel(KERNELS, "add")
+    kept = gpu.zeros(33, "int32")
     for turn in range(times):
-        x, step = gpu.array(np.arange(33, dtype=np.int32)), gpu.scalar("int32", turn, name="step")
+        x = gpu.array(np.arange(33, dtype=np.int32))
+        step = gpu.scalar("int32", turn, name="step")
         with gpu.capture() as graph:
             add[2, 32](x, turn, x, 33)
             add[1, 1](step, 1, kept, 1)
@@ -170,7 +179,7 @@ def churn(gpu: Gpu, times: int) -> None:
 
 
 def streams_of(gpu: Gpu) -> list[object]:
-    """Every stream that the runtime knows."""
+    """Return every stream that the runtime knows."""
     order = gpu._context.order
     return [
         *order._own_streams.values(),
@@ -179,24 +188,27 @@ def streams_of(gpu: Gpu) -> list[object]:
     ]
 
 
-def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
-    gpu, context = flaky.gpu, flaky.gpu._context
+def test_hundreds_of_captures_leave_nothing_behind(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    context = faulty.gpu._context
     churn(gpu, 20)
     gc.collect()
     gpu.synchronize()
-    free, objects, streams = gpu.memory().free, len(gc.get_objects()), len(streams_of(gpu))
+    free = gpu.memory().free
+    objects = len(gc.get_objects())
+    streams = len(streams_of(gpu))
     tracemalloc.start()
     try:
-        with flaky.asked() as asked:
+        with faulty.count_calls() as calls:
             churn(gpu, 300)
             gc.collect()
             gpu.synchronize()
         grown = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert asked["stream.begin_capture"] == asked["stream.end_capture"] == 300
-    assert asked["graph.close"] == asked["executable.close"] == asked["graph.instantiate"] == 300
-    assert asked["free"] == asked["allocate"] == 601
+    assert calls["stream.begin_capture"] == calls["stream.end_capture"] == 300
+    assert calls["graph.close"] == calls["executable.close"] == calls["graph.instantiate"] == 300
+    assert calls["free"] == calls["allocate"] == 601
     assert (len(context.deferred_cleanups), len(context._held_until_done), len(streams_of(gpu))) == (
         0,
         0,
@@ -210,7 +222,8 @@ def test_hundreds_of_captures_leave_nothing_behind(flaky: Flaky) -> None:
 
 def test_failed_captures_leave_nothing_behind(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made, context = axpy_case(gpu), gpu._context
+    made = axpy_case(gpu)
+    context = gpu._context
 
     def fail(times: int) -> None:
         for _ in range(times):
@@ -242,7 +255,8 @@ def test_ten_thousand_captures_do_not_grow_host_or_device(open_device: Callable[
     churn(gpu, 1000)
     gc.collect()
     gpu.synchronize()
-    host, free = resident(), gpu.memory().free
+    host = resident()
+    free = gpu.memory().free
     churn(gpu, 10_000)
     gc.collect()
     gpu.synchronize()
@@ -277,7 +291,7 @@ def test_a_failed_capture_is_gone_without_the_collector(device: Gpu) -> None:
 # Memory and programs that are released
 
 
-def test_memory_cannot_be_freed_inside_the_window_that_uses_it(device: Gpu) -> None:
+def test_memory_cannot_be_freed_inside_the_capture_that_uses_it(device: Gpu) -> None:
     made = axpy_case(device)
     graph = device.capture().begin()
     made.launch()
@@ -289,7 +303,7 @@ def test_memory_cannot_be_freed_inside_the_window_that_uses_it(device: Gpu) -> N
     made.check_usable()
 
 
-def test_memory_freed_by_another_thread_meanwhile_makes_the_graph_stale(device: Gpu) -> None:
+def test_memory_freed_by_another_thread_during_the_capture_makes_the_graph_stale(device: Gpu) -> None:
     made = axpy_case(device)
     with device.capture(name="step") as graph:
         made.launch()
@@ -317,26 +331,27 @@ def test_memory_freed_after_the_capture_makes_the_graph_stale(warm: int, device:
     made.check_launches(warm)
 
 
-def test_a_program_is_not_unloaded_under_a_graph(flaky: Flaky) -> None:
-    gpu = flaky.gpu
-    out, add = gpu.array([3], "int32"), gpu.kernel(KERNELS, "add", label="mine.cu")
+def test_a_program_is_not_unloaded_under_a_graph(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    out = gpu.array([3], "int32")
+    add = gpu.kernel(KERNELS, "add", label="mine.cu")
     with gpu.capture() as graph:
         add[1, 32](out, 4, out, 1)
         del add
         gc.collect()
         run_in_thread(gpu.trim)
-    with flaky.asked("module.unload") as asked:
+    with faulty.count_calls("module.unload") as calls:
         assert gpu.trim() == 0
         graph.replay()
         assert out.numpy().tolist() == [7]
-    assert asked == {}
+    assert calls == {}
     graph.close()
-    with flaky.asked("module.unload") as asked:
+    with faulty.count_calls("module.unload") as calls:
         gpu.trim()
-    assert asked == {"module.unload": 1}
+    assert calls == {"module.unload": 1}
 
 
-def test_trimming_inside_the_window_is_refused(device: Gpu) -> None:
+def test_trimming_inside_the_capture_is_refused(device: Gpu) -> None:
     made = axpy_case(device)
     graph = device.capture().begin()
     made.launch()
@@ -361,13 +376,15 @@ class Cycle:
         self.itself, self.holds = self, holds
 
 
-def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -> None:
-    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
+def test_the_collector_inside_the_capture_makes_no_device_calls(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    made = axpy_case(faulty.gpu)
     doomed = gpu.kernel(KERNELS, "add", label="doomed.cu")
     bound = doomed.bind(gpu.array([1], "int32"), 1, gpu.array([2], "int32"), 1, grid=1, block=32)
     old = made.captured()
     old.replay()
-    event, side = gpu.record(), gpu.stream()
+    event = gpu.record()
+    side = gpu.stream()
     cycles = [Cycle(gpu.array(made.xs), gpu.array(made.ys)[3:], old, event, side, doomed, bound)]
     gpu._session.kernels.clear()
     gpu._session.modules.clear()
@@ -375,32 +392,33 @@ def test_the_collector_inside_the_window_leaves_the_device_alone(flaky: Flaky) -
     del doomed, bound, old, event, side
     with gpu.capture() as graph:
         made.launch()
-        with flaky.asked() as asked:
+        with faulty.count_calls() as calls:
             cycles.clear()
             gc.collect()
             run_in_thread(gc.collect)
-        assert asked == {}
+        assert calls == {}
         assert len(gpu._context.deferred_cleanups) >= 6  # four arrays, a graph, an event
         made.launch()
-    with flaky.asked("free", "executable.close", "module.unload") as asked:
+    with faulty.count_calls("free", "executable.close", "module.unload") as calls:
         gpu.synchronize()
-    assert asked == {"free": 4, "executable.close": 1, "module.unload": 1}
+    assert calls == {"free": 4, "executable.close": 1, "module.unload": 1}
     assert not gpu._context.deferred_cleanups
     graph.replay()
     made.check_launches(3)
 
 
-def test_another_thread_that_allocates_meanwhile_frees_nothing_either(flaky: Flaky) -> None:
-    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
+def test_another_thread_that_allocates_frees_nothing_either(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    made = axpy_case(faulty.gpu)
     dropped = [gpu.array(made.xs) for _ in range(5)]
-    with gpu.capture(), flaky.asked("free", "allocate") as asked:
+    with gpu.capture(), faulty.count_calls("free", "allocate") as calls:
         made.launch()
         dropped.clear()
         run_in_thread(lambda: made.x.write(gpu.array(made.xs).numpy()))
-    assert asked == {"allocate": 1}
-    with flaky.asked("free") as asked:
+    assert calls == {"allocate": 1}
+    with faulty.count_calls("free") as calls:
         gpu.empty(1)
-    assert asked == {"free": 6}
+    assert calls == {"free": 6}
 
 
 def test_a_graph_dropped_right_after_its_replay_is_finished_first(device: Gpu) -> None:
@@ -408,7 +426,8 @@ def test_a_graph_dropped_right_after_its_replay_is_finished_first(device: Gpu) -
     x = device.array([0], "int32")
     turns = 100_000 if device.name.startswith("cuda") else 10
     for how in ("close", "drop", "close"):
-        y, out = device.array(np.arange(33, dtype=np.int32)), device.empty(33, "int32")
+        y = device.array(np.arange(33, dtype=np.int32))
+        out = device.empty(33, "int32")
         with device.capture() as graph:
             slow[1, 1](x, turns)
             add[2, 32](y, 5, out, 33)

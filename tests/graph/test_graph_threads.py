@@ -1,4 +1,4 @@
-"""Graphs and threads: captures side by side, one graph replayed by many, closing against replaying."""
+"""Graphs and threads: concurrent captures, concurrent replays, and close beside replay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_two_threads_capture_at_once_while_a_third_works(mode: str, device: Gpu)
         x = counters[which]
         with device.capture(mode=mode, name=f"graph {which}") as graph:
             add[2, 32](x, which + 1, x, 33)
-            inside.wait(PATIENCE)  # both windows are open
+            inside.wait(PATIENCE)  # Both captures are active.
             worked.wait(PATIENCE)  # and the third thread has done its work
             x.fill(0) if which else None
             add[2, 32](x, 10 * (which + 1), x, 33)
@@ -74,7 +74,7 @@ def test_two_threads_capture_at_once_while_a_third_works(mode: str, device: Gpu)
     assert not device._context.captures_by_thread
 
 
-def test_many_captures_in_many_threads_keep_their_nodes_apart(device: Gpu) -> None:
+def test_many_captures_in_many_threads_do_not_mix_their_nodes(device: Gpu) -> None:
     add = device.kernel(KERNELS, "add")
     arrays = [device.zeros(31, "int32") for _ in range(6)]
     start = threading.Barrier(6)
@@ -99,7 +99,8 @@ def test_many_captures_in_many_threads_keep_their_nodes_apart(device: Gpu) -> No
 
 
 def test_one_graph_replayed_by_several_threads_counts_every_replay(device: Gpu) -> None:
-    add, x = device.kernel(KERNELS, "add"), device.zeros(33, "int32")
+    add = device.kernel(KERNELS, "add")
+    x = device.zeros(33, "int32")
     with device.capture() as graph:
         add[2, 32](x, 3, x, 33)
     start = threading.Barrier(4)
@@ -122,7 +123,7 @@ def test_an_executable_is_never_used_by_two_threads_at_once(
 
     def launch() -> tuple[int, ...]:
         users.append(threading.get_ident())
-        time.sleep(0)  # lets another thread go on, as the driver's own call does
+        time.sleep(0)  # Release the GIL, as a call of the driver does.
         if len(users) > 1:
             overlaps.append(list(users))
         users.remove(threading.get_ident())
@@ -132,7 +133,8 @@ def test_an_executable_is_never_used_by_two_threads_at_once(
     monkeypatch.setattr(EmulatorExecutable, "prepare", lambda *_: launch)
     with made.gpu.capture() as graph:
         made.launch()
-    start, interval = threading.Barrier(4), sys.getswitchinterval()
+    start = threading.Barrier(4)
+    interval = sys.getswitchinterval()
 
     def replay() -> None:
         start.wait(PATIENCE)
@@ -149,7 +151,8 @@ def test_an_executable_is_never_used_by_two_threads_at_once(
 
 
 def test_scalars_set_by_several_threads_go_with_their_own_replay(device: Gpu) -> None:
-    add, total = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    add = device.kernel(KERNELS, "add")
+    total = device.zeros(1, "int32")
     accumulate = device.kernel(
         'extern "C" __global__ void accumulate(const int* a, const int* b, int* sum) {'
         " if (*a * 7 != *b) *sum = -1000000000; *sum += *a; }",
@@ -173,7 +176,8 @@ def test_scalars_set_by_several_threads_go_with_their_own_replay(device: Gpu) ->
 
 
 def test_closing_against_replaying_is_one_or_the_other(device: Gpu) -> None:
-    add, x = device.kernel(KERNELS, "add"), device.zeros(1, "int32")
+    add = device.kernel(KERNELS, "add")
+    x = device.zeros(1, "int32")
     replays = 0
     for _ in range(20):
         with device.capture() as graph:
@@ -202,7 +206,7 @@ def test_closing_against_replaying_is_one_or_the_other(device: Gpu) -> None:
     assert x.numpy().tolist() == [replays]
 
 
-def test_closing_in_several_threads_at_once_is_fine(device: Gpu) -> None:
+def test_closing_in_several_threads_at_once_is_allowed(device: Gpu) -> None:
     made = axpy_case(device)
     for _ in range(50):
         with device.capture() as graph:
@@ -234,7 +238,7 @@ def test_a_graph_captured_in_one_thread_is_replayed_and_closed_in_others(device:
         graph.replay()
 
 
-def test_replays_go_on_while_another_thread_captures(device: Gpu) -> None:
+def test_replays_continue_while_another_thread_captures(device: Gpu) -> None:
     made = axpy_case(device)
     with device.capture() as first:
         made.launch()
@@ -260,7 +264,7 @@ def test_a_graph_is_made_ready_while_another_thread_captures(mode: str, device: 
     made = axpy_case(device)
     first = device.capture().begin()
     made.launch()
-    first.end()  # to be instantiated and uploaded by its first replay
+    first.end()  # The first replay instantiates and uploads it.
     with device.capture(mode=mode) as second:
         made.y.fill(1)
         if mode == "global":
@@ -276,8 +280,9 @@ def test_a_graph_is_made_ready_while_another_thread_captures(mode: str, device: 
     np.testing.assert_array_equal(made.y.numpy(), 1 + FACTOR * made.xs)
 
 
-def test_a_variable_read_by_another_thread_does_not_spoil_a_capture(device: Gpu) -> None:
-    made, module = axpy_case(device), device.module(KERNELS)
+def test_a_variable_read_by_another_thread_does_not_invalidate_a_capture(device: Gpu) -> None:
+    made = axpy_case(device)
+    module = device.module(KERNELS)
     table = module.symbol("table", "float32")
     with device.capture() as graph:
         made.launch()
@@ -289,7 +294,7 @@ def test_a_variable_read_by_another_thread_does_not_spoil_a_capture(device: Gpu)
     assert table.numpy().tolist() == [4, 5, 6]
 
 
-def test_a_thread_that_ends_inside_its_window_leaves_the_device_to_the_others(
+def test_a_thread_that_ends_inside_its_capture_leaves_the_device_to_the_others(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")

@@ -1,4 +1,4 @@
-"""`@gpu.graphed`: calls that may share a graph do, calls that may not never do."""
+"""`@gpu.graphed`: which calls share a graph, and what the decorator refuses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from tests.driver_errors import out_of_memory
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.graphed_support import Batch, Frozen, Host, Wrap, late
-from tests.graph.support import KERNELS, axpy_case, here, nothing_left_open, runs_without_a_graph
-from tests.runtime.support import library
+from tests.graph.support import KERNELS, axpy_case, line_here, nothing_left_open, runs_without_a_graph
+from tests.runtime.support import import_or_skip
 from tests.threads import run_in_thread
 
 
@@ -28,7 +28,8 @@ def integers(seed: int, n: int = 31) -> Host:
 
 
 def test_calls_run_once_each_eager_captured_then_replayed(device: Gpu) -> None:
-    made, entered = axpy_case(device), list[int]()
+    made = axpy_case(device)
+    entered = list[int]()
 
     @device.graphed()
     def step(x: Any, y: Any) -> Any:
@@ -76,12 +77,12 @@ async def coroutine() -> None:
 
 
 async def asynchronous() -> Any:
-    """The same."""
+    """An asynchronous generator function."""
     yield
 
 
 def generator() -> Any:
-    """The same."""
+    """A generator function."""
     yield
 
 
@@ -95,7 +96,7 @@ def generator() -> Any:
         (5, "5 is not a function"),
     ],
 )
-def test_what_is_no_plain_function_is_refused_as_it_is_decorated(
+def test_a_value_that_is_no_plain_function_is_refused_as_it_is_decorated(
     function: Any, why: str, device: Gpu
 ) -> None:
     with pytest.raises(InputError, match=why):
@@ -119,7 +120,8 @@ def test_each_instance_has_graphs_of_its_own_which_go_with_it(device: Gpu) -> No
 
     class Model:
         def __init__(self, a: int) -> None:
-            self.a, self.y = a, device.array(made.ys)
+            self.a = a
+            self.y = device.array(made.ys)
 
         @device.graphed(key=lambda n: n)
         def step(self, n: int) -> Any:
@@ -174,7 +176,8 @@ def test_a_function_that_a_class_borrows_stays_what_it_is(device: Gpu) -> None:
         made.axpy[1, 32](3, made.x, getattr(y, "y", y), 31)
 
     class Model:
-        run, y = free, made.y
+        run = free
+        y = made.y
 
     model = Model()
     for _ in range(3):
@@ -206,7 +209,8 @@ def test_a_method_looks_like_the_function_it_wraps_and_needs_an_instance(device:
 
 
 def test_warming_executes_and_captures_each_call_the_largest_first(device: Gpu) -> None:
-    made, entered = axpy_case(device, 33), list[int]()
+    made = axpy_case(device, 33)
+    entered = list[int]()
 
     @device.graphed(copy_inputs=True)
     def step(x: Any, n: int) -> Any:
@@ -257,7 +261,7 @@ def test_a_method_is_warmed_and_forgotten_for_its_instance(device: Gpu) -> None:
     ("calls", "why"),
     [(5, "5 is not a collection of calls"), ([5], "5 is not a call to warm"), ([(1,), (2,)], "2 keys")],
 )
-def test_what_cannot_be_warmed_is_refused_before_anything_runs(
+def test_a_key_that_cannot_be_warmed_is_refused_before_anything_runs(
     calls: Any, why: str, device: Gpu
 ) -> None:
     step = device.graphed(capacity=1)(lambda n: pytest.fail(f"ran {n}"))
@@ -275,7 +279,8 @@ def test_results_are_refreshed_or_with_copy_ones_own(device: Gpu) -> None:
         made.launch()
         return {"y": made.y}
 
-    shared, own = device.graphed()(step), device.graphed(copy=True)(step)
+    shared = device.graphed()(step)
+    own = device.graphed(copy=True)(step)
     assert [shared()["y"] is made.y for _ in range(3)] == [True] * 3
     got = [own()["y"] for _ in range(3)]
     for call, y in enumerate(got, start=4):
@@ -286,7 +291,9 @@ def test_results_are_refreshed_or_with_copy_ones_own(device: Gpu) -> None:
 
 
 def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
-    made, entered, want = axpy_case(device, 31), list[int](), np.zeros(31, np.int64)
+    made = axpy_case(device, 31)
+    entered = list[int]()
+    want = np.zeros(31, np.int64)
     y = device.zeros(31, "int32")
 
     @device.graphed(copy_inputs=True)
@@ -306,7 +313,7 @@ def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "told"),
+    ("write", "reported"),
     [
         (
             lambda made, x: made.axpy[1, 32](1, made.y, x, 31),
@@ -317,8 +324,8 @@ def test_copied_inputs_let_fresh_arrays_share_one_graph(device: Gpu) -> None:
         (lambda made, x: x.copy_from(made.y), r"copy \(.*\) writes argument 0"),
     ],
 )
-def test_a_step_that_writes_what_is_only_copied_in_is_refused(
-    write: Callable[[Any, Any], object], told: str, device: Gpu
+def test_a_step_that_writes_an_input_copy_is_refused(
+    write: Callable[[Any, Any], object], reported: str, device: Gpu
 ) -> None:
     made = axpy_case(device, 31)
 
@@ -329,11 +336,11 @@ def test_a_step_that_writes_what_is_only_copied_in_is_refused(
 
     step(Batch(1, device.array(made.xs)))
     for _ in range(2):
-        with pytest.raises(GraphError, match=told) as refused:
+        with pytest.raises(GraphError, match=reported) as refused:
             step(Batch(1, device.array(made.xs)))
         assert refused.value.hint is not None
         assert "without copy_inputs" in refused.value.hint
-    with pytest.raises(GraphError, match=told):
+    with pytest.raises(GraphError, match=reported):
         step.warm([(Batch(1, device.array(made.xs)),)])
     report = step.graphs.report()
     assert (report.graphs, report.quarantined) == ((), ())
@@ -357,7 +364,8 @@ def test_what_a_kernel_of_unknown_types_does_to_a_copy_is_not_known(device: Gpu)
             ret;
         }
     """
-    first, out = device.kernel(source, "first"), device.zeros(1, "int32")
+    first = device.kernel(source, "first")
+    out = device.zeros(1, "int32")
 
     @device.graphed(copy_inputs=True)
     def step(x: Any) -> None:
@@ -371,7 +379,8 @@ def test_what_a_kernel_of_unknown_types_does_to_a_copy_is_not_known(device: Gpu)
 
 @pytest.mark.parametrize("wrap", [lambda y: Batch(7, y), lambda y: Frozen(y), lambda y: late(y)])
 def test_copied_inputs_inside_dataclasses_share_one_graph(wrap: Wrap, device: Gpu) -> None:
-    made, want = axpy_case(device, 31), np.zeros(31, np.int64)
+    made = axpy_case(device, 31)
+    want = np.zeros(31, np.int64)
     y = device.zeros(31, "int32")
 
     @device.graphed(copy_inputs=True)
@@ -409,7 +418,9 @@ def test_copied_inputs_of_another_layout_or_shared_are_another_cached_graph(devi
 
 def test_host_inputs_are_copied_too_on_the_emulator(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made, y, want = axpy_case(gpu, 31), gpu.zeros(31, "int32"), np.zeros(31, np.int64)
+    made = axpy_case(gpu, 31)
+    y = gpu.zeros(31, "int32")
+    want = np.zeros(31, np.int64)
 
     @gpu.graphed(copy_inputs=True)
     def step(x: Host) -> None:
@@ -431,7 +442,9 @@ def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
         }""",
         "twice",
     )
-    y, start, wrong = device.zeros(31, "int32"), threading.Barrier(3), list[str]()
+    y = device.zeros(31, "int32")
+    start = threading.Barrier(3)
+    wrong = list[str]()
 
     @device.graphed(copy_inputs=True, copy=True)
     def step(x: Any) -> Any:
@@ -457,16 +470,16 @@ def test_copied_inputs_of_two_threads_do_not_mix(device: Gpu) -> None:
     assert wrong == []
 
 
-def test_private_inputs_that_do_not_fit_leave_the_call_to_run_as_it_is(flaky: Flaky) -> None:
+def test_private_inputs_that_do_not_fit_leave_the_call_to_run_as_it_is(faulty: FaultyGpu) -> None:
 
-    made = axpy_case(flaky.gpu, 31)
+    made = axpy_case(faulty.gpu, 31)
 
-    @flaky.gpu.graphed(copy_inputs=True)
+    @faulty.gpu.graphed(copy_inputs=True)
     def step(x: Any) -> None:
         made.axpy[1, 32](3, x, made.y, 31)
 
     step(made.x)
-    flaky.seam.fail("allocate", out_of_memory("cuMemAlloc"), out_of_memory("cuMemAlloc"))
+    faulty.device.fail("allocate", out_of_memory("cuMemAlloc"), out_of_memory("cuMemAlloc"))
     with runs_without_a_graph("CUDA_ERROR_OUT_OF_MEMORY"):
         step(made.x)
     made.check(6)
@@ -480,14 +493,15 @@ class Tensors:
     """Tensors of a library on the GPU, from and to NumPy."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.library = name, library(name)
+        self.name = name
+        self.library = import_or_skip(name)
 
     def of(self, host: Host) -> Any:
-        """A copy on the GPU."""
+        """Return a copy on the GPU."""
         return self.library.asarray(host, **({"device": "cuda"} if self.name == "torch" else {}))
 
     def host(self, tensor: Any) -> Host:
-        """A copy on the host."""
+        """Return a copy on the host."""
         found: Host = tensor.cpu().numpy() if self.name == "torch" else self.library.asnumpy(tensor)
         return found
 
@@ -497,8 +511,11 @@ class Tensors:
 def test_tensors_of_other_libraries_are_copied_in_and_out(
     name: str, open_device: Callable[..., Gpu]
 ) -> None:
-    gpu, tensors = open_device("cuda"), Tensors(name)
-    made, y, entered = axpy_case(gpu, 31), tensors.of(np.zeros(31, np.int32)), list[int]()
+    gpu = open_device("cuda")
+    tensors = Tensors(name)
+    made = axpy_case(gpu, 31)
+    y = tensors.of(np.zeros(31, np.int32))
+    entered = list[int]()
 
     @gpu.graphed(copy_inputs=True, copy=True)
     def step(x: Any) -> dict[str, Any]:
@@ -506,7 +523,8 @@ def test_tensors_of_other_libraries_are_copied_in_and_out(
         made.axpy[1, 32](3, x, y, 31)
         return {"y": y}
 
-    want, got = np.zeros(31, np.int64), list[tuple[Any, Host]]()
+    want = np.zeros(31, np.int64)
+    got = list[tuple[Any, Host]]()
     for seed in range(6):
         want = want + 3 * integers(seed)
         got.append((step(tensors.of(integers(seed)))["y"], want))
@@ -521,7 +539,8 @@ def test_tensors_of_other_libraries_are_copied_in_and_out(
 def test_another_tensor_of_the_same_shape_is_another_cached_graph_too(
     name: str, open_device: Callable[..., Gpu]
 ) -> None:
-    gpu, tensors = open_device("cuda"), Tensors(name)
+    gpu = open_device("cuda")
+    tensors = Tensors(name)
     made = axpy_case(gpu, 31)
     outs = [tensors.of(made.ys) for _ in range(2)]
 
@@ -540,7 +559,8 @@ def test_another_tensor_of_the_same_shape_is_another_cached_graph_too(
 def test_a_transposed_tensor_at_the_same_address_is_another_cached_graph(
     open_device: Callable[..., Gpu],
 ) -> None:
-    gpu, torch = open_device("cuda"), library("torch")
+    gpu = open_device("cuda")
+    torch = import_or_skip("torch")
     x = torch.arange(1, 26, device="cuda").reshape(5, 5)
 
     @gpu.graphed()
@@ -579,7 +599,7 @@ def test_a_graphed_function_called_from_a_captured_body_becomes_part_of_it(devic
     made.check(21)
 
 
-def test_a_function_that_no_capture_can_hold_goes_on_eagerly(device: Gpu) -> None:
+def test_a_function_that_no_capture_can_hold_continues_eagerly(device: Gpu) -> None:
     made = axpy_case(device, 31)
 
     @device.graphed()
@@ -594,7 +614,7 @@ def test_a_function_that_no_capture_can_hold_goes_on_eagerly(device: Gpu) -> Non
     assert "copying to the host" in one.reason
 
 
-def test_a_failed_capture_of_a_function_is_told_once_and_names_it(device: Gpu) -> None:
+def test_a_failed_capture_of_a_function_is_reported_once_and_names_it(device: Gpu) -> None:
     made = axpy_case(device, 31)
 
     @device.graphed(key=lambda size: size)
@@ -609,14 +629,14 @@ def test_a_failed_capture_of_a_function_is_told_once_and_names_it(device: Gpu) -
         def step(self, size: int) -> Any:
             return step.__wrapped__(size)
 
-    with runs_without_a_graph("copying to the host") as told:
+    with runs_without_a_graph("copying to the host") as reported:
         for size in (5, 6, 5, 6, 5, 6):
             step(size)
-        line = here(-1)
+        line = line_here(-1)
         models = [Model(), Model()]
         for model in [*models, *models]:
             model.step(5)
-    mine, methods = told
+    mine, methods = reported
     assert f"{os.path.basename(mine.filename)}:{mine.lineno}" == line
     assert str(mine.message).startswith("step 5 cannot be captured and runs without a graph: ")
     assert str(mine.message).endswith("step.graphs.report() lists what failed")
@@ -653,18 +673,18 @@ def test_decode_like_steps_are_bit_identical_to_eager(device: Gpu) -> None:
     assert len(step.graphs) == 2
 
 
-def test_nothing_is_left_behind(flaky: Flaky) -> None:
-    with nothing_left_open(flaky):
-        made = axpy_case(flaky.gpu, 31)
+def test_nothing_is_left_behind(faulty: FaultyGpu) -> None:
+    with nothing_left_open(faulty):
+        made = axpy_case(faulty.gpu, 31)
 
-        @flaky.gpu.graphed(capacity=2, copy_inputs=True, copy=True)
+        @faulty.gpu.graphed(capacity=2, copy_inputs=True, copy=True)
         def step(x: Any, a: int) -> Any:
             made.axpy[1, 32](a, x, made.y, 31)
             return made.y
 
         for a in range(1, 5):
             for _ in range(3):
-                step(flaky.gpu.array(made.xs), a)
+                step(faulty.gpu.array(made.xs), a)
         made.check(30)
         del step
 

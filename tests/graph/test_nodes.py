@@ -1,4 +1,4 @@
-"""What a graph says of itself: its nodes, and how one capture differs from another, in words."""
+"""The nodes of a graph, and the description of how one capture differs from another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from preheat.graph.graph import Graph
 from preheat.kernels.decode import DecodeState
 from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.array import Array
-from tests.graph.support import KERNELS, axpy_case, here, log
+from tests.graph.support import KERNELS, axpy_case, line_here, scalar_log
 from tests.runtime.support import KERNELS as MORE
 
 
@@ -47,7 +47,7 @@ class Page:
         fill: complex = 2.5,
         again: int = 0,
     ) -> Graph:
-        """A graph of a kernel, a fill, a copy, and another kernel."""
+        """Return a graph of a kernel, a fill, a copy, and another kernel."""
         with self.gpu.capture() as graph:
             x = self.x if x is None else x
             self.mix.launch(by, odd, x, self.y, n, grid=grid, block=block, shared=shared)
@@ -69,11 +69,12 @@ def page(device: Gpu) -> Page:
 
 
 def test_nodes_say_everything_that_was_captured(device: Gpu) -> None:
-    page, made = Page(device), axpy_case(device)
+    page = Page(device)
+    made = axpy_case(device)
     shape: dict[str, Any] = {"grid": (2, 3), "block": (8, 4, 2), "shared": 128}
     with device.capture() as graph:
         page.mix.launch(1.5, True, page.x[3:], page.y, 33, **shape)
-        where = here(-1)
+        where = line_here(-1)
         made.launch(-7)
     mix, axpy = graph.nodes
     assert (mix.kind, mix.name, mix.entry, mix.foreign) == ("kernel", "mix", "mix", False)
@@ -103,15 +104,16 @@ def test_nodes_of_fills_and_copies_say_what_they_write(device: Gpu) -> None:
         page.y.copy_from(page.x)
     fill, copy = graph.nodes
     assert (fill.kind, fill.grid, fill.block, fill.shared) == ("fill", None, None, 0)
-    assert fill.where == here(-4)
+    assert fill.where == line_here(-4)
     assert str(fill.arguments[0]) == "Array float32[5]"
     assert fill.arguments[1].value == np.float32(1.0).tobytes()
-    assert (copy.kind, copy.where) == ("copy", here(-6))
+    assert (copy.kind, copy.where) == ("copy", line_here(-6))
     assert str(copy) == "copy(Array float32[70], Array float32[70])"
 
 
 def test_nodes_read_like_the_launches_they_are(device: Gpu) -> None:
-    page, made = Page(device), log(device)
+    page = Page(device)
+    made = scalar_log(device)
     with device.capture() as graph:
         page.mix[2, 32](0.5, False, page.x, page.y, 64)
         page.mix.launch(0.5, True, page.x, page.y, 64, grid=(1, 2), block=(32, 2), shared=16)
@@ -125,7 +127,8 @@ def test_nodes_read_like_the_launches_they_are(device: Gpu) -> None:
 
 def test_arguments_of_every_kind_can_be_read(device: Gpu) -> None:
     unpack, pick = device.kernel(MORE, "unpack"), device.kernel(MORE, "pick")
-    follow, out = device.kernel(MORE, "follow"), device.zeros(4, "int32")
+    follow = device.kernel(MORE, "follow")
+    out = device.zeros(4, "int32")
     real = device.zeros(3, "float64")
     pair = np.array((3, 1.5, 2.5), np.dtype([("a", "i4"), ("b", "f4"), ("c", "f8")]))
     with device.capture() as graph:
@@ -145,8 +148,9 @@ ADDRESS = re.compile(r"0x[0-9a-f]{5,}", re.IGNORECASE)
 
 
 def held(gpu: Gpu) -> list[object]:
-    """What a program holds that captures and runs something: numbers, tensors, streams and all."""
-    made, pool = axpy_case(gpu), gpu.pool(4096)
+    """Return objects that a capturing program holds: numbers, tensors, streams and others."""
+    made = axpy_case(gpu)
+    pool = gpu.pool(4096)
     ours = made.axpy.bind(3, made.x, made.y, made.n, grid=5, block=64)
     theirs = [np.zeros(made.n, np.int32) for _ in range(2)] if gpu.name.startswith("emulator") else []
 
@@ -174,7 +178,8 @@ def held(gpu: Gpu) -> list[object]:
         for tensor in theirs:
             made.axpy[5, 64](2, made.x, tensor, made.n)
         inside = repr(graph.stream)
-    nodes, arguments = graph.nodes, [argument for node in graph.nodes for argument in node.arguments]
+    nodes = graph.nodes
+    arguments = [argument for node in graph.nodes for argument in node.arguments]
     reports = [each.graphs.report() for each in (step, plain, partly)]
     keys = [key for each in (step, plain, partly) for key in each.graphs]
     return [
@@ -205,12 +210,14 @@ def test_equal_programs_show_equal_text(open_device: Callable[..., Gpu]) -> None
     texts = []
     for _ in range(2):
         shown = "\n".join(map(repr, held(open_device("emulator"))))
-        # Numbers that count memory and streams go on from one device to the next of a process.
+        # The numbers of memory and streams continue from one device of a process to the next.
         texts.append(re.sub(r"@\d+\+\d+|Stream \d+", "", shown))
     assert texts[0] == texts[1]
 
 
-def test_tensors_of_other_libraries_are_told_by_type_and_size(open_device: Callable[..., Gpu]) -> None:
+def test_tensors_of_other_libraries_are_reported_by_type_and_size(
+    open_device: Callable[..., Gpu],
+) -> None:
     made = axpy_case(open_device("emulator"))
     tensors = [np.zeros(made.n, np.int32) for _ in range(2)]
     graphs = []
@@ -227,7 +234,8 @@ def test_tensors_of_other_libraries_are_told_by_type_and_size(open_device: Calla
 
 
 def test_a_graph_introduces_itself(device: Gpu) -> None:
-    made, name = axpy_case(device), device.name
+    made = axpy_case(device)
+    name = device.name
     graph = device.capture(name="decode")
     assert repr(graph) == f"<Graph 'decode': new, 0 nodes on {name}>"
     with graph:
@@ -248,13 +256,15 @@ def test_a_graph_introduces_itself(device: Gpu) -> None:
 
 
 def behind(graph: Graph) -> base.Stream:
-    """The captured stream, to work in without telling the runtime."""
+    """Return the captured stream, for work that the runtime does not see."""
     return graph.context.order.adopt(graph.stream.handle)
 
 
-def test_work_behind_our_back_is_counted_listed_in_order_and_marked(device: Gpu) -> None:
-    made, page = axpy_case(device), Page(device)
-    seam, spare = device._device, device.zeros(9, "int32")
+def test_work_by_another_library_is_counted_listed_in_order_and_marked(device: Gpu) -> None:
+    made = axpy_case(device)
+    page = Page(device)
+    seam = device._device
+    spare = device.zeros(9, "int32")
 
     def foreign(value: int, at: int) -> None:
         seam.fill(spare.address + 4 * at, value.to_bytes(4, "little"), 2, behind(graph))
@@ -285,7 +295,8 @@ def test_work_behind_our_back_is_counted_listed_in_order_and_marked(device: Gpu)
 
 
 def test_foreign_work_of_the_kind_of_ours_is_counted_though_it_looks_the_same(device: Gpu) -> None:
-    page, spare = Page(device), device.zeros(1, "int32")
+    page = Page(device)
+    spare = device.zeros(1, "int32")
     with device.capture() as graph:
         device._device.fill(spare.address, b"\1\0\0\0", 1, behind(graph))
         page.wide.fill(1.25)
@@ -344,7 +355,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_each_change_is_told_with_node_argument_type_and_both_values(name: str, page: Page) -> None:
+def test_each_change_is_reported_with_node_argument_type_and_both_values(name: str, page: Page) -> None:
     change, words = CHANGES[name]
     old, new = page.captured(), page.captured(**change)
     where = new.nodes[-1 if name == "new" else 0].where
@@ -352,13 +363,13 @@ def test_each_change_is_told_with_node_argument_type_and_both_values(name: str, 
     assert len(new.diff(old)) == 1
 
 
-def test_a_fill_with_another_value_is_told_with_both(page: Page) -> None:
+def test_a_fill_with_another_value_is_reported_with_both(page: Page) -> None:
     old, new = page.captured(), page.captured(fill=0.5)
     where = new.nodes[1].where
     assert old.diff(new) == [f"node 1, fill ({where}): argument 1 (float64) 2.5 became 0.5"]
 
 
-def test_another_array_and_another_part_of_one_are_told_apart(page: Page) -> None:
+def test_another_array_and_another_part_of_one_are_distinguished(page: Page) -> None:
     first = page.captured()
     where = first.nodes[0].where
     head = f"node 0, mix ({where}): argument 2 (float const*) Array float32[70]"
@@ -373,11 +384,12 @@ def test_another_array_and_another_part_of_one_are_told_apart(page: Page) -> Non
 
 def test_memory_at_an_old_address_is_other_memory(page: Page) -> None:
     gone = page.gpu.array(page.x.numpy())
-    first, address = page.captured(x=gone), gone.address
+    first = page.captured(x=gone)
+    address = gone.address
     gone.close()
     page.gpu.synchronize()
     tried: list[Array] = []
-    for _ in range(20):  # devices like to hand out again what was just given back
+    for _ in range(20):  # Devices tend to reuse memory that was just freed.
         tried.append(page.gpu.empty(70))
         if tried[-1].address == address:
             break
@@ -387,7 +399,7 @@ def test_memory_at_an_old_address_is_other_memory(page: Page) -> None:
     )
 
 
-def test_several_changes_are_told_each(page: Page) -> None:
+def test_several_changes_are_reported_each(page: Page) -> None:
     rows = page.captured().diff(page.captured(by=2.0, n=31, block=128, spin=False))
     assert len(rows) == 4
     assert ["block" in rows[0], "argument 0" in rows[1], "argument 4" in rows[2]] == [True] * 3
@@ -456,7 +468,7 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def steps() -> st.SearchStrategy[list[Step]]:
-    """Some steps of any kind."""
+    """Return some steps of any kind."""
     kinds = [st.builds(kind, *map(_choice, kind._fields)) for kind in (Mix, Fill, Copy)]
     return st.lists(st.one_of(*kinds), min_size=1, max_size=6)
 
@@ -467,7 +479,7 @@ def _choice(field: str) -> st.SearchStrategy[Any]:
 
 @pytest.fixture(scope="module")
 def book(shared_builder: Builder) -> Iterator[Page]:
-    """A page for many examples: on the emulator, since nothing is replayed."""
+    """Yield a page for many examples: on the emulator, since nothing is replayed."""
     device: Any = EmulatorDevice(0, "sm_90")
     gpu = Gpu(device, shared_builder)
     yield Page(gpu)
@@ -475,7 +487,7 @@ def book(shared_builder: Builder) -> Iterator[Page]:
 
 
 def captured(page: Page, what: list[Step]) -> Graph:
-    """A graph of these steps."""
+    """Return a graph of these steps."""
     arrays = page.x, page.y, page.z
     with page.gpu.capture() as graph:
         for step in what:
@@ -540,6 +552,6 @@ def test_another_length_of_a_fill_or_a_copy_is_a_difference(device: Gpu) -> None
 
     old = captured(10)
     assert old.diff(captured(10)) == []
-    told = old.diff(captured(20))
-    assert len(told) == 3
-    assert all("Array float32[10] became Array float32[20]" in row for row in told)
+    reported = old.diff(captured(20))
+    assert len(reported) == 3
+    assert all("Array float32[10] became Array float32[20]" in row for row in reported)

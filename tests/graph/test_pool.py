@@ -1,4 +1,4 @@
-"""Pools: memory for captures, handed out without the driver, given back without it, sealed."""
+"""Pools: memory for captures that is handed out and taken back without the driver; sealed pools."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array
 from tests.driver_errors import out_of_memory
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import KERNELS, AxpyCase, axpy_case, runs_without_a_graph
 from tests.processes import run_in_fork
 
-# What there is
+# Sizes and counters
 
 
-def test_a_pool_of_a_size_is_allocated_whole_and_at_once(flaky: Flaky) -> None:
-    with flaky.asked("allocate") as asked:
-        pool = flaky.gpu.pool(10 * KIB)
-    assert asked == {"allocate": 1}
+def test_a_pool_of_a_size_is_allocated_whole_and_at_once(faulty: FaultyGpu) -> None:
+    with faulty.count_calls("allocate") as calls:
+        pool = faulty.gpu.pool(10 * KIB)
+    assert calls == {"allocate": 1}
     assert (pool.size, pool.used, pool.peak, pool.sealed) == (10 * KIB, 0, 0, False)
 
 
-def test_a_pool_without_a_size_allocates_nothing_until_it_hands_out(flaky: Flaky) -> None:
-    with flaky.asked("allocate") as asked:
-        pool = flaky.gpu.pool()
+def test_a_pool_without_a_size_allocates_nothing_until_it_hands_out(faulty: FaultyGpu) -> None:
+    with faulty.count_calls("allocate") as calls:
+        pool = faulty.gpu.pool()
         assert pool.size == 0
-    assert not asked
+    assert not calls
     assert bytes_of(pool, 1).nbytes <= pool.size
 
 
-def test_handing_out_and_taking_back_need_no_driver_and_leave_the_device_alone(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(10 * KIB)
-    with flaky.asked() as asked:
+def test_handing_out_and_taking_back_need_no_driver_and_make_no_device_calls(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(10 * KIB)
+    with faulty.count_calls() as calls:
         for _ in range(3):
             held = [bytes_of(pool, n) for n in (1, 31, 257, 5000)]
             held[1].close()
             del held
-    assert not asked
+    assert not calls
     assert pool.used == 0
 
 
@@ -85,7 +85,8 @@ def test_a_pool_counts_what_is_used_and_the_most_that_was(device: Gpu) -> None:
 
 @pytest.mark.parametrize("n", [1, 31, 33, 257, 1009])
 def test_arrays_of_a_pool_hold_what_they_are_given(device: Gpu, n: int) -> None:
-    pool, given = device.pool(), np.random.default_rng(n).integers(-99, 99, (2, n)).astype(np.int16)
+    pool = device.pool()
+    given = np.random.default_rng(n).integers(-99, 99, (2, n)).astype(np.int16)
     bytes_of(pool, 4 * n).fill(77)
     np.testing.assert_array_equal(pool.array(given).numpy(), given)
     np.testing.assert_array_equal(pool.array(given, "int64").numpy(), given)
@@ -152,7 +153,8 @@ def test_blocks_that_happen_to_lie_side_by_side_are_not_one(device: Gpu) -> None
 
 
 def test_no_two_pieces_overlap_whatever_the_order(open_device: Callable[..., Gpu]) -> None:
-    pool, chance = open_device("emulator").pool(32 * KIB), random.Random(7)
+    pool = open_device("emulator").pool(32 * KIB)
+    chance = random.Random(7)
     held: list[Array] = []
     for step in range(400):
         if held and chance.random() < 0.5:
@@ -171,7 +173,9 @@ def test_no_two_pieces_overlap_whatever_the_order(open_device: Callable[..., Gpu
 
 
 def test_threads_share_a_pool_without_sharing_pieces(device: Gpu) -> None:
-    pool, start, seen = device.pool(16 * KIB), threading.Barrier(4), list[Array]()
+    pool = device.pool(16 * KIB)
+    start = threading.Barrier(4)
+    seen = list[Array]()
 
     def take() -> None:
         start.wait(300)
@@ -191,24 +195,25 @@ def test_threads_share_a_pool_without_sharing_pieces(device: Gpu) -> None:
 # Giving back
 
 
-def test_a_block_lives_while_the_pool_or_any_piece_does(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    with flaky.asked("free") as asked:
-        pool = flaky.gpu.pool(4 * KIB)
+def test_a_block_lives_while_the_pool_or_any_piece_does(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    with faulty.count_calls("free") as calls:
+        pool = faulty.gpu.pool(4 * KIB)
         into = pool.array(job.ys)
         del pool
-        flaky.gpu.synchronize()
+        faulty.gpu.synchronize()
         add(job, into)
         np.testing.assert_array_equal(into.numpy(), job.ys + 3 * job.xs)
-    assert not asked
-    with flaky.asked("free") as asked:
+    assert not calls
+    with faulty.count_calls("free") as calls:
         del into
-        flaky.gpu.synchronize()
-    assert asked == {"free": 1}
+        faulty.gpu.synchronize()
+    assert calls == {"free": 1}
 
 
 def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     mine, other = pool.array(job.ys), pool.array(job.ys)
     graphs: list[Graph] = []
     for into in (mine, other):
@@ -229,8 +234,9 @@ def test_closing_a_piece_makes_its_graphs_stale_and_no_others(device: Gpu) -> No
         mine.numpy()
 
 
-def test_what_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+def test_memory_that_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device: Gpu) -> None:
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     into = pool.array(job.ys)
     with device.capture() as graph:
         add(job, into)
@@ -244,22 +250,26 @@ def test_what_a_graph_uses_is_not_handed_out_again_when_names_are_dropped(device
     assert pool.array(job.ys).address == place
 
 
-def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+def test_a_piece_used_in_another_stream_is_handed_out_behind_that_use(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
     del into
-    with flaky.asked("stream.wait") as asked:
+    with faulty.count_calls("stream.wait") as calls:
         assert pool.empty(job.n, "int32").address == place
-    assert asked == {"stream.wait": 1}
-    with flaky.asked("stream.wait") as asked:
+    assert calls == {"stream.wait": 1}
+    with faulty.count_calls("stream.wait") as calls:
         assert pool.empty(job.n, "int32").address == place  # ordered once is ordered
-    assert not asked
+    assert not calls
 
 
 def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(device: Gpu) -> None:
-    job, pool, side = axpy_case(device), device.pool(8 * KIB), device.stream()
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
+    side = device.stream()
     spin = device.kernel(KERNELS, "spin")
     into = pool.array(job.ys)
     for _ in range(3):
@@ -269,28 +279,32 @@ def test_work_in_another_stream_does_not_reach_the_next_owner_of_its_memory(devi
     np.testing.assert_array_equal(pool.zeros(job.n, "int32").numpy(), np.zeros(job.n))
 
 
-def test_memory_whose_order_failed_is_not_lost(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+def test_memory_whose_order_failed_is_not_lost(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
     del into
-    flaky.seam.fail("stream.wait", out_of_memory("cuStreamWaitEvent"))
+    faulty.device.fail("stream.wait", out_of_memory("cuStreamWaitEvent"))
     with pytest.raises(OutOfMemoryError):
         pool.empty(job.n, "int32")
-    with flaky.asked("stream.wait") as asked:
+    with faulty.count_calls("stream.wait") as calls:
         assert pool.empty(job.n, "int32").address == place
-    assert asked == {"stream.wait": 1}
+    assert calls == {"stream.wait": 1}
     assert pool.used == 0
 
 
-def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
-    job, pool, side = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB), flaky.gpu.stream()
+def test_inside_a_capture_such_a_piece_is_passed_over(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    side = faulty.gpu.stream()
     into = pool.array(job.ys)
     job.axpy.launch(3, job.x, into, job.n, grid=5, block=64, stream=side)
     place = into.address
     del into
-    with flaky.gpu.capture() as graph:
+    with faulty.gpu.capture() as graph:
         other = pool.zeros(job.n, "int32")
         add(job, other)
     assert other.address != place
@@ -299,31 +313,35 @@ def test_inside_a_capture_such_a_piece_is_passed_over(flaky: Flaky) -> None:
     assert pool.empty(job.n, "int32").address == place
 
 
-def test_what_another_library_holds_is_not_handed_out_until_it_lets_go(
-    open_flaky: Callable[..., Flaky],
+def test_memory_that_another_library_holds_is_not_handed_out_until_it_is_released(
+    open_faulty: Callable[..., FaultyGpu],
 ) -> None:
-    flaky = open_flaky("emulator")
-    pool = flaky.gpu.pool(8 * KIB)
+    faulty = open_faulty("emulator")
+    pool = faulty.gpu.pool(8 * KIB)
     made = pool.array(np.arange(33, dtype=np.int32))
-    view, place = np.from_dlpack(made), made.address
+    view = np.from_dlpack(made)
+    place = made.address
     made.close()
     del made
     assert pool.zeros(33, "int32").address != place
     pool.close()
-    flaky.gpu.synchronize()
+    faulty.gpu.synchronize()
     np.testing.assert_array_equal(view, np.arange(33))
 
 
-def test_and_is_handed_out_again_once_it_did(open_flaky: Callable[..., Flaky]) -> None:
-    flaky = open_flaky("emulator")
-    pool = flaky.gpu.pool(8 * KIB)
+def test_memory_that_another_library_released_is_handed_out_again(
+    open_faulty: Callable[..., FaultyGpu],
+) -> None:
+    faulty = open_faulty("emulator")
+    pool = faulty.gpu.pool(8 * KIB)
     made = pool.array(np.arange(33, dtype=np.int32))
-    view, place = np.from_dlpack(made), made.address
+    view = np.from_dlpack(made)
+    place = made.address
     del made, view
     gc.collect()
-    with flaky.asked("synchronize", "stream.synchronize") as asked:
+    with faulty.count_calls("synchronize", "stream.synchronize") as calls:
         assert pool.zeros(33, "int32").address == place
-    assert asked == {}  # which needs no wait of the host
+    assert calls == {}  # which needs no wait of the host
 
 
 # Growing
@@ -336,48 +354,53 @@ def drops(pool: Pool, job: AxpyCase) -> None:
     job.launch()
 
 
-def test_a_capture_that_found_no_room_finds_it_a_few_tries_later(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(2 * KIB)
-    runs, graphs = 0, list[Graph]()
+def test_a_capture_that_found_no_free_memory_finds_it_a_few_tries_later(device: Gpu) -> None:
+    job = axpy_case(device)
+    pool = device.pool(2 * KIB)
+    runs = 0
+    graphs = list[Graph]()
     while not graphs:
         drops(pool, job)
         runs += 1
         with suppress(CaptureError), device.capture() as graph:
             drops(pool, job)
         graphs += [graph] if len(graph) else []
-    assert 2 <= runs <= 5  # it had room for one of nine
+    assert 2 <= runs <= 5  # The pool had memory for one of nine.
     graph.replay()
     job.check(3 * (runs + 1))
     assert pool.size <= 4 * 9 * 1280
 
 
 def test_a_body_that_runs_by_its_key_is_captured_in_the_end_without_being_measured(device: Gpu) -> None:
-    job, pool, graphs = axpy_case(device), device.pool(2 * KIB), device.graphs()
+    job = axpy_case(device)
+    pool = device.pool(2 * KIB)
+    graphs = device.graphs()
     calls = 0
-    with runs_without_a_graph("the pool has no room") as told:
+    with runs_without_a_graph("the pool has no room") as reported:
         while "step" not in graphs:
             graphs.run("step", lambda: drops(pool, job))
             calls += 1
             assert calls < 200
-    assert len(told) == 1  # although each try is refused with other numbers
+    assert len(reported) == 1  # although each try is refused with other numbers
     job.check(3 * calls)
 
 
-def test_room_for_the_next_try_that_cannot_be_had_is_no_error_of_who_asks_for_less(
-    flaky: Flaky,
+def test_a_failed_reservation_for_a_later_attempt_is_no_error_of_a_smaller_request(
+    faulty: FaultyGpu,
 ) -> None:
-    pool = flaky.gpu.pool(2 * KIB)
+    pool = faulty.gpu.pool(2 * KIB)
     held = bytes_of(pool, 256)
-    with pytest.raises(CaptureError, match="no room"), flaky.gpu.capture():
+    with pytest.raises(CaptureError, match="no room"), faulty.gpu.capture():
         bytes_of(pool, 64 * KIB)
-    flaky.seam.fail("allocate", out_of_memory("cuMemAllocAsync"), out_of_memory("cuMemAllocAsync"))
+    faulty.device.fail("allocate", out_of_memory("cuMemAllocAsync"), out_of_memory("cuMemAllocAsync"))
     more = bytes_of(pool, 512).fill(7)
     assert more.numpy()[0] == 7
     assert (pool.size, pool.used) == (2 * KIB, held.nbytes + more.nbytes)
 
 
 def test_each_capture_is_measured_for_right_before_it(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool()
+    job = axpy_case(device)
+    pool = device.pool()
     graphs: list[Graph] = []
 
     def body(n: int) -> None:
@@ -392,26 +415,26 @@ def test_each_capture_is_measured_for_right_before_it(device: Gpu) -> None:
     assert pool.used == (4 << 20) + (2 << 20)
 
 
-def test_outside_a_capture_a_pool_grows_by_itself(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(KIB)
+def test_outside_a_capture_a_pool_grows_by_itself(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(KIB)
     first = bytes_of(pool, KIB)
-    with flaky.asked("allocate") as asked:
+    with faulty.count_calls("allocate") as calls:
         more = [bytes_of(pool, 1000) for _ in range(9)]
-    assert asked == {"allocate": 1}
+    assert calls == {"allocate": 1}
     assert pool.used == first.nbytes + len(more) * KIB <= pool.size
     assert bytes_of(pool, 5 << 20).nbytes <= pool.size
 
 
-def test_a_pool_that_cannot_grow_says_so_and_stays_as_it_is(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(KIB)
+def test_a_pool_that_cannot_grow_says_so_and_stays_as_it_is(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(KIB)
     with pytest.raises(OutOfMemoryError):
         bytes_of(pool, 1 << 46)
     assert (pool.size, pool.used, pool.peak) == (KIB, 0, 0)
     assert bytes_of(pool, KIB).nbytes == pool.used
 
 
-def test_reserving_exchanges_unused_blocks_for_one_that_is_large_enough(flaky: Flaky) -> None:
-    pool = flaky.gpu.pool(4 * KIB)
+def test_reserving_exchanges_unused_blocks_for_one_that_is_large_enough(faulty: FaultyGpu) -> None:
+    pool = faulty.gpu.pool(4 * KIB)
     pool.reserve(3 * KIB)
     assert pool.size == 4 * KIB
     pool.reserve(64 * KIB)
@@ -419,7 +442,7 @@ def test_reserving_exchanges_unused_blocks_for_one_that_is_large_enough(flaky: F
     held = bytes_of(pool, 1)
     pool.reserve(64 * KIB)
     assert pool.size == 128 * KIB
-    with flaky.gpu.capture() as graph:
+    with faulty.gpu.capture() as graph:
         bytes_of(pool, 64 * KIB).fill(3)
     assert len(graph) == 1
     assert pool.used == held.nbytes + 255 + 64 * KIB
@@ -435,8 +458,10 @@ def test_reserving_inside_a_capture_is_refused_where_it_would_allocate(device: G
     assert pool.size == 4 * KIB
 
 
-def test_measuring_runs_the_body_and_makes_room_for_its_capture(device: Gpu) -> None:
-    job, pool, runs = axpy_case(device, 1009), device.pool(), 0
+def test_measuring_runs_the_body_and_reserves_memory_for_its_capture(device: Gpu) -> None:
+    job = axpy_case(device, 1009)
+    pool = device.pool()
+    runs = 0
     out = device.zeros(job.n, "int32")
 
     def body() -> None:
@@ -492,11 +517,11 @@ def test_measuring_inside_a_capture_is_refused(device: Gpu) -> None:
 
 def test_a_pool_says_whether_it_is_sealed(device: Gpu) -> None:
     pool = device.pool()
-    told = [pool.sealed]
-    for change in (pool.seal, pool.seal, pool.unseal, pool.unseal):  # twice is fine
+    reported = [pool.sealed]
+    for change in (pool.seal, pool.seal, pool.unseal, pool.unseal):  # Closing twice is allowed.
         change()
-        told.append(pool.sealed)
-    assert told == [False, True, True, False, False]
+        reported.append(pool.sealed)
+    assert reported == [False, True, True, False, False]
 
 
 def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu) -> None:
@@ -522,8 +547,9 @@ def test_a_sealed_pool_hands_out_nothing_before_or_inside_a_capture(device: Gpu)
     assert pool.empty(3).size == 3
 
 
-def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+def test_a_sealed_error_that_is_swallowed_ends_the_capture_anyway(device: Gpu) -> None:
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     pool.seal()
     graph = device.capture().begin()
     with pytest.raises(PoolSealedError):
@@ -534,7 +560,8 @@ def test_a_sealed_error_that_is_swallowed_ends_the_capture_all_the_same(device: 
 
 
 def test_memory_handed_out_before_the_sealing_captures_and_replays(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     into = pool.array(job.ys)
     pool.seal()
     with device.capture() as graph:
@@ -549,18 +576,18 @@ def test_memory_handed_out_before_the_sealing_captures_and_replays(device: Gpu) 
 # Its end
 
 
-def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
-    job = axpy_case(flaky.gpu)
-    with flaky.asked("free") as asked, flaky.gpu.pool(8 * KIB) as pool:
+def test_closing_a_pool_closes_what_it_handed_out(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    with faulty.count_calls("free") as calls, faulty.gpu.pool(8 * KIB) as pool:
         into = pool.array(job.ys)
-        with pool.frame(), flaky.gpu.capture() as scratchy:
+        with pool.frame(), faulty.gpu.capture() as scratchy:
             add(job, pool.zeros(job.n, "int32"))
-        with flaky.gpu.capture() as graph:
+        with faulty.gpu.capture() as graph:
             add(job, into)
         graph.replay()
         scratchy.replay()
     pool.close()
-    assert asked == {"free": 1}
+    assert calls == {"free": 1}
     assert (pool.size, pool.used) == (0, 0)
     assert repr(pool).endswith(", closed>")
     with pytest.raises(StaleBufferError, match="freed"):
@@ -568,14 +595,15 @@ def test_closing_a_pool_closes_what_it_handed_out(flaky: Flaky) -> None:
     for stale in (graph, scratchy):
         with pytest.raises(StaleGraphError):
             stale.replay()
-    with pytest.raises(InputError, match="this pool is closed: 256 bytes were asked for"):
+    with pytest.raises(InputError, match="this pool is closed: 256 bytes were calls for"):
         bytes_of(pool, 1)
     with pytest.raises(InputError, match="this pool is closed: a frame was to begin"):
         pool.frame().__enter__()
 
 
 def test_a_pool_is_not_closed_inside_a_capture(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     into = pool.array(job.ys)
     with pytest.raises(CaptureError, match="freeing memory inside a capture"), device.capture():
         pool.close()

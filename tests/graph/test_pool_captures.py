@@ -18,21 +18,22 @@ from preheat.gpu import Gpu
 from preheat.graph.arena import PoolBuffer
 from preheat.graph.graph import State
 from preheat.runtime.array import Array
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.pool_support import KIB, add, bytes_of, fail
-from tests.graph.support import AxpyCase, axpy_case, here
+from tests.graph.support import AxpyCase, axpy_case, line_here
 from tests.threads import run_in_thread
 
 # Inside a capture
 
 
-def test_a_capture_hands_out_from_free_room(flaky: Flaky) -> None:
-    job, pool = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB)
-    with flaky.asked("allocate", "free", "synchronize") as asked, flaky.gpu.capture() as graph:
+def test_a_capture_hands_out_from_free_memory(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    with faulty.count_calls("allocate", "free", "synchronize") as calls, faulty.gpu.capture() as graph:
         total = pool.zeros(job.n, "int32")
         add(job, total, 5)
         copy = pool.array(total)
-    assert not asked
+    assert not calls
     assert [node.kind for node in graph.nodes] == ["fill", "kernel", "copy"]
     for _ in range(3):  # zero again every time
         graph.replay()
@@ -40,10 +41,10 @@ def test_a_capture_hands_out_from_free_room(flaky: Flaky) -> None:
     np.testing.assert_array_equal(total.numpy(), 5 * job.xs)
 
 
-def test_no_room_is_an_error_that_says_how_much_there_is_and_what_to_do(device: Gpu) -> None:
+def test_no_free_memory_is_an_error_that_says_how_much_there_is_and_what_to_do(device: Gpu) -> None:
     pool = device.pool(2 * KIB)
     held = bytes_of(pool, 512)
-    where = here(2)
+    where = line_here(2)
     with pytest.raises(CaptureError) as refused, device.capture():
         pool.empty(5000, "uint8")
     assert refused.value.where == where
@@ -57,9 +58,10 @@ def test_no_room_is_an_error_that_says_how_much_there_is_and_what_to_do(device: 
 
 
 def test_an_error_of_the_pool_is_what_the_capture_reports_even_when_swallowed(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(KIB)
+    job = axpy_case(device)
+    pool = device.pool(KIB)
     graph = device.capture().begin()
-    where = here(2)
+    where = line_here(2)
     with pytest.raises(CaptureError):
         pool.empty(5000, "uint8")
     job.launch()
@@ -84,7 +86,8 @@ def test_a_capture_copies_nothing_from_the_host_into_a_pool(device: Gpu) -> None
 
 
 def test_memory_dropped_inside_a_capture_comes_back_unless_the_capture_uses_it(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with device.capture() as graph:
         first = pool.zeros(job.n, "int32")
         place = first.address
@@ -101,7 +104,7 @@ def test_memory_dropped_inside_a_capture_comes_back_unless_the_capture_uses_it(d
     np.testing.assert_array_equal(third.numpy(), 3 * job.xs)
 
 
-def test_a_capture_that_fails_gives_back_what_it_took(device: Gpu) -> None:
+def test_a_capture_that_fails_releases_what_it_took(device: Gpu) -> None:
     pool = device.pool(8 * KIB)
     with pytest.raises(ZeroDivisionError), device.capture():
         fail(pool)
@@ -110,7 +113,8 @@ def test_a_capture_that_fails_gives_back_what_it_took(device: Gpu) -> None:
 
 
 def test_while_another_thread_captures_a_pool_hands_out_as_ever(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(64 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(64 * KIB)
     with device.capture() as graph:
         mine = pool.zeros(job.n, "int32")
         theirs = run_in_thread(lambda: pool.zeros(job.n, "int32").fill(7))
@@ -132,33 +136,37 @@ def doubled(job: AxpyCase) -> Array:
     return made
 
 
-def test_new_arrays_of_a_capture_come_from_its_pool(flaky: Flaky) -> None:
-    job, pool = axpy_case(flaky.gpu), flaky.gpu.pool()
+def test_new_arrays_of_a_capture_come_from_its_pool(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool()
     assert pool.measure(lambda: doubled(job)) == 1280  # counts what comes from `gpu.zeros`, too
-    with flaky.asked("allocate") as asked, flaky.gpu.capture(pool=pool) as graph:
+    with faulty.count_calls("allocate") as calls, faulty.gpu.capture(pool=pool) as graph:
         made = doubled(job)
-    assert asked == {}
+    assert calls == {}
     for _ in range(3):
         graph.replay()
     np.testing.assert_array_equal(made.numpy(), 2 * job.xs)
     assert (isinstance(made.buffer, PoolBuffer), pool.used) == (True, 1280)
     del made, graph
     gc.collect()
-    flaky.gpu.synchronize()
+    faulty.gpu.synchronize()
     assert pool.used == 0
-    assert not isinstance(flaky.gpu.empty(3).buffer, PoolBuffer)  # outside of it they do not
+    assert not isinstance(faulty.gpu.empty(3).buffer, PoolBuffer)  # outside of it they do not
 
 
 def test_another_thread_has_nothing_from_the_pool_of_a_capture(device: Gpu) -> None:
-    job, pool = axpy_case(device), device.pool(8 * KIB)
+    job = axpy_case(device)
+    pool = device.pool(8 * KIB)
     with device.capture(pool=pool):
-        mine, other = device.empty(3), run_in_thread(lambda: device.empty(3))
+        mine = device.empty(3)
+        other = run_in_thread(lambda: device.empty(3))
         job.launch()
     assert [isinstance(each.buffer, PoolBuffer) for each in (mine, other)] == [True, False]
 
 
-def test_a_capture_that_lacked_room_has_it_the_next_time(device: Gpu) -> None:
-    job, pool = axpy_case(device, 5000), device.pool()
+def test_a_capture_that_lacked_memory_has_it_the_next_time(device: Gpu) -> None:
+    job = axpy_case(device, 5000)
+    pool = device.pool()
     refused = pytest.raises(CaptureError, match="the pool has no room")
     with refused as error, device.capture(pool=pool):
         doubled(job)
@@ -169,15 +177,17 @@ def test_a_capture_that_lacked_room_has_it_the_next_time(device: Gpu) -> None:
     np.testing.assert_array_equal(made.numpy(), 2 * job.xs)
 
 
-def test_a_sealed_pool_is_refused_when_the_capture_begins(flaky: Flaky) -> None:
-    job, pool = axpy_case(flaky.gpu), flaky.gpu.pool(8 * KIB)
-    graph, entered = flaky.gpu.capture(pool=pool), list[int]()
+def test_a_sealed_pool_is_refused_when_the_capture_begins(faulty: FaultyGpu) -> None:
+    job = axpy_case(faulty.gpu)
+    pool = faulty.gpu.pool(8 * KIB)
+    graph = faulty.gpu.capture(pool=pool)
+    entered = list[int]()
     pool.seal()
-    with flaky.asked() as asked, pytest.raises(PoolSealedError) as refused, graph:
+    with faulty.count_calls() as calls, pytest.raises(PoolSealedError) as refused, graph:
         entered.append(1)
     assert str(refused.value) == "the pool is sealed: a capture that allocates from it cannot begin"
     assert str(refused.value.hint).startswith("pool.unseal() before the capture; without pool=, ")
-    assert (entered, asked, graph.status, graph.state) == ([], {}, "none", State.NEW)
+    assert (entered, calls, graph.status, graph.state) == ([], {}, "none", State.NEW)
     pool.unseal()
     with graph:  # the same one, which has not begun yet
         made = doubled(job)
@@ -196,7 +206,9 @@ def test_a_pool_that_is_sealed_inside_the_capture_hands_out_nothing_more(device:
         graph.end()
 
 
-def test_what_is_no_pool_of_this_device_is_refused_at_once(open_device: Callable[..., Gpu]) -> None:
+def test_a_value_that_is_no_pool_of_this_device_is_refused_at_once(
+    open_device: Callable[..., Gpu],
+) -> None:
     gpu, other = open_device("emulator:0"), open_device("emulator:1")
     wrong: Any = 1 << 20
     with pytest.raises(InputError, match="pool=1048576 is not a pool of memory"):

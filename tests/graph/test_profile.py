@@ -1,4 +1,4 @@
-"""The profile of replays, and the options that slow them down on purpose."""
+"""The profile of replays, and the debugging options that slow replays down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from preheat.errors import ConfigError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.profile import DEFAULT_OPTIONS, Profile, ReplayOptions
-from tests.faulty import Faulty
+from tests.faulty import FaultyDevice
 from tests.runtime.support import KERNELS
 
 Rows = list[dict[str, Any]]
@@ -24,7 +24,7 @@ Open = Callable[[ReplayOptions], Gpu]
 
 
 class Clock:
-    """A clock that goes on by one microsecond each time it is read, and knows how often it was."""
+    """A clock that advances by one microsecond at each reading and counts its readings."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -35,7 +35,7 @@ class Clock:
 
 
 def counting(gpu: Gpu, name: str = "counting") -> Graph:
-    """A graph of one launch that counts in a device variable."""
+    """Return a graph of one launch that counts in a device variable."""
     count = gpu.kernel(KERNELS, "count")
     with gpu.capture(name=name) as graph:
         count[1, 1]()
@@ -43,12 +43,12 @@ def counting(gpu: Gpu, name: str = "counting") -> Graph:
 
 
 @pytest.fixture
-def seam() -> Faulty:
-    return Faulty(EmulatorDevice())
+def seam() -> FaultyDevice:
+    return FaultyDevice(EmulatorDevice())
 
 
 @pytest.fixture
-def open_with(shared_builder: Any, seam: Faulty) -> Iterator[Open]:
+def open_with(shared_builder: Any, seam: FaultyDevice) -> Iterator[Open]:
     """Opens a counted device whose graphs have the given options."""
     opened: list[Gpu] = []
 
@@ -62,7 +62,8 @@ def open_with(shared_builder: Any, seam: Faulty) -> Iterator[Open]:
 
 
 def test_without_a_profile_no_clock_is_read(open_with: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, clock = counting(open_with(DEFAULT_OPTIONS)), Clock()
+    graph = counting(open_with(DEFAULT_OPTIONS))
+    clock = Clock()
     for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"):
         monkeypatch.setattr(f"time.{name}", clock)
     for _ in range(130):
@@ -100,7 +101,7 @@ def test_each_graph_is_counted_for_itself(open_with: Open) -> None:
 
 @pytest.mark.parametrize("upload", [False, True])
 def test_upload_happens_once_or_before_every_replay(
-    upload: bool, open_with: Open, seam: Faulty
+    upload: bool, open_with: Open, seam: FaultyDevice
 ) -> None:
     graph = counting(open_with(ReplayOptions(upload=upload)))
     for _ in range(5):
@@ -110,7 +111,7 @@ def test_upload_happens_once_or_before_every_replay(
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_sync_waits_after_every_replay_and_adds_a_column(
-    sync: bool, open_with: Open, seam: Faulty
+    sync: bool, open_with: Open, seam: FaultyDevice
 ) -> None:
     rows: Rows = []
     profile = Profile(lambda row: rows.append(dict(row)), every=1, clock=Clock())
@@ -150,7 +151,8 @@ def test_switched_on_by_hand_without_a_file_it_writes_to_standard_error(
 def test_a_profile_writes_to_several_sinks(
     device: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, rows = tmp_path / "profile.jsonl", list[Any]()
+    file = tmp_path / "profile.jsonl"
+    rows = list[Any]()
     device.profile(file, rows.append, None, every=2)
     graph = counting(device, "seen")
     for _ in range(3):
@@ -165,7 +167,9 @@ def test_a_profile_writes_to_several_sinks(
 def test_a_sink_that_fails_stops_neither_the_replay_nor_the_other_sinks(
     device: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, after, calls = list[Any](), list[Any](), list[int]()
+    before = list[Any]()
+    after = list[Any]()
+    calls = list[int]()
 
     def broken(row: Any) -> None:
         calls.append(row["count"])
@@ -186,7 +190,7 @@ def test_a_sink_that_fails_stops_neither_the_replay_nor_the_other_sinks(
     ]
 
 
-def test_an_interrupt_inside_a_sink_comes_out(device: Gpu) -> None:
+def test_an_interrupt_inside_a_sink_propagates(device: Gpu) -> None:
     def interrupted(_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -198,7 +202,7 @@ def test_an_interrupt_inside_a_sink_comes_out(device: Gpu) -> None:
     assert graph.num_replays == 2
 
 
-def test_what_is_no_sink_of_a_profile_is_refused(device: Gpu) -> None:
+def test_a_value_that_is_no_sink_of_a_profile_is_refused(device: Gpu) -> None:
     wrong: Any = 7
     with pytest.raises(InputError, match="7 is neither a file nor a callable that takes rows"):
         device.profile("profile.jsonl", wrong)

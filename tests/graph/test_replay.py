@@ -1,4 +1,4 @@
-"""Replays: like eager work to the bit, of memory the graph owns, with errors that have a name."""
+"""Replays: results equal those of eager work, and the graph keeps the memory that it uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
 from preheat.runtime.host import host_bytes
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import KERNELS, AxpyCase, axpy_case, nothing_left_open
 from tests.runtime.support import SIZES
 from tests.threads import run_in_thread
@@ -37,7 +37,9 @@ class Mixer:
     def __init__(self, gpu: Gpu, n: int) -> None:
         random = np.random.default_rng(n)
         data = [random.standard_normal(n).astype(np.float32) for _ in range(3)]
-        self.gpu, self.n, self.mix = gpu, n, gpu.kernel(KERNELS, "mix")
+        self.gpu = gpu
+        self.n = n
+        self.mix = gpu.kernel(KERNELS, "mix")
         self.x, self.y, self.z = map(gpu.array, data)
 
     def first(self) -> None:
@@ -60,7 +62,7 @@ class Mixer:
         self.mix[-(-self.n // 64), 64](by, odd, x, y, self.n)
 
     def results(self) -> list[bytes]:
-        """Every bit of the three arrays."""
+        """Return every bit of the three arrays."""
         return [array.numpy().tobytes() for array in (self.x, self.y, self.z)]
 
 
@@ -121,7 +123,8 @@ def test_a_graph_may_be_replayed_from_any_thread(device: Gpu) -> None:
 
 
 def test_a_graph_may_be_replayed_in_another_stream(device: Gpu) -> None:
-    made, streams = axpy_case(device), [device.stream() for _ in range(2)]
+    made = axpy_case(device)
+    streams = [device.stream() for _ in range(2)]
     graph = made.captured(3)
     made.launch(100)  # which comes first
     graph.replay(stream=streams[0])
@@ -133,8 +136,10 @@ def test_a_graph_may_be_replayed_in_another_stream(device: Gpu) -> None:
     made.check(112)
 
 
-def test_arrays_may_be_at_home_in_other_streams(device: Gpu) -> None:
-    first, second, axpy = device.stream(), device.stream(), device.kernel(KERNELS, "axpy")
+def test_arrays_may_be_allocated_in_other_streams(device: Gpu) -> None:
+    first = device.stream()
+    second = device.stream()
+    axpy = device.kernel(KERNELS, "axpy")
     xs = np.arange(1, 34, dtype=np.int32)
     x, y = device.array(xs, stream=first), device.array(7 * xs, stream=second)
     for given in (None, first, second):
@@ -143,15 +148,17 @@ def test_arrays_may_be_at_home_in_other_streams(device: Gpu) -> None:
         for _ in range(3):
             graph.replay()
     np.testing.assert_array_equal(y.numpy(), 25 * xs)
-    x.write(10 * xs)  # the newest content counts, whatever stream it came by
+    x.write(10 * xs)  # The replay uses the newest content, written in any stream.
     graph.replay()
     np.testing.assert_array_equal(y.numpy(), 45 * xs)
 
 
 def test_numpy_operands_are_kept_and_lent_to_every_replay(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    axpy, xs = gpu.kernel(KERNELS, "axpy"), np.arange(1, 34, dtype=np.int32)
-    x, y = xs.copy(), np.full(33, 5, np.int32)
+    axpy = gpu.kernel(KERNELS, "axpy")
+    xs = np.arange(1, 34, dtype=np.int32)
+    x = xs.copy()
+    y = np.full(33, 5, np.int32)
     kept = weakref.ref(x)
     with gpu.capture() as graph:
         axpy[1, 64](2, x, y, 33)
@@ -172,7 +179,7 @@ def test_numpy_operands_are_kept_and_lent_to_every_replay(open_device: Callable[
 # What cannot be replayed
 
 
-def test_only_what_was_captured_well_is_replayed(device: Gpu) -> None:
+def test_only_a_completed_capture_is_replayed(device: Gpu) -> None:
     made = axpy_case(device)
 
     def refused(graph: Graph, words: str) -> None:
@@ -198,19 +205,19 @@ def test_only_what_was_captured_well_is_replayed(device: Gpu) -> None:
     made.check(0)
 
 
-def test_a_graph_may_be_closed_twice_and_releases_what_it_held(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
-    with nothing_left_open(flaky), flaky.asked("free", "allocate") as asked:
-        own = flaky.gpu.array(made.xs)
-        with flaky.gpu.capture(name="step") as graph:
+def test_a_graph_may_be_closed_twice_and_releases_what_it_held(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    with nothing_left_open(faulty), faulty.count_calls("free", "allocate") as calls:
+        own = faulty.gpu.array(made.xs)
+        with faulty.gpu.capture(name="step") as graph:
             made.axpy[5, 64](3, own, made.y, made.n)
         graph.replay()
         del own
         graph.close()
         graph.close()
         gc.collect()
-        flaky.gpu.synchronize()
-    assert asked == {"allocate": 1, "free": 1}
+        faulty.gpu.synchronize()
+    assert calls == {"allocate": 1, "free": 1}
     assert (graph.state, graph.num_replays) == (State.CLOSED, 1)
     assert repr(graph).startswith("<Graph 'step': closed")
     made.check(3)
@@ -226,80 +233,82 @@ def test_a_graph_is_dropped_while_its_replay_runs(device: Gpu) -> None:
 # What a replay asks of the device
 
 
-def test_the_upload_comes_once_before_the_first_replay(flaky: Flaky) -> None:
-    made, stream = axpy_case(flaky.gpu), flaky.gpu.stream()
-    with flaky.asked("executable.upload", "replay", "graph.instantiate") as asked:
+def test_the_upload_comes_once_before_the_first_replay(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    stream = faulty.gpu.stream()
+    with faulty.count_calls("executable.upload", "replay", "graph.instantiate") as calls:
         graph = made.captured(3)
-    assert asked == {"graph.instantiate": 1}
-    with flaky.asked("executable.upload", "replay", "graph.instantiate") as asked:
+    assert calls == {"graph.instantiate": 1}
+    with faulty.count_calls("executable.upload", "replay", "graph.instantiate") as calls:
         graph.replay()
         graph.replay()
         graph.replay(stream=stream, synchronize=True)
         graph.replay()
-    assert asked == {"executable.upload": 1, "replay": 4}
+    assert calls == {"executable.upload": 1, "replay": 4}
     made.check(12)
-    with flaky.asked("executable.upload", "replay") as asked:
+    with faulty.count_calls("executable.upload", "replay") as calls:
         early = made.captured(1).upload()
         early.replay()
-    assert asked == {"executable.upload": 1, "replay": 1}
+    assert calls == {"executable.upload": 1, "replay": 1}
 
 
-def test_a_replay_waits_for_nothing_unless_asked(flaky: Flaky) -> None:
-    made, stream = axpy_case(flaky.gpu), flaky.gpu.stream()
-    step = flaky.gpu.scalar("int32", name="step")
-    note, out = flaky.gpu.kernel(KERNELS, "note"), flaky.gpu.zeros(100, "int32")
-    count = flaky.gpu.zeros(1, "int32")
-    with flaky.gpu.capture() as graph:
+def test_a_replay_waits_for_nothing_unless_asked(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
+    stream = faulty.gpu.stream()
+    step = faulty.gpu.scalar("int32", name="step")
+    note = faulty.gpu.kernel(KERNELS, "note")
+    out = faulty.gpu.zeros(100, "int32")
+    count = faulty.gpu.zeros(1, "int32")
+    with faulty.gpu.capture() as graph:
         made.launch(3)
         note[1, 1](step, out, count)
-    with flaky.asked(*WAITS) as asked:
+    with faulty.count_calls(*WAITS) as calls:
         for i in range(5):
             graph.replay()
             graph.replay(step=i)
             graph.replay(stream=stream)
-    assert asked == {}
-    with flaky.asked(*WAITS) as asked:
+    assert calls == {}
+    with faulty.count_calls(*WAITS) as calls:
         graph.replay(synchronize=True)
         graph.replay(step=9, synchronize=True)
-    assert asked == {"stream.synchronize": 2}
+    assert calls == {"stream.synchronize": 2}
     assert graph.num_replays == 17
 
 
-def test_a_quick_replay_is_one_call_of_the_device(flaky: Flaky) -> None:
-    made = axpy_case(flaky.gpu)
+def test_a_fast_replay_is_one_call_of_the_device(faulty: FaultyGpu) -> None:
+    made = axpy_case(faulty.gpu)
     graph = made.captured(3)
     graph.replay()
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         for _ in range(7):
             graph.replay()
-    assert asked == {"replay": 7}
+    assert calls == {"replay": 7}
     made.check(24)
 
 
 # What a graph owns
 
 
-def test_a_graph_owns_what_it_uses_whatever_the_program_drops(flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_a_graph_owns_what_it_uses_whatever_the_program_drops(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
     xs = np.random.default_rng(5).integers(1, 100, 1009, dtype=np.int32)
     source = KERNELS + "// a program of its own\n"
 
     def make() -> tuple[Graph, int]:
         axpy, note = gpu.kernel(source, "axpy"), gpu.kernel(source, "note")
         x, y = gpu.array(xs), gpu.array(7 * xs)
-        step, out, count = (
-            gpu.scalar("int32", name="step"),
-            gpu.zeros(9, "int32"),
-            gpu.zeros(1, "int32"),
-        )
+        step = gpu.scalar("int32", name="step")
+        out = gpu.zeros(9, "int32")
+        count = gpu.zeros(1, "int32")
         with gpu.capture() as graph:
             axpy[16, 64](2, x, y, 1009)
             final.copy_from(y)
             note[1, 1](step, out, count)
             counts.copy_from(out)
-        return graph, flaky.seam.calls["module.unload"]
+        return graph, faulty.device.calls["module.unload"]
 
-    final, counts = gpu.array(-xs), gpu.zeros(9, "int32")
+    final = gpu.array(-xs)
+    counts = gpu.zeros(9, "int32")
     graph, unloaded = make()
     for turn in range(1, 5):
         gc.collect()
@@ -311,16 +320,17 @@ def test_a_graph_owns_what_it_uses_whatever_the_program_drops(flaky: Flaky) -> N
         np.testing.assert_array_equal(final.numpy(), (7 + 2 * turn) * xs)
         assert counts.numpy()[:turn].tolist() == list(range(41, 41 + turn))
         del junk
-    assert flaky.seam.calls["module.unload"] == unloaded
+    assert faulty.device.calls["module.unload"] == unloaded
     graph.close()
     del graph
     gc.collect()
     assert gpu.trim() > 0
-    assert flaky.seam.calls["module.unload"] > unloaded
+    assert faulty.device.calls["module.unload"] > unloaded
 
 
 def test_a_graph_may_outlive_its_kernel_handles_and_streams(device: Gpu) -> None:
-    made, stream = axpy_case(device), device.stream()
+    made = axpy_case(device)
+    stream = device.stream()
     graph = made.captured(3, stream=stream)
     stream.close()
     del stream
@@ -342,12 +352,15 @@ CLOSES: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("replayed", [0, 1, 3])
 @pytest.mark.parametrize("name", CLOSES)
 def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
-    name: str, replayed: int, flaky: Flaky
+    name: str, replayed: int, faulty: FaultyGpu
 ) -> None:
-    gpu, made = flaky.gpu, axpy_case(flaky.gpu)
+    gpu = faulty.gpu
+    made = axpy_case(faulty.gpu)
     filled, copied, target = (gpu.array(np.arange(5, dtype=np.int32)) for _ in range(3))
-    step, out = gpu.scalar("int32", name="step"), gpu.zeros(50, "int32")
-    count, note = gpu.zeros(1, "int32"), gpu.kernel(KERNELS, "note")
+    step = gpu.scalar("int32", name="step")
+    out = gpu.zeros(50, "int32")
+    count = gpu.zeros(1, "int32")
+    note = gpu.kernel(KERNELS, "note")
     with gpu.capture(name="decode") as graph:
         made.launch()
         filled[1:].fill(3)
@@ -359,16 +372,16 @@ def test_closing_memory_makes_its_graphs_stale_and_the_replay_says_whose(
     {"x": made.x, "y": made.y, "filled": filled, "copied": copied, "scalar": step}[name].close()
     assert (before, graph.stale) == (False, True)
     node, argument = CLOSES[name]
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         for door in (graph.replay, graph.upload, lambda: graph.replay(step=1)):
             with pytest.raises(StaleGraphError) as caught:
                 door()
-            told = str(caught.value)
-            assert told.startswith(f"graph 'decode' is stale: {node}, ")
-            assert told.endswith(" was closed after the capture")
-            assert argument in told
+            reported = str(caught.value)
+            assert reported.startswith(f"graph 'decode' is stale: {node}, ")
+            assert reported.endswith(" was closed after the capture")
+            assert argument in reported
             assert caught.value.hint
-    assert asked == {}
+    assert calls == {}
     assert graph.num_replays == replayed
 
 
@@ -398,7 +411,7 @@ def test_closing_other_memory_leaves_a_graph_as_it_is(device: Gpu) -> None:
 
 
 def allocating(made: AxpyCase, **more: Any) -> tuple[Graph, int]:
-    """A graph with memory that another library allocates in it and does not free."""
+    """Return a graph in which another library allocates memory without freeing it."""
     seam = made.gpu._device
     with made.gpu.capture(name="step", **more) as graph:
         stream = graph.context.order.adopt(graph.stream.handle)

@@ -15,7 +15,7 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
 from preheat.runtime.dict_lock import run_locked
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case, replayer
 from tests.processes import run_in_fork
 from tests.threads import run_in_thread
@@ -23,7 +23,7 @@ from tests.threads import run_in_thread
 # Resets
 
 
-def test_a_reset_by_another_thread_inside_the_window_is_named(open_device: Callable[..., Gpu]) -> None:
+def test_a_reset_by_another_thread_inside_the_capture_is_named(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     made = axpy_case(gpu)
     graph = gpu.capture()
@@ -62,9 +62,9 @@ def test_a_graph_does_not_outlive_a_reset(warm: int, open_device: Callable[..., 
     for _ in range(warm):
         graph.replay()
     run_in_thread(gpu.reset)
-    for door in (graph.replay, graph.upload):
+    for operation in (graph.replay, graph.upload):
         with pytest.raises(ContextLostError, match="it was reset, and everything on it was lost"):
-            door()
+            operation()
     assert graph.num_replays == warm
     graph.close()
     axpy_case(gpu).check_usable()
@@ -79,9 +79,9 @@ def test_a_reset_is_refused_inside_and_by_a_global_capture_everywhere(
         gpu.reset()
     with gpu.capture(mode="global") as graph:
         made.launch()
-        for door in (gpu.reset, gpu.close):
+        for operation in (gpu.reset, gpu.close):
             with pytest.raises(CaptureError, match="while another thread captures"):
-                run_in_thread(door)
+                run_in_thread(operation)
     graph.replay()
     made.check_launches(1)
 
@@ -117,9 +117,9 @@ def test_a_graph_in_a_forked_child_of_a_gpu_says_what_happened(open_device: Call
     gpu.synchronize()
 
     def work() -> None:
-        for door in (graph.replay, graph.upload, gpu.capture):
+        for operation in (graph.replay, graph.upload, gpu.capture):
             with pytest.raises(ContextLostError, match="forked from one that was using the GPU"):
-                door()
+                operation()
         graph.close()
 
     run_in_fork(work)
@@ -127,7 +127,7 @@ def test_a_graph_in_a_forked_child_of_a_gpu_says_what_happened(open_device: Call
     made.check_launches(2)
 
 
-def test_a_fork_inside_the_window_copies_the_window_too(open_device: Callable[..., Gpu]) -> None:
+def test_a_fork_inside_the_capture_copies_the_capture(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     made = axpy_case(gpu)
 
@@ -147,22 +147,22 @@ def test_a_fork_inside_the_window_copies_the_window_too(open_device: Callable[..
     made.check_usable(1)
 
 
-def test_a_fork_inside_the_window_of_a_device_that_cannot_is_named(
-    open_flaky: Callable[..., Flaky],
+def test_a_fork_inside_the_capture_of_a_device_that_cannot_is_named(
+    open_faulty: Callable[..., FaultyGpu],
 ) -> None:
-    flaky = open_flaky("emulator")
-    flaky.seam._part.survives_fork = False
-    made = axpy_case(flaky.gpu)
+    faulty = open_faulty("emulator")
+    faulty.device._part.survives_fork = False
+    made = axpy_case(faulty.gpu)
 
     def work() -> None:
-        with flaky.asked() as asked:
+        with faulty.count_calls() as calls:
             with pytest.raises(ContextLostError, match="forked"):
                 made.launch()
             with pytest.raises((ContextLostError, CaptureError), match="forked"):
                 graph.end()
-        assert asked == {}  # the parent's device is left alone
+        assert calls == {}  # The device of the parent gets no calls.
 
-    graph = flaky.gpu.capture().begin()
+    graph = faulty.gpu.capture().begin()
     made.launch()
     run_in_fork(work)
     graph.end().replay()

@@ -1,4 +1,4 @@
-"""Scalars of graphs: set by name and by value, in order with the replay, however many are queued."""
+"""Scalars of graphs: set by name, in order with the replay, also for many queued replays."""
 # ruff: noqa: PT012  (a capture that fails has a body of several statements)
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from preheat.errors import CaptureError, DriverError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
 from tests.driver_errors import not_supported
-from tests.faulty import Flaky
-from tests.graph.support import KERNELS, log, nothing_left_open
+from tests.faulty import FaultyGpu
+from tests.graph.support import KERNELS, nothing_left_open, scalar_log
 from tests.threads import run_in_thread
 
 SLOW = 200_000_000  # cycles: a tenth of a second, long after 100 replays were queued
 
 
 def test_a_replay_sets_scalars_by_name(device: Gpu) -> None:
-    made = log(device)
+    made = scalar_log(device)
     graph = made.captured()
     assert graph.scalars == {"step": made.step}
     for value in (7, -3, 2**31 - 1):
@@ -31,7 +31,7 @@ def test_a_replay_sets_scalars_by_name(device: Gpu) -> None:
 
 
 def test_a_scalar_that_is_not_set_keeps_its_value(device: Gpu) -> None:
-    made = log(device)
+    made = scalar_log(device)
     graph = made.captured()
     graph.replay()
     graph.replay(step=5)
@@ -42,7 +42,7 @@ def test_a_scalar_that_is_not_set_keeps_its_value(device: Gpu) -> None:
 
 
 def test_replays_queued_behind_a_slow_kernel_each_see_their_own_value(device: Gpu) -> None:
-    made = log(device)
+    made = scalar_log(device)
     graph = made.captured()
     spin = device.kernel(KERNELS, "spin")
     spin[1, 1](SLOW if device.name.startswith("cuda") else 1)
@@ -55,7 +55,7 @@ def test_replays_queued_behind_a_slow_kernel_each_see_their_own_value(device: Gp
 @pytest.mark.gpu
 def test_the_replays_behind_a_slow_kernel_are_really_queued(open_device: Any) -> None:
     gpu = open_device("cuda")
-    made = log(gpu)
+    made = scalar_log(gpu)
     graph = made.captured()
     graph.replay(step=0, synchronize=True)
     gpu.kernel(KERNELS, "spin")[1, 1](SLOW)
@@ -81,27 +81,28 @@ def test_several_scalars_behind_a_slow_kernel_each_see_their_own_values(device: 
     np.testing.assert_array_equal(out.numpy(), expected)
 
 
-def test_several_scalars_are_set_in_one_operation(flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_several_scalars_are_set_in_one_operation(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
     scalars = [gpu.scalar("int32", name=name) for name in ("a", "b")]
     out, count = gpu.zeros(20, "int32"), gpu.zeros(1, "int32")
     pair = gpu.kernel(KERNELS, "pair")
     with gpu.capture() as graph:
         pair[1, 1](*scalars, out, count)
-    with flaky.asked("set", "fill", "copy_in", "copy", "launch", "replay") as asked:
+    with faulty.count_calls("set", "fill", "copy_in", "copy", "launch", "replay") as calls:
         graph.replay(a=1, b=2)
         graph.replay(b=4, a=3)
         graph.replay(b=6)
-    assert asked == {"set": 3, "replay": 3}
+    assert calls == {"set": 3, "replay": 3}
     np.testing.assert_array_equal(out.numpy()[:6], [1, 2, 3, 4, 3, 6])
-    with flaky.asked("setter") as asked:  # made ready once for each choice of names
+    with faulty.count_calls("setter") as calls:  # made ready once for each choice of names
         graph.replay(a=7, b=8)
         graph.replay(b=9)
-    assert asked == {}
+    assert calls == {}
 
 
 def test_scalars_are_set_in_the_stream_of_the_replay(device: Gpu) -> None:
-    made, stream = log(device), device.stream()
+    made = scalar_log(device)
+    stream = device.stream()
     graph, own = made.captured(), made.captured(stream=stream)
     for i in range(20):
         graph.replay(stream=stream, step=i)
@@ -110,7 +111,7 @@ def test_scalars_are_set_in_the_stream_of_the_replay(device: Gpu) -> None:
 
 
 def test_graphs_share_a_scalar(device: Gpu) -> None:
-    made = log(device)
+    made = scalar_log(device)
     first, second = made.captured(), made.captured()
     first.replay(step=1)
     second.replay()
@@ -142,7 +143,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 def bits(value: Any, dtype: str) -> bytes:
-    """The bytes of a value in device memory."""
+    """Return the bytes of a value in device memory."""
     if dtype == "bfloat16":
         return struct.pack("<f", value)[2:]  # of values that have no more digits
     return np.array(value).astype(dtype if not dtype.startswith("float8") else "uint8").tobytes()
@@ -151,7 +152,8 @@ def bits(value: Any, dtype: str) -> bytes:
 @pytest.mark.parametrize("dtype", VALUES)
 def test_scalars_of_every_type_are_set(dtype: str, device: Gpu) -> None:
     value = device.scalar(dtype, name="value")
-    size, values = value.nbytes, VALUES[dtype]
+    size = value.nbytes
+    values = VALUES[dtype]
     out, count = device.zeros(16 * size, "uint8"), device.zeros(1, "int32")
     keep = device.kernel(KERNELS, "keep")
     with device.capture() as graph:
@@ -189,8 +191,10 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("dtype", WRONG)
-def test_a_value_that_does_not_fit_is_refused_before_anything_happens(dtype: str, flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_a_value_that_does_not_fit_is_refused_before_anything_happens(
+    dtype: str, faulty: FaultyGpu
+) -> None:
+    gpu = faulty.gpu
     value, other = gpu.scalar(dtype, 1, name="value"), gpu.scalar("int32", 4, name="other")
     out, count = gpu.zeros(64, "uint8"), gpu.zeros(1, "int32")
     keep = gpu.kernel(KERNELS, "keep")
@@ -199,27 +203,27 @@ def test_a_value_that_does_not_fit_is_refused_before_anything_happens(dtype: str
         keep[1, 1](other, other.nbytes, out, count)
     before = value.get()
     for wrong in WRONG[dtype]:
-        with flaky.asked() as asked, pytest.raises(InputError):
+        with faulty.count_calls() as calls, pytest.raises(InputError):
             graph.replay(other=5, value=wrong)
-        assert asked == {}
+        assert calls == {}
     assert graph.num_replays == 0
     assert (value.get(), other.get()) == (before, 4)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(flaky: Flaky) -> None:
-    made = log(flaky.gpu)
+def test_an_unknown_name_is_refused_with_the_nearest(faulty: FaultyGpu) -> None:
+    made = scalar_log(faulty.gpu)
     graph = made.captured(name="decode")
     for given in ({"stop": 1}, {"step": 2, "stop": 1}):
-        with flaky.asked() as asked, pytest.raises(InputError) as caught:
+        with faulty.count_calls() as calls, pytest.raises(InputError) as caught:
             graph.replay(**given)  # type: ignore[arg-type]
-        assert asked == {}
+        assert calls == {}
         assert str(caught.value) == "graph 'decode' uses no scalar called 'stop'; it uses: step"
         assert caught.value.hint == "did you mean 'step'?"
     assert (graph.num_replays, made.seen(), made.step.get()) == (0, [], -1)
 
 
 def test_a_graph_without_scalars_says_how_to_get_one(device: Gpu) -> None:
-    made = log(device)
+    made = scalar_log(device)
     nameless = device.scalar("int32", 3)
     with device.capture() as graph:
         made.note[1, 1](nameless, made.out, made.count)
@@ -230,10 +234,10 @@ def test_a_graph_without_scalars_says_how_to_get_one(device: Gpu) -> None:
     assert made.seen() == [3]
 
 
-def test_two_scalars_of_one_name_are_refused_at_the_end(flaky: Flaky) -> None:
-    made, other = log(flaky.gpu), log(flaky.gpu)
-    with nothing_left_open(flaky):
-        graph = flaky.gpu.capture().begin()
+def test_two_scalars_of_one_name_are_refused_at_the_end(faulty: FaultyGpu) -> None:
+    made, other = scalar_log(faulty.gpu), scalar_log(faulty.gpu)
+    with nothing_left_open(faulty):
+        graph = faulty.gpu.capture().begin()
         for each in (made, other, made):
             each.note[1, 1](each.step, each.out, each.count)
         with pytest.raises(CaptureError, match="two scalars of this graph are called 'step'") as caught:
@@ -247,7 +251,7 @@ def test_two_scalars_of_one_name_are_refused_at_the_end(flaky: Flaky) -> None:
 
 
 def test_nameless_scalars_may_be_many(device: Gpu) -> None:
-    made = log(device)
+    made = scalar_log(device)
     scalars = [device.scalar("int32", value) for value in (5, 6)]
     with device.capture() as graph:
         for scalar in (*scalars, made.step):
@@ -258,7 +262,7 @@ def test_nameless_scalars_may_be_many(device: Gpu) -> None:
 
 @pytest.mark.parametrize("mode", ["thread_local", "global", "relaxed"])
 def test_setting_a_scalar_inside_a_capture_is_an_error(mode: str, device: Gpu) -> None:
-    made = log(device)
+    made = scalar_log(device)
     words = "setting a scalar inside a capture"
     with pytest.raises(CaptureError, match=words) as caught, device.capture(mode=mode):
         made.note[1, 1](made.step, made.out, made.count)
@@ -268,19 +272,23 @@ def test_setting_a_scalar_inside_a_capture_is_an_error(mode: str, device: Gpu) -
 
 
 @pytest.mark.parametrize("dtype", VALUES)
-def test_a_scalar_of_every_type_is_set_in_one_operation_in_a_stream(dtype: str, flaky: Flaky) -> None:
-    scalar, side = flaky.gpu.scalar(dtype), flaky.gpu.stream()
+def test_a_scalar_of_every_type_is_set_in_one_operation_in_a_stream(
+    dtype: str, faulty: FaultyGpu
+) -> None:
+    scalar = faulty.gpu.scalar(dtype)
+    side = faulty.gpu.stream()
     for value in VALUES[dtype]:
         for stream in (side, None):
             scalar.set(0)
-            with flaky.asked("set", "fill", "copy_in", "copy", "launch") as asked:
+            with faulty.count_calls("set", "fill", "copy_in", "copy", "launch") as calls:
                 scalar.set(value, stream=stream)
-            assert asked == {"set": 1}
+            assert calls == {"set": 1}
             assert scalar.numpy().tobytes() == bits(value, dtype)
 
 
 def test_setting_a_scalar_in_a_stream_inside_a_capture_is_an_error(device: Gpu) -> None:
-    made, side = log(device), device.stream()
+    made = scalar_log(device)
+    side = device.stream()
     graph = device.capture(stream=side).begin()
     made.note[1, 1](made.step, made.out, made.count)
     for stream in (side, graph.stream, device.stream()):
@@ -295,7 +303,7 @@ def test_setting_a_scalar_in_a_stream_inside_a_capture_is_an_error(device: Gpu) 
     assert made.step.get() == 5
 
 
-def test_what_is_no_stream_for_a_scalar_is_refused(open_device: Any) -> None:
+def test_a_value_that_is_no_stream_for_a_scalar_is_refused(open_device: Any) -> None:
     gpu, other = open_device("emulator:0"), open_device("emulator:1")
     scalar = gpu.scalar("int32", 4)
     with pytest.raises(InputError, match="'main' is not a stream"):
@@ -310,7 +318,8 @@ def test_what_is_no_stream_for_a_scalar_is_refused(open_device: Any) -> None:
 @pytest.mark.gpu
 def test_a_scalar_set_in_a_busy_stream_waits_there_and_readers_wait_for_it(open_device: Any) -> None:
     gpu = open_device("cuda")
-    made, side = log(gpu), gpu.stream()
+    made = scalar_log(gpu)
+    side = gpu.stream()
     graph = made.captured()
     graph.replay(synchronize=True)
     for step in (7, 8):
@@ -324,18 +333,18 @@ def test_a_scalar_set_in_a_busy_stream_waits_there_and_readers_wait_for_it(open_
 @pytest.mark.parametrize("name", ["stream", "synchronize"])
 def test_a_name_that_replay_takes_itself_is_refused(name: str, device: Gpu) -> None:
     with pytest.raises((CaptureError, InputError), match=name):
-        log(device, name=name).captured()
+        scalar_log(device, name=name).captured()
 
 
-def test_a_set_that_fails_is_no_replay(flaky: Flaky) -> None:
-    made = log(flaky.gpu)
+def test_a_set_that_fails_is_no_replay(faulty: FaultyGpu) -> None:
+    made = scalar_log(faulty.gpu)
     graph = made.captured()
     graph.replay(step=1)
     error = not_supported("cuMemsetD32Async")
-    flaky.seam.fail("set", error)
-    with flaky.asked("replay") as asked, pytest.raises(DriverError, match="NOT_SUPPORTED"):
+    faulty.device.fail("set", error)
+    with faulty.count_calls("replay") as calls, pytest.raises(DriverError, match="NOT_SUPPORTED"):
         graph.replay(step=2)
-    assert asked == {}
+    assert calls == {}
     graph.replay(step=3)
     assert made.seen() == [1, 3]
     assert graph.num_replays == 2

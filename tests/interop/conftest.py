@@ -26,7 +26,7 @@ def work(gpu: Gpu) -> Work:
 
 @pytest.fixture(params=PEERS)
 def peer(request: pytest.FixtureRequest) -> Peer:
-    """Each library in turn."""
+    """Return each library."""
     return PEERS[request.param]()
 
 

@@ -20,7 +20,7 @@ from preheat.runtime import dlpack
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from tests.processes import SOURCE as PACKAGE
-from tests.runtime.support import library
+from tests.runtime.support import import_or_skip
 
 N = (1 << 16) + 33
 SLOW = 100_000_000  # cycles, about 50 milliseconds
@@ -98,7 +98,9 @@ class Work(NamedTuple):
 
     def warm(self) -> None:
         """Load every kernel, and launch often enough for the fast functions to be in use."""
-        x, y, scalar = self.gpu.zeros(N), self.gpu.zeros(N), self.gpu.scalar("float32")
+        x = self.gpu.zeros(N)
+        y = self.gpu.zeros(N)
+        scalar = self.gpu.scalar("float32")
         for _ in range(4):
             self.linger(cycles=1)
             self.put(x, 0.0)
@@ -129,7 +131,7 @@ class Peer(ABC):
     name: str
 
     def __init__(self) -> None:
-        self.module = library(self.name)
+        self.module = import_or_skip(self.name)
         for work in (self.copied, self.host, lambda x: self.fill(x, 1.0), lambda x: self.add(x, 1.0)):
             work(self.full(0.0))  # Every kernel must be loaded before a capture needs it.
         self.linger(1)
@@ -228,7 +230,8 @@ class Torch(Peer):
 
     @contextmanager
     def capture(self, mode: str = "global", stream: Any = None) -> Iterator[Recording]:
-        graph, before = self.module.cuda.CUDAGraph(), self.current()
+        graph = self.module.cuda.CUDAGraph()
+        before = self.current()
         try:
             with self.module.cuda.graph(graph, stream=stream, capture_error_mode=mode):
                 yield graph
@@ -309,7 +312,7 @@ class _CuPyRecording:
 
 @functools.cache
 def _cupy_spin() -> Any:
-    return library("cupy").RawKernel(SPIN, "spin")
+    return import_or_skip("cupy").RawKernel(SPIN, "spin")
 
 
 PEERS: dict[str, Callable[[], Peer]] = {"torch": Torch, "cupy": CuPy}
@@ -344,7 +347,9 @@ class Producer:
     """
 
     def __init__(self, array: Array, *, major: int = 1, read_only: bool = False) -> None:
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
         self._major, self._read_only = major, read_only
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -354,7 +359,8 @@ class Producer:
         given = self.array.__dlpack__(stream=stream, max_version=(1, 0))
         address = dlpack._pointer(id(given), dlpack._VERSIONED)
         tensor = dlpack._Versioned.from_address(address)
-        tensor.major, tensor.flags = self._major, int(self._read_only)
+        tensor.major = self._major
+        tensor.flags = int(self._read_only)
         return given
 
 

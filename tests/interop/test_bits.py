@@ -1,4 +1,4 @@
-"""Bits of results: equal for every alignment of the operands, and equal every time."""
+"""Results have the same bits for every alignment of the operands and in every run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def bits(gpu: Gpu, op: Callable[..., Any], shapes: list[tuple[int, ...]], dtype:
 def test_shipped_products_have_the_same_bits_wherever_operands_begin(
     shape: tuple[int, int, int], dtype: str, open_device: Callable[..., Gpu]
 ) -> None:
-    gpu, (m, n, k) = open_device("cuda"), shape
+    gpu = open_device("cuda")
+    (m, n, k) = shape
     gemm = Ops(gpu, blas=False).gemm
     found = {bits(gpu, gemm, [(m, k), (k, n), (m, n)], dtype, by) for by in SHIFTS}
     assert len(found) == 1
@@ -78,7 +79,8 @@ def test_shipped_kernels_of_rows_have_the_same_bits_wherever_operands_begin(
 def test_cublas_gives_the_same_bits_twice_for_the_same_operands(
     by: int, shape: tuple[int, int, int], dtype: str, open_device: Callable[..., Gpu]
 ) -> None:
-    gpu, (m, n, k) = open_device("cuda"), shape
+    gpu = open_device("cuda")
+    (m, n, k) = shape
     ops = Ops(gpu)
     if ops.blas is None:
         pytest.skip("there is no cuBLAS here")

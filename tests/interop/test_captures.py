@@ -1,4 +1,4 @@
-"""Work of preheat in a capture of another library: captured or refused, never invalidating it."""
+"""Work of preheat in a capture of another library: captured or refused, without invalidating it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ REFUSED: dict[str, Callable[[Scene], object]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_work_that_another_capture_cannot_hold_is_refused_and_the_capture_goes_on(
+def test_work_that_another_capture_cannot_hold_is_refused_and_the_capture_continues(
     name: str, scene: Scene
 ) -> None:
     graph, refused = scene.recorded(lambda: REFUSED[name](scene))
@@ -164,7 +164,8 @@ def test_work_that_another_capture_cannot_hold_is_refused_and_the_capture_goes_o
 
 
 def test_the_array_interface_is_refused_inside_a_capture_of_cupy(work: Work) -> None:
-    peer, own = CuPy(), work.gpu.zeros(N)
+    peer = CuPy()
+    own = work.gpu.zeros(N)
     x = peer.full(0.0)
     with peer.capture() as graph:
         peer.add(x, 1.0)
@@ -209,10 +210,11 @@ def test_work_on_arrays_that_no_library_has_is_done_at_once_beside_a_capture(
 
 @pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-def test_memory_is_given_back_in_another_thread_without_spoiling_a_capture(
+def test_memory_is_released_in_another_thread_without_invalidating_a_capture(
     mode: str, exported: bool, work: Work, peer: Peer
 ) -> None:
-    x, a = peer.full(0.0), work.gpu.zeros(33)
+    x = peer.full(0.0)
+    a = work.gpu.zeros(33)
     if exported:
         view = peer.take(a)
         del view
@@ -247,7 +249,8 @@ def test_products_by_cublas_are_part_of_another_librarys_graph_or_refused(
     exact = left.astype(np.float64) @ right
     a, b = matrix(work.gpu, peer, left), matrix(work.gpu, peer, right)
     results = [matrix(work.gpu, peer, np.zeros((129, 257), np.float32)) for _ in range(products)]
-    x, other = peer.full(0.0), peer.copied(results[0])
+    x = peer.full(0.0)
+    other = peer.copied(results[0])
     ops.gemm(a, b, out=other)
     peer.synchronize()
     with peer.stream() as side:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.support import ends_in_silence
-from tests.runtime.support import library
+from tests.runtime.support import import_or_skip
 
 # Code that keeps an exported array, called `view`, until exit.
 HOLDERS = {
@@ -39,16 +39,16 @@ held = pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.gpu
 @held
 @pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_a_process_ends_in_silence_while_a_library_holds_an_array(
+def test_a_process_ends_without_output_while_a_library_holds_an_array(
     name: str, holder: str, tmp_path: Path
 ) -> None:
-    library(name)
+    import_or_skip(name)
     code = EXPORT.format(name=name, device="cuda", hold=HOLDERS[holder])
     ends_in_silence(code, tmp_path)
 
 
 @held
-def test_a_process_ends_in_silence_while_numpy_holds_an_array_of_the_emulator(
+def test_a_process_ends_without_output_while_numpy_holds_an_array_of_the_emulator(
     holder: str, tmp_path: Path
 ) -> None:
     code = EXPORT.format(name="numpy", device="emulator", hold=HOLDERS[holder])
@@ -57,10 +57,10 @@ def test_a_process_ends_in_silence_while_numpy_holds_an_array_of_the_emulator(
 
 @pytest.mark.torch
 @held
-def test_a_process_ends_in_silence_while_torch_holds_an_array_of_the_emulator(
+def test_a_process_ends_without_output_while_torch_holds_an_array_of_the_emulator(
     holder: str, tmp_path: Path
 ) -> None:
-    library("torch")
+    import_or_skip("torch")
     code = EXPORT.format(name="torch", device="emulator", hold=HOLDERS[holder])
     ends_in_silence(code, tmp_path)
 
@@ -98,8 +98,8 @@ assert status == 0, status
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("life", LIVES)
-def test_a_process_ends_in_silence_with_a_graph_of_torchs_work(life: str, tmp_path: Path) -> None:
-    library("torch")
+def test_a_process_ends_without_output_with_a_graph_of_torchs_work(life: str, tmp_path: Path) -> None:
+    import_or_skip("torch")
     ends_in_silence(GRAPHS + LIVES[life], tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Fills with patterns of eight bytes: every element and nothing else, captured or not."""
+"""Fills with patterns of eight bytes write every element and nothing else, captured or not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole(dtype: str, count: int) -> np.ndarray[Any, Any]:
 
 @sizes
 @types
-def test_every_element_is_filled_and_its_neighbours_are_left_alone(
+def test_every_element_is_filled_and_its_neighbours_stay_unchanged(
     dtype: str, count: int, device: Gpu
 ) -> None:
     framed = device.zeros(count + 2, dtype)
@@ -62,14 +62,17 @@ def test_a_captured_fill_is_one_node_and_every_replay_does_it(
 
 
 @types
-def test_captured_fills_are_told_from_the_launches_between_them(dtype: str, device: Gpu) -> None:
+def test_captured_fills_are_distinguished_from_the_launches_between_them(
+    dtype: str, device: Gpu
+) -> None:
     source = """
         extern "C" __global__ void halve(unsigned long long* x, long long n) {
             long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
             if (i < n) x[i] >>= 32;
         }
     """
-    x, bits = device.zeros(LARGE, dtype), device.kernel(source, "halve")
+    x = device.zeros(LARGE, dtype)
+    bits = device.kernel(source, "halve")
     x.fill(VALUES[dtype])
     words = device.zeros(LARGE, "int64")
     with device.capture() as graph:
@@ -88,7 +91,8 @@ def test_captured_fills_are_told_from_the_launches_between_them(dtype: str, devi
 
 @types
 def test_a_fill_comes_after_what_another_stream_does_with_the_array(dtype: str, device: Gpu) -> None:
-    side, source = device.stream(), device.array(whole(dtype, LARGE))
+    side = device.stream()
+    source = device.array(whole(dtype, LARGE))
     x, seen = device.zeros(LARGE, dtype, stream=side), device.zeros(LARGE, dtype)
     x.copy_from(source)
     seen.copy_from(x)

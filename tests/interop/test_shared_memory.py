@@ -1,4 +1,4 @@
-"""Memory that two libraries share: every use sees the one before it, in either library."""
+"""Memory that two libraries share: every use sees the previous use of either library."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def test_a_use_of_an_exported_array_sees_what_its_consumer_wrote_before(
 ) -> None:
     a, out = work.gpu.zeros(N), work.gpu.zeros(N)
     with peer.place(side=side):
-        view, read = peer.take(a, how), READS[name](work, a, out)
+        view = peer.take(a, how)
+        read = READS[name](work, a, out)
         read()
         for value in (7.0, 8.0):
             peer.linger()
@@ -95,7 +96,8 @@ def test_the_consumer_of_an_array_sees_what_was_written_into_it_before(
 ) -> None:
     a = work.gpu.zeros(N)
     with peer.place(side=side):
-        view, write = peer.take(a, how), WRITES[name](work, a, 9.0)
+        view = peer.take(a, how)
+        write = WRITES[name](work, a, 9.0)
         write()
         for old in (1.0, 2.0):
             work.put(a, old)
@@ -114,7 +116,8 @@ def test_what_the_consumer_still_reads_is_not_overwritten(
 ) -> None:
     a = work.gpu.zeros(N)
     with peer.place(side=side):
-        view, write = peer.take(a, how), WRITES[name](work, a, 9.0)
+        view = peer.take(a, how)
+        write = WRITES[name](work, a, 9.0)
         write()
         work.put(a, 4.0)
         work.gpu.synchronize()
@@ -134,7 +137,8 @@ def test_the_consumer_does_not_overwrite_what_is_still_read(
 ) -> None:
     a, out = work.gpu.zeros(N), work.gpu.zeros(N)
     with peer.place(side=side):
-        view, read = peer.take(a, how), READS[name](work, a, out)
+        view = peer.take(a, how)
+        read = READS[name](work, a, out)
         read()
         work.put(a, 4.0)
         work.gpu.synchronize()
@@ -157,7 +161,8 @@ def shared(a: Array) -> bool:
 def test_an_array_is_ours_alone_again_once_its_consumers_have_released_it(
     work: Work, peer: Peer
 ) -> None:
-    a, own = work.gpu.zeros(N), work.gpu._context.stream
+    a = work.gpu.zeros(N)
+    own = work.gpu._context.stream
     first, second = peer.take(a), peer.take(a)
     assert shared(a)
     del first
@@ -205,7 +210,8 @@ def test_what_a_consumer_did_in_a_stream_before_the_release_comes_first(work: Wo
 @pytest.mark.gpu
 @pytest.mark.parametrize("whose", ["preheat", *PEERS])
 def test_a_launch_waits_again_for_more_work_in_the_stream_of_its_array(whose: str, work: Work) -> None:
-    gpu, side = work.gpu, work.gpu.stream()
+    gpu = work.gpu
+    side = work.gpu.stream()
     theirs = None if whose == "preheat" else PEERS[whose]()
     out = gpu.zeros(N) if theirs is None else theirs.full(0.0)
     x = gpu.zeros(N, stream=side)
@@ -292,7 +298,8 @@ def test_an_operator_for_torch_takes_a_subclass_of_its_tensors(
 def test_a_conjugated_tensor_is_refused_and_a_resolved_one_is_not(
     warm: int, work: Work, torch_peer: Torch
 ) -> None:
-    torch, pairs = torch_peer.module, work.kernel("pairs")
+    torch = torch_peer.module
+    pairs = work.kernel("pairs")
     real = torch.arange(33.0, device="cuda")
     z = torch.complex(real, real + 1)
     out = torch.zeros_like(z)
@@ -309,8 +316,10 @@ def test_a_conjugated_tensor_is_refused_and_a_resolved_one_is_not(
 def test_a_negated_tensor_is_refused_and_a_resolved_one_is_not(
     warm: int, gpu: Gpu, torch_peer: Torch
 ) -> None:
-    torch, copy = torch_peer.module, gpu.kernel(SOURCE, "copy")
-    x, out = torch.arange(1.0, 34.0, device="cuda"), torch.zeros(33, device="cuda")
+    torch = torch_peer.module
+    copy = gpu.kernel(SOURCE, "copy")
+    x = torch.arange(1.0, 34.0, device="cuda")
+    out = torch.zeros(33, device="cuda")
     for _ in range(warm):
         copy[1, 64](x, out, 33)
     with pytest.raises(LaunchError, match="argument 0: the tensor is negated"):
@@ -326,7 +335,8 @@ def ramp(work: Work, peer: Peer, count: int) -> Any:
 
 @pytest.mark.gpu
 def test_every_third_element_is_passed_where_the_launch_says_so(work: Work, peer: Peer) -> None:
-    base, out = ramp(work, peer, 3 * N), peer.full(0.0)
+    base = ramp(work, peer, 3 * N)
+    out = peer.full(0.0)
     for _ in range(4):
         with pytest.raises(LaunchError, match=r"argument 0: .* is not contiguous"):
             work.gather(base[::3], 3, out)
@@ -341,7 +351,8 @@ def test_every_third_element_is_passed_where_the_launch_says_so(work: Work, peer
 @pytest.mark.gpu
 def test_a_reversed_array_of_cupy_is_passed_by_its_first_element(work: Work) -> None:
     peer = CuPy()
-    base, out = ramp(work, peer, 2 * N), peer.full(0.0)
+    base = ramp(work, peer, 2 * N)
+    out = peer.full(0.0)
     for _ in range(4):
         work.gather(strided(base[::-2]), -2, out)
         expected = np.arange(2 * N, dtype=np.float32)[::-2]
@@ -390,7 +401,8 @@ class Only:
     """A tensor of torch as JAX, TensorFlow or Warp would export it; `asked` has the streams."""
 
     def __init__(self, data: Any) -> None:
-        self.data, self.asked = data, list[int | None]()
+        self.data = data
+        self.asked = list[int | None]()
         self.shape, self.dtype = data.shape, data.dtype
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -407,7 +419,8 @@ def test_a_producer_is_asked_for_the_stream_of_the_launch_and_never_for_stream_0
     side: bool, work: Work, torch_peer: Torch
 ) -> None:
     with torch_peer.place(side=side):
-        x, y = Only(torch_peer.full(1.0)), torch_peer.full(0.0)
+        x = Only(torch_peer.full(1.0))
+        y = torch_peer.full(0.0)
         for _ in range(4):
             work.copy(x, y)
         assert distinct(torch_peer.host(y)) == {1.0}
@@ -419,9 +432,10 @@ def test_a_producer_is_asked_for_the_stream_of_the_launch_and_never_for_stream_0
 
 
 @pytest.mark.parametrize("warm", [0, 4])
-def test_a_read_only_producer_is_taken_for_a_const_pointer_alone(warm: int, device: Gpu) -> None:
+def test_a_read_only_producer_is_taken_for_a_const_pointer_only(warm: int, device: Gpu) -> None:
     put, copy = device.kernel(SOURCE, "put"), device.kernel(SOURCE, "copy")
-    x, out = device.array(np.arange(33, dtype=np.float32)), device.zeros(33)
+    x = device.array(np.arange(33, dtype=np.float32))
+    out = device.zeros(33)
     for _ in range(warm):
         put[1, 64](out, 0.0, 33)
         copy[1, 64](out, out, 33)
@@ -435,8 +449,9 @@ def test_a_read_only_producer_is_taken_for_a_const_pointer_alone(warm: int, devi
 
 
 @pytest.mark.gpu
-def test_a_read_only_array_interface_is_taken_for_a_const_pointer_alone(work: Work) -> None:
-    x, out = work.gpu.array(np.arange(N, dtype=np.float32)), work.gpu.zeros(N)
+def test_a_read_only_array_interface_is_taken_for_a_const_pointer_only(work: Work) -> None:
+    x = work.gpu.array(np.arange(N, dtype=np.float32))
+    out = work.gpu.zeros(N)
     fixed = ReadOnlyInterface(x)
     with pytest.raises(LaunchError, match="argument 0: ReadOnlyInterface is read-only"):
         work.put(fixed, 1.0)
@@ -444,11 +459,12 @@ def test_a_read_only_array_interface_is_taken_for_a_const_pointer_alone(work: Wo
     assert np.array_equal(out.numpy(), np.arange(N, dtype=np.float32))
 
 
-def test_a_read_only_array_of_numpy_is_taken_for_a_const_pointer_alone(
+def test_a_read_only_array_of_numpy_is_taken_for_a_const_pointer_only(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
-    x, out = np.arange(33, dtype=np.float32), gpu.zeros(33)
+    x = np.arange(33, dtype=np.float32)
+    out = gpu.zeros(33)
     x.setflags(write=False)
     with pytest.raises(LaunchError, match="argument 0: ndarray is read-only"):
         gpu.kernel(SOURCE, "put")[1, 64](x, 1.0, 33)

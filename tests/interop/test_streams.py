@@ -1,4 +1,4 @@
-"""Streams of other libraries: current, default, destroyed, and a thousand of them."""
+"""Streams of other libraries: current, default, destroyed, and many of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_a_replay_on_arrays_of_a_library_is_ordered_both_ways_with_its_current_s
 
 @sides
 def test_a_replay_on_arrays_of_both_is_ordered_with_both(side: bool, work: Work, peer: Peer) -> None:
-    x, own, y = peer.full(0.0), work.gpu.zeros(N), peer.full(0.0)
+    x = peer.full(0.0)
+    own = work.gpu.zeros(N)
+    y = peer.full(0.0)
     with work.gpu.capture() as graph:
         work.copy(x, own)
         work.copy(own, y)
@@ -66,9 +68,11 @@ def test_a_replay_on_arrays_of_both_is_ordered_with_both(side: bool, work: Work,
 
 
 def test_two_libraries_wait_for_a_launch_on_arrays_of_both(work: Work) -> None:
-    torch, cupy = Torch(), CuPy()
+    torch = Torch()
+    cupy = CuPy()
     with torch.stream(), cupy.stream():
-        x, y = torch.full(0.0), cupy.full(0.0)
+        x = torch.full(0.0)
+        y = cupy.full(0.0)
         for value in (3.0, 4.0):
             torch.linger()
             torch.fill(x, value)
@@ -81,10 +85,12 @@ def test_two_libraries_wait_for_a_launch_on_arrays_of_both(work: Work) -> None:
 
 
 def test_an_array_that_both_libraries_have_is_ordered_with_both(work: Work) -> None:
-    torch, cupy = Torch(), CuPy()
+    torch = Torch()
+    cupy = CuPy()
     a, out = work.gpu.zeros(N), work.gpu.zeros(N)
     with torch.stream(), cupy.stream():
-        one, other = torch.take(a), cupy.take(a)
+        one = torch.take(a)
+        other = cupy.take(a)
         torch.linger()
         torch.fill(one, 3.0)
         work.copy(a, out)  # The launch waits for both libraries.
@@ -119,7 +125,8 @@ def another_context() -> Iterator[Callable[[], None]]:
 
 
 def test_a_replay_in_the_default_stream_is_ordered_there_under_another_context(work: Work) -> None:
-    gpu, default = work.gpu, Foreign(0)
+    gpu = work.gpu
+    default = Foreign(0)
     x, y = gpu.zeros(N), gpu.zeros(N)
     with gpu.capture() as graph:
         work.copy(x, y)
@@ -140,7 +147,8 @@ def test_a_replay_in_the_default_stream_is_ordered_there_under_another_context(w
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_scalars_are_set_in_the_default_stream_under_another_context(count: int, work: Work) -> None:
-    gpu, default = work.gpu, Foreign(0)
+    gpu = work.gpu
+    default = Foreign(0)
     names = ["first", "second"][:count]
     scalars = [gpu.scalar("float32", 3.0, name=name) for name in names]
     y, seen = gpu.zeros(N), gpu.zeros(N)
@@ -229,9 +237,12 @@ def test_a_destroyed_stream_is_waited_for_by_the_arrays_it_used(work: Work) -> N
 def test_a_thousand_short_lived_streams_leave_nothing_behind(
     given: bool, work: Work, peer: Peer
 ) -> None:
-    gpu, context = work.gpu, work.gpu._context
-    order, own = context.order, gpu.zeros(N)
-    read, x = gpu.zeros(N), peer.full(0.0)
+    gpu = work.gpu
+    context = work.gpu._context
+    order = context.order
+    own = gpu.zeros(N)
+    read = gpu.zeros(N)
+    x = peer.full(0.0)
     peer.synchronize()
 
     def use() -> None:
@@ -253,7 +264,8 @@ def test_a_thousand_short_lived_streams_leave_nothing_behind(
 
     for _ in range(50):
         use()
-    before, most = kept(), 0
+    before = kept()
+    most = 0
     for _ in range(1000):
         use()
         most = max(most, len(context.deferred_cleanups))

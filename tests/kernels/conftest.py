@@ -128,7 +128,8 @@ def shifted(gpu: Gpu, array: Array) -> Array:
 def agree(result: Array, wanted: Exact, magnitude: Exact | None = None) -> None:
     """Check a result against its reference, within rounding and float32 arithmetic."""
     assert result.shape == wanted.shape
-    found, name = exact(result), result.dtype.name
+    found = exact(result)
+    name = result.dtype.name
     terms = np.abs(wanted) if magnitude is None else magnitude
     bound = 1.01 * ROUNDING[name] * np.abs(wanted) + ARITHMETIC * terms + _TINY[name]
     worst = np.max(np.abs(found - wanted) / bound)
@@ -146,7 +147,8 @@ def tensors_agree(found: Any, wanted: Any, terms: Any = None) -> None:
 
 def gradient(function: Callable[[Exact], Exact], at: Exact, gy: Exact) -> Exact:
     """Return the gradient of sum(gy function(x)) by central differences, element by element."""
-    slopes, step = np.empty_like(at), 1e-5
+    slopes = np.empty_like(at)
+    step = 1e-5
     for index in np.ndindex(*at.shape):
         nudge = np.zeros_like(at)
         nudge[index] = step
@@ -177,6 +179,8 @@ def blas(emulator: Gpu, cublas: Cublas) -> Blas:
 @pytest.fixture
 def launched(emulator: Gpu) -> Callable[[], None]:
     """Launch a kernel of preheat, so that no graph is empty."""
-    ops, x, y = Ops(emulator), emulator.zeros(5), emulator.zeros(5)
+    ops = Ops(emulator)
+    x = emulator.zeros(5)
+    y = emulator.zeros(5)
     ops.silu(x, out=y)
     return partial(ops.silu, x, out=y)

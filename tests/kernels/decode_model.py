@@ -127,11 +127,13 @@ class Reference:
     """The step in float64."""
 
     def __init__(self, given: Weights, tokens: Ints, positions: Ints) -> None:
-        self.given, self.k, self.v = given, given.k.copy(), given.v.copy()
+        self.given = given
+        self.k = given.k.copy()
+        self.v = given.v.copy()
         self.tokens, self.positions = list(tokens), list(positions)
 
     def step(self) -> Floats:
-        """What attention gives for each sequence, which then goes on with the best word."""
+        """Return the output of attention for each sequence, and advance each to its best word."""
         out = np.stack([self._attend(b) for b in range(len(self.tokens))])
         self.tokens = [int(word) for word in (out @ self.given.words.T).argmax(axis=1)]
         self.positions = [at + 1 for at in self.positions]
@@ -150,7 +152,7 @@ class Reference:
 
 
 class Model:
-    """The same on a device; `state` says where it stands."""
+    """The decoder on a device; `state` holds its position."""
 
     def __init__(self, gpu: Gpu, given: Weights, state: DecodeState) -> None:
         self.gpu, self.state = gpu, state
@@ -167,7 +169,7 @@ class Model:
         self.scores, self.next = gpu.zeros((state.batch, WORDS)), gpu.zeros(state.batch, "int32")
 
     def step(self, *, device_state: bool = True, advance: bool = True) -> None:
-        """Embed, append to the caches, attend, pick the next word and, if asked to, go on to it."""
+        """Embed, append to the caches, attend, choose the next word; with `advance`, move to it."""
         batch = self.state.batch
         how: dict[str, Any] = {"state": self.state, "device_state": device_state}
         self.embed[batch, WIDTH](self.words, self.places, self.x, **how)
@@ -179,7 +181,7 @@ class Model:
             self.state.advance(self.next)
 
     def captured(self) -> Graph:
-        """A graph of one step."""
+        """Return a graph of one step."""
         with self.gpu.capture() as graph:
             self.step()
         return graph
@@ -191,7 +193,7 @@ class Model:
 
 
 def model(gpu: Gpu, tokens: Ints, positions: Ints, limit: int | None = ROWS) -> Model:
-    """A model whose sequences begin at these tokens and positions."""
+    """Return a model whose sequences begin at these tokens and positions."""
     state = preheat.DecodeState(gpu, len(tokens), limit=limit)
     state.set(tokens, positions)
     return Model(gpu, weights(len(tokens)), state)

@@ -1,4 +1,4 @@
-"""Shared by the tests of products: their forms, their reference, and memory for results."""
+"""Helpers for the tests of products: their forms, their reference, and memory for results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def product_agrees(
     """Check a product against float64, within the stated bound and the rounding of its storage."""
     left, right, result = FORMS[name]
     (summed,) = set(left) - set(result)
-    spec, length = f"{left},{right}->{result}", a.shape[left.index(summed)]
+    spec = f"{left},{right}->{result}"
+    length = a.shape[left.index(summed)]
     wanted = np.einsum(spec, a, b, optimize=True)
     most = np.einsum(spec, np.abs(a), np.abs(b), optimize=True)
     if old is not None:

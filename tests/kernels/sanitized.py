@@ -1,4 +1,4 @@
-"""Every kind of launch of the shipped kernels once, under compute-sanitizer: `make sanitize-gpu`."""
+"""Run every kind of launch of the shipped kernels under compute-sanitizer: `make sanitize-gpu`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def operand(gpu: Gpu, shape: tuple[int, ...], dtype: str, offset: int) -> Array:
 
 
 def rows(gpu: Gpu, cases: Iterable[tuple[int, int, int]], dtypes: Iterable[str] = DTYPES) -> int:
-    ops, done = Ops(gpu, blas=False), 0
+    ops = Ops(gpu, blas=False)
+    done = 0
     for dtype in dtypes:
         for number, width, offset in cases:
             x, gy = (operand(gpu, (number, width), dtype, offset) for _ in range(2))
@@ -75,7 +76,7 @@ def products(
 
 
 def every_op() -> Iterator[Op]:
-    """What the cases launch."""
+    """Yield what the cases launch."""
     for dtype in DTYPES:
         for number, width, _ in ROWS:
             yield softmax.softmax(number, width, dtype)
@@ -92,7 +93,7 @@ def every_op() -> Iterator[Op]:
 
 
 def case(dtype: str) -> None:
-    """All cases of an element type, told one by one: what a tool makes of one may take seconds."""
+    """Run all cases of an element type and print each one, because a tool may take seconds for it."""
     gpu = preheat.device("cuda")
     for each in ROWS:
         rows(gpu, [each], [dtype])

@@ -35,13 +35,15 @@ def templates(entries: Iterable[str]) -> set[str]:
 
 
 def share(family: str, at: int, archs: int) -> list[Op]:
-    """The kernels of a family for architecture number `at`: some of one type, and other ones of each.
+    """Return the kernels of a family for architecture number `at`: some of one type, others of each.
 
     Together the architectures have every other one of float32 and the others of float16. They have a
     few of bfloat16, whose code differs from that of float16 in no more than how numbers are rounded.
     """
     kinds = sorted({type_of(op) for op in EVERY.values()})
-    kind, turn, turns = kinds[at % 3], at // 3, max(1, archs // 3)
+    kind = kinds[at % 3]
+    turn = at // 3
+    turns = max(1, archs // 3)
     ops = [op for op in EVERY.values() if (op.source.name, type_of(op)) == (family, kind)]
     half = ops[kind == "float" :: 2] or ops
     chosen = half[turn % turns :: turns] or [half[turn % len(half)]]
@@ -85,7 +87,8 @@ def test_the_oldest_architecture_rounds_as_later_ones_do(
     found = []
     for arch in ("sm_75", "sm_90"):
         gpu = open_device("emulator", arch=arch)
-        x, y = gpu.array(bits, dtype), gpu.empty(bits.shape, dtype)
+        x = gpu.array(bits, dtype)
+        y = gpu.empty(bits.shape, dtype)
         axes.add(1, x.size, dtype).launch(gpu, x, y, 1.5, 1, 1, x.size, False)
         found.append(y)
     with np.errstate(invalid="ignore"):  # Signalling NaN are among them.
@@ -109,7 +112,7 @@ def _check(ptx: bytes) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
-def test_products_of_halves_use_tensor_cores_where_there_are_any(
+def test_products_of_halves_use_tensor_cores_where_they_exist(
     shared_builder: Builder, arch: str
 ) -> None:
     for dtype, kind in (("float16", "f16"), ("bfloat16", "bf16")):

@@ -1,4 +1,4 @@
-"""Axes that change places, and sums: exact but for the rounding of their storage."""
+"""Swapped axes and sums: exact except for the rounding of their storage type."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_with_one_column_it_is_a_sum(device: Gpu, random: Random) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_real_sizes(open_device: Callable[..., Gpu], dtype: str) -> None:
-    gpu, rng = open_device("cuda"), np.random.default_rng(3)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(3)
     bits = rng.integers(0, 2**14, (4099, 32, 128), dtype="uint16")
     hosts = {"float32": bits.astype("float32"), "float16": bits.view("float16"), "bfloat16": bits}
     x = gpu.array(hosts[dtype], dtype)

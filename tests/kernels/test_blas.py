@@ -1,4 +1,4 @@
-"""cuBLAS: in which order it is called, on whose behalf, and how long what it needs lives."""
+"""cuBLAS: the order of its calls, its handles for each stream, and the lifetime of workspaces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_a_handle_gets_its_stream_before_its_workspace_and_then_works(
 def test_a_stream_keeps_its_handle_and_another_has_its_own(
     blas: Blas, cublas: Cublas, emulator: Gpu
 ) -> None:
-    product, other = Product(emulator), emulator.stream()
+    product = Product(emulator)
+    other = emulator.stream()
     for stream in (None, other, None, other):
         product(blas, stream=stream)
     used = [handle for handle, *_ in cublas.named("gemm_ex")]
@@ -107,13 +108,15 @@ def test_an_unknown_math_mode_is_refused(emulator: Gpu, cublas: Cublas) -> None:
 
 
 @pytest.mark.parametrize("gpu", [None, "cuda", 0])
-def test_what_is_no_device_is_refused(gpu: Any) -> None:
+def test_a_value_that_is_no_device_is_refused(gpu: Any) -> None:
     with pytest.raises(InputError, match=f"{gpu!r} is not a device"):
         Blas(gpu)
 
 
 @pytest.mark.parametrize("captures", ["x", None, -1, 2.5, 2.0, True, np.arange(2)], ids=repr)
-def test_what_is_no_count_of_captures_is_refused(blas: Blas, cublas: Cublas, captures: Any) -> None:
+def test_a_value_that_is_no_count_of_captures_is_refused(
+    blas: Blas, cublas: Cublas, captures: Any
+) -> None:
     with pytest.raises(InputError, match=r"captures .* (is not an integer|is outside 0 to)"):
         blas.reserve(captures)
     assert len(cublas.named("create")) == 1
@@ -128,7 +131,7 @@ def test_a_count_of_captures_may_be_zero_or_of_numpy(blas: Blas, cublas: Cublas)
 @pytest.mark.parametrize(
     ("arch", "size"), [("sm_80", 4 << 20), ("sm_90", 32 << 20), ("sm_120", 32 << 20)]
 )
-def test_a_workspace_has_the_recommended_size(
+def test_a_workspace_has_the_recomcorrected_size(
     open_device: Callable[..., Gpu], cublas: Cublas, arch: str, size: int
 ) -> None:
     gpu = open_device("emulator", arch=arch)
@@ -156,7 +159,8 @@ def test_operands_are_checked_like_those_of_a_kernel(
 def test_a_product_that_is_refused_takes_no_workspace(
     blas: Blas, cublas: Cublas, emulator: Gpu
 ) -> None:
-    product, stream = Product(emulator), emulator.stream()
+    product = Product(emulator)
+    stream = emulator.stream()
     product.arrays[1].close()
     with pytest.raises(StaleBufferError):
         product(blas, stream=stream)
@@ -169,17 +173,17 @@ def test_an_error_of_cublas_says_which_call_it_was(blas: Blas, cublas: Cublas, e
         Product(emulator)(blas)
 
 
-# Its life
+# Lifetime
 
 
-def test_closing_the_device_gives_every_handle_back(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
+def test_closing_the_device_releases_every_handle(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
     Product(emulator)(blas)
     Product(emulator)(blas, stream=emulator.stream())
     emulator.close()
     assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
 
 
-def test_dropping_it_gives_every_handle_back_at_the_next_safe_point(
+def test_dropping_it_releases_every_handle_at_the_next_safe_point(
     emulator: Gpu, cublas: Cublas
 ) -> None:
     blas = Blas(emulator, found=Found(cublas, "13.0.0"))
@@ -198,7 +202,8 @@ def test_streams_that_are_closed_or_dropped_give_their_workspaces_back(
     product = Product(emulator)
     product(blas)
     emulator.synchronize()
-    free, streams = emulator.memory().free, [emulator.stream() for _ in range(4)]
+    free = emulator.memory().free
+    streams = [emulator.stream() for _ in range(4)]
     for stream in streams:
         product(blas, stream=stream)
     assert emulator.memory().free <= free - 4 * ROOM
@@ -218,10 +223,12 @@ def test_streams_that_are_closed_or_dropped_give_their_workspaces_back(
     assert sorted(cublas.named("destroy")) == sorted(cublas.named("create"))
 
 
-def test_a_workspace_is_given_back_behind_the_work_of_its_stream(
+def test_a_workspace_is_released_behind_the_work_of_its_stream(
     blas: Blas, emulator: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product, stream, followed = Product(emulator), emulator.stream(), list[Any]()
+    product = Product(emulator)
+    stream = emulator.stream()
+    followed = list[Any]()
     product(blas)
     product(blas, stream=stream)
     raw = stream.raw
@@ -235,7 +242,8 @@ def test_a_workspace_is_given_back_behind_the_work_of_its_stream(
 
 def test_a_handle_that_is_in_use_outlives_its_stream(blas: Blas, emulator: Gpu) -> None:
     """As when another thread closes the stream between the choice of a handle and the call."""
-    product, stream = Product(emulator), emulator.stream()
+    product = Product(emulator)
+    stream = emulator.stream()
     handle = blas._handle_of(stream.raw)
     stream.close()
     product(blas)
@@ -246,14 +254,15 @@ def test_a_handle_that_is_in_use_outlives_its_stream(blas: Blas, emulator: Gpu) 
 def test_products_in_another_librarys_stream_wait_for_the_workspace_once(
     blas: Blas, emulator: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product, theirs = Product(emulator), StreamHandle(emulator._device.stream().handle)
+    product = Product(emulator)
+    theirs = StreamHandle(emulator._device.stream().handle)
     for _ in range(2):
         product(blas, stream=theirs)
     waits = list[int]()
     monkeypatch.setattr(EmulatorStream, "wait", lambda stream, _: waits.append(stream.handle))
     for _ in range(3):
         product(blas, stream=theirs)
-    assert waits == []  # The stream is behind everything that it uses.
+    assert waits == []  # The stream waits for everything that it uses.
 
 
 def test_workspaces_for_streams_of_other_libraries_are_bounded(blas: Blas, emulator: Gpu) -> None:
@@ -298,7 +307,8 @@ def test_a_capture_has_its_own_workspace_and_makes_no_handle(
 def test_two_graphs_never_share_a_workspace_and_reuse_handles(
     blas: Blas, cublas: Cublas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
-    product, graphs = Product(emulator), []
+    product = Product(emulator)
+    graphs = []
     for _ in range(3):
         product(blas)
         with emulator.capture() as graph:
@@ -343,14 +353,15 @@ def test_a_capture_without_a_workspace_is_refused_and_reserve_helps(
 def test_a_workspace_is_ready_whatever_threads_do_in_a_capture(
     blas: Blas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
-    product, stream = Product(emulator), emulator.stream()
+    product = Product(emulator)
+    stream = emulator.stream()
     with emulator.capture():
         launched()
         run_in_thread(partial(product, blas, stream=stream))  # which takes the one that was ready
         product(blas)
 
 
-def test_products_go_on_where_a_capture_forbids_to_have_another_workspace_ready(
+def test_products_continue_where_a_capture_forbids_to_have_another_workspace_ready(
     blas: Blas, cublas: Cublas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
     product = Product(emulator)
@@ -365,10 +376,11 @@ def test_products_go_on_where_a_capture_forbids_to_have_another_workspace_ready(
     assert len(blas._ready) == 1
 
 
-def test_no_workspace_is_given_back_while_a_thread_captures(
+def test_no_workspace_is_released_while_a_thread_captures(
     blas: Blas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
-    product, stream = Product(emulator), emulator.stream()
+    product = Product(emulator)
+    stream = emulator.stream()
     product(blas)
     product(blas, stream=stream)
     emulator.synchronize()
@@ -403,7 +415,8 @@ def test_the_next_product_gives_the_workspaces_of_closed_graphs_back(
 def test_a_graph_keeps_operands_of_other_libraries_and_orders_its_replays_with_them(
     blas: Blas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
-    product, host = Product(emulator), np.zeros((5, 7), "float32")
+    product = Product(emulator)
+    host = np.zeros((5, 7), "float32")
     before = sys.getrefcount(host)
     with emulator.capture() as graph:
         launched()
@@ -443,7 +456,8 @@ def real(open_device: Callable[..., Gpu]) -> Gpu:
 def test_cublas_keeps_the_bound_of_the_shipped_kernels(
     real: Gpu, name: str, dtype: str, math: str
 ) -> None:
-    rng, dims = np.random.default_rng(9), {"m": 129, "n": 333, "k": 1000}
+    rng = np.random.default_rng(9)
+    dims = {"m": 129, "n": 333, "k": 1000}
     a, b, c = (
         as_stored(real, rng.standard_normal(shape_of(axes, dims), dtype=np.float32), dtype)
         for axes in FORMS[name]
@@ -470,9 +484,11 @@ def test_tf32_is_less_precise_and_only_where_asked_for(real: Gpu) -> None:
 
 @pytest.mark.gpu
 def test_a_captured_product_is_replayed_with_new_data_beside_another_graph(real: Gpu) -> None:
-    rng, ops = np.random.default_rng(11), Ops(real, blas=Blas(real))
+    rng = np.random.default_rng(11)
+    ops = Ops(real, blas=Blas(real))
     a, b = (real.array(rng.standard_normal((300, 300), dtype=np.float32)) for _ in range(2))
-    results, graphs = [real.zeros((300, 300)) for _ in range(2)], []
+    results = [real.zeros((300, 300)) for _ in range(2)]
+    graphs = []
     for result in results:
         ops.gemm(a, b, out=result)
         with real.capture() as graph:

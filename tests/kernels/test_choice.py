@@ -1,4 +1,4 @@
-"""Whether there is a cuBLAS, and who makes products: chosen once, told, and right."""
+"""The choice between cuBLAS and the shipped kernels: made once, reported, and correct."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.conftest import Recorder
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas
 from tests.kernels.products import op_of, product_agrees
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
-# Where there is none
+# Without cuBLAS
 
 
 def test_the_emulator_has_none(emulator: Gpu) -> None:
@@ -95,7 +95,9 @@ def test_an_event_says_once_which_makes_products(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
-    ops, a, b = Ops(gpu), gpu.zeros((5, 7)), gpu.zeros((7, 3))
+    ops = Ops(gpu)
+    a = gpu.zeros((5, 7))
+    b = gpu.zeros((7, 3))
     for _ in range(2):
         ops.gemm(a, b)
     (event,) = recorder.named("blas")
@@ -115,11 +117,12 @@ def installed(monkeypatch: pytest.MonkeyPatch, cublas: Cublas) -> None:
 def test_whoever_hears_of_the_choice_may_ask_for_it(
     open_device: Callable[..., Gpu], builder: Builder
 ) -> None:
-    ops, heard = Ops(open_device("emulator", builder=builder)), list[Blas | None]()
+    ops = Ops(open_device("emulator", builder=builder))
+    heard = list[Blas | None]()
     builder.events.subscribe(lambda name, _: heard.append(ops.blas) if name == "blas" else None)
     asking = threading.Thread(target=lambda: ops.blas, daemon=True)
     asking.start()
-    asking.join(PATIENCE)
+    asking.join(TIMEOUT_SECONDS)
     assert not asking.is_alive()
     assert heard == [ops.blas]
 
@@ -133,7 +136,9 @@ def test_a_choice_holds_although_a_sink_failed(
             raise OSError("no space left")
 
     gpu = open_device("emulator", builder=builder)
-    ops, a, b = Ops(gpu), gpu.zeros((5, 7)), gpu.zeros((7, 3))
+    ops = Ops(gpu)
+    a = gpu.zeros((5, 7))
+    b = gpu.zeros((7, 3))
     builder.events.subscribe(fail)
     with pytest.raises(OSError, match="no space left"):
         ops.gemm(a, b)
@@ -161,7 +166,8 @@ def test_a_choice_inside_a_capture_says_what_to_do_before(
 
 
 def test_products_go_to_the_blas_that_is_given(blas: Blas, cublas: Cublas, emulator: Gpu) -> None:
-    ops, rng = Ops(emulator, blas=blas), np.random.default_rng(12)
+    ops = Ops(emulator, blas=blas)
+    rng = np.random.default_rng(12)
     a, b = (emulator.array(rng.standard_normal(shape).astype("f4")) for shape in ((5, 7), (7, 3)))
     with trace_ops() as seen:
         c = ops.gemm(a, b)

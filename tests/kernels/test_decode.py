@@ -22,25 +22,26 @@ from preheat.gpu import Gpu
 from preheat.kernels import decode
 from preheat.kernels.decode import DecodeState
 from preheat.program import Program
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.kernels.decode_model import STARTS, Ints, Reference, model, weights
-from tests.processes import finish, start
-from tests.runtime.support import library
+from tests.processes import expect_success, start_python
+from tests.runtime.support import import_or_skip
 
 # One capture for every step
 
 
 @pytest.mark.parametrize(("tokens", "positions"), STARTS, ids=["batch 1", "batch 3"])
 def test_one_capture_serves_every_step_without_a_host_write(
-    flaky: Flaky, tokens: Ints, positions: Ints
+    faulty: FaultyGpu, tokens: Ints, positions: Ints
 ) -> None:
-    made = model(flaky.gpu, tokens, positions)
+    made = model(faulty.gpu, tokens, positions)
     exact = Reference(weights(len(tokens)), tokens, positions)
-    graph, words = made.captured(), set[int]()
+    graph = made.captured()
+    words = set[int]()
     for _ in range(40):
-        with flaky.asked() as asked:
+        with faulty.count_calls() as calls:
             graph.replay()
-        assert not {"copy_in", "fill", "set", "launch"} & set(asked)
+        assert not {"copy_in", "fill", "set", "launch"} & set(calls)
         np.testing.assert_allclose(made.out.numpy(), exact.step(), rtol=2e-4, atol=2e-5)
         now = made.state.read()
         assert [*now.token] == exact.tokens
@@ -97,7 +98,7 @@ def test_two_devices_have_states_of_their_own(open_device: Callable[..., Gpu]) -
     assert second.read() == ((5,), (6,), (7,), (0,))
 
 
-def test_a_state_is_set_between_replays_and_the_graph_goes_on_from_there(device: Gpu) -> None:
+def test_a_state_is_set_between_replays_and_the_graph_continues_from_there(device: Gpu) -> None:
     made = model(device, [5], [0])
     graph = made.captured()
     for _ in range(3):
@@ -115,25 +116,26 @@ def test_a_state_is_set_between_replays_and_the_graph_goes_on_from_there(device:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 131])
-def test_setting_is_one_copy_and_reads_back(flaky: Flaky, batch: int) -> None:
+def test_setting_is_one_copy_and_reads_back(faulty: FaultyGpu, batch: int) -> None:
     random = np.random.default_rng(batch)
     tokens, positions = random.integers(0, 2**31 - 1, (2, batch))
-    state = DecodeState(flaky.gpu, batch)
-    with flaky.asked("copy_in", "copy", "fill", "launch", "set") as asked:
+    state = DecodeState(faulty.gpu, batch)
+    with faulty.count_calls("copy_in", "copy", "fill", "launch", "set") as calls:
         state.set(tokens, positions)
-    assert asked == {"copy_in": 1}
+    assert calls == {"copy_in": 1}
     expected = (tokens, positions, positions + 1, np.zeros(batch, int))
     assert state.read() == tuple(tuple(row.tolist()) for row in expected)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 131])
-def test_advancing_is_one_launch(flaky: Flaky, batch: int) -> None:
-    state, at = DecodeState(flaky.gpu, batch), np.arange(batch)
+def test_advancing_is_one_launch(faulty: FaultyGpu, batch: int) -> None:
+    state = DecodeState(faulty.gpu, batch)
+    at = np.arange(batch)
     state.set(at + 7, at)
-    sampled = flaky.gpu.array((at * 13 + 1).astype(np.int32))
-    with flaky.asked() as asked:
+    sampled = faulty.gpu.array((at * 13 + 1).astype(np.int32))
+    with faulty.count_calls() as calls:
         state.advance()
-    assert asked == {"function.prepare": 1, "launch": 1}
+    assert calls == {"function.prepare": 1, "launch": 1}
     assert np.array_equal(state.read()[:3], [at + 7, at + 1, at + 2])
     state.advance(sampled)
     assert np.array_equal(state.read()[:3], [at * 13 + 1, at + 2, at + 3])
@@ -162,8 +164,9 @@ def test_one_sequence_is_set_by_integers_or_sequences(device: Gpu) -> None:
         assert state.read() == ((3,), (4,), (5,), (0,))
 
 
-def test_a_sequence_at_its_limit_stays_there_and_read_tells(device: Gpu) -> None:
-    state, sampled = DecodeState(device, 2, limit=7), device.array([50, 60], "int32")
+def test_a_sequence_at_its_limit_stays_there_and_read_reports_it(device: Gpu) -> None:
+    state = DecodeState(device, 2, limit=7)
+    sampled = device.array([50, 60], "int32")
     state.set([5, 6], [6, 4])
     with device.capture() as graph:
         state.advance(sampled)
@@ -240,7 +243,8 @@ def test_sampled_tokens_are_one_int32_for_each_sequence(device: Gpu) -> None:
 
 @pytest.mark.gpu
 def test_tokens_that_torch_sampled_are_taken_as_they_are(open_device: Callable[..., Gpu]) -> None:
-    torch, state = library("torch"), DecodeState(open_device("cuda"), 3)
+    torch = import_or_skip("torch")
+    state = DecodeState(open_device("cuda"), 3)
     for step in range(4):
         sampled = torch.arange(3, dtype=torch.int32, device="cuda") + step
         state.advance(sampled)
@@ -254,7 +258,8 @@ def test_setting_inside_a_capture_is_refused(device: Gpu) -> None:
 
 
 def test_advancing_in_a_stream_is_seen_by_everything_after_it(device: Gpu) -> None:
-    state, side = DecodeState(device), device.stream()
+    state = DecodeState(device)
+    side = device.stream()
     for _ in range(3):
         state.advance(stream=side)
     assert state.token.buffer.uses.writer is side.raw
@@ -312,7 +317,7 @@ if gpu.memory().free > 40 << 30:
 
 @pytest.mark.gpu
 def test_the_largest_batch_advances_whole() -> None:
-    few, *many = finish(start(MANY)).splitlines()
+    few, *many = expect_success(start_python(MANY)).splitlines()
     assert few == "[[0, 1, 2], [4, 5, 6], [7, 8, 9], [9, 10, 11]]"
     if not many:
         pytest.skip("the largest batch takes 40 GiB")

@@ -20,13 +20,15 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.kernels.decode import DecodeState
 from preheat.runtime.array import Array
-from tests.graph.support import here
+from tests.graph.support import line_here
 from tests.kernels.decode_model import Reference, model, tell, weights
 from tests.threads import run_in_thread
 
 
-def test_a_kernel_reads_the_state_on_the_device_unless_told_otherwise(device: Gpu) -> None:
-    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+def test_a_kernel_reads_the_state_on_the_device_by_default(device: Gpu) -> None:
+    state = DecodeState(device)
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     state.set(7, 3)
     for _ in range(4):  # the quick way too
         kernel[1, 1](out, state=state)
@@ -44,7 +46,9 @@ def test_a_kernel_reads_the_state_on_the_device_unless_told_otherwise(device: Gp
 
 
 def test_inside_the_block_every_launch_reads_the_state_on_the_device(device: Gpu) -> None:
-    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    state = DecodeState(device)
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     state.set(7, 3)
     with state.on_device() as same:
         assert same is state
@@ -60,7 +64,8 @@ def test_inside_the_block_every_launch_reads_the_state_on_the_device(device: Gpu
 
 
 def test_a_step_that_runs_by_value_is_captured_inside_the_block(device: Gpu) -> None:
-    made, exact = model(device, [5], [0]), Reference(weights(1), [5], [0])
+    made = model(device, [5], [0])
+    exact = Reference(weights(1), [5], [0])
     with device.capture() as graph, made.state.on_device():
         made.step(device_state=False)
     for _ in range(4):
@@ -69,7 +74,8 @@ def test_a_step_that_runs_by_value_is_captured_inside_the_block(device: Gpu) -> 
 
 
 def test_blocks_nest_and_each_holds_for_its_own_state(device: Gpu) -> None:
-    kernel, out = tell(device), device.zeros(3, "int32")
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     states = [DecodeState(device) for _ in range(3)]
     for at, state in enumerate(states):
         state.set(10 * at + 1, at)
@@ -91,8 +97,10 @@ def test_blocks_nest_and_each_holds_for_its_own_state(device: Gpu) -> None:
         assert [seen(), seen(state=inner, **by_value)] == [1, -11]
 
 
-def test_a_block_that_raises_ends_all_the_same(device: Gpu) -> None:
-    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+def test_a_block_that_raises_ends_anyway(device: Gpu) -> None:
+    state = DecodeState(device)
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     with pytest.raises(ZeroDivisionError), state.on_device():
         raise ZeroDivisionError
     for launch in (kernel[1, 1], partial(kernel.launch, grid=1, block=1)):
@@ -102,7 +110,9 @@ def test_a_block_that_raises_ends_all_the_same(device: Gpu) -> None:
 
 
 def test_a_block_holds_for_its_own_thread(device: Gpu) -> None:
-    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    state = DecodeState(device)
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     state.set(7, 3)
     with state.on_device():
         with pytest.raises(InputError, match="without a decode state"):
@@ -112,12 +122,13 @@ def test_a_block_holds_for_its_own_thread(device: Gpu) -> None:
 
 
 def test_a_block_holds_for_its_own_task(device: Gpu) -> None:
-    states, kernel = [DecodeState(device) for _ in range(2)], tell(device)
+    states = [DecodeState(device) for _ in range(2)]
+    kernel = tell(device)
     outs = [device.zeros(3, "int32") for _ in states]
 
     async def step(state: DecodeState, out: Array) -> None:
         with state.on_device():
-            await asyncio.sleep(0)  # the other task opens its block meanwhile
+            await asyncio.sleep(0)  # The other task opens its block during this await.
             kernel[1, 1](out)
 
     async def both() -> None:
@@ -135,7 +146,8 @@ def run_apart(do: Callable[[], None]) -> None:
 
 
 def test_on_the_device_a_kernel_sees_every_sequence(device: Gpu) -> None:
-    state, out = DecodeState(device, 2), device.zeros(6, "int32")
+    state = DecodeState(device, 2)
+    out = device.zeros(6, "int32")
     state.set([7, 8], [3, 9])
     state.advance()
     tell(device)[1, 2](out, state=state)
@@ -143,7 +155,9 @@ def test_on_the_device_a_kernel_sees_every_sequence(device: Gpu) -> None:
 
 
 def test_by_value_is_for_one_sequence(device: Gpu) -> None:
-    state, kernel, out = DecodeState(device, 2), tell(device), device.zeros(6, "int32")
+    state = DecodeState(device, 2)
+    kernel = tell(device)
+    out = device.zeros(6, "int32")
     with pytest.raises(
         InputError, match="of one sequence can be passed by value, not one of 2"
     ) as refused:
@@ -152,9 +166,11 @@ def test_by_value_is_for_one_sequence(device: Gpu) -> None:
 
 
 def test_by_value_inside_a_capture_is_refused_where_it_stands(device: Gpu) -> None:
-    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    state = DecodeState(device)
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     graph = device.capture().begin()
-    where = here(2)
+    where = line_here(2)
     with pytest.raises(CaptureError, match="would be fixed in the graph") as refused:
         kernel[1, 1](out, state=state, device_state=False)
     assert refused.value.where == where
@@ -164,7 +180,9 @@ def test_by_value_inside_a_capture_is_refused_where_it_stands(device: Gpu) -> No
 
 
 def test_by_value_is_refused_once_the_device_advanced_the_state(device: Gpu) -> None:
-    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    state = DecodeState(device)
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     state.advance()
     with pytest.raises(GraphError, match="it was advanced on the device"):
         kernel[1, 1](out, state=state, device_state=False)
@@ -177,7 +195,9 @@ def test_by_value_is_refused_once_the_device_advanced_the_state(device: Gpu) -> 
 def test_by_value_is_refused_once_a_graph_advanced_the_state_until_it_is_set(
     device: Gpu, dropped: bool
 ) -> None:
-    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+    state = DecodeState(device)
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     with device.capture() as graph:
         state.advance()
     with pytest.raises(GraphError, match="a graph that advances it was replayed"):
@@ -192,15 +212,17 @@ def test_by_value_is_refused_once_a_graph_advanced_the_state_until_it_is_set(
         assert "state.set(token, position)" in str(refused.value.hint)
         kernel[1, 1](out, state=state)
         assert out.numpy().tolist() == [5, 7, 8]
-    if dropped:  # and what it did cannot be asked any more
+    if dropped:  # The position is unknown from here on.
         del graph
         gc.collect()
         with pytest.raises(GraphError, match="a graph that advances it was replayed"):
             kernel[1, 1](out, state=state, device_state=False)
 
 
-def test_replays_that_only_read_the_state_leave_by_value_alone(device: Gpu) -> None:
-    state, kernel, out = DecodeState(device), tell(device), device.zeros(3, "int32")
+def test_replays_that_only_read_the_state_do_not_affect_passing_by_value(device: Gpu) -> None:
+    state = DecodeState(device)
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
     with device.capture() as graph:
         kernel[1, 1](out, state=state)
     state.set(5, 6)
@@ -232,11 +254,13 @@ def test_tokens_that_do_not_fit_end_the_capture_even_when_that_is_swallowed(devi
         graph.end()
 
 
-def test_what_is_no_device_or_no_state_is_refused(device: Gpu) -> None:
+def test_a_value_that_is_no_device_or_no_state_is_refused(device: Gpu) -> None:
     nothing: Any = None
     with pytest.raises(InputError, match="None is not a device"):
         DecodeState(nothing)
-    kernel, out, wrong = tell(device), device.zeros(3, "int32"), 5
+    kernel = tell(device)
+    out = device.zeros(3, "int32")
+    wrong = 5
     for device_state in (True, False):
         how: dict[str, Any] = {"state": wrong, "device_state": device_state}
         with pytest.raises(InputError, match="state=5 is not a DecodeState"):

@@ -35,13 +35,13 @@ def silu(x: Exact) -> Exact:
 
 
 def slope(x: Exact) -> Exact:
-    """The derivative of silu."""
+    """Return the derivative of silu."""
     s = sigmoid(x)
     return s * (1 + x - x * s)
 
 
 def terms(x: Exact) -> Exact:
-    """The magnitude of what `slope` adds up."""
+    """Return the magnitude of what `slope` adds up."""
     s = sigmoid(x)
     return s * (1 + np.abs(x) * (1 - s))
 
@@ -136,10 +136,13 @@ def test_the_shape_of_an_operand_is_kept(ops: Ops, random: Random) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_real_sizes_agree_with_float64(torch: Any, on_gpu: Ops, dtype: str) -> None:
-    kind, n = getattr(torch, dtype), 2**24 + 3
+    kind = getattr(torch, dtype)
+    n = 2**24 + 3
     gy, x, up = (torch.randn(n, device="cuda").to(kind) for _ in range(3))
     y, gx, g_up = (torch.empty_like(x) for _ in range(3))
-    dy, v, s = gy.double(), x.double(), torch.sigmoid(x.double())
+    dy = gy.double()
+    v = x.double()
+    s = torch.sigmoid(x.double())
     of_silu, terms = dy * s * (1 + v - v * s), dy.abs() * s * (1 + v.abs() * (1 - s))
     on_gpu.silu(x, out=y)
     tensors_agree(y, v * s)

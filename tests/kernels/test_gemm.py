@@ -34,8 +34,9 @@ def run(gpu: Gpu, op: Op, a: Array, b: Array, c: Array, *, add: bool = False) ->
 
 
 def check(gpu: Gpu, random: Random, op: Op, dtype: str = "float32", shift: int = 0) -> Array:
-    """Make a product of random matrices, into memory that holds NaN, and look at all of it."""
-    (left, right, result), dims = FORMS[op.name], dict(op.dims)
+    """Compute a product of random matrices into memory that holds NaN, and check all of it."""
+    (left, right, result) = FORMS[op.name]
+    dims = dict(op.dims)
     a, b = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right))
     c, whole = framed(gpu, shape_of(result, dims), dtype, shift)
     run(gpu, op, a.array, b.array, c)
@@ -70,7 +71,7 @@ LARGE_TILES = [
 def test_shorter_types_are_right_in_large_tiles(
     device: Gpu, random: Random, name: str, dtype: str, tile: int
 ) -> None:
-    """Rows that are whole chunks, rows that are not, and more parts than there are stages."""
+    """Rows of whole chunks, other rows, and more parts than stages."""
     for m, n, k in ((65, 36, 33), (136, 264, 72), (24, 16, 264), (264, 8, 16)):
         check(device, random, op_of(name, {"m": m, "n": n, "k": k}, dtype, tile), dtype)
 
@@ -84,7 +85,8 @@ def test_halves_at_any_address(device: Gpu, random: Random, shift: int) -> None:
 
 
 def test_products_of_halves_need_no_tensor_cores(open_device: Callable[..., Gpu]) -> None:
-    gpu, rng = open_device("emulator", arch="sm_75"), np.random.default_rng(8)
+    gpu = open_device("emulator", arch="sm_75")
+    rng = np.random.default_rng(8)
     a, b = (
         gpu.array(rng.standard_normal(shape, dtype=np.float32), "bfloat16")
         for shape in ((40, 21), (21, 150))
@@ -118,8 +120,10 @@ ALIGNED = [("float32", 128), ("float32", 64), ("float32", 32), ("bfloat16", 32),
 def test_alignment_changes_no_bit(device: Gpu, name: str, dtype: str, tile: int) -> None:
     """Of sums that would be zero, nothing but rounding is left: it shows the order of additions."""
     dims = {"m": 80, "n": 144, "k": 272}
-    op, (left, right, result) = op_of(name, dims, dtype, tile), FORMS[name]
-    (summed,), rng = set(left) - set(result), np.random.default_rng()
+    op = op_of(name, dims, dtype, tile)
+    (left, right, result) = FORMS[name]
+    (summed,) = set(left) - set(result)
+    rng = np.random.default_rng()
     halves = {**dims, summed: dims[summed] // 2}
     parts = [rng.standard_normal(shape_of(axes, halves), dtype=np.float32) for axes in (left, right)]
     first = np.concatenate((parts[0], -parts[0]), left.index(summed))
@@ -143,7 +147,9 @@ def test_alignment_changes_no_bit(device: Gpu, name: str, dtype: str, tile: int)
 
 @forms
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_accumulating_adds_to_what_is_there(ops: Ops, random: Random, name: str, dtype: str) -> None:
+def test_accumulating_adds_to_the_previous_values(
+    ops: Ops, random: Random, name: str, dtype: str
+) -> None:
     dims = {"m": 33, "n": 20, "k": 37}
     left, right, result = FORMS[name]
     a, b, c = (random(*shape_of(axes, dims), dtype=dtype) for axes in (left, right, result))
@@ -154,7 +160,7 @@ def test_accumulating_adds_to_what_is_there(ops: Ops, random: Random, name: str,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", [64, 32])
-def test_what_is_no_number_stays_in_its_row(device: Gpu, random: Random, dtype: str, tile: int) -> None:
+def test_nan_stays_in_its_row(device: Gpu, random: Random, dtype: str, tile: int) -> None:
     a, b = random(5, 37, dtype=dtype), random(37, 6, dtype=dtype)
     spoilt = a.exact.astype("float16" if dtype == "float16" else "float32")
     spoilt[1, 36], spoilt[3, 0] = np.nan, np.inf
@@ -176,7 +182,8 @@ def test_gradients_are_those_of_the_product(ops: Ops, random: Random) -> None:
 
 @forms
 def test_a_newer_dialect_of_ptx_gives_the_same_bits(open_device: Callable[..., Gpu], name: str) -> None:
-    dims, rng = {"m": 33, "n": 20, "k": 37}, np.random.default_rng(7)
+    dims = {"m": 33, "n": 20, "k": 37}
+    rng = np.random.default_rng(7)
     left, right, result = FORMS[name]
     hosts = [rng.standard_normal(shape_of(axes, dims), dtype=np.float32) for axes in (left, right)]
     found = []
@@ -200,7 +207,7 @@ def test_no_product_of_halves_reads_shared_memory_that_nothing_wrote(name: str, 
     assert np.all(exact(getattr(Ops(gpu, blas=False), name)(a, b)) == length)
 
 
-# What is compiled and launched
+# Compiled code and launches
 
 
 def test_the_tile_follows_from_the_shape_of_the_result() -> None:
@@ -226,7 +233,7 @@ def test_tensor_cores_have_a_larger_tile_for_long_sums() -> None:
             assert op.grid == (-(-rows // min(tile, 128)) * -(-columns // tile),)
 
 
-def test_what_is_launched_is_what_was_described(device: Gpu, random: Random) -> None:
+def test_the_launch_matches_its_description(device: Gpu, random: Random) -> None:
     ops = Ops(device, blas=False)
     a, b, gc = random(5, 7), random(7, 3), random(5, 3)
     with trace_ops() as seen:
@@ -249,7 +256,7 @@ def test_two_blocks_of_the_largest_tile_of_floats_fit_and_no_register_is_spilt(
     assert 0 < uses.registers <= 128
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize("name", [*FORMS, "gemm_backward_a_nf4"])
@@ -304,11 +311,14 @@ def test_a_result_that_cannot_be_is_refused(device: Gpu, ops: Ops) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], dtype: str) -> None:
     """With its own compiled code: one times one."""
-    gpu, dims = open_device("cuda"), {"m": 1, "n": 1, "k": 1}
-    one, there = gpu.zeros((1, 1), dtype).fill(1), quantize(np.ones((1, 1))).on(gpu)
+    gpu = open_device("cuda")
+    dims = {"m": 1, "n": 1, "k": 1}
+    one = gpu.zeros((1, 1), dtype).fill(1)
+    there = quantize(np.ones((1, 1))).on(gpu)
     for name in (*FORMS, "gemm_backward_a_nf4"):
         for tile in gemm.tiles(dtype):
-            op, c = op_of(name, dims, dtype, tile), gpu.zeros((1, 1), dtype)
+            op = op_of(name, dims, dtype, tile)
+            c = gpu.zeros((1, 1), dtype)
             second = (there.codes, there.scales) if "nf4" in name else (one,)
             op.launch(gpu, one, *second, c, *dims.values(), False)
             assert exact(c) == 1, op.entry
@@ -325,13 +335,16 @@ def test_real_sizes_agree_with_float64(
     open_device: Callable[..., Gpu], name: str, dtype: str, sizes: tuple[int, int, int]
 ) -> None:
     torch = pytest.importorskip("torch")
-    dims, (left, right, result) = dict(zip("mnk", sizes, strict=True)), FORMS[name]
+    dims = dict(zip("mnk", sizes, strict=True))
+    (left, right, result) = FORMS[name]
     (summed,) = set(left) - set(result)
     kind = getattr(torch, dtype)
     a, b = (torch.randn(shape_of(axes, dims), device="cuda").to(kind) for axes in (left, right))
     out = torch.full(shape_of(result, dims), torch.nan, device="cuda", dtype=kind)
     getattr(Ops(open_device("cuda"), blas=False), name)(a, b, out=out)
-    spec, x, y = f"{left},{right}->{result}", a.double(), b.double()
+    spec = f"{left},{right}->{result}"
+    x = a.double()
+    y = b.double()
     wanted, most = torch.einsum(spec, x, y), torch.einsum(spec, x.abs(), y.abs())
     bound = (
         gemm.error_bound(dims[summed], dtype) * most + 1.01 * ROUNDING[dtype] * wanted.abs() + 2.0**-25
@@ -343,14 +356,17 @@ def test_real_sizes_agree_with_float64(
 @forms
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_twenty_runs_give_the_same_bits(open_device: Callable[..., Gpu], name: str, dtype: str) -> None:
-    gpu, rng = open_device("cuda"), np.random.default_rng(3)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(3)
     for sizes in ((1000, 1021, 2048), (4096, 16, 1024), (2048, 2048, 2048)):
-        dims, (left, right, result) = dict(zip("mnk", sizes, strict=True)), FORMS[name]
+        dims = dict(zip("mnk", sizes, strict=True))
+        (left, right, result) = FORMS[name]
         a, b = (
             gpu.array(rng.standard_normal(shape_of(axes, dims), dtype=np.float32), dtype)
             for axes in (left, right)
         )
-        op, shape = op_of(name, dims, dtype), shape_of(result, dims)
+        op = op_of(name, dims, dtype)
+        shape = shape_of(result, dims)
         first, again = gpu.empty(shape, dtype), gpu.empty(shape, dtype)
         run(gpu, op, a, b, first)
         for _ in range(20):
@@ -365,7 +381,8 @@ def test_twenty_runs_give_the_same_bits(open_device: Callable[..., Gpu], name: s
 def test_every_tile_of_halves_is_right_on_the_gpu(
     open_device: Callable[..., Gpu], name: str, dtype: str, tile: int
 ) -> None:
-    gpu, rng = open_device("cuda"), np.random.default_rng(tile)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(tile)
     left, right, result = FORMS[name]
     for sizes in ((1, 1, 1), (31, 33, 37), (129, 257, 131), (136, 264, 200), (264, 520, 1032)):
         dims = dict(zip("mnk", sizes, strict=True))
@@ -390,7 +407,9 @@ def test_every_tile_of_halves_is_right_on_the_gpu(
 def test_a_result_of_more_than_2_to_the_31_elements_is_right_to_its_end(
     open_device: Callable[..., Gpu],
 ) -> None:
-    gpu, rng, (m, n, k) = open_device("cuda"), np.random.default_rng(4), (70001, 40003, 3)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(4)
+    (m, n, k) = (70001, 40003, 3)
     a, b = (rng.standard_normal(shape).astype("float16") for shape in ((m, k), (k, n)))
     c = gpu.empty((m, n), "float16")
     run(gpu, gemm.gemm(m, n, k, "float16"), gpu.array(a), gpu.array(b), c)
@@ -402,7 +421,9 @@ def test_a_result_of_more_than_2_to_the_31_elements_is_right_to_its_end(
 def test_an_operand_of_more_than_2_to_the_31_elements_is_read_to_its_end(
     open_device: Callable[..., Gpu],
 ) -> None:
-    gpu, rng, (m, n, k) = open_device("cuda"), np.random.default_rng(5), (2, 33, 70_000_001)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(5)
+    (m, n, k) = (2, 33, 70_000_001)
     gc, end = (rng.standard_normal(shape).astype("float16") for shape in ((m, n), (1000, n)))
     b = gpu.zeros((k, n), "float16")
     b[k - 1000 :].write(end)

@@ -1,4 +1,4 @@
-"""NF4 on the host, and products with a matrix that is stored in it."""
+"""NF4 on the host, and products with matrices in NF4."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_the_first_code_of_a_byte_is_in_its_upper_half() -> None:
 
 def test_the_values_are_quantiles_of_the_normal_distribution() -> None:
     """As QLoRA makes them: eight above zero, zero, and seven below it, from the same probability."""
-    quantile, outermost = NormalDist().inv_cdf, 0.9677083
+    quantile = NormalDist().inv_cdf
+    outermost = 0.9677083
     above = [quantile(p) for p in np.linspace(outermost, 0.5, 9)[:-1]]
     below = [-quantile(p) for p in np.linspace(outermost, 0.5, 8)[:-1]]
     values = np.sort([*below, 0.0, *above]) / max(above)
@@ -60,7 +61,8 @@ def test_every_element_becomes_the_nearest_value_of_its_block(shape: tuple[int, 
     quantized = quantize(weight)
     assert quantized.codes.shape == (-(-weight.size // 2),)
     assert quantized.scales.shape == (-(-weight.size // BLOCK),)
-    flat, found = weight.ravel(), dequantize(quantized)
+    flat = weight.ravel()
+    found = dequantize(quantized)
     assert found.shape == shape
     for start in range(0, flat.size, BLOCK):
         block = flat[start : start + BLOCK].astype(float)
@@ -84,13 +86,13 @@ def test_a_block_of_zeros_stays_zero() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e300])
-def test_what_is_no_number_is_refused(wrong: float) -> None:
+def test_a_value_that_is_no_number_is_refused(wrong: float) -> None:
     with pytest.raises(InputError, match="weight has elements that are infinite or not a number"):
         quantize(np.array([[1, wrong]]))
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4), (0, 5)])
-def test_what_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_value_that_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=r"weight of shape .* is not a matrix"):
         quantize(np.ones(shape))
 
@@ -135,13 +137,14 @@ def test_codes_and_scales_must_belong_to_the_shape(which: str) -> None:
 
 
 def rounded(values: Any, dtype: str) -> Any:
-    """What an array of a type is made from: NumPy has no bfloat16, which is rounded on the way."""
+    """Return the values from which an array is made; bfloat16, which NumPy lacks, is rounded here."""
     return values.astype("float16") if dtype == "float16" else values
 
 
 def check(gpu: Gpu, gc: Operand, quantized: Nf4, dtype: str, tile: int | None = None) -> None:
     """Compare a product with the dequantised matrix in float64."""
-    (m, n), (k, _) = gc.exact.shape, quantized.shape
+    (m, n) = gc.exact.shape
+    (k, _) = quantized.shape
     codes, scales, _ = quantized.on(gpu)
     ga, whole = framed(gpu, (m, k), dtype)
     op = gemm.gemm_backward_a_nf4(m, n, k, dtype, tile=tile)
@@ -167,7 +170,8 @@ def test_shorter_types_take_it_too(device: Gpu, random: Random, dtype: str) -> N
 @pytest.mark.parametrize("shape", [(3, 5), (5, 13), (7, 33), (4, 96), (70, 65)])
 def test_times_one_it_is_what_the_bytes_say(device: Gpu, shape: tuple[int, int]) -> None:
     """Random codes and scales, read here element by element."""
-    rng, size = np.random.default_rng(5), shape[0] * shape[1]
+    rng = np.random.default_rng(5)
+    size = shape[0] * shape[1]
     codes = rng.integers(0, 256, -(-size // 2), dtype="uint8")
     scales = rng.standard_normal(-(-size // 64), dtype="float32")
     there = Nf4(device.array(codes), device.array(scales), shape)
@@ -184,20 +188,25 @@ def test_it_is_the_product_with_the_dequantised_matrix_bit_for_bit(
     device: Gpu, random: Random, dtype: str, n: int
 ) -> None:
     """The matrix is rounded to the type of the product."""
-    ops, gc, quantized = Ops(device, blas=False), random(9, n, dtype=dtype), quantize(normal(20, n))
+    ops = Ops(device, blas=False)
+    gc = random(9, n, dtype=dtype)
+    quantized = quantize(normal(20, n))
     found = ops.gemm_backward_a(gc.array, quantized.on(device))
     b = device.array(rounded(dequantize(quantized), dtype), dtype)
     assert same_bits(found, ops.gemm_backward_a(gc.array, b))
 
 
 def test_without_tensor_cores_it_is_rounded_alike(open_device: Callable[..., Gpu]) -> None:
-    gpu, quantized = open_device("emulator", arch="sm_75"), quantize(normal(20, 37))
+    gpu = open_device("emulator", arch="sm_75")
+    quantized = quantize(normal(20, 37))
     gc = gpu.array(normal(9, 37, seed=2), "bfloat16")
     check(gpu, Operand(gc, exact(gc)), quantized, "bfloat16")
 
 
-def test_it_adds_to_what_is_there(ops: Ops, device: Gpu, random: Random) -> None:
-    gc, old, quantized = random(9, 37), random(9, 20), quantize(normal(20, 37))
+def test_it_adds_to_the_previous_values(ops: Ops, device: Gpu, random: Random) -> None:
+    gc = random(9, 37)
+    old = random(9, 20)
+    quantized = quantize(normal(20, 37))
     found = ops.gemm_backward_a(gc.array, quantized.on(device), out=old.array, accumulate=True)
     there = dequantize(quantized).astype(float)
     product_agrees("gemm_backward_a", exact(found), gc.exact, there, "float32", old=old.exact)
@@ -214,7 +223,9 @@ def test_codes_of_another_shape_are_refused_before_the_launch(
 
 
 def test_codes_and_scales_with_gaps_are_refused(open_device: Callable[..., Gpu]) -> None:
-    ops, quantized, gc = Ops(open_device("emulator")), quantize(normal(8, 40)), normal(3, 40)
+    ops = Ops(open_device("emulator"))
+    quantized = quantize(normal(8, 40))
+    gc = normal(3, 40)
     for name in ("codes", "scales"):
         wrong: Any
         for wrong, why in (
@@ -228,7 +239,8 @@ def test_codes_and_scales_with_gaps_are_refused(open_device: Callable[..., Gpu])
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_real_sizes_agree_with_float64(open_device: Callable[..., Gpu], dtype: str) -> None:
-    gpu, rng = open_device("cuda"), np.random.default_rng(2)
+    gpu = open_device("cuda")
+    rng = np.random.default_rng(2)
     host = rng.standard_normal((1000, 4096), dtype=np.float32)
     array = gpu.array(host.astype("float16") if dtype == "float16" else host, dtype)
     check(gpu, Operand(array, exact(array)), quantize(normal(2048, 4096)), dtype)

@@ -1,4 +1,4 @@
-"""Ops: what is planned is what runs; and what the functions over arrays refuse, and never allocate."""
+"""Ops: the plan matches the launch; functions over arrays refuse wrong operands, and never allocate."""
 
 from __future__ import annotations
 
@@ -79,13 +79,14 @@ def test_the_program_holds_one_entry_and_opens_no_file() -> None:
 
 
 def test_what_counts_as_an_integer_makes_the_same_op() -> None:
-    rows, width = np.uint32(5), np.uint16(40)
+    rows = np.uint32(5)
+    width = np.uint16(40)
     for make in (rms_norm.rms_norm, rms_norm.rms_norm_backward, softmax.softmax, rms_norm.groups):
         assert make(cast(int, rows), cast(int, width), "float32") == make(5, 40, "float32")
     assert rms_norm.groups(cast(int, np.uint32(100_000)), cast(int, np.uint16(64)), "float32") == 2112
 
 
-def test_what_is_remembered_serves_its_own_kind_alone() -> None:
+def test_cached_operand_checks_apply_only_to_operands_of_the_same_kind() -> None:
     assert softmax.softmax(1, 1, "float32") is softmax.softmax(1, 1, "float32")
     for wrong in (True, 1.0, [1], np.ones(2)):
         with pytest.raises(InputError, match=r"^rows .* is not an integer"):
@@ -136,12 +137,12 @@ class Made:
 
     def __init__(self, gpu: Gpu) -> None:
         self.a, self.wide = gpu.zeros((3, 4)), gpu.zeros((3, 5))
-        self.half, self.gamma, self.list = gpu.zeros((3, 4), "float16"), gpu.zeros(4), [1.0, 2.0]
-        self.long, self.empty, self.one = (
-            gpu.zeros(4, "int64"),
-            gpu.zeros((0, 4)),
-            gpu.scalar("float32"),
-        )
+        self.half = gpu.zeros((3, 4), "float16")
+        self.gamma = gpu.zeros(4)
+        self.list = [1.0, 2.0]
+        self.long = gpu.zeros(4, "int64")
+        self.empty = gpu.zeros((0, 4))
+        self.one = gpu.scalar("float32")
 
 
 REFUSED: list[tuple[Callable[[Ops, Made], Any], str]] = [
@@ -218,7 +219,7 @@ def test_captured_with_everything_given_nothing_is_allocated(
     assert np.array_equal(g_gamma.numpy(), wanted[1])
 
 
-def test_a_stream_of_the_callers_own_will_do(device: Gpu, ops: Ops, random: Random) -> None:
+def test_a_stream_of_the_caller_is_accepted(device: Gpu, ops: Ops, random: Random) -> None:
     gy, x, gamma = random(5, 33).array, random(5, 33).array, random(33).array
     stream = device.stream()
     found = ops.rms_norm_backward(gy, x, gamma, eps=1e-6, stream=stream)
@@ -226,7 +227,8 @@ def test_a_stream_of_the_callers_own_will_do(device: Gpu, ops: Ops, random: Rand
 
 
 def test_memory_of_numpy_serves_on_the_emulator(open_device: Callable[..., Gpu]) -> None:
-    ops, x = Ops(open_device("emulator")), np.linspace(-3, 3, 60, dtype="float32").reshape(6, 10)
+    ops = Ops(open_device("emulator"))
+    x = np.linspace(-3, 3, 60, dtype="float32").reshape(6, 10)
     out = np.empty_like(x)
     assert ops.silu(x, out=out) is out
     assert np.allclose(out, x / (1 + np.exp(-x.astype("float64"))), rtol=2e-6)
@@ -241,7 +243,8 @@ def test_tensors_of_torch_serve_whatever_their_alignment(
     open_device: Callable[..., Gpu], dtype: str
 ) -> None:
     torch = pytest.importorskip("torch")
-    ops, kind = Ops(open_device("cuda")), getattr(torch, dtype)
+    ops = Ops(open_device("cuda"))
+    kind = getattr(torch, dtype)
     flat = torch.randn(2, 7 * 1000 + 1, device="cuda").to(kind)
     gy, x = (row[1:].view(7, 1000) for row in flat)
     found = torch.from_dlpack(ops.silu_backward(gy, x))
@@ -256,16 +259,20 @@ def test_tensors_of_torch_serve_whatever_their_alignment(
 @pytest.mark.gpu
 @pytest.mark.parametrize("entry", EVERY)
 def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], entry: str) -> None:
-    """With its own compiled code: a launch of nothing but ones, and what comes of it."""
-    op, gpu = EVERY[entry], open_device("cuda")
-    ops, sizes = Ops(gpu), dict(op.dims)
+    """Launch the compiled code on ones, and return the result."""
+    op = EVERY[entry]
+    gpu = open_device("cuda")
+    ops = Ops(gpu)
+    sizes = dict(op.dims)
     dtype = {"__half": "float16", "__nv_bfloat16": "bfloat16"}.get(
         re.split("[<,>]", entry)[1].strip(), "float32"
     )
     rows = sizes.get("rows", 100)
     shape = (1000,) if "n" in sizes else (rows, sizes["width"])
-    ones, gamma = gpu.zeros(shape, dtype).fill(1), gpu.zeros(shape[-1:], dtype).fill(1)
-    s, width = 1 / (1 + np.exp(-1)), shape[-1]
+    ones = gpu.zeros(shape, dtype).fill(1)
+    gamma = gpu.zeros(shape[-1:], dtype).fill(1)
+    s = 1 / (1 + np.exp(-1))
+    width = shape[-1]
     calls: dict[str, tuple[Callable[[], Any], float]] = {
         "silu": (lambda: ops.silu(ones), s),
         "silu_backward": (lambda: ops.silu_backward(ones, ones), s * (2 - s)),
@@ -287,17 +294,19 @@ def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], entry: st
     assert np.allclose(found, wanted, rtol=2 * ROUNDING[dtype] + 2e-6, atol=1e-6)
 
 
-def test_a_slower_way_is_told_once_for_each_device_and_entry(
+def test_a_slower_way_is_reported_once_for_each_device_and_entry(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
-    ops, odd, whole = Ops(gpu, blas=False), gpu.zeros((2, 33)), gpu.zeros((2, 32))
+    ops = Ops(gpu, blas=False)
+    odd = gpu.zeros((2, 33))
+    whole = gpu.zeros((2, 32))
     for _ in range(2):
         ops.softmax(odd)
         ops.softmax(whole)
-    (told,) = recorder.named("slow_path")
-    assert (told["device"], told["op"]) == ("emulator:0", "softmax(rows=2, width=33)")
-    assert told["reason"].startswith("rows are not a whole number of 16 bytes")
+    (reported,) = recorder.named("slow_path")
+    assert (reported["device"], reported["op"]) == ("emulator:0", "softmax(rows=2, width=33)")
+    assert reported["reason"].startswith("rows are not a whole number of 16 bytes")
 
 
 MISALIGNED = "an operand does not begin at a multiple of 16 bytes"
@@ -317,7 +326,7 @@ WHOLE: dict[str, Callable[[Ops, Any, Any], object]] = {
 
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (0, 4), (2, 2)])
 @pytest.mark.parametrize("name", WHOLE)
-def test_operands_that_are_not_aligned_are_told(
+def test_operands_that_are_not_aligned_are_reported(
     open_device: Callable[..., Gpu],
     builder: Builder,
     recorder: Recorder,
@@ -335,7 +344,7 @@ def test_operands_that_are_not_aligned_are_told(
 
 
 @pytest.mark.parametrize(("arch", "width", "twice"), [("sm_90", 60000, False), ("sm_80", 60000, True)])
-def test_rows_for_which_shared_memory_has_no_room_are_told(
+def test_rows_that_do_not_fit_into_shared_memory_are_reported(
     open_device: Callable[..., Gpu],
     builder: Builder,
     recorder: Recorder,
@@ -345,8 +354,8 @@ def test_rows_for_which_shared_memory_has_no_room_are_told(
 ) -> None:
     gpu = open_device("emulator", builder=builder, arch=arch)
     Ops(gpu).softmax(gpu.zeros((1, width)))
-    told = recorder.named("slow_path")
-    assert ["read twice" in each["reason"] for each in told] == [True] * twice
+    reported = recorder.named("slow_path")
+    assert ["read twice" in each["reason"] for each in reported] == [True] * twice
 
 
 def test_a_launch_is_seen_although_a_sink_failed(

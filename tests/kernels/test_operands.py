@@ -1,4 +1,4 @@
-"""Operands of other libraries, and results that share memory with them: right, or refused by name."""
+"""Operands of other libraries, and results that overlap operands: correct, or refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Lent:
     """An array of a library that offers DLPack and little else."""
 
     def __init__(self, host: Any) -> None:
-        self._host, self.shape, self.dtype = host, host.shape, str(host.dtype)
+        self._host = host
+        self.shape = host.shape
+        self.dtype = str(host.dtype)
 
     def __dlpack__(self, **how: Any) -> Any:
         return self._host.__dlpack__(**how)
@@ -38,7 +40,8 @@ class Lent:
 class OnGpu:
     """An array of a library that offers the array interface of CUDA."""
 
-    shape, dtype = (4, 6), "float32"
+    shape = (4, 6)
+    dtype = "float32"
 
     def __init__(self, strides: tuple[int, int] | None = None) -> None:
         self._strides = strides
@@ -51,7 +54,8 @@ class OnGpu:
 
 
 def test_memory_lent_by_dlpack_serves(emulator: Gpu) -> None:
-    ops, x = Ops(emulator), np.linspace(-3, 3, 60, dtype="float32").reshape(6, 10)
+    ops = Ops(emulator)
+    x = np.linspace(-3, 3, 60, dtype="float32").reshape(6, 10)
     out = np.empty_like(x)
     ops.silu(Lent(x), out=Lent(out))
     assert np.array_equal(out, ops.silu(x).numpy())
@@ -95,7 +99,9 @@ def test_a_result_that_is_read_only_is_refused(emulator: Gpu, lend: Callable[[An
 
 def test_memory_of_another_device_is_refused(open_device: Callable[..., Gpu]) -> None:
     here, there = open_device("emulator"), open_device("emulator:1")
-    ops, x, y = Ops(here), here.zeros((3, 4)), there.zeros((3, 4))
+    ops = Ops(here)
+    x = here.zeros((3, 4))
+    y = there.zeros((3, 4))
     calls: list[Callable[[], Any]] = [
         lambda: ops.silu(y),
         lambda: ops.silu(x, out=y),
@@ -109,7 +115,8 @@ def test_memory_of_another_device_is_refused(open_device: Callable[..., Gpu]) ->
 
 
 def test_numbers_of_numpy_will_do_for_eps(emulator: Gpu) -> None:
-    ops, x = Ops(emulator), emulator.array(np.arange(1, 9, dtype="float32").reshape(2, 4))
+    ops = Ops(emulator)
+    x = emulator.array(np.arange(1, 9, dtype="float32").reshape(2, 4))
     gamma = emulator.zeros(4).fill(1)
     wanted = ops.rms_norm(x, gamma, eps=0.5)
     assert same_bits(ops.rms_norm(x, gamma, eps=np.float32(0.5)), wanted)  # type: ignore[arg-type]
@@ -122,7 +129,9 @@ def test_numbers_of_numpy_will_do_for_eps(emulator: Gpu) -> None:
     ids=type,
 )
 def test_an_eps_that_float32_cannot_hold_is_refused(emulator: Gpu, eps: Any) -> None:
-    ops, x, gamma = Ops(emulator), emulator.zeros((2, 4)), emulator.zeros(4)
+    ops = Ops(emulator)
+    x = emulator.zeros((2, 4))
+    gamma = emulator.zeros(4)
     with pytest.raises(
         InputError, match=r"eps .* is not a non-negative number in the range of float32"
     ):
@@ -135,7 +144,8 @@ class Counted:
     """An array that counts how often it is asked where it lies."""
 
     def __init__(self, *shape: int) -> None:
-        self.array, self.asked = np.ones(shape, "float32"), 0
+        self.array = np.ones(shape, "float32")
+        self.asked = 0
         self.shape, self.dtype = self.array.shape, self.array.dtype
 
     def __dlpack__(self, **how: Any) -> Any:
@@ -147,7 +157,8 @@ class Counted:
 
 
 def test_operands_are_asked_once_by_the_checks_and_once_by_the_launch(emulator: Gpu) -> None:
-    ops, arrays = Ops(emulator, blas=False), [Counted(3, 3) for _ in range(5)]
+    ops = Ops(emulator, blas=False)
+    arrays = [Counted(3, 3) for _ in range(5)]
     a, b, c, d, e = arrays
     calls: list[Callable[[], object]] = [
         lambda: ops.gemm(a, b, out=c),
@@ -164,8 +175,10 @@ def test_operands_are_asked_once_by_the_checks_and_once_by_the_launch(emulator: 
 # Workspaces
 
 
-def test_a_workspace_of_another_type_is_told_what_it_has_to_be(emulator: Gpu) -> None:
-    ops, x, gamma = Ops(emulator), emulator.zeros((3, 4)), emulator.zeros(4)
+def test_a_workspace_of_another_type_is_refused_with_the_expected_type(emulator: Gpu) -> None:
+    ops = Ops(emulator)
+    x = emulator.zeros((3, 4))
+    gamma = emulator.zeros(4)
     for kind in ("int32", "float16", "float64"):
         wrong = emulator.zeros(ops.rms_norm_workspace(3, 4, "float32"), kind)
         message = rf"workspace is {kind} of shape \(24,\), not at least float32 of shape \(24,\)"
@@ -193,7 +206,10 @@ def test_a_workspace_is_as_large_whatever_integers_ask(
 
 
 def test_a_capture_that_would_allocate_names_the_arguments_that_help(emulator: Gpu) -> None:
-    ops, x, gamma, y = Ops(emulator), emulator.zeros((2, 4)), emulator.zeros(4), emulator.zeros((2, 4))
+    ops = Ops(emulator)
+    x = emulator.zeros((2, 4))
+    gamma = emulator.zeros(4)
+    y = emulator.zeros((2, 4))
 
     def step(**more: Any) -> None:
         ops.rms_norm_backward(x, x, gamma, eps=1, **more)
@@ -228,7 +244,8 @@ NF4: list[tuple[str, Callable[[Ops, Any, Any], Any]]] = [
 def test_nf4_is_refused_where_no_kernel_takes_it(
     emulator: Gpu, name: str, call: Callable[[Ops, Any, Any], Any]
 ) -> None:
-    quantized, x = quantize(np.ones((4, 4), "float32")).on(emulator), emulator.zeros((4, 4))
+    quantized = quantize(np.ones((4, 4), "float32")).on(emulator)
+    x = emulator.zeros((4, 4))
     with pytest.raises(InputError, match=f"^{name} is in NF4") as caught:
         call(Ops(emulator), x, quantized)
     assert "only b of gemm_backward_a" in str(caught.value.hint)
@@ -290,7 +307,8 @@ def test_a_result_over_part_of_an_operand_is_refused(
 
 
 def test_a_product_over_codes_or_scales_is_refused(emulator: Gpu) -> None:
-    quantized, x = quantize(np.ones((4, 4), "float32")).on(emulator), emulator.zeros((4, 4))
+    quantized = quantize(np.ones((4, 4), "float32")).on(emulator)
+    x = emulator.zeros((4, 4))
     room = emulator.zeros(16)
     shares = Array(room.buffer, quantized.scales.dtype, (1,), 60)
     with pytest.raises(InputError, match="out overlaps scales"):
@@ -300,7 +318,8 @@ def test_a_product_over_codes_or_scales_is_refused(emulator: Gpu) -> None:
 
 
 def test_neighbours_and_whole_operands_are_fine(emulator: Gpu) -> None:
-    ops, shared = Ops(emulator, blas=False), Shared(emulator)
+    ops = Ops(emulator, blas=False)
+    shared = Shared(emulator)
     wanted = [ops.silu(shared.at_16), ops.gemm(shared.at_0, shared.at_0)]
     ops.gemm(shared.at_0, shared.at_0, out=shared.at_32)
     assert same_bits(shared.at_32, wanted[1])
@@ -326,7 +345,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("blas", [None, "tf32", 0, 1, np.True_, np.ones(3), ["auto"]], ids=repr)
-def test_what_is_no_choice_of_blas_is_refused(emulator: Gpu, blas: Any) -> None:
+def test_a_value_that_is_no_choice_of_blas_is_refused(emulator: Gpu, blas: Any) -> None:
     with pytest.raises(InputError, match=r"blas .* is not 'auto', True, False or a"):
         Ops(emulator, blas=blas)
 
@@ -337,13 +356,13 @@ def test_the_blas_of_another_device_is_refused(open_device: Callable[..., Gpu]) 
         Ops(here, blas=Blas(there, found=Found(Cublas(), "13.0.0")))
 
 
-def test_who_insists_on_cublas_hears_at_once_why_there_is_none(emulator: Gpu) -> None:
+def test_requiring_cublas_fails_at_once_with_the_reason(emulator: Gpu) -> None:
     with pytest.raises(DeviceError, match="cuBLAS is not available: emulator:0 is not a GPU"):
         Ops(emulator, blas=True)
 
 
 @pytest.mark.usefixtures("installed")
-def test_who_insists_on_cublas_has_it_in_every_life_of_the_device(
+def test_requiring_cublas_holds_for_every_session_of_the_device(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
@@ -357,12 +376,12 @@ def test_who_insists_on_cublas_has_it_in_every_life_of_the_device(
 
 
 @pytest.mark.usefixtures("installed")
-def test_who_does_without_cublas_has_none_where_there_is_one(emulator: Gpu) -> None:
+def test_disabling_cublas_holds_where_it_is_installed(emulator: Gpu) -> None:
     assert isinstance(Ops(emulator).blas, Blas)
     assert Ops(emulator, blas=False).blas is None
 
 
-def test_whatever_is_true_accumulates_once(emulator: Gpu) -> None:
+def test_any_true_value_of_accumulate_accumulates_once(emulator: Gpu) -> None:
     rng = np.random.default_rng(5)
     a, b = (emulator.array(rng.standard_normal((5, 5), dtype=np.float32)) for _ in range(2))
     results = []
@@ -379,7 +398,8 @@ def test_threads_that_start_together_share_one_choice(
     builder: Builder,
     recorder: Recorder,
 ) -> None:
-    gpu, together = open_device("emulator", builder=builder), threading.Barrier(4)
+    gpu = open_device("emulator", builder=builder)
+    together = threading.Barrier(4)
     ops = Ops(gpu)
 
     def choose(_: int) -> Blas | None:

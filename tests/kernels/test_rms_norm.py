@@ -47,7 +47,8 @@ class Gradients(NamedTuple):
 def gradients(gy: Exact, x: Exact, gamma: Exact, eps: float) -> Gradients:
     v = np.mean(x * x, -1, keepdims=True) + eps
     dot, most = (np.mean(part, -1, keepdims=True) for part in (x * gy * gamma, np.abs(x * gy * gamma)))
-    r, columns = np.sqrt(v), gy * x / np.sqrt(v)
+    r = np.sqrt(v)
+    columns = gy * x / np.sqrt(v)
     gx, terms = (gamma * gy - x / v * dot) / r, (np.abs(gamma * gy) + np.abs(x) / v * most) / r
     return Gradients(gx, terms, columns.sum(0), np.abs(columns).sum(0))
 
@@ -59,7 +60,8 @@ def test_both_ways_agree_with_float64(
     ops: Ops, random: Random, dtype: str, rows: int, width: int
 ) -> None:
     gy, x = random(rows, width, dtype=dtype), random(rows, width, dtype=dtype)
-    gamma, eps = random(width, dtype=dtype), 0.01
+    gamma = random(width, dtype=dtype)
+    eps = 0.01
     agree(ops.rms_norm(x.array, gamma.array, eps=eps), rms_norm(x.exact, gamma.exact, eps))
     gx, g_gamma = ops.rms_norm_backward(gy.array, x.array, gamma.array, eps=eps)
     wanted = gradients(gy.exact, x.exact, gamma.exact, eps)
@@ -87,7 +89,9 @@ def test_eps_is_a_parameter(device: Gpu, ops: Ops, random: Random) -> None:
 
 
 def test_a_row_of_zeros_has_a_gradient_thanks_to_eps(device: Gpu, ops: Ops, random: Random) -> None:
-    gy, gamma, x = random(2, 31), random(31), device.zeros((2, 31))
+    gy = random(2, 31)
+    gamma = random(31)
+    x = device.zeros((2, 31))
     gx, g_gamma = ops.rms_norm_backward(gy.array, x, gamma.array, eps=0.25)
     agree(gx, 2 * gamma.exact * gy.exact)
     assert not np.any(g_gamma.numpy())
@@ -104,7 +108,8 @@ def test_twenty_runs_give_the_same_bits(ops: Ops, random: Random, shape: tuple[i
 @pytest.mark.parametrize("width", [24, 1000, 9000])
 def test_alignment_changes_no_bit(device: Gpu, ops: Ops, random: Random, width: int) -> None:
     gy, x, gamma = random(5, width).array, random(5, width).array, random(width).array
-    y, both = ops.rms_norm(x, gamma, eps=1e-6), ops.rms_norm_backward(gy, x, gamma, eps=1e-6)
+    y = ops.rms_norm(x, gamma, eps=1e-6)
+    both = ops.rms_norm_backward(gy, x, gamma, eps=1e-6)
     moved = [shifted(device, each) for each in (gy, x, gamma)]
     room = shifted(device, device.empty(ops.rms_norm_workspace(5, width, "float32")).fill(np.nan))
     assert same_bits(ops.rms_norm(moved[1], moved[2], eps=1e-6), y)
@@ -144,16 +149,20 @@ def test_a_larger_workspace_serves_as_well(device: Gpu, ops: Ops, random: Random
 def test_real_sizes_agree_with_float64(
     torch: Any, on_gpu: Ops, dtype: str, rows: int, width: int
 ) -> None:
-    kind, eps = getattr(torch, dtype), 0.01
+    kind = getattr(torch, dtype)
+    eps = 0.01
     gy, x = (torch.randn(rows, width, device="cuda").to(kind) for _ in range(2))
     gamma = torch.randn(width, device="cuda").to(kind)
     y, gx, g_gamma = torch.empty_like(x), torch.empty_like(x), torch.empty_like(gamma)
     on_gpu.rms_norm(x, gamma, eps=eps, out=y)
     on_gpu.rms_norm_backward(gy, x, gamma, eps=eps, out=(gx, g_gamma))
-    dy, a, weight = gy.double(), x.double(), gamma.double()
+    dy = gy.double()
+    a = x.double()
+    weight = gamma.double()
     v = (a * a).mean(-1, keepdim=True) + eps
     columns, through = dy * a / v.sqrt(), a * dy * weight
-    dot, most = through.mean(-1, keepdim=True), through.abs().mean(-1, keepdim=True)
+    dot = through.mean(-1, keepdim=True)
+    most = through.abs().mean(-1, keepdim=True)
     terms = ((weight * dy).abs() + a.abs() / v * most) / v.sqrt()
     tensors_agree(y, weight * a / v.sqrt())
     tensors_agree(gx, (weight * dy - a / v * dot) / v.sqrt(), terms)
@@ -166,7 +175,8 @@ def test_real_sizes_agree_with_float64(
 def test_twenty_runs_at_full_size_give_the_same_bits(
     torch: Any, on_gpu: Ops, dtype: str, shape: tuple[int, int]
 ) -> None:
-    kind, bits = getattr(torch, dtype), torch.int32 if dtype == "float32" else torch.int16
+    kind = getattr(torch, dtype)
+    bits = torch.int32 if dtype == "float32" else torch.int16
     gy, x = (torch.randn(shape, device="cuda").to(kind) for _ in range(2))
     gamma = torch.randn(shape[1], device="cuda").to(kind)
     first, again = ((torch.empty_like(x), torch.empty_like(gamma)) for _ in range(2))

@@ -66,12 +66,13 @@ def test_far_below_the_largest_of_a_row_errors_grow_as_the_docs_say(
 ) -> None:
     x = np.random.default_rng(5).uniform(-87, 0, (3, width)).astype("float32")
     below = x.max(-1, keepdims=True).astype(np.float64) - x
-    wanted, found = softmax(x.astype(np.float64)), exact(ops.softmax(device.array(x)))
+    wanted = softmax(x.astype(np.float64))
+    found = exact(ops.softmax(device.array(x)))
     assert np.all(np.abs(found - wanted) <= (2e-6 + 1.2e-7 * below) * wanted + 1e-37)
 
 
 @pytest.mark.parametrize("width", [64, 20000])
-def test_what_is_masked_has_no_part_and_large_values_do_not_overflow(
+def test_masked_values_do_not_contribute_and_large_values_do_not_overflow(
     device: Gpu, ops: Ops, width: int
 ) -> None:
     x = np.random.default_rng(3).uniform(-3e4, 3e4, (2, width)).astype("float32")
@@ -113,8 +114,10 @@ def test_alignment_changes_no_bit(device: Gpu, ops: Ops, random: Random, width: 
 
 @pytest.mark.parametrize("width", [31, 1000, 9001, 20001])
 def test_the_gradient_may_be_written_over_either_operand(ops: Ops, random: Random, width: int) -> None:
-    y, gy = ops.softmax(random(3, width).array), random(3, width).array
-    wanted, copy = ops.softmax_backward(gy, y), ops.gpu.array(y)
+    y = ops.softmax(random(3, width).array)
+    gy = random(3, width).array
+    wanted = ops.softmax_backward(gy, y)
+    copy = ops.gpu.array(y)
     assert ops.softmax_backward(gy, copy, out=copy) is copy
     assert ops.softmax_backward(gy, y, out=gy) is gy
     assert same_bits(copy, wanted)
@@ -140,8 +143,10 @@ def test_real_sizes_agree_with_float64(
     on_gpu.softmax(x, out=result)
     tensors_agree(result, torch.softmax(x.double(), -1))
     on_gpu.softmax_backward(gy, result, out=gx)
-    y, dy = result.double(), gy.double()
-    dot, most = (dy * y).sum(-1, keepdim=True), (dy * y).abs().sum(-1, keepdim=True)
+    y = result.double()
+    dy = gy.double()
+    dot = (dy * y).sum(-1, keepdim=True)
+    most = (dy * y).abs().sum(-1, keepdim=True)
     tensors_agree(gx, y * (dy - dot), y * (dy.abs() + most))
 
 

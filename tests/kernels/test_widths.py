@@ -41,7 +41,7 @@ ELEMENTS = 1 << 26  # of an operand on the GPU, at most
 
 
 class Call(NamedTuple):
-    """What one call gave: each result, what it should be, and the magnitude of its terms."""
+    """The results of one call, the expected values, and the magnitude of their terms."""
 
     found: tuple[Array, ...]
     wanted: tuple[Exact, ...]
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 def placed(gpu: Gpu, array: Array, offset: int) -> Array:
-    """A copy of an array with so many elements in front of it, and some behind it."""
+    """Return a copy of an array with `before` elements in front of it, and some after it."""
     room = gpu.zeros(array.size + offset + 3, array.dtype)
     return room[offset : offset + array.size].reshape(array.shape).write(array.numpy())
 
@@ -63,7 +63,8 @@ def every_call(gpu: Gpu, ops: Ops, random: Random, case: tuple[str, int, int, in
     p = exact(y)
     dot, most = (np.sum(part, -1, keepdims=True) for part in (gy.exact * p, np.abs(gy.exact * p)))
     wanted = gradients(gy.exact, x.exact, gamma.exact, EPS)
-    exact_y, normed = softmax(x.exact), rms_norm(x.exact, gamma.exact, EPS)
+    exact_y = softmax(x.exact)
+    normed = rms_norm(x.exact, gamma.exact, EPS)
     backward = Call(
         ops.rms_norm_backward(put[1], put[0], put[2], eps=EPS),
         (wanted.x, wanted.gamma),
@@ -149,7 +150,7 @@ def test_twenty_runs_give_the_same_bits(ops: Ops, random: Random, width: int) ->
         assert all(map(same_bits, run(), first))
 
 
-def test_what_compute_sanitizer_looks_at_runs(device: Gpu) -> None:
+def test_the_program_for_compute_sanitizer_runs(device: Gpu) -> None:
     assert sanitized.rows(device, sanitized.ROWS[2:3], ["float32"]) == 1
 
 
@@ -184,18 +185,22 @@ def test_cases_of_the_whole_sweep_agree_with_float64(torch: Any, on_gpu: Ops) ->
         g_gamma = torch.empty_like(gamma)
         on_gpu.softmax(x, out=y)
         on_gpu.rms_norm(x, gamma, eps=EPS, out=normed)
-        v, g, c = x.double(), gy.double(), gamma.double()
+        v = x.double()
+        g = gy.double()
+        c = gamma.double()
         mean = v.square().mean(-1, keepdim=True) + EPS
         try:
             tensors_agree(y, torch.softmax(v, -1))
             tensors_agree(normed, v * mean.rsqrt() * c)
             on_gpu.softmax_backward(gy, y, out=gx)
             p = y.double()
-            dot, most = (g * p).sum(-1, keepdim=True), (g * p).abs().sum(-1, keepdim=True)
+            dot = (g * p).sum(-1, keepdim=True)
+            most = (g * p).abs().sum(-1, keepdim=True)
             tensors_agree(gx, p * (g - dot), p * (g.abs() + most))
             on_gpu.rms_norm_backward(gy, x, gamma, eps=EPS, out=(gx, g_gamma))
             terms = v * g * c
-            pull, size = terms.mean(-1, keepdim=True), terms.abs().mean(-1, keepdim=True)
+            pull = terms.mean(-1, keepdim=True)
+            size = terms.abs().mean(-1, keepdim=True)
             r = mean.sqrt()
             tensors_agree(
                 gx, (c * g - v / mean * pull) / r, ((c * g).abs() + v.abs() / mean * size) / r

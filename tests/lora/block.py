@@ -1,4 +1,4 @@
-"""A block in float64 and on a device, which the tests of plan and step share."""
+"""A block in float64 and on a device, for the tests of plan and step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def softmax(scores: Exact) -> Exact:
 
 
 def forward(s: Shape, w: dict[str, Exact]) -> dict[str, Exact]:
-    """All that the block computes; `w` are its weights and its input `x`."""
+    """Return all that the block computes; `w` are its weights and its input `x`."""
     kept = {"normed1": normed(w["x"], w["norm1"])}
     for name in "qkv":
         kept[name] = kept["normed1"] @ w[name]
@@ -72,7 +72,8 @@ class Case:
     def __init__(self, gpu: Gpu, shape: Shape, **more: Any) -> None:
         rng = np.random.default_rng(20261115)
         sizes = {**shape.trained, **shape.base, "x": (shape.max_seq, shape.hidden)}
-        self.shape, self.quantised = shape, dict[str, Nf4]()
+        self.shape = shape
+        self.quantised = dict[str, Nf4]()
         self.weights = {name: self._stored(rng.standard_normal(sizes[name])) for name in sorted(sizes)}
         for name in shape.base if shape.nf4 else ():
             self.quantised[name] = quantize(self.weights[name])
@@ -90,12 +91,12 @@ class Case:
         return kept
 
     def step(self) -> dict[str, Exact]:
-        """The gradients that the device finds."""
+        """Return the gradients that the device finds."""
         gx = self.block.step(self.g)
         return {"x": exact(gx)} | {name: exact(g) for name, g in self.block.gradients.items()}
 
     def slopes(self, name: str) -> Exact:
-        """The gradient of one weight, or the input, by finite differences."""
+        """Return the gradient of one weight, or the input, by finite differences."""
 
         def result(value: Exact) -> Exact:
             return forward(self.shape, self.weights | {name: value})["y"]

@@ -1,4 +1,4 @@
-"""Arrays that fit a block, for the tests that take one away or spoil it."""
+"""Arrays of a block, for tests that remove or change one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan: it is what a real step does, warms that and nothing else, and reads well."""
+"""The plan of a LoRA step: it matches a real step, warms exactly that, and prints a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.lora.block import GQA, MHA, Case, fake, names, planned
 
 
 def small(model: str) -> dict[str, Any]:
-    """A model in miniature: its proportions, with as many heads to one of keys and values."""
+    """Return a small model with the same proportions and the same heads per key-value head."""
     real = MODELS[model]
     share, head = real.q_dim // real.kv_dim, 4
     heads = max(2, share)
@@ -58,7 +58,8 @@ def test_the_plan_is_what_a_step_launches(
     with trace_ops() as seen:
         case.block.step(case.g)
     assert tuple(seen) == plan.launches == plan.operations == plan.on(gpu).launches
-    with_blas, of_blas = Case(gpu, shape, blas=fake(gpu)), planned(shape, blas=True)
+    with_blas = Case(gpu, shape, blas=fake(gpu))
+    of_blas = planned(shape, blas=True)
     with trace_ops() as together:
         with_blas.block.step(with_blas.g)
     assert tuple(together) == of_blas.operations
@@ -66,13 +67,14 @@ def test_the_plan_is_what_a_step_launches(
 
 
 def step_at_real_size(gpu: Gpu, plan: Plan, **more: Any) -> tuple[Op, ...]:
-    """What a step with arrays of ones launches."""
+    """Return the ops that a step with arrays of ones launches."""
     shape = plan.shape
     arrays: dict[str, Any] = {
         name: gpu.zeros(size, shape.dtype).fill(0.01) for name, size in shape.given.items()
     }
     for name, (rows, columns) in shape.base.items() if shape.nf4 else ():
-        codes, scales = gpu.zeros(rows * columns // 2, "uint8").fill(0x99), rows * columns // 64
+        codes = gpu.zeros(rows * columns // 2, "uint8").fill(0x99)
+        scales = rows * columns // 64
         arrays[name] = Nf4(codes, gpu.zeros(scales).fill(0.1), (rows, columns))
     block = LoraBlock(gpu, shape, arrays, **more)
     gy = gpu.zeros((shape.max_seq, shape.hidden), shape.dtype).fill(0.5)
@@ -105,7 +107,8 @@ def test_the_plan_is_what_a_sealed_step_launches_at_real_size(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_shorter_types_have_a_plan_of_their_own(open_device: Callable[..., Gpu], dtype: str) -> None:
-    gpu, sizes = open_device("cuda"), MODELS["qwen2-0.5b"].sizes
+    gpu = open_device("cuda")
+    sizes = MODELS["qwen2-0.5b"].sizes
     plan = backward_plan(**sizes, max_seq=333, lora_rank=8, dtype=dtype).on(gpu)
     assert step_at_real_size(gpu, plan) == plan.operations
 
@@ -115,14 +118,15 @@ def test_shorter_types_have_a_plan_of_their_own(open_device: Callable[..., Gpu],
 
 @pytest.fixture
 def fresh(open_device: Callable[..., Gpu], builder: Builder) -> Gpu:
-    """An emulator with a cache of its own."""
+    """Return an emulator with a cache of its own."""
     return open_device("emulator", builder=builder)
 
 
 def test_after_warming_a_sealed_step_compiles_nothing_and_uses_all(
     fresh: Gpu, recorder: Recorder
 ) -> None:
-    case, plan = Case(fresh, GQA), planned(GQA)
+    case = Case(fresh, GQA)
+    plan = planned(GQA)
     report = plan.warm(fresh)
     assert report.programs == report.entries == report.compiles == len(plan.requests)
     compiled, loaded = len(recorder.named("compile")), len(recorder.named("load"))
@@ -142,7 +146,8 @@ def test_unwarmed_a_sealed_step_is_refused(fresh: Gpu) -> None:
 
 def test_a_plan_warms_its_own_length_unless_shorter_ones_are_asked_for(fresh: Gpu) -> None:
     shape = replace(MHA, max_seq=33)
-    plan, brief = planned(shape), Case(fresh, replace(shape, max_seq=7))
+    plan = planned(shape)
+    brief = Case(fresh, replace(shape, max_seq=7))
     plan.warm(fresh)
     with (
         preheat.sealed(),
@@ -214,7 +219,7 @@ def test_the_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert wanted == {(request.program, (request.entry,)) for request in plan.requests}
 
 
-# What is in it
+# Content
 
 
 def llama(rank: int = 16, **more: Any) -> Plan:
@@ -222,7 +227,7 @@ def llama(rank: int = 16, **more: Any) -> Plan:
 
 
 def without(whole: list[str], part: list[str]) -> list[str]:
-    """What is left of `whole`, in order, when all of `part` is taken out."""
+    """Return `whole` without the items of `part`, in order."""
     left = list(whole)
     for each in part:
         left.remove(each)
@@ -280,7 +285,8 @@ def test_with_cublas_no_product_is_compiled_but_the_quantised_one() -> None:
 def test_undecided_it_plans_for_the_kernels_until_a_device_decides(
     open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, plan = open_device("emulator"), llama()
+    gpu = open_device("emulator")
+    plan = llama()
     assert plan.requests == llama(blas=False).requests
     assert plan.on(gpu) == llama(blas=False)
     monkeypatch.setattr("preheat.lora.plan.find", lambda _: Found(None, "13.0.0"))
@@ -340,9 +346,9 @@ def test_the_page_on_lora_says_what_every_array_is() -> None:
         r"^\| (.*?) \| (.*?) \|", page.partition("| name | shape | what it is |")[2], re.M
     )
     sizes = {**asdict(GQA), "head": GQA.head, "kv_heads": GQA.kv_heads}
-    told = {
+    reported = {
         name: eval(shape.strip("`"), sizes)
         for names, shape in rows
         for name in re.findall(r"`(\w+)`", names)
     }
-    assert told == GQA.given
+    assert reported == GQA.given

@@ -1,4 +1,4 @@
-"""Sizes of a block that can be and that cannot, by the names of the parameters."""
+"""Valid and invalid sizes of a block, with errors that name the parameters."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_numbers_and_types_of_numpy_make_the_same_plan() -> None:
     assert json.dumps(asdict(plan.shape)) == json.dumps(asdict(wanted.shape))
 
 
-def test_what_is_just_possible_is_planned() -> None:
+def test_the_largest_possible_shape_is_planned() -> None:
     plan = backward_plan(**asdict(GQA) | {"max_seq": 2**19 - 1, "hidden": 2**21, "lora_rank": 6})
     assert f"softmax_backward(rows={2**21 - 4}, width={2**19 - 1})" in names(plan)
 

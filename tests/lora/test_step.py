@@ -1,4 +1,4 @@
-"""A real step: its gradients are right, and what does not fit is named."""
+"""A LoRA step: its gradients are correct, and operands that do not fit are named."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_a_step_can_be_captured_and_gives_the_same_bits(device: Gpu) -> None:
 
 def test_a_step_with_cublas_can_be_captured(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    case, plan = Case(gpu, GQA, blas=fake(gpu)), planned(GQA, blas=True)
+    case = Case(gpu, GQA, blas=fake(gpu))
+    plan = planned(GQA, blas=True)
     case.step()
     with gpu.capture() as graph, trace_ops() as seen:
         case.block.step(case.g)
@@ -87,7 +88,9 @@ def test_arrays_that_do_not_fit_are_named(
     given: tuple[Gpu, dict[str, Any]], open_device: Callable[..., Gpu]
 ) -> None:
     gpu, arrays = given
-    far, freed, gaps = open_device("emulator:1"), gpu.zeros((10, 12)), np.zeros((10, 24), "float32")
+    far = open_device("emulator:1")
+    freed = gpu.zeros((10, 12))
+    gaps = np.zeros((10, 24), "float32")
     freed.close()
     for change, message in (
         ({"q": gpu.zeros((10, 11))}, "q is float32 of shape (10, 11), not float32 of shape (10, 12)"),
@@ -122,7 +125,8 @@ def test_a_quantised_base_that_does_not_fit_is_named(
     frozen = replace(GQA, nf4=True)
     base = {name: quantize(np.ones(size)).on(gpu) for name, size in GQA.base.items()}
     LoraBlock(gpu, frozen, arrays | base)
-    q, far = base["q"], open_device("emulator:1")
+    q = base["q"]
+    far = open_device("emulator:1")
     for bad, message in (
         (arrays["q"], "q is Array, not Nf4"),
         (base["o"], "q is Nf4 of shape (12, 10), not of (10, 12)"),

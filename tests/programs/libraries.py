@@ -1,4 +1,4 @@
-"""Other libraries as random programs use them: stand-ins on the emulator, the real ones on a GPU."""
+"""Other libraries for random programs: stand-ins on the emulator, the real libraries on a GPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Library(Protocol):
     """A library with tensors of int32 and streams of its own, one of which is current."""
 
     def full(self, count: int, value: int) -> Any:
-        """A new tensor of one number."""
+        """Return a new tensor of one number."""
 
     def take(self, array: Any) -> Any:
-        """A tensor over the memory of an array of preheat."""
+        """Return a tensor over the memory of an array of preheat."""
 
     def fill(self, tensor: Any, value: int) -> None:
         """Set every number, in the current stream."""
@@ -34,13 +34,13 @@ class Library(Protocol):
         """Copy numbers, in the current stream."""
 
     def read(self, tensor: Any) -> list[int]:
-        """The numbers, after the work in the current stream."""
+        """Return the numbers, after the work in the current stream."""
 
     def switch(self, number: int) -> None:
         """Work in another stream from here on, which waits for the one before."""
 
     def handle(self) -> int:
-        """The handle of the current stream."""
+        """Return the handle of the current stream."""
 
     def slow(self) -> None:
         """Keep the current stream busy for a while."""
@@ -71,7 +71,8 @@ class Standin:
         return found
 
     def switch(self, number: int) -> None:
-        before, self._library.current = self._library.current, self._streams[number]
+        before = self._library.current
+        self._library.current = self._streams[number]
         self._library.order(before)
 
     def handle(self) -> int:
@@ -107,7 +108,8 @@ class RealTorch:
         return [int(n) for n in tensor.cpu().tolist()]
 
     def switch(self, number: int) -> None:
-        before, there = self._torch.cuda.current_stream(), self._streams[number]
+        before = self._torch.cuda.current_stream()
+        there = self._streams[number]
         there.wait_stream(before)
         self._torch.cuda.set_stream(there)
 
@@ -145,7 +147,8 @@ class RealCuPy:
         return [int(n) for n in tensor.get()]
 
     def switch(self, number: int) -> None:
-        before, there = self._cupy.cuda.get_current_stream(), self._streams[number]
+        before = self._cupy.cuda.get_current_stream()
+        there = self._streams[number]
         there.wait_event(before.record())
         there.use()
 

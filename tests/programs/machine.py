@@ -1,4 +1,4 @@
-"""Random programs over memory of preheat and of other libraries, beside the same program in sequence.
+"""Random programs over memory of preheat and other libraries, compared with sequential execution.
 
 A program makes arrays, tensors, views and exports, launches kernels in several streams, fills, copies,
 captures, replays, sets scalars, drops names and reads. Each piece of memory has a model, a plain list
@@ -25,7 +25,7 @@ __all__ = ["SOURCE", "Programs"]
 
 N = 8
 MASK = 0xFFFF
-# `mix` does not commute, so a result tells in which order the work was done.
+# `mix` does not commute, so that a result depends on the order of the work.
 SOURCE = (
     SPIN
     + """
@@ -49,13 +49,13 @@ Step = Callable[[], None]  # what a piece of work does to the models
 
 @dataclass(eq=False)
 class Item:
-    """Something that holds numbers: an array of ours, or a tensor of a library, or a view of either."""
+    """An array of preheat, a tensor of another library, or a view of either."""
 
     value: Any
     model: list[int]  # of the whole memory
     start: int = 0
     library: Library | None = None  # of a tensor
-    exported: Library | None = None  # to which library memory of ours was given
+    exported: Library | None = None  # the library to which memory of preheat was exported
     root: Item | None = None  # of a view or an export
 
     def get(self) -> list[int]:
@@ -87,7 +87,7 @@ class Programs(RuleBasedStateMachine):
     """One program. A subclass says on which device and beside which libraries it runs."""
 
     def open(self, schedule: int) -> tuple[Gpu, list[Library]]:
-        """The device, and the other libraries."""
+        """Open the device and the other libraries."""
         raise NotImplementedError
 
     def shut(self) -> None:
@@ -139,13 +139,13 @@ class Programs(RuleBasedStateMachine):
         return self.items[at % len(self.items)]
 
     def _stream(self, at: int) -> Any:
-        """None, a stream of ours, or the current stream of a library by its handle."""
+        """Choose None, a stream of preheat, or the handle of the current stream of a library."""
         choices: list[Any] = [*self.streams, *self.streams, *self.libraries]
         chosen = choices[at % len(choices)]
         return StreamHandle(chosen.handle()) if chosen in self.libraries else chosen
 
     def _address(self, item: Item) -> Any:
-        """The operand: the first N numbers from where the item begins."""
+        """Return the operand: the first N numbers from where the item begins."""
         if isinstance(item.value, Array):
             return item.value[item.start : item.start + N] if item.root is None else item.value
         return item.value
@@ -154,7 +154,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(where=number, value=small, how=st.sampled_from(["zeros", "array", "empty", "pool"]))
     def make(self, where: int, value: int, how: str) -> None:
-        """An array of ours, in any stream of ours or from a pool."""
+        """Create an array of preheat, in any stream or from a pool."""
         if self.capturing or len(self.items) > 14:
             return
         home = self.streams[where % len(self.streams)]
@@ -176,7 +176,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(at=number, half=st.booleans())
     def view(self, at: int, half: bool) -> None:
-        """A view of an array of ours."""
+        """Create a view of an array of preheat."""
         item = self._item(at)
         if not isinstance(item.value, Array) or item.root is not None or len(self.items) > 14:
             return
@@ -186,8 +186,9 @@ class Programs(RuleBasedStateMachine):
 
     @rule(at=number, which=number)
     def export(self, at: int, which: int) -> None:
-        """Another library takes an array of ours; never two of them one array."""
-        item, library = self._item(at), self.libraries[which % len(self.libraries)]
+        """Export an array of preheat to another library; each array is exported to one at most."""
+        item = self._item(at)
+        library = self.libraries[which % len(self.libraries)]
         whole = isinstance(item.value, Array) and item.root is None
         if self.capturing or not whole or item.exported not in (None, library) or len(self.items) > 14:
             return
@@ -234,7 +235,8 @@ class Programs(RuleBasedStateMachine):
     def add(self, into: int, stream: int) -> None:
         """A kernel reads a scalar of the device."""
         item = self._item(into)
-        operand, scalar = self._operand(item), self.scalar
+        operand = self._operand(item)
+        scalar = self.scalar
         if self.capturing is not None:
             self.capturing.scalar = True
         chosen = None if self.capturing is not None else self._stream(stream)
@@ -264,7 +266,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(source=number, into=number)
     def transfer(self, source: int, into: int) -> None:
-        """A copy inside one library, or inside ours."""
+        """Copy inside one library, or inside preheat."""
         x, y = self._item(source), self._item(into)
         if x.base is y.base or x.library is not y.library:
             return
@@ -298,7 +300,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(which=number)
     def slow(self, which: int) -> None:
-        """Keep a stream busy, so that work behind it is late."""
+        """Keep a stream busy, so that later work in it is delayed."""
         if self.capturing is not None:
             return
         if which % 2:
@@ -326,7 +328,8 @@ class Programs(RuleBasedStateMachine):
         self._end()
 
     def _end(self) -> None:
-        captured, self.capturing = self.capturing, None
+        captured = self.capturing
+        self.capturing = None
         assert captured is not None
         if not captured.steps:
             captured.graph.__exit__(ValueError, ValueError("nothing was captured"), None)
@@ -379,7 +382,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: self.capturing is None)
     @rule(at=number)
     def read(self, at: int) -> None:
-        """What the program reads is what the model holds."""
+        """Check that the program reads what the model holds."""
         self._compare(self._item(at))
 
     def _compare(self, item: Item) -> None:
@@ -399,7 +402,7 @@ class Programs(RuleBasedStateMachine):
 
 
 def _apply(name: str, items: list[Item], value: int | None) -> None:
-    """What a kernel does to the models."""
+    """Apply the effect of a kernel to the models."""
     if name == "put":
         items[0].set([value or 0] * N)
         return

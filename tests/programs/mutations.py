@@ -1,4 +1,4 @@
-"""Remove one wait or one ownership at a time, and see that a test notices.
+"""Remove one wait or one ownership at a time, and check that a test fails.
 
     make mutations        # or: python -m tests.programs.mutations [PART OF A NAME …]
 

@@ -18,7 +18,7 @@ from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from tests.programs.libraries import Library, RealCuPy, RealTorch, Standin
 from tests.programs.machine import Programs
-from tests.runtime.support import library
+from tests.runtime.support import import_or_skip
 from tests.standin import FakeCuPy, FakeTorch, introduce
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # programs collect often
@@ -28,7 +28,7 @@ ON_GPU = int(os.environ.get("PREHEAT_TEST_PROGRAMS", "300"))
 
 
 def run(programs: type[Programs], count: int) -> None:
-    """Run so many programs. One that fails is made smaller, unless `PREHEAT_TEST_SHRINK` is 0."""
+    """Run `count` programs. A failing program is shrunk, unless `PREHEAT_TEST_SHRINK` is 0."""
     shrink = os.environ.get("PREHEAT_TEST_SHRINK") != "0"
     run_state_machine_as_test(
         programs,
@@ -52,7 +52,8 @@ def deferred(shared_builder: Builder) -> Iterator[type[Programs]]:
     class Deferred(Programs):
         def open(self, schedule: int) -> tuple[Gpu, list[Library]]:
             gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=schedule), shared_builder)
-            torch, cupy = FakeTorch(gpu), FakeCuPy(gpu)
+            torch = FakeTorch(gpu)
+            cupy = FakeCuPy(gpu)
             introduce(torch, patch)
             introduce(cupy, patch)
             return gpu, [Standin(torch), Standin(cupy)]
@@ -73,7 +74,7 @@ def test_programs_on_deferred_streams_do_what_they_do_in_sequence(deferred: type
 def test_programs_on_a_gpu_do_what_they_do_in_sequence(shared_builder: Builder) -> None:
     from preheat.devices.cuda.device import CudaDevice
 
-    torch, cupy = library("torch"), library("cupy")
+    torch, cupy = import_or_skip("torch"), import_or_skip("cupy")
     gpu = Gpu(CudaDevice(0), shared_builder)
     beside: list[Any] = [RealTorch(gpu, torch), RealCuPy(gpu, cupy)]
 

@@ -10,14 +10,14 @@ from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from tests.runtime.ordering import SOURCE, World
-from tests.runtime.support import Bench, bench
+from tests.runtime.support import SaxpyCase, saxpy_case
 from tests.standin import FakeCuPy, FakeTorch, introduce
 
 
 @pytest.fixture
-def setup(device: Gpu) -> Bench:
+def setup(device: Gpu) -> SaxpyCase:
     """saxpy and its operands on every device."""
-    return bench(device)
+    return saxpy_case(device)
 
 
 @pytest.fixture
@@ -25,7 +25,8 @@ def world(
     request: pytest.FixtureRequest, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=request.param), shared_builder)
-    torch, cupy = FakeTorch(gpu), FakeCuPy(gpu)
+    torch = FakeTorch(gpu)
+    cupy = FakeCuPy(gpu)
     introduce(torch, monkeypatch)
     introduce(cupy, monkeypatch)
     kernels = (gpu.kernel(SOURCE, name) for name in ("put", "copy", "spread"))

@@ -49,13 +49,13 @@ class World(NamedTuple):
         self.put.launch(x, value, N, grid=1, block=64, stream=stream)
 
     def read(self, x: Any, stream: object = None) -> list[int]:
-        """What a kernel sees in an array."""
+        """Return what a kernel sees in an array."""
         out = self.gpu.zeros(N, "int32")
         self.copy.launch(x, out, N, grid=1, block=64, stream=stream)
         return [int(n) for n in out.numpy()]
 
     def zeros(self, **more: Any) -> Array:
-        """An array of ours that launches have used, so that they take the short path from here on."""
+        """Return an array that launches have used, so that later launches take the fast path."""
         made = self.gpu.zeros(N, "int32", **more)
         self.warm(made)
         return made
@@ -75,7 +75,7 @@ every_consumer = pytest.mark.parametrize("consumer", ["torch", "cupy"])
 
 
 def shared(world: World, consumer: str, array: Array) -> Any:
-    """The array as another library has it."""
+    """Return the array as another library has it."""
     return world.torch.from_dlpack(array) if consumer == "torch" else world.cupy.asarray(array)
 
 
@@ -85,5 +85,5 @@ def fill(tensor: Any, value: int) -> None:
 
 
 def is_shared(array: Array) -> bool:
-    """Whether another library may use the memory at any time."""
+    """Return True if another library may use the memory at any time."""
     return array.buffer.uses.shared

@@ -77,7 +77,7 @@ PTX = """\
 """
 
 
-class Bench(NamedTuple):
+class SaxpyCase(NamedTuple):
     """A device with saxpy and its operands."""
 
     gpu: Gpu
@@ -99,14 +99,14 @@ class Bench(NamedTuple):
         np.testing.assert_allclose(self.y.numpy(), exact, rtol=1e-5, atol=1e-5)
 
 
-def bench(gpu: Gpu, n: int = 257) -> Bench:
+def saxpy_case(gpu: Gpu, n: int = 257) -> SaxpyCase:
     """Return saxpy on `gpu` with operands of `n` elements."""
     random = np.random.default_rng(n)
     xs, ys = (random.standard_normal(n).astype(np.float32) for _ in range(2))
-    return Bench(gpu, gpu.kernel(KERNELS, "saxpy"), gpu.array(xs), gpu.array(ys), n, xs, ys)
+    return SaxpyCase(gpu, gpu.kernel(KERNELS, "saxpy"), gpu.array(xs), gpu.array(ys), n, xs, ys)
 
 
-def library(name: str) -> Any:
+def import_or_skip(name: str) -> Any:
     """Import another library without its warnings, or skip the test if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Any value for any parameter: it is packed as the bytes it means, or refused with a `LaunchError`."""
+"""Any value for any parameter is packed as its bytes or refused with a `LaunchError`."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ def context() -> Context:
 
 
 def packing(context: Context, parameter: Parameter) -> Callable[[Any], bytes]:
-    """A function that gives the bytes that a launch hands over for one argument."""
-    signature, nothing = Signature(EntryPoint("k", (parameter,))), cast(Any, None)
+    """Return a function that gives the bytes that a launch hands over for one argument."""
+    signature = Signature(EntryPoint("k", (parameter,)))
+    nothing = cast(Any, None)
     geometry = Geometry((1, 1, 1), (1, 1, 1))
     launch = Launch(context, nothing, signature, geometry, None, module=nothing)
     block = new_param_buffer(signature)

@@ -1,4 +1,4 @@
-"""Arguments by value: numbers take the width of their parameter, or are refused."""
+"""Arguments by value: numbers are packed in the width of their parameter, or refused."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ NUMPY = [name for name in np.sctypeDict if isinstance(name, str) and name in (
 
 
 def taken(gpu: Gpu, kind: Kind, value: Any) -> Any:
-    """What a kernel sees of `value` in a parameter of this kind."""
+    """Return what a kernel sees of `value` in a parameter of this kind."""
     out = gpu.zeros(1, "uint8" if kind.cpp == "bool" else kind.numpy)
     gpu.kernel(SOURCE, kind.kernel)[1, 1](77, value, out)
     return out.numpy()[0].item()
 
 
 def taken_quickly(gpu: Gpu, kind: Kind, value: Any) -> Any:
-    """The same once the launch has become quick."""
+    """Return the same after the launch has become a fast one."""
     for _ in range(3):
         taken(gpu, kind, 1)
     return taken(gpu, kind, value)
@@ -227,7 +227,8 @@ def test_a_struct_is_passed_by_value(value: Any, device: Gpu) -> None:
 
 
 def test_a_struct_is_read_when_it_is_launched(device: Gpu) -> None:
-    out, pair = device.zeros(3, "float64"), Pair(1, 2, 3)
+    out = device.zeros(3, "float64")
+    pair = Pair(1, 2, 3)
     bound = device.kernel(KERNELS, "unpack").bind(pair, out, grid=1, block=1)
     pair.a = 99
     bound()
@@ -282,7 +283,7 @@ def test_the_parameter_block_has_every_parameter_at_its_offset(device: Gpu) -> N
 
 
 def kept(gpu: Gpu, word: Any, wide: Any, real: Any) -> bytes:
-    """What a kernel written by hand sees of three untyped words."""
+    """Return the three untyped words that a hand-written kernel reads."""
     out = gpu.zeros(16, "uint8")
     kernel = gpu.kernel(PTX, "keep")
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Arrays and scalars: what goes in comes out, views share memory, and nothing is changed silently."""
+"""Arrays and scalars: round trips, views that share memory, and conversions that are refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_fill_sets_every_element(name: str, device: Gpu) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_fill_takes_one_element_alone(name: str, device: Gpu) -> None:
+def test_fill_takes_one_element_only(name: str, device: Gpu) -> None:
     made = device.zeros(4, name)
     for wrong in (sample(name, (3,)), [1, 2], "a", None, object()):
         with pytest.raises(InputError):
@@ -87,8 +87,8 @@ def test_fill_takes_one_element_alone(name: str, device: Gpu) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_zeros_are_zeros_whatever_was_there_before(name: str, device: Gpu) -> None:
-    for _ in range(3):  # memory that was given back is used again
+def test_zeros_are_zeros_in_reused_memory(name: str, device: Gpu) -> None:
+    for _ in range(3):  # Freed memory is reused.
         device.array(sample(name, (501,)), dtype=name).close()
         assert not device.zeros((501,), name).numpy().any()
 
@@ -136,7 +136,7 @@ def test_write_and_copy_from_give_the_array_back(device: Gpu) -> None:
     device.empty(0).copy_from(device.empty(0))
 
 
-def test_what_is_written_may_change_at_once(device: Gpu) -> None:
+def test_the_source_of_a_write_may_change_at_once(device: Gpu) -> None:
     data = np.arange(100_003, dtype=np.int64)
     made = device.array(data)
     data[:] = -1
@@ -197,7 +197,7 @@ def test_data_without_an_element_type_is_refused(device: Gpu) -> None:
     ],
     ids=range(10),
 )
-def test_what_is_no_number_is_named_and_never_at_length(
+def test_a_value_that_is_no_number_is_named_and_never_at_length(
     data: Any, words: str, open_device: Callable[..., Gpu]
 ) -> None:
     gpu = open_device("emulator")
@@ -258,8 +258,9 @@ def test_scalars_of_every_kind_give_their_value_back(name: str, value: complex, 
 
 
 def nearest_bfloat16(value: float) -> int:
-    """The bits of the nearest bfloat16, ties to even, in exact arithmetic."""
-    exact, sign = Fraction(abs(value)), int(math.copysign(1, value) < 0)
+    """Return the bits of the nearest bfloat16, ties to even, in exact arithmetic."""
+    exact = Fraction(abs(value))
+    sign = int(math.copysign(1, value) < 0)
     candidates = range(0x7F81)
 
     def number(bits: int) -> Fraction:
@@ -297,7 +298,7 @@ def test_bfloat16_is_rounded_once_to_the_nearest(device: Gpu) -> None:
 
 
 def read_float8(bits: int, fraction: int, bias: int) -> float:
-    """What the bits of a float8 with so many bits of fraction stand for, by the book."""
+    """Return the value of the bits of a float8 with `fraction` bits of fraction."""
     sign = -1.0 if bits >> 7 else 1.0
     exponent, rest = (bits & 127) >> fraction, bits & (1 << fraction) - 1
     top = (127 >> fraction) if fraction == 2 else None  # e5m2 has infinities, e4m3fn one NaN
@@ -311,7 +312,7 @@ def read_float8(bits: int, fraction: int, bias: int) -> float:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether the bits are the same, except for those of what is no number."""
+    """Return True if the bits are equal, except for those of NaN."""
     found, expected = np.asarray(found), np.asarray(expected, found.dtype)
     signs = np.array_equal(np.signbit(found), np.signbit(expected))
     return signs and np.array_equal(found, expected, equal_nan=True)
@@ -358,20 +359,20 @@ def test_float8_and_bfloat16_take_their_bits(device: Gpu) -> None:
     assert int(device.empty((), "bfloat16").fill(np.uint16(0x3FC0)).numpy()) == 0x3FC0  # type: ignore[arg-type]
 
 
-def test_a_closed_array_is_told_at_every_door(device: Gpu) -> None:
+def test_a_closed_array_is_refused_by_every_operation(device: Gpu) -> None:
     made = device.array([1.0, 2.0])
     part = made[1:]
     with made:
         pass
-    made.close()  # twice is fine
+    made.close()  # Closing twice is allowed.
     other = device.zeros(2, "float64")
-    for door in (
+    for operation in (
         made.numpy, part.numpy, lambda: made.write([1.0, 2.0]), lambda: made.fill(1),
         lambda: made.copy_from(other), lambda: other.copy_from(made), lambda: device.array(made),
         lambda: made.__dlpack__(), lambda: made[0].numpy(),
     ):  # fmt: skip
         with pytest.raises(StaleBufferError, match="its memory was freed"):
-            door()
+            operation()
     assert "freed" in repr(made)
     assert made.uses.writer is part.uses.writer is None
 

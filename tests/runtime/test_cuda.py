@@ -1,4 +1,4 @@
-"""What only a GPU can answer: work side by side, other libraries' streams, faults, contexts."""
+"""The runtime on a GPU: concurrent work, streams of other libraries, faults, contexts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from preheat.program import Program
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.launch import Launch
 from tests.conftest import SAXPY, Recorder
-from tests.processes import finish, start
-from tests.runtime.support import KERNELS, bench, library
+from tests.processes import expect_success, start_python
+from tests.runtime.support import KERNELS, import_or_skip, saxpy_case
 
 pytestmark = pytest.mark.gpu
 
@@ -121,7 +121,7 @@ class Foreign:
 @pytest.mark.parametrize("warm", [0, 4])
 @pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
 def test_a_launch_comes_after_what_torch_does_to_its_operands(side: bool, warm: int, gpu: Gpu) -> None:
-    torch = library("torch")
+    torch = import_or_skip("torch")
     stream = torch.cuda.Stream() if side else torch.cuda.default_stream()
     copy = kernel(gpu, "copy")
     with torch.cuda.stream(stream):
@@ -136,26 +136,28 @@ def test_a_launch_comes_after_what_torch_does_to_its_operands(side: bool, warm: 
 
 @pytest.mark.parametrize("warm", [0, 4])
 def test_own_arrays_among_torch_tensors_are_ordered_both_ways(warm: int, gpu: Gpu) -> None:
-    torch = library("torch")
+    torch = import_or_skip("torch")
     copy = kernel(gpu, "copy")
     with torch.cuda.stream(torch.cuda.Stream()):
-        x, own = torch.zeros(N, device="cuda"), gpu.zeros(N)
+        x = torch.zeros(N, device="cuda")
+        own = gpu.zeros(N)
         for _ in range(warm):
             copy[grid_of(N), 256](x, own, N)
         torch.cuda._sleep(SLOW)
         x.fill_(5.0)
         copy[grid_of(N), 256](x, own, N)  # in torch's stream
-        copy[grid_of(N), 256](own, own, N)  # in ours, behind it
+        copy[grid_of(N), 256](own, own, N)  # in preheat's stream, after it
         assert (own.numpy() == 5.0).all()
         linger(gpu)
-        own.fill(7.0)  # in ours, late
-        copy[grid_of(N), 256](own, x, N)  # in torch's stream, behind it
+        own.fill(7.0)  # in preheat's stream, delayed
+        copy[grid_of(N), 256](own, x, N)  # in torch's stream, after it
         assert torch.equal(x, torch.full_like(x, 7.0))
 
 
 def test_an_explicit_stream_waits_for_torchs(gpu: Gpu) -> None:
-    torch = library("torch")
-    out, stream = gpu.zeros(N), gpu.stream()
+    torch = import_or_skip("torch")
+    out = gpu.zeros(N)
+    stream = gpu.stream()
     with torch.cuda.stream(torch.cuda.Stream()):
         x = torch.zeros(N, device="cuda")
         torch.cuda._sleep(SLOW)
@@ -165,8 +167,9 @@ def test_an_explicit_stream_waits_for_torchs(gpu: Gpu) -> None:
 
 
 def test_a_tensor_dropped_after_its_launch_is_not_overwritten_under_it(gpu: Gpu) -> None:
-    torch = library("torch")
-    out, stream = gpu.zeros(N), gpu.stream()
+    torch = import_or_skip("torch")
+    out = gpu.zeros(N)
+    stream = gpu.stream()
     x = torch.full((N,), 3.0, device="cuda")
     torch.cuda.synchronize()
     linger(gpu, stream)
@@ -180,8 +183,9 @@ def test_a_tensor_dropped_after_its_launch_is_not_overwritten_under_it(gpu: Gpu)
 
 
 def test_torch_streams_are_streams(gpu: Gpu) -> None:
-    torch = library("torch")
-    out, x = gpu.zeros(N), torch.zeros(N, device="cuda")
+    torch = import_or_skip("torch")
+    out = gpu.zeros(N)
+    x = torch.zeros(N, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -195,9 +199,10 @@ def test_torch_streams_are_streams(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("warm", [0, 4])
 def test_torch_tensors_are_checked_like_arrays(warm: int, gpu: Gpu) -> None:
-    torch = library("torch")
-    made = bench(gpu)
-    x, y = torch.from_numpy(made.xs).cuda(), torch.from_numpy(made.ys).cuda()
+    torch = import_or_skip("torch")
+    made = saxpy_case(gpu)
+    x = torch.from_numpy(made.xs).cuda()
+    y = torch.from_numpy(made.ys).cuda()
     for _ in range(warm):
         made.saxpy[5, 64](2.0, x, y, made.n)
     for wrong, words in (
@@ -211,11 +216,13 @@ def test_torch_tensors_are_checked_like_arrays(warm: int, gpu: Gpu) -> None:
     np.testing.assert_allclose(y.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_quick_launch_takes_tensors_of_a_library_seen_later(
+def test_a_fast_launch_takes_tensors_of_a_library_seen_later(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = library("torch")
-    kernel, x, y = gpu.kernel(SAXPY, "saxpy"), gpu.zeros(33), gpu.zeros(33)
+    torch = import_or_skip("torch")
+    kernel = gpu.kernel(SAXPY, "saxpy")
+    x = gpu.zeros(33)
+    y = gpu.zeros(33)
     for _ in range(4):
         kernel[1, 64](2.0, x, y, 33)
     left, right = torch.rand(33, device="cuda"), torch.rand(33, device="cuda")
@@ -228,8 +235,9 @@ def test_a_quick_launch_takes_tensors_of_a_library_seen_later(
 
 
 def test_strided_tensors_are_not_copied_as_if_they_were_dense(gpu: Gpu) -> None:
-    torch, cupy = library("torch"), library("cupy")
-    dense, flat = torch.arange(6.0, device="cuda").reshape(2, 3), cupy.arange(6, dtype="float32")
+    torch, cupy = import_or_skip("torch"), import_or_skip("cupy")
+    dense = torch.arange(6.0, device="cuda").reshape(2, 3)
+    flat = cupy.arange(6, dtype="float32")
     np.testing.assert_array_equal(gpu.array(dense).numpy(), dense.cpu().numpy())
     for strided in (dense.T, flat[::2], flat.reshape(2, 3).T):
         with pytest.raises(InputError, match="is not contiguous"):
@@ -238,7 +246,7 @@ def test_strided_tensors_are_not_copied_as_if_they_were_dense(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_two_libraries_in_one_launch_are_ordered_both_ways(bound: bool, gpu: Gpu) -> None:
-    torch, cupy = library("torch"), library("cupy")
+    torch, cupy = import_or_skip("torch"), import_or_skip("cupy")
     kernel = gpu.kernel(SAXPY, "saxpy")
     for _ in range(5):
         with torch.cuda.stream(torch.cuda.Stream()), cupy.cuda.Stream(non_blocking=True):
@@ -253,8 +261,9 @@ def test_two_libraries_in_one_launch_are_ordered_both_ways(bound: bool, gpu: Gpu
 
 
 def test_a_bound_launch_orders_own_arrays_among_torch_tensors(gpu: Gpu) -> None:
-    torch = library("torch")
-    kernel, y = gpu.kernel(SAXPY, "saxpy"), gpu.zeros(33)
+    torch = import_or_skip("torch")
+    kernel = gpu.kernel(SAXPY, "saxpy")
+    y = gpu.zeros(33)
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(50_000_000)
         x = torch.full((33,), 4.0, device="cuda")
@@ -264,8 +273,8 @@ def test_a_bound_launch_orders_own_arrays_among_torch_tensors(gpu: Gpu) -> None:
     assert y.numpy().tolist() == [4.0] * 33
 
 
-def test_arrays_at_home_in_a_default_stream_can_be_dropped_anywhere(gpu: Gpu) -> None:
-    torch = library("torch")
+def test_arrays_allocated_in_a_default_stream_can_be_dropped_anywhere(gpu: Gpu) -> None:
+    torch = import_or_skip("torch")
     made = [gpu.array(np.ones(1000, "float32"), stream=torch.cuda.default_stream()) for _ in range(3)]
     assert made[0].numpy().sum() == 1000
 
@@ -285,8 +294,8 @@ def test_numpy_does_not_copy_from_a_gpu_in_passing(gpu: Gpu) -> None:
 
 
 def test_torch_tensors_with_gradients_views_and_halves_pass(gpu: Gpu) -> None:
-    torch = library("torch")
-    made = bench(gpu)
+    torch = import_or_skip("torch")
+    made = saxpy_case(gpu)
     x = torch.from_numpy(made.xs).cuda().requires_grad_()
     parameter = torch.nn.Parameter(torch.from_numpy(made.xs).cuda())
     for times, given in enumerate((x, parameter, x.detach(), torch.stack([x, x])[1]), start=1):
@@ -305,7 +314,7 @@ def test_torch_tensors_with_gradients_views_and_halves_pass(gpu: Gpu) -> None:
 
 
 def test_arrays_and_torch_tensors_share_memory_both_ways(gpu: Gpu) -> None:
-    torch = library("torch")
+    torch = import_or_skip("torch")
     made = gpu.array(np.arange(12, dtype=np.float32).reshape(3, 4))
     for view in (torch.from_dlpack(made), torch.as_tensor(made, device="cuda")):
         assert view.data_ptr() == made.address
@@ -322,7 +331,7 @@ def test_arrays_and_torch_tensors_share_memory_both_ways(gpu: Gpu) -> None:
 
 
 def test_torch_sees_what_a_slow_kernel_wrote(gpu: Gpu) -> None:
-    torch = library("torch")
+    torch = import_or_skip("torch")
     made = gpu.zeros(N)
     linger(gpu)
     made.fill(6.0)
@@ -334,7 +343,7 @@ def test_torch_sees_what_a_slow_kernel_wrote(gpu: Gpu) -> None:
 
 
 def test_memory_that_torch_holds_outlives_its_array(gpu: Gpu) -> None:
-    torch = library("torch")
+    torch = import_or_skip("torch")
     made = gpu.array(np.full(N, 3.0, np.float32))
     held = torch.from_dlpack(made)
     del made
@@ -353,9 +362,10 @@ def test_memory_that_torch_holds_outlives_its_array(gpu: Gpu) -> None:
 @pytest.mark.parametrize("warm", [0, 4])
 @pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
 def test_a_launch_comes_after_what_cupy_does_to_its_operands(side: bool, warm: int, gpu: Gpu) -> None:
-    cupy = library("cupy")
+    cupy = import_or_skip("cupy")
     stream = cupy.cuda.Stream(non_blocking=True) if side else cupy.cuda.Stream.null
-    copy, own = kernel(gpu, "copy"), gpu.zeros(N)
+    copy = kernel(gpu, "copy")
+    own = gpu.zeros(N)
     with stream:
         x, out = cupy.zeros(N, cupy.float32), cupy.zeros(N, cupy.float32)
         for _ in range(warm):
@@ -373,7 +383,7 @@ def test_a_launch_comes_after_what_cupy_does_to_its_operands(side: bool, warm: i
 
 
 def test_arrays_and_cupy_arrays_share_memory_both_ways(gpu: Gpu) -> None:
-    cupy = library("cupy")
+    cupy = import_or_skip("cupy")
     made = gpu.array(np.arange(12, dtype=np.int32).reshape(3, 4))
     for view in (cupy.asarray(made), cupy.from_dlpack(made)):
         assert view.data.ptr == made.address
@@ -388,8 +398,8 @@ def test_arrays_and_cupy_arrays_share_memory_both_ways(gpu: Gpu) -> None:
 
 
 def test_numba_arrays_pass_without_a_copy(gpu: Gpu) -> None:
-    cuda = library("numba.cuda")
-    made = bench(gpu)
+    cuda = import_or_skip("numba.cuda")
+    made = saxpy_case(gpu)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         x, y = cuda.to_device(made.xs), cuda.to_device(made.ys)
@@ -424,7 +434,7 @@ print(bool((y.numpy() == 24.0 * jnp.arange(1009)).all()), jax.dlpack.from_dlpack
 def test_jax_arrays_pass_without_a_copy(tmp_path: Path) -> None:
     file = tmp_path / "saxpy.txt"
     file.write_text(SAXPY)
-    out = finish(start(JAX, str(file), env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}))
+    out = expect_success(start_python(JAX, str(file), env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}))
     if out.startswith("skip"):
         pytest.skip(f"JAX has no GPU here: {out}")
     assert out.split("\n")[0] == "True (1009,)"
@@ -434,7 +444,8 @@ def test_jax_arrays_pass_without_a_copy(tmp_path: Path) -> None:
 
 
 def test_memory_used_in_a_second_stream_is_not_overwritten_under_it(gpu: Gpu) -> None:
-    out, stream = gpu.zeros(N), gpu.stream()
+    out = gpu.zeros(N)
+    stream = gpu.stream()
     for close in (True, False):
         x = gpu.array(np.full(N, 3.0, np.float32))
         linger(gpu, stream)
@@ -449,8 +460,10 @@ def test_memory_used_in_a_second_stream_is_not_overwritten_under_it(gpu: Gpu) ->
 
 @pytest.mark.parametrize("warm", [0, 5])
 def test_memory_used_in_a_foreign_stream_is_not_overwritten_under_it(warm: int, gpu: Gpu) -> None:
-    torch = library("torch")
-    out, stream, copy = gpu.zeros(N), torch.cuda.Stream(), kernel(gpu, "copy")
+    torch = import_or_skip("torch")
+    out = gpu.zeros(N)
+    stream = torch.cuda.Stream()
+    copy = kernel(gpu, "copy")
     x = gpu.array(np.full(N, 3.0, np.float32))
     for _ in range(warm):
         copy.launch(x, out, N, grid=grid_of(N), block=256, stream=stream)
@@ -462,8 +475,10 @@ def test_memory_used_in_a_foreign_stream_is_not_overwritten_under_it(warm: int, 
     del others
 
 
-def test_a_second_stream_waits_for_what_was_written_meanwhile(gpu: Gpu) -> None:
-    x, out, stream = gpu.zeros(N), gpu.zeros(N), gpu.stream()
+def test_a_second_stream_waits_for_what_was_written(gpu: Gpu) -> None:
+    x = gpu.zeros(N)
+    out = gpu.zeros(N)
+    stream = gpu.stream()
     copy = kernel(gpu, "copy")
     for value in (3.0, 4.0, 5.0, 6.0):
         linger(gpu)
@@ -478,7 +493,8 @@ def test_a_stream_of_another_library_may_be_gone_when_memory_is_freed(gpu: Gpu) 
     with gpu._device.current():  # type: ignore[attr-defined]
         code, handle = driver.cuStreamCreate(1)
     assert code == 0
-    x, out = gpu.array(np.full(N, 3.0, np.float32)), gpu.zeros(N)
+    x = gpu.array(np.full(N, 3.0, np.float32))
+    out = gpu.zeros(N)
     copy = kernel(gpu, "copy")
     copy.launch(x, out, N, grid=grid_of(N), block=256, stream=Foreign(int(handle)))
     assert driver.cuStreamDestroy(handle)[0] == 0
@@ -553,7 +569,8 @@ def test_a_tensor_map_is_passed_by_value(gpu: Gpu) -> None:
     )
     assert code == 0
     raw = ctypes.string_at(int(tensor_map.getPtr()), 128)
-    tile, out = gpu.kernel(TILE, "tile"), gpu.zeros(128)
+    tile = gpu.kernel(TILE, "tile")
+    out = gpu.zeros(128)
     for given in (tensor_map, raw, tensor_map, raw):
         for x, y in ((0, 0), (16, 8), (48, 40)):
             tile[1, 128](given, x, y, out.fill(0))
@@ -566,7 +583,8 @@ def test_a_tensor_map_is_passed_by_value(gpu: Gpu) -> None:
 def test_another_context_may_be_current(gpu: Gpu) -> None:
     from cuda.bindings import driver
 
-    made, errors = bench(gpu), list[BaseException]()
+    made = saxpy_case(gpu)
+    errors = list[BaseException]()
 
     def work() -> None:
         try:
@@ -578,7 +596,7 @@ def test_another_context_may_be_current(gpu: Gpu) -> None:
             for _ in range(4):
                 made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=default)
             made.check(8)
-            other = bench(gpu, 33)
+            other = saxpy_case(gpu, 33)
             other.launch(4)
             other.check(4)
             gpu.synchronize()
@@ -595,7 +613,7 @@ def test_another_context_may_be_current(gpu: Gpu) -> None:
     made.check(9)
 
 
-# Faults, each in a process of its own: the driver does not recover within one
+# Faults, each in its own process, because the driver does not recover within a process
 
 FAULT = """
 import json
@@ -617,8 +635,8 @@ print(json.dumps([said(door) for door in doors]))
 """
 
 
-def test_an_illegal_address_loses_the_context_in_so_many_words() -> None:
-    launch, synchronize, *later = json.loads(finish(start(FAULT)))
+def test_an_illegal_address_loses_the_context_with_its_name() -> None:
+    launch, synchronize, *later = json.loads(expect_success(start_python(FAULT)))
     assert launch is None  # the launch itself was fine
     assert synchronize[0] == "DriverError"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in synchronize[1]
@@ -627,7 +645,7 @@ def test_an_illegal_address_loses_the_context_in_so_many_words() -> None:
 
 
 def test_a_blocking_process_names_the_kernel() -> None:
-    launch, *later = json.loads(finish(start(FAULT, env={"PREHEAT_BLOCKING": "1"})))
+    launch, *later = json.loads(expect_success(start_python(FAULT, env={"PREHEAT_BLOCKING": "1"})))
     assert launch[0] == "DriverError"
     assert launch[1].startswith("wild: ")
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in launch[1]
@@ -653,7 +671,7 @@ print(array.numpy().tolist())
 
 
 def test_a_fork_after_use_is_named_in_the_child_and_harmless_in_the_parent() -> None:
-    child, parent = finish(start(FORK, env={"PYTHONWARNINGS": "ignore"})).splitlines()
+    child, parent = expect_success(start_python(FORK, env={"PYTHONWARNINGS": "ignore"})).splitlines()
     assert child.startswith("cuda:0: this process was forked from one that was using the GPU")
     assert "'spawn' or 'forkserver'" in child
     assert parent == "[0.0, 0.0, 0.0]"
@@ -672,7 +690,7 @@ def test_code_of_another_gpu_in_the_cache_is_purged_and_rebuilt(
     del right, builder
     recorder.forgive = True
     gpu = open_device("cuda", builder=open_builder())
-    made = bench(gpu)
+    made = saxpy_case(gpu)
     again = gpu.kernel(program, "saxpy")
     (damaged,) = recorder.named("damaged")
     assert "CUDA_ERROR_" in damaged["reason"]

@@ -1,4 +1,4 @@
-"""The end of a device's life, by fault, reset, close or fork: what every old thing says of it."""
+"""The end of a session by fault, reset, close or fork: the error of every object of that session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.bound import Bound
 from preheat.runtime.kernel import Kernel, Module, SymbolView
 from preheat.runtime.stream import Event, Stream
-from tests.faulty import Flaky
+from tests.faulty import FaultyGpu
 from tests.runtime.support import KERNELS
 
 
@@ -37,12 +37,16 @@ class Things(NamedTuple):
 
 
 def things(gpu: Gpu) -> Things:
-    """One thing of each kind, every one of them used."""
-    module, array, scalar = gpu.module(KERNELS), gpu.zeros(4, "int32"), gpu.scalar("int32")
+    """Return one object of each kind, all of which were used."""
+    module = gpu.module(KERNELS)
+    array = gpu.zeros(4, "int32")
+    scalar = gpu.scalar("int32")
     with gpu.capture() as graph:
         array.fill(1)
     graph.replay()
-    kernel, stream, pool = module["narrow"], gpu.stream(), gpu.pool(1024)
+    kernel = module["narrow"]
+    stream = gpu.stream()
+    pool = gpu.pool(1024)
     for _ in range(3):
         kernel[1, 4](array)
     bound = kernel.bind(array, grid=1, block=4)
@@ -128,7 +132,7 @@ ENDS: dict[str, tuple[Callable[[Gpu], None], str]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_every_end_of_a_life_says_what_to_do_about_each_old_thing(
+def test_every_end_of_a_session_says_what_to_do_about_each_old_thing(
     end: str, open_device: Callable[..., Gpu]
 ) -> None:
     act, hint = ENDS[end]
@@ -146,19 +150,21 @@ def test_every_end_of_a_life_says_what_to_do_about_each_old_thing(
 
 
 @pytest.mark.parametrize("end", ["fault", "fork", "fork after a fault"])
-def test_a_gpu_that_does_not_recover_is_not_reset(end: str, open_flaky: Callable[..., Flaky]) -> None:
-    flaky = open_flaky("emulator")
-    flaky.seam._part.recovers = False
-    old = things(flaky.gpu)
+def test_a_gpu_that_does_not_recover_is_not_reset(
+    end: str, open_faulty: Callable[..., FaultyGpu]
+) -> None:
+    faulty = open_faulty("emulator")
+    faulty.device._part.recovers = False
+    old = things(faulty.gpu)
     hint = "start a new process: the GPU does not recover in this one"
     if "fault" in end:
-        fault(flaky.gpu)
+        fault(faulty.gpu)
     if "fork" in end:
-        flaky.gpu._context.mark_forked()
+        faulty.gpu._context.mark_forked()
         hint = "start workers with multiprocessing's 'spawn' or 'forkserver' method"
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         for use, _ in USES.values():
             assert hint_of(partial(use, old)) == hint
-        assert hint_of(flaky.gpu.reset) == hint
-        assert hint_of(lambda: flaky.gpu.empty(3)) == hint
-    assert asked == {}  # the device is left alone
+        assert hint_of(faulty.gpu.reset) == hint
+        assert hint_of(lambda: faulty.gpu.empty(3)) == hint
+    assert calls == {}  # A lost device gets no calls.

@@ -21,12 +21,12 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY, Recorder
 from tests.driver_errors import illegal_address, not_supported
-from tests.faulty import Faulty, Flaky
-from tests.runtime.support import KERNELS, PTX, Bench, bench
+from tests.faulty import FaultyDevice, FaultyGpu
+from tests.runtime.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
-Door = Callable[[Bench], object]
-#: What a user does, by the verb of the seam that it comes to.
-DOORS: dict[str, Door] = {
+Operation = Callable[[SaxpyCase], object]
+#: Operations of a user, by the call of the device interface that each one makes.
+DOORS: dict[str, Operation] = {
     "launch": lambda b: b.launch(),
     "allocate": lambda b: b.gpu.empty(3),
     "copy_in": lambda b: b.x.write(b.xs),
@@ -49,82 +49,85 @@ DOORS: dict[str, Door] = {
 @pytest.mark.parametrize("warm", [0, 4])
 @pytest.mark.parametrize("verb", DOORS)
 def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
-    verb: str, warm: int, flaky: Flaky
+    verb: str, warm: int, faulty: FaultyGpu
 ) -> None:
-    made, door = bench(flaky.gpu), DOORS[verb]
+    made = saxpy_case(faulty.gpu)
+    operation = DOORS[verb]
     made.launch(warm)
-    flaky.seam.fail(verb, illegal_address("cuStreamSynchronize"))
+    faulty.device.fail(verb, illegal_address("cuStreamSynchronize"))
     with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as first:
-        door(made)
+        operation(made)
     assert first.value.sticky
-    lost = f"{flaky.gpu.name} is lost since: {first.value}"
-    with flaky.asked() as asked:
+    lost = f"{faulty.gpu.name} is lost since: {first.value}"
+    with faulty.count_calls() as calls:
         for other in DOORS.values():
             with pytest.raises((ContextLostError, StaleBufferError)) as later:
                 other(made)
             assert lost in str(later.value)
-    assert asked == {}  # The device is not called.
+    assert calls == {}  # The device is not called.
     assert ", lost>" in repr(made.x)
 
 
 def test_a_lost_device_is_an_event(
-    open_flaky: Callable[..., Flaky], open_builder: Callable[..., Builder], recorder: Recorder
+    open_faulty: Callable[..., FaultyGpu], open_builder: Callable[..., Builder], recorder: Recorder
 ) -> None:
-    flaky = open_flaky("emulator", open_builder())
-    flaky.seam.fail("synchronize", illegal_address("cuStreamSynchronize"))
+    faulty = open_faulty("emulator", open_builder())
+    faulty.device.fail("synchronize", illegal_address("cuStreamSynchronize"))
     for _ in range(2):
         with pytest.raises(DeviceError) as caught:
-            flaky.gpu.synchronize()
+            faulty.gpu.synchronize()
         first = recorder.named("lost")[0]
     assert recorder.named("lost") == [first]
-    assert first["device"] == flaky.gpu.name
+    assert first["device"] == faulty.gpu.name
     assert first["reason"] in str(caught.value)
 
 
 @pytest.mark.parametrize("verb", DOORS)
-def test_an_error_that_passes_leaves_everything_usable(verb: str, flaky: Flaky) -> None:
-    made, door = bench(flaky.gpu), DOORS[verb]
+def test_an_error_that_passes_leaves_everything_usable(verb: str, faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    operation = DOORS[verb]
     for launches in range(0, 5, 2):
-        flaky.seam.fail(verb, not_supported("cuMemsetD32Async"))
+        faulty.device.fail(verb, not_supported("cuMemsetD32Async"))
         with pytest.raises(DriverError, match="CUDA_ERROR_NOT_SUPPORTED"):
-            door(made)
+            operation(made)
         made.check(launches)
         made.launch(2)
         made.check(launches + 2)
-    door(made)
+    operation(made)
 
 
 @pytest.mark.parametrize("wait", ["stream", "event"])
 def test_waiting_tells_of_errors_of_the_work_before(
-    wait: str, open_flaky: Callable[..., Flaky]
+    wait: str, open_faulty: Callable[..., FaultyGpu]
 ) -> None:
-    flaky = open_flaky("emulator")
-    stream = flaky.gpu.stream()
+    faulty = open_faulty("emulator")
+    stream = faulty.gpu.stream()
     if wait == "stream":
-        flaky.seam.fail("stream.synchronize", illegal_address("cuStreamSynchronize"))
-        door = stream.synchronize
+        faulty.device.fail("stream.synchronize", illegal_address("cuStreamSynchronize"))
+        operation = stream.synchronize
     else:
-        event, raised = stream.record(), illegal_address("cuStreamSynchronize")
+        event = stream.record()
+        raised = illegal_address("cuStreamSynchronize")
 
         def failing() -> None:
-            flaky.seam.on_loss(raised)
+            faulty.device.on_loss(raised)
             raise raised
 
         event.raw.synchronize = failing  # type: ignore[method-assign]
-        door = event.synchronize
+        operation = event.synchronize
     with pytest.raises(DriverError):
-        door()
+        operation()
     with pytest.raises(ContextLostError, match="lost since: cuStreamSynchronize failed"):
-        flaky.gpu.empty(1)
+        faulty.gpu.empty(1)
 
 
 def test_a_blocking_device_names_the_kernel_that_failed(
-    kind: str, open_flaky: Callable[..., Flaky]
+    kind: str, open_faulty: Callable[..., FaultyGpu]
 ) -> None:
-    flaky = open_flaky(kind, blocking=True)
-    made = bench(flaky.gpu)
+    faulty = open_faulty(kind, blocking=True)
+    made = saxpy_case(faulty.gpu)
     made.launch(3)
-    flaky.seam.fail("stream.synchronize", illegal_address("cuStreamSynchronize"))
+    faulty.device.fail("stream.synchronize", illegal_address("cuStreamSynchronize"))
     with pytest.raises(
         DriverError, match="saxpy: cuStreamSynchronize failed: CUDA_ERROR_ILLEGAL_ADDRESS"
     ):
@@ -142,9 +145,9 @@ def test_a_driver_error_carries_call_code_name_and_meaning() -> None:
 
 
 def test_a_status_that_a_launch_gives_becomes_an_error(
-    open_flaky: Callable[..., Flaky], monkeypatch: pytest.MonkeyPatch
+    open_faulty: Callable[..., FaultyGpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = bench(open_flaky("emulator").gpu)
+    made = saxpy_case(open_faulty("emulator").gpu)
     function: Any = made.saxpy._function
     monkeypatch.setattr(function._part, "prepare", lambda *_: lambda *_: (7,))
     for _ in range(4):
@@ -155,7 +158,7 @@ def test_a_status_that_a_launch_gives_becomes_an_error(
 # The emulator's own faults
 
 
-def overrun(made: Bench) -> None:
+def overrun(made: SaxpyCase) -> None:
     made.saxpy[5, 64](2.0, made.x, made.y, made.n + 1)
 
 
@@ -164,7 +167,7 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
     warm: int, open_device: Callable[..., Gpu]
 ) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = saxpy_case(gpu)
     made.launch(warm)
     with pytest.raises(EmulatorFault, match="past the end of the 1028-byte buffer") as caught:
         overrun(made)
@@ -181,13 +184,13 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
     with pytest.raises(StaleBufferError, match=r"is lost since: saxpy, program\.cu:3, PTX line"):
         made.x.numpy()
     gpu.reset()
-    again = bench(gpu)
+    again = saxpy_case(gpu)
     again.launch(4)
     again.check(4)
 
 
-def test_a_fault_of_one_emulator_leaves_the_others_alone(open_device: Callable[..., Gpu]) -> None:
-    first, second = bench(open_device("emulator")), bench(open_device("emulator:1"))
+def test_a_fault_of_one_emulator_does_not_affect_the_others(open_device: Callable[..., Gpu]) -> None:
+    first, second = saxpy_case(open_device("emulator")), saxpy_case(open_device("emulator:1"))
     with pytest.raises(EmulatorFault):
         overrun(first)
     second.launch(4)
@@ -198,7 +201,7 @@ def test_an_instruction_the_emulator_does_not_know_ends_nothing(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = saxpy_case(gpu)
     strange = PTX.replace("    ret;", "    wgmma.fence.sync.aligned;\n    ret;").replace(
         "sm_80", "sm_90a"
     )
@@ -210,9 +213,9 @@ def test_an_instruction_the_emulator_does_not_know_ends_nothing(
     made.check(1)
 
 
-def test_a_refusal_to_run_at_all_ends_nothing_either(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
-    flaky.seam.fail("launch", UnsupportedInstructionError("saxpy", "no such instruction"))
+def test_a_refusal_to_run_at_all_ends_nothing_either(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    faulty.device.fail("launch", UnsupportedInstructionError("saxpy", "no such instruction"))
     with pytest.raises(UnsupportedInstructionError):
         made.launch()
     made.launch(4)
@@ -244,7 +247,7 @@ def test_fresh_memory_is_poison_on_the_emulator(open_device: Callable[..., Gpu])
 
 
 def test_a_faulty_device_counts_and_fails_in_turn() -> None:
-    seam = Faulty(EmulatorDevice())
+    seam = FaultyDevice(EmulatorDevice())
     stream = seam.stream()
     seam.fail("allocate", None, not_supported("allocate"), illegal_address("allocate"))
     address = seam.allocate(16, stream)
@@ -260,13 +263,13 @@ def test_a_faulty_device_counts_and_fails_in_turn() -> None:
         seam.nonsense()
 
 
-def test_a_faulty_device_sees_through_to_modules_functions_and_launches(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+def test_a_faulty_device_sees_through_to_modules_functions_and_launches(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
     made.launch()
-    flaky.seam.fail("module.function", not_supported("cuModuleGetFunction"))
+    faulty.device.fail("module.function", not_supported("cuModuleGetFunction"))
     with pytest.raises(DriverError, match="cuModuleGetFunction"):
-        flaky.gpu.kernel(KERNELS, "add")
-    calls = flaky.seam.calls
+        faulty.gpu.kernel(KERNELS, "add")
+    calls = faulty.device.calls
     assert (calls["load"], calls["module.function"], calls["function.prepare"], calls["launch"]) == (
         1,
         2,

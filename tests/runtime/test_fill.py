@@ -59,7 +59,8 @@ def test_patterns_that_the_driver_knows_and_small_arrays_are_left_to_it(emulator
 
 
 def test_a_captured_fill_is_one_node_and_is_replayed(emulator: Gpu) -> None:
-    filled, made = with_kernel(emulator), emulator.zeros(500, "float64")
+    filled = with_kernel(emulator)
+    made = emulator.zeros(500, "float64")
     made.fill(2.2)  # This loads the kernel.
     made.fill(0)
     with emulator.capture() as graph:
@@ -72,7 +73,8 @@ def test_a_captured_fill_is_one_node_and_is_replayed(emulator: Gpu) -> None:
 
 
 def test_a_kernel_that_is_not_loaded_yet_is_not_loaded_inside_a_capture(emulator: Gpu) -> None:
-    filled, made = with_kernel(emulator), emulator.zeros(500, "float64")
+    filled = with_kernel(emulator)
+    made = emulator.zeros(500, "float64")
     with emulator.capture() as graph:
         made.fill(1.1)
     graph.replay()
@@ -80,7 +82,7 @@ def test_a_kernel_that_is_not_loaded_yet_is_not_loaded_inside_a_capture(emulator
     assert filled == []
 
 
-def test_the_driver_fills_where_there_is_no_compiler(emulator: Gpu) -> None:
+def test_the_driver_fills_without_a_compiler(emulator: Gpu) -> None:
     tried: list[int] = []
 
     def load() -> Kernel | None:

@@ -58,8 +58,10 @@ def test_launches_on_its_tensors_become_part_of_another_librarys_capture(world: 
 
 
 @every_schedule
-def test_arrays_of_ours_are_refused_in_another_librarys_capture_which_survives(world: World) -> None:
-    a, x, given = world.zeros(), world.torch.full(N, 1), world.zeros()
+def test_arrays_of_preheat_are_refused_in_another_librarys_capture_which_survives(world: World) -> None:
+    a = world.zeros()
+    x = world.torch.full(N, 1)
+    given = world.zeros()
     world.torch.from_dlpack(given)
     gc.collect()
     held = world.torch.from_dlpack(given)
@@ -77,7 +79,7 @@ def test_arrays_of_ours_are_refused_in_another_librarys_capture_which_survives(w
                 refused()
             assert caught.value.hint
         world.put[1, 64](x, 6, N)
-        world.set(a, 8)  # in a stream of ours, which the capture does not concern
+        world.set(a, 8)  # in a stream of preheat, which the capture does not affect
         world.gpu.empty(N).close()
     graph = capture.end()
     graph.instantiate().prepare(world.torch.default)()
@@ -108,11 +110,13 @@ def test_frees_wait_until_another_librarys_capture_is_over(world: World) -> None
 
 
 def test_a_pool_of_torch_is_made_on_the_gpu_of_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    current, made = [0], list[tuple[str, int]]()
+    current = [0]
+    made = list[tuple[str, int]]()
 
     @contextmanager
     def device(index: int) -> Iterator[None]:
-        before, current[0] = current[0], index
+        before = current[0]
+        current[0] = index
         yield
         current[0] = before
 

@@ -16,8 +16,8 @@ from preheat.errors import InputError, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime import dlpack
 from preheat.runtime.operands import strided, tensor_kind
-from tests.faulty import Flaky
-from tests.runtime.support import KERNELS, bench, library
+from tests.faulty import FaultyGpu
+from tests.runtime.support import KERNELS, import_or_skip, saxpy_case
 
 NUMPY_TYPES = [name for name in DTYPES if DTYPES[name].host == name]
 
@@ -39,7 +39,7 @@ def test_numpy_shares_memory_through_dlpack(name: str, shape: tuple[int, ...], e
     assert (shared == 1).all()
 
 
-def test_what_was_exported_lives_on_after_its_name(emulator: Gpu) -> None:
+def test_exported_memory_outlives_its_array(emulator: Gpu) -> None:
     made = emulator.array(np.arange(1000.0))
     alive = weakref.ref(made.buffer)
     shared = np.from_dlpack(made[500:])
@@ -117,26 +117,28 @@ def test_a_copy_or_another_device_is_not_what_an_export_is(device: Gpu) -> None:
         made.__dlpack__()
 
 
-def test_memory_that_others_hold_is_freed_when_they_release_it_without_a_wait(flaky: Flaky) -> None:
-    made, other = flaky.gpu.array([1.0, 2.0]), flaky.gpu.array([3.0])
+def test_memory_that_others_hold_is_freed_when_they_release_it_without_a_wait(
+    faulty: FaultyGpu,
+) -> None:
+    made, other = faulty.gpu.array([1.0, 2.0]), faulty.gpu.array([3.0])
     given = made.__dlpack__()
-    with flaky.asked("synchronize", "free") as asked:
+    with faulty.count_calls("synchronize", "free") as calls:
         other.close()
-    assert asked == {"free": 1}
-    with flaky.asked("synchronize", "free") as asked:
+    assert calls == {"free": 1}
+    with faulty.count_calls("synchronize", "free") as calls:
         made.close()
-    assert asked == {}  # whoever took it may still be using it
+    assert calls == {}  # whoever took it may still be using it
     assert dlpack.open_capsule(given).address == made.address
     del given, made
     gc.collect()
-    with flaky.asked("synchronize", "free") as asked:
+    with faulty.count_calls("synchronize", "free") as calls:
         dlpack.end_dropped_exports()
-        flaky.gpu.empty(1)
-    assert asked == {"free": 1}
+        faulty.gpu.empty(1)
+    assert calls == {"free": 1}
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "drop"])
-def test_numpy_can_go_on_with_memory_that_was_closed(how: str, emulator: Gpu) -> None:
+def test_numpy_can_continue_with_memory_that_was_closed(how: str, emulator: Gpu) -> None:
     made = emulator.array(np.arange(100_000, dtype=np.float32))
     views = [np.from_dlpack(made), np.asarray(made)]
     if how == "close":
@@ -151,7 +153,7 @@ def test_numpy_can_go_on_with_memory_that_was_closed(how: str, emulator: Gpu) ->
     del others
 
 
-def test_the_array_interface_is_there_on_the_emulator_alone(emulator: Gpu) -> None:
+def test_the_array_interface_is_there_on_the_emulator_only(emulator: Gpu) -> None:
     made = emulator.array(np.arange(6, dtype=np.float32).reshape(2, 3))
     face = made.__array_interface__
     assert (face["shape"], face["typestr"], face["strides"], face["version"]) == (
@@ -169,7 +171,7 @@ def test_the_array_interface_is_there_on_the_emulator_alone(emulator: Gpu) -> No
 
 
 @pytest.mark.gpu
-def test_the_cuda_array_interface_is_there_on_a_gpu_alone(open_device: Callable[..., Gpu]) -> None:
+def test_the_cuda_array_interface_is_there_on_a_gpu_only(open_device: Callable[..., Gpu]) -> None:
     made = open_device("cuda").zeros((2, 3), "int16")
     face = made.__cuda_array_interface__
     assert (face["shape"], face["typestr"], face["version"]) == ((2, 3), "<i2", 3)
@@ -222,7 +224,7 @@ class Interface:
 
 @pytest.mark.parametrize("warm", [0, 4])
 def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> None:
-    made = bench(emulator)
+    made = saxpy_case(emulator)
     made.launch(warm)
     x, y = Tensor(made.xs), Tensor(made.ys.copy())
     made.saxpy[5, 64](2.0, x, y, made.n)
@@ -237,8 +239,8 @@ def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> No
 @pytest.mark.torch
 @pytest.mark.parametrize("warm", [0, 4])
 def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -> None:
-    torch = library("torch")
-    made = bench(emulator)
+    torch = import_or_skip("torch")
+    made = saxpy_case(emulator)
     made.launch(warm)
     x, y = torch.from_numpy(made.xs), torch.from_numpy(made.ys.copy())
     for given in (x, x.clone().requires_grad_()):
@@ -259,7 +261,7 @@ def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -
 
 @pytest.mark.torch
 def test_torch_shares_the_emulators_memory(emulator: Gpu) -> None:
-    torch = library("torch")
+    torch = import_or_skip("torch")
     for name in ("float32", "int64", "bool", "bfloat16"):
         made = emulator.zeros((3, 5), name)
         shared = torch.from_dlpack(made)
@@ -270,7 +272,7 @@ def test_torch_shares_the_emulators_memory(emulator: Gpu) -> None:
 
 
 def test_memory_of_a_gpu_is_refused_on_the_emulator(emulator: Gpu) -> None:
-    made = bench(emulator)
+    made = saxpy_case(emulator)
     for foreign in (Interface(), Interface(0)):
         with pytest.raises(
             LaunchError, match="argument 1: Interface is in GPU 0, the kernel is on emulator:0"
@@ -314,7 +316,8 @@ def test_strided_host_arrays_can_be_reached_to_their_last_element(emulator: Gpu)
     ids=["column", "every second row", "transposed", "reversed", "Fortran", "broadcast"],
 )
 def test_arrays_that_are_not_contiguous_are_refused(make: Any, warm: int, emulator: Gpu) -> None:
-    table, out = np.arange(40, dtype=np.int32).reshape(4, 10), emulator.zeros(40, "int32")
+    table = np.arange(40, dtype=np.int32).reshape(4, 10)
+    out = emulator.zeros(40, "int32")
     add = emulator.kernel(KERNELS, "add")
     for _ in range(warm):
         add[1, 32](np.arange(32, dtype=np.int32), 0, out, 32)
@@ -334,9 +337,11 @@ extern "C" __global__ void columns(const int* x, long long step, int* out, int n
 """
 
 
-def test_strided_takes_arrays_of_ours_as_they_are_and_nothing_else(emulator: Gpu) -> None:
-    own, out = emulator.array(np.arange(40, dtype=np.int32)), emulator.zeros(40, "int32")
-    columns, side = emulator.kernel(STRIDES, "columns"), emulator.stream()
+def test_strided_takes_arrays_of_preheat_as_they_are_and_nothing_else(emulator: Gpu) -> None:
+    own = emulator.array(np.arange(40, dtype=np.int32))
+    out = emulator.zeros(40, "int32")
+    columns = emulator.kernel(STRIDES, "columns")
+    side = emulator.stream()
     columns.launch(strided(own), 2, out, 20, grid=1, block=64, stream=side)
     assert np.array_equal(out.numpy()[:20], np.arange(0, 40, 2))
     assert own.buffer.uses.writer is not emulator._context.stream  # The use is on record.
@@ -347,7 +352,8 @@ def test_strided_takes_arrays_of_ours_as_they_are_and_nothing_else(emulator: Gpu
 
 @pytest.mark.parametrize("step", [1, 3, -1, -4])
 def test_a_strided_array_is_passed_by_its_first_element(step: int, emulator: Gpu) -> None:
-    table, out = np.arange(40, dtype=np.int32), emulator.zeros(40, "int32")
+    table = np.arange(40, dtype=np.int32)
+    out = emulator.zeros(40, "int32")
     part = table[::step]
     columns = emulator.kernel(STRIDES, "columns")
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Launches: right results, the same on the quick way and the slow one, from any number of threads."""
+"""Launches: correct results on the fast and the slow path, from any number of threads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from preheat.errors import EmulatorFault, LaunchError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.runtime.launch import Launch
 from preheat.runtime.operands import Pointer
-from tests.faulty import Flaky
-from tests.runtime.support import KERNELS, PTX, SIZES, Bench, bench
+from tests.faulty import FaultyGpu
+from tests.runtime.support import KERNELS, PTX, SIZES, SaxpyCase, saxpy_case
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_every_launch_of_many_is_right(n: int, device: Gpu) -> None:
-    made = bench(device, n)
+    made = saxpy_case(device, n)
     for times in range(1, 8):
         made.saxpy[-(-n // 64), 64](2.0, made.x, made.y, n)
         made.check(times)
@@ -53,8 +53,9 @@ def test_a_kernel_without_parameters_runs(device: Gpu) -> None:
 
 
 def test_the_same_launch_by_every_road(device: Gpu) -> None:
-    made = bench(device)
-    kernel, args = made.saxpy, (2.0, made.x, made.y, made.n)
+    made = saxpy_case(device)
+    kernel = made.saxpy
+    args = (2.0, made.x, made.y, made.n)
     kept = kernel[5, 64]
     bound = kernel.bind(*args, grid=5, block=64)
     roads: list[Callable[[], None]] = [
@@ -93,7 +94,9 @@ def test_a_view_is_launched_on_at_its_own_address(device: Gpu) -> None:
 
 
 def test_a_scalar_is_a_pointer_to_its_newest_value(device: Gpu) -> None:
-    add, step, out = device.kernel(KERNELS, "add"), device.scalar("int32"), device.zeros(1, "int32")
+    add = device.kernel(KERNELS, "add")
+    step = device.scalar("int32")
+    out = device.zeros(1, "int32")
     for value in (3, -4, 2**30, 0, 9):
         step.set(value)
         add[1, 1](step, 1, out, 1)
@@ -105,7 +108,8 @@ def test_a_scalar_is_a_pointer_to_its_newest_value(device: Gpu) -> None:
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
     """Run `work(0)` … at once, each in a thread; the first error of any comes out."""
-    start, errors = threading.Barrier(count), list[BaseException]()
+    start = threading.Barrier(count)
+    errors = list[BaseException]()
 
     def one(number: int) -> None:
         try:
@@ -132,7 +136,8 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
         if frame.f_code.co_name != code:
             return None
         # Python 3.13 counts instructions only once a frame has its trace function: at its first line.
-        frame.f_trace_opcodes, frame.f_trace_lines = True, event == "call"
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = event == "call"
         count += event == "opcode"
         if count == at and event == "opcode":
             raise KeyboardInterrupt
@@ -149,10 +154,11 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
+def test_a_fast_launch_stays_fast_after_any_interrupt(
     open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, run = list[object](), Launch.run
+    slow = list[object]()
+    run = Launch.run
 
     def run_slowly(launch: Launch, *args: Any, **named: Any) -> None:
         slow.append(args)
@@ -160,7 +166,8 @@ def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
 
     monkeypatch.setattr(Launch, "run", run_slowly)
     gpu = open_device("emulator")
-    kernel, out = gpu.kernel(PTX, "keep"), gpu.zeros(4)
+    kernel = gpu.kernel(PTX, "keep")
+    out = gpu.zeros(4)
     at = 0
 
     def launch() -> None:
@@ -177,9 +184,11 @@ def test_a_quick_launch_stays_quick_wherever_it_is_interrupted(
     assert at > 50
 
 
-def test_a_launch_becomes_quick_wherever_that_is_interrupted(open_device: Callable[..., Gpu]) -> None:
+def test_a_launch_becomes_fast_even_if_that_is_interrupted(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    kernel, out, at = gpu.kernel(PTX, "keep"), gpu.zeros(4), 0
+    kernel = gpu.kernel(PTX, "keep")
+    out = gpu.zeros(4)
+    at = 0
     again = True
     while again:
         at += 1
@@ -244,7 +253,7 @@ def test_threads_allocate_launch_and_drop_at_once(device: Gpu) -> None:
 
 
 def test_a_bound_launch_says_what_it_is_and_holds_its_arguments(device: Gpu) -> None:
-    made = bench(device)
+    made = saxpy_case(device)
     x = device.array(made.xs)
     bound = made.saxpy.bind(2.0, x, made.y, made.n, grid=5, block=(64, 1))
     assert repr(bound) == "<Bound saxpy grid=(5, 1, 1) block=(64, 1, 1)>"
@@ -262,7 +271,7 @@ def test_a_bound_launch_says_what_it_is_and_holds_its_arguments(device: Gpu) -> 
 
 
 def test_a_bound_launch_refuses_memory_that_was_closed(device: Gpu) -> None:
-    made = bench(device)
+    made = saxpy_case(device)
     bound = made.saxpy.bind(2.0, made.x, made.y, made.n, grid=5, block=64)
     bound()
     made.x.close()
@@ -275,7 +284,7 @@ def test_a_bound_launch_refuses_memory_that_was_closed(device: Gpu) -> None:
 
 
 def test_binding_checks_what_a_launch_checks(device: Gpu) -> None:
-    made = bench(device)
+    made = saxpy_case(device)
     with pytest.raises(LaunchError, match="saxpy: 2 arguments given"):
         made.saxpy.bind(2.0, made.x, grid=1, block=1)
     with pytest.raises(LaunchError, match=r"saxpy, argument 3: int cannot take 1\.5"):
@@ -285,7 +294,7 @@ def test_binding_checks_what_a_launch_checks(device: Gpu) -> None:
 
 
 def test_a_bound_launch_in_a_second_stream_is_right_every_time(device: Gpu) -> None:
-    made = bench(device)
+    made = saxpy_case(device)
     with device.stream() as stream:
         bound = made.saxpy.bind(2.0, made.x, made.y, made.n, grid=5, block=64, stream=stream)
         for times in range(1, 5):
@@ -297,7 +306,7 @@ def test_a_bound_launch_in_a_second_stream_is_right_every_time(device: Gpu) -> N
 
 
 def test_numpy_arrays_are_used_in_place_on_the_emulator(open_device: Callable[..., Gpu]) -> None:
-    made = bench(open_device("emulator"))
+    made = saxpy_case(open_device("emulator"))
     ys = made.ys.copy()
     for times in range(1, 6):
         made.saxpy[5, 64](2.0, made.xs, ys, made.n)
@@ -305,8 +314,9 @@ def test_numpy_arrays_are_used_in_place_on_the_emulator(open_device: Callable[..
 
 
 def test_own_arrays_and_numpy_arrays_may_take_turns(open_device: Callable[..., Gpu]) -> None:
-    made = bench(open_device("emulator"))
-    host, times = made.ys.copy(), 0
+    made = saxpy_case(open_device("emulator"))
+    host = made.ys.copy()
+    times = 0
     for turn in range(12):
         x = made.x if turn % 2 else made.xs
         made.saxpy[5, 64](2.0, x, made.y if turn % 3 else host, made.n)
@@ -316,8 +326,9 @@ def test_own_arrays_and_numpy_arrays_may_take_turns(open_device: Callable[..., G
 
 
 def test_one_array_may_be_several_operands_and_empty_ones_pass(open_device: Callable[..., Gpu]) -> None:
-    made = bench(open_device("emulator"))
-    host, nothing = made.ys.copy(), np.zeros(0, np.float32)
+    made = saxpy_case(open_device("emulator"))
+    host = made.ys.copy()
+    nothing = np.zeros(0, np.float32)
     fixed = host.view()
     fixed.flags.writeable = False
     made.saxpy[5, 64](2.0, host, host, made.n)
@@ -328,7 +339,7 @@ def test_one_array_may_be_several_operands_and_empty_ones_pass(open_device: Call
 
 
 def test_a_numpy_array_of_the_wrong_type_is_refused(open_device: Callable[..., Gpu]) -> None:
-    made = bench(open_device("emulator"))
+    made = saxpy_case(open_device("emulator"))
     for wrong, words in (
         (made.xs.astype(np.float64), r"float const\* cannot take a ndarray of float64"),
         (made.xs.astype(">f4"), "big-endian"),
@@ -339,7 +350,7 @@ def test_a_numpy_array_of_the_wrong_type_is_refused(open_device: Callable[..., G
 
 
 def test_subclasses_of_numpy_arrays_pass_too(open_device: Callable[..., Gpu], tmp_path: Any) -> None:
-    made = bench(open_device("emulator"))
+    made = saxpy_case(open_device("emulator"))
     mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(made.n,))
     mapped[:] = made.xs
     made.saxpy[5, 64](2.0, mapped, made.y, made.n)
@@ -350,7 +361,7 @@ def test_subclasses_of_numpy_arrays_pass_too(open_device: Callable[..., Gpu], tm
 def test_read_only_arrays_can_be_read_and_not_written(
     warm: int, open_device: Callable[..., Gpu]
 ) -> None:
-    made = bench(open_device("emulator"))
+    made = saxpy_case(open_device("emulator"))
     made.launch(warm)
     fixed = made.xs.copy()
     fixed.flags.writeable = False
@@ -362,7 +373,7 @@ def test_read_only_arrays_can_be_read_and_not_written(
 
 
 def test_host_memory_is_out_of_reach_after_its_launch(open_device: Callable[..., Gpu]) -> None:
-    made = bench(open_device("emulator"))
+    made = saxpy_case(open_device("emulator"))
     host = made.ys.copy()
     made.saxpy[5, 64](2.0, made.x, host, made.n)
     with pytest.raises(EmulatorFault, match="saxpy"):
@@ -371,7 +382,7 @@ def test_host_memory_is_out_of_reach_after_its_launch(open_device: Callable[...,
 
 @pytest.mark.gpu
 def test_numpy_arrays_are_refused_on_a_gpu(open_device: Callable[..., Gpu]) -> None:
-    made = bench(open_device("cuda"))
+    made = saxpy_case(open_device("cuda"))
     for warm in (0, 4):
         made.launch(warm)
         with pytest.raises(LaunchError, match="argument 1: ndarray is in host memory") as caught:
@@ -382,37 +393,37 @@ def test_numpy_arrays_are_refused_on_a_gpu(open_device: Callable[..., Gpu]) -> N
 # What a launch costs the device
 
 
-def test_a_warm_launch_asks_the_device_for_nothing_else(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+def test_a_warm_launch_asks_the_device_for_nothing_else(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
     made.launch(3)
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         made.launch(10)
-    assert asked == {"launch": 10}
+    assert calls == {"launch": 10}
     bound = made.saxpy.bind(2.0, made.x, made.y, made.n, grid=5, block=64)
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         bound()
         bound()
-    assert asked == {"launch": 2}
+    assert calls == {"launch": 2}
     made.check(15)
 
 
-def test_a_refused_launch_asks_the_device_for_nothing(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
+def test_a_refused_launch_asks_the_device_for_nothing(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
     for warm in (0, 4):
         made.launch(warm)
-        with flaky.asked() as asked, pytest.raises(LaunchError):
+        with faulty.count_calls() as calls, pytest.raises(LaunchError):
             made.saxpy[5, 64](2.0, made.x, made.y)
-        assert asked == {}
+        assert calls == {}
 
 
 def test_a_blocking_device_waits_after_every_launch(
-    kind: str, open_flaky: Callable[..., Flaky]
+    kind: str, open_faulty: Callable[..., FaultyGpu]
 ) -> None:
-    flaky = open_flaky(kind, blocking=True)
-    made = bench(flaky.gpu)
-    with flaky.asked("launch", "stream.synchronize") as asked:
+    faulty = open_faulty(kind, blocking=True)
+    made = saxpy_case(faulty.gpu)
+    with faulty.count_calls("launch", "stream.synchronize") as calls:
         made.launch(5)
-    assert asked == {"launch": 5, "stream.synchronize": 5}
+    assert calls == {"launch": 5, "stream.synchronize": 5}
     made.check(5)
 
 
@@ -425,7 +436,7 @@ def test_shared_memory_beyond_the_default_is_opted_in_to(device: Gpu) -> None:
         assert np.array_equal(made.numpy(), data[::-1])
 
 
-def test_more_geometries_than_are_kept_ready_still_work(setup: Bench) -> None:
+def test_more_geometries_than_are_kept_ready_still_work(setup: SaxpyCase) -> None:
     for grid in range(1, 600):
         setup.saxpy[grid, 1](0.0, setup.x, setup.y, 0)
     setup.launch(2)
@@ -442,9 +453,10 @@ def test_a_shuffle_from_a_lane_that_is_not_there_gives_zero(device: Gpu) -> None
     }"""
     kernel = device.kernel(source, "down")
     for block, end in ((32, 32), (32, 24), (20, 32)):  # all lanes, some exited, some that never were
-        out, alive = device.zeros(32, "int32"), min(block, end)
+        out = device.zeros(32, "int32")
+        alive = min(block, end)
         kernel[1, block](out, end)
         lanes = np.arange(alive)
-        there = (lanes + 4 < alive) | (lanes + 4 >= 32)  # beyond a warp there is the thread itself
+        there = (lanes + 4 < alive) | (lanes + 4 >= 32)  # the value of the thread itself
         source_lane = np.where(lanes + 4 < 32, lanes + 4, lanes)
         assert out.numpy()[:alive].tolist() == np.where(there, source_lane + 100, 0).tolist()

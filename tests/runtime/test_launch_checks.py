@@ -1,4 +1,4 @@
-"""Limits of a launch: what is just allowed runs, what is just beyond is refused."""
+"""Limits of a launch: the limit itself is accepted, and the next value is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from preheat.devices.base import Geometry
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
-from tests.runtime.support import KERNELS, PTX, Bench, bench
+from tests.runtime.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_the_largest_blocks_and_every_axis_run(grid: Any, block: Any, device: Gp
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("what", ["grid", "block"])
 def test_the_limit_of_each_axis_is_allowed_and_one_more_is_not(
-    what: str, axis: int, setup: Bench
+    what: str, axis: int, setup: SaxpyCase
 ) -> None:
     most = getattr(setup.gpu.limits, what)[axis]
     for size, fits in ((most, True), (most + 1, False)):
@@ -57,7 +57,8 @@ def test_the_limit_of_shared_memory_counts_what_is_static(device: Gpu) -> None:
             out[threadIdx.x] = room[255 - threadIdx.x];
         }
     """
-    kernel, most = device.kernel(source, "fixed"), device.limits.shared_optin
+    kernel = device.kernel(source, "fixed")
+    most = device.limits.shared_optin
     assert kernel.attributes.shared == 1024
     out = device.zeros(256, "int32")
     kernel.launch(out, grid=1, block=256, shared=most - 1024)
@@ -77,14 +78,14 @@ def test_launch_bounds_are_the_limit_of_that_kernel(device: Gpu) -> None:
         kernel[1, 65](out)
 
 
-def test_a_geometry_holds_everything_that_was_said(setup: Bench) -> None:
+def test_a_geometry_holds_everything_that_was_said(setup: SaxpyCase) -> None:
     made = setup.saxpy.geometry((4, 2), [8, 4], 128, (2, 1), cooperative=True, programmatic=True)
     assert made == Geometry((4, 2, 1), (8, 4, 1), 128, (2, 1, 1), True, True)
     with pytest.raises(LaunchError, match="cluster 0 is not one to three positive integers"):
         setup.saxpy.geometry(4, 8, cluster=0)
 
 
-def test_attributes_and_occupancy_are_plausible(setup: Bench) -> None:
+def test_attributes_and_occupancy_are_plausible(setup: SaxpyCase) -> None:
     used = setup.saxpy.attributes
     assert 0 < used.registers < 256
     assert (used.shared, used.local, used.threads) == (0, 0, 1024)
@@ -109,7 +110,7 @@ def test_older_ptx_says_for_what_it_was_made(open_device: Callable[..., Gpu]) ->
     assert (used.binary_version, used.ptx_version) == (90, 80)
 
 
-def test_a_carveout_is_kept_and_refused_outside_its_range(setup: Bench) -> None:
+def test_a_carveout_is_kept_and_refused_outside_its_range(setup: SaxpyCase) -> None:
     kernel = setup.saxpy
     assert kernel.carveout is None
     for percent in (0, 50, 100):
@@ -137,9 +138,10 @@ SHARED: dict[str, Callable[[int], int]] = {
 @pytest.mark.parametrize("limit", [None, 1024, 500, 96, 7])
 @pytest.mark.parametrize("shared", SHARED)
 def test_the_best_block_has_the_most_threads_on_a_processor(
-    shared: str, limit: int | None, setup: Bench
+    shared: str, limit: int | None, setup: SaxpyCase
 ) -> None:
-    kernel, room = setup.saxpy, SHARED[shared]
+    kernel = setup.saxpy
+    room = SHARED[shared]
     best = kernel.max_potential_block_size(room, limit=limit)
     sizes = {*range(32, (limit or 1024) + 1, 32), limit or 1024}
     fitting = [size for size in sizes if room(size) <= kernel.attributes.dynamic_shared]
@@ -153,7 +155,7 @@ def test_the_best_block_has_the_most_threads_on_a_processor(
         setup.check(1)
 
 
-def test_a_best_block_keeps_to_what_the_kernel_allows(setup: Bench) -> None:
+def test_a_best_block_keeps_to_what_the_kernel_allows(setup: SaxpyCase) -> None:
     narrow = setup.gpu.kernel(KERNELS, "narrow")
     assert narrow.max_potential_block_size().block == 64
     with pytest.raises(LaunchError, match="a block of 65 threads; the maximum of narrow is 64"):
@@ -191,7 +193,8 @@ def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> Non
             if (i < n) y[i] = y[i] * 3 + 1;
         }
     """
-    kernel, data = device.kernel(source, "chain"), np.arange(1009, dtype=np.int64)
+    kernel = device.kernel(source, "chain")
+    data = np.arange(1009, dtype=np.int64)
     y = device.array(data)
     for _ in range(20):
         kernel.launch(y, 1009, grid=8, block=128, programmatic=True)
@@ -200,8 +203,9 @@ def test_programmatic_launches_wait_where_the_kernel_says_so(device: Gpu) -> Non
 
 
 def test_arguments_go_by_position_cold_and_warm(device: Gpu) -> None:
-    made = bench(device)
-    launcher, said = made.saxpy[5, 64], set()
+    made = saxpy_case(device)
+    launcher = made.saxpy[5, 64]
+    said = set()
     for _ in range(5):
         for launch in (
             made.saxpy[5, 64],
@@ -229,7 +233,7 @@ def test_a_struct_of_another_library_is_taken_by_its_own_size(device: Gpu) -> No
         def getPtr(self) -> int:  # noqa: N802
             return 8
 
-    made = bench(device)
+    made = saxpy_case(device)
     with pytest.raises(
         LaunchError, match="unpack, argument 0: Pair is passed by value: it takes 16 bytes"
     ):

@@ -1,4 +1,4 @@
-"""What users get wrong: each mistake is refused before the device sees it, in words that help.
+"""Mistakes of users: each is refused before the device is called, with a helpful message.
 
 Every row is tried on the first launch of a kernel and again once its launches have become quick.
 """
@@ -25,7 +25,7 @@ from preheat.gpu import Gpu, device
 from preheat.program import Program
 from preheat.runtime.operands import Pointer
 from tests.conftest import SAXPY
-from tests.runtime.support import KERNELS, PTX, Bench, bench
+from tests.runtime.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
 
 @dataclass(frozen=True)
@@ -33,33 +33,33 @@ class Misuse:
     """What the user writes, and what must be in the answer."""
 
     code: str
-    do: Callable[[Bench], object]
+    do: Callable[[SaxpyCase], object]
     error: type[Exception]
     says: tuple[str, ...]
     hint: str | None = None
 
 
-def closed(b: Bench) -> Any:
-    """An array that was closed."""
+def closed(b: SaxpyCase) -> Any:
+    """Return an array that was closed."""
     made = b.gpu.array(b.xs)
     made.close()
     return made
 
 
-def closed_view(b: Bench) -> Any:
+def closed_view(b: SaxpyCase) -> Any:
     made = b.gpu.array(b.xs)
     view = made[1:]
     made.close()
     return view
 
 
-def closed_stream(b: Bench) -> Any:
+def closed_stream(b: SaxpyCase) -> Any:
     stream = b.gpu.stream()
     stream.close()
     return stream
 
 
-def kernel(b: Bench, name: str) -> Any:
+def kernel(b: SaxpyCase, name: str) -> Any:
     return b.gpu.kernel(KERNELS, name)
 
 
@@ -70,7 +70,7 @@ class Version1:
         return (1, 0)
 
 
-def asked_for(b: Bench, name: Any) -> object:
+def asked_for(b: SaxpyCase, name: Any) -> object:
     return b.gpu.kernel(SAXPY, name)
 
 
@@ -322,7 +322,9 @@ MISUSES = (*LAUNCHES, *GEOMETRIES, *ARRAYS, *PROGRAMS, *DEVICES)
 
 @pytest.mark.parametrize("warm", [0, 4], ids=["first", "quick"])
 @pytest.mark.parametrize("misuse", MISUSES, ids=lambda misuse: misuse.code)
-def test_a_mistake_is_refused_in_words_that_help(misuse: Misuse, warm: int, setup: Bench) -> None:
+def test_a_mistake_is_refused_with_a_helpful_message(
+    misuse: Misuse, warm: int, setup: SaxpyCase
+) -> None:
     setup.launch(warm)
     with pytest.raises(misuse.error) as caught:
         misuse.do(setup)
@@ -337,7 +339,7 @@ def test_a_mistake_is_refused_in_words_that_help(misuse: Misuse, warm: int, setu
 
 
 @pytest.mark.parametrize("misuse", LAUNCHES, ids=lambda misuse: misuse.code)
-def test_a_refused_launch_tells_kernel_and_argument_as_data(misuse: Misuse, setup: Bench) -> None:
+def test_a_refused_launch_tells_kernel_and_argument_as_data(misuse: Misuse, setup: SaxpyCase) -> None:
     with pytest.raises(LaunchError) as caught:
         misuse.do(setup)
     head = str(caught.value).partition(":")[0]
@@ -348,7 +350,8 @@ def test_a_refused_launch_tells_kernel_and_argument_as_data(misuse: Misuse, setu
 
 @pytest.mark.parametrize("warm", [0, 4], ids=["first", "quick"])
 def test_memory_of_another_device_is_refused(warm: int, open_device: Callable[..., Gpu]) -> None:
-    setup, other = bench(open_device("emulator")), open_device("emulator:1")
+    setup = saxpy_case(open_device("emulator"))
+    other = open_device("emulator:1")
     setup.launch(warm)
     with pytest.raises(
         LaunchError, match=r"saxpy, argument 1: .*emulator:1> is on another device"
@@ -363,7 +366,8 @@ def test_memory_of_another_device_is_refused(warm: int, open_device: Callable[..
 
 
 def test_a_stream_of_another_device_is_refused(open_device: Callable[..., Gpu]) -> None:
-    setup, other = bench(open_device("emulator")), open_device("emulator:1")
+    setup = saxpy_case(open_device("emulator"))
+    other = open_device("emulator:1")
     with pytest.raises(InputError, match="does not belong to emulator:0"):
         setup.saxpy.launch(2.0, setup.x, setup.y, setup.n, grid=5, block=64, stream=other.stream())
     with pytest.raises(InputError, match="does not belong to emulator:0"):
@@ -391,7 +395,7 @@ FAULTS = (
 def test_the_emulator_stops_at_what_a_gpu_would_not_survive(
     misuse: Misuse, warm: int, open_device: Callable[..., Gpu]
 ) -> None:
-    setup = bench(open_device("emulator"))
+    setup = saxpy_case(open_device("emulator"))
     setup.launch(warm)
     with pytest.raises(misuse.error) as caught:
         misuse.do(setup)

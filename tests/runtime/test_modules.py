@@ -31,11 +31,11 @@ from preheat.gpu import Gpu
 from preheat.program import Program
 from tests.conftest import SAXPY, Recorder
 from tests.driver_errors import out_of_memory
-from tests.faulty import Flaky
-from tests.runtime.support import KERNELS, PTX, Bench, bench
+from tests.faulty import FaultyGpu
+from tests.runtime.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
 OpenBuilder = Callable[..., Builder]
-OpenFlaky = Callable[..., Flaky]
+OpenFlaky = Callable[..., FaultyGpu]
 OpenDevice = Callable[..., Gpu]
 
 
@@ -54,24 +54,24 @@ def no_collector() -> Iterator[None]:
 
 
 def test_asking_again_gives_the_same_kernel_and_asks_nobody(
-    kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder,
+    kind: str, open_builder: OpenBuilder, open_faulty: OpenFlaky, recorder: Recorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     builder = open_builder()
-    flaky = open_flaky(kind, builder)
+    faulty = open_faulty(kind, builder)
     options = ["-use_fast_math"]
-    plain = flaky.gpu.kernel(SAXPY, "saxpy")
-    fast = flaky.gpu.kernel(SAXPY, "saxpy", options=options, headers={"a.h": "int a;"})
-    module = flaky.gpu.module(SAXPY)
+    plain = faulty.gpu.kernel(SAXPY, "saxpy")
+    fast = faulty.gpu.kernel(SAXPY, "saxpy", options=options, headers={"a.h": "int a;"})
+    module = faulty.gpu.module(SAXPY)
     seen = len(recorder.seen)
     monkeypatch.setattr(builder, "_request", lambda *_: pytest.fail("a key was made"))
-    with flaky.asked() as asked:
+    with faulty.count_calls() as calls:
         for _ in range(3):
-            assert flaky.gpu.kernel(SAXPY, "saxpy") is plain
-            again = flaky.gpu.kernel(SAXPY, "saxpy", options=options, headers={"a.h": "int a;"})
+            assert faulty.gpu.kernel(SAXPY, "saxpy") is plain
+            again = faulty.gpu.kernel(SAXPY, "saxpy", options=options, headers={"a.h": "int a;"})
             assert again is fast
-            assert flaky.gpu.module(SAXPY) is module
-    assert asked == {}
+            assert faulty.gpu.module(SAXPY) is module
+    assert calls == {}
     assert len(recorder.seen) == seen  # There was no lookup, so not even a hit.
     assert plain is not fast
 
@@ -139,16 +139,16 @@ def test_a_wrong_argument_is_named_also_where_the_kernel_is_loaded(
         device.kernel(**{"source": SAXPY, "name": "saxpy", **wrong})
 
 
-def test_two_entries_of_one_program_share_one_module(flaky: Flaky) -> None:
-    with flaky.asked("load", "module.function") as asked:
-        saxpy, add = flaky.gpu.kernel(KERNELS, "saxpy"), flaky.gpu.kernel(KERNELS, "add")
-        module = flaky.gpu.module(KERNELS)
+def test_two_entries_of_one_program_share_one_module(faulty: FaultyGpu) -> None:
+    with faulty.count_calls("load", "module.function") as calls:
+        saxpy, add = faulty.gpu.kernel(KERNELS, "saxpy"), faulty.gpu.kernel(KERNELS, "add")
+        module = faulty.gpu.module(KERNELS)
         assert saxpy.module is add.module is module
         assert module["add"] == add
         assert module["add"] != saxpy
         assert hash(module["add"]) == hash(add)
         assert {module["add"], add, saxpy} == {add, saxpy}
-    assert asked == {"load": 1, "module.function": 2}
+    assert calls == {"load": 1, "module.function": 2}
     assert "saxpy" in set(module)
     assert len(module) == len(list(module)) == KERNELS.count("__global__")
 
@@ -164,7 +164,7 @@ def test_the_same_name_with_new_source_is_another_kernel(device: Gpu) -> None:
 
 
 def test_the_same_program_on_two_devices_is_two_kernels(open_device: OpenDevice) -> None:
-    first, second = bench(open_device("emulator")), bench(open_device("emulator:1"))
+    first, second = saxpy_case(open_device("emulator")), saxpy_case(open_device("emulator:1"))
     assert first.saxpy != second.saxpy
     for made in (first, second):
         made.gpu.module(KERNELS)["count"][1, 1]()
@@ -203,7 +203,7 @@ def test_source_may_be_a_file_or_a_program(device: Gpu, tmp_path: Path) -> None:
     file = tmp_path / "saxpy.cu"
     file.write_text(SAXPY)
     kernels = [device.kernel(s, "saxpy") for s in (file, str(file), Program.of(SAXPY), SAXPY)]
-    made = bench(device)
+    made = saxpy_case(device)
     for times, kernel in enumerate(kernels, start=1):
         kernel[5, 64](2.0, made.x, made.y, made.n)
         made.check(times)
@@ -214,31 +214,33 @@ def test_a_compile_error_comes_out_and_the_next_source_is_tried(device: Gpu) -> 
     for _ in range(2):
         with pytest.raises(CompileError, match="missing"):
             device.kernel('extern "C" __global__ void k(int* x) { x[0] = missing; }', "k")
-    assert bench(device).saxpy.name == "saxpy"
+    assert saxpy_case(device).saxpy.name == "saxpy"
 
 
-def test_32_threads_load_once(flaky: Flaky) -> None:
-    start, got = threading.Barrier(32), list[object]()
+def test_32_threads_load_once(faulty: FaultyGpu) -> None:
+    start = threading.Barrier(32)
+    got = list[object]()
 
     def work() -> None:
         start.wait()
-        got.append(flaky.gpu.kernel(SAXPY + "// for 32 threads", "saxpy"))
+        got.append(faulty.gpu.kernel(SAXPY + "// for 32 threads", "saxpy"))
 
     threads = [threading.Thread(target=work) for _ in range(32)]
-    with flaky.asked("load", "module.function") as asked:
+    with faulty.count_calls("load", "module.function") as calls:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert len(got) == 32
     assert len(set(map(id, got))) == 1
-    assert asked == {"load": 1, "module.function": 1}
+    assert calls == {"load": 1, "module.function": 1}
 
 
 def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
-    flaky: Flaky, monkeypatch: pytest.MonkeyPatch
+    faulty: FaultyGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, run = flaky.gpu, flaky.gpu._session._module_loads.run
+    gpu = faulty.gpu
+    run = faulty.gpu._session._module_loads.run
 
     def late(key: Any, make: Any, *, title: str) -> Any:
         monkeypatch.setattr(gpu._session._module_loads, "run", run)
@@ -246,17 +248,17 @@ def test_a_thread_that_comes_late_finds_what_the_first_one_loaded(
         return run(key, make, title=title)
 
     monkeypatch.setattr(gpu._session._module_loads, "run", late)
-    with flaky.asked("load") as asked:
+    with faulty.count_calls("load") as calls:
         gpu.module(SAXPY)
-    assert asked == {"load": 1}
+    assert calls == {"load": 1}
 
 
-def test_a_load_that_failed_is_tried_again(flaky: Flaky) -> None:
+def test_a_load_that_failed_is_tried_again(faulty: FaultyGpu) -> None:
     full = out_of_memory("cuModuleLoadData")
-    flaky.seam.fail("load", full)
+    faulty.device.fail("load", full)
     with pytest.raises(OutOfMemoryError):
-        flaky.gpu.kernel(SAXPY, "saxpy")
-    assert flaky.gpu.kernel(SAXPY, "saxpy").name == "saxpy"
+        faulty.gpu.kernel(SAXPY, "saxpy")
+    assert faulty.gpu.kernel(SAXPY, "saxpy").name == "saxpy"
 
 
 def test_every_load_is_an_event(device: Gpu, open_builder: OpenBuilder, recorder: Recorder) -> None:
@@ -273,8 +275,8 @@ def test_every_load_is_an_event(device: Gpu, open_builder: OpenBuilder, recorder
 
 
 @pytest.mark.parametrize("launches", [0, 1, 2, 5])
-def test_trim_unloads_what_only_the_memo_holds(launches: int, flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_trim_unloads_what_only_the_memo_holds(launches: int, faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
     with no_collector():
         held = gpu.kernel(KERNELS, "add")
         dropped = gpu.kernel(SAXPY, "saxpy")
@@ -284,18 +286,18 @@ def test_trim_unloads_what_only_the_memo_holds(launches: int, flaky: Flaky) -> N
             dropped.launch(1.0, made, made, 4, grid=1, block=4)
         assert gpu.trim() == 0  # Both are held.
         del dropped
-        with flaky.asked("module.unload", "synchronize") as asked:
+        with faulty.count_calls("module.unload", "synchronize") as calls:
             assert gpu.trim() == 1
-        assert asked == {"module.unload": 1, "synchronize": 1}
+        assert calls == {"module.unload": 1, "synchronize": 1}
         assert gpu.kernel(KERNELS, "add") is held
-        with flaky.asked("load") as asked:
+        with faulty.count_calls("load") as calls:
             gpu.kernel(SAXPY, "saxpy")
-        assert asked == {"load": 1}
+        assert calls == {"load": 1}
 
 
-def test_whatever_can_still_run_keeps_its_module(flaky: Flaky) -> None:
-    gpu = flaky.gpu
-    made = bench(gpu)
+def test_a_launch_that_can_still_run_keeps_its_module_loaded(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
+    made = saxpy_case(gpu)
     holders: dict[str, Callable[[], object]] = {
         "bound": lambda: gpu.kernel(SAXPY, "saxpy").bind(2.0, made.x, made.y, made.n, grid=5, block=64),
         "launcher": lambda: gpu.kernel(SAXPY, "saxpy")[5, 64],
@@ -307,32 +309,32 @@ def test_whatever_can_still_run_keeps_its_module(flaky: Flaky) -> None:
             holder = hold()
             assert gpu.trim() == 0
             del holder
-            with flaky.asked("module.unload") as asked:
+            with faulty.count_calls("module.unload") as calls:
                 assert gpu.trim() == 1
-            assert asked == {"module.unload": 1}
+            assert calls == {"module.unload": 1}
 
 
-def test_a_launcher_outlives_its_kernel(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
-    launcher = flaky.gpu.kernel(SAXPY, "saxpy")[5, 64]
-    flaky.gpu.trim()
+def test_a_launcher_outlives_its_kernel(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    launcher = faulty.gpu.kernel(SAXPY, "saxpy")[5, 64]
+    faulty.gpu.trim()
     for times in range(1, 6):
         launcher(2.0, made.x, made.y, made.n)
         made.check(times)
 
 
-def test_a_module_nobody_holds_is_unloaded_at_a_safe_point_alone(flaky: Flaky) -> None:
+def test_a_module_without_references_is_unloaded_at_a_safe_point_only(faulty: FaultyGpu) -> None:
     with no_collector():
-        kernel = flaky.gpu.kernel(SAXPY, "saxpy")
-        with flaky.asked("module.unload") as asked:
-            flaky.gpu._session.kernels.clear()
-            flaky.gpu._session.modules.clear()
+        kernel = faulty.gpu.kernel(SAXPY, "saxpy")
+        with faulty.count_calls("module.unload") as calls:
+            faulty.gpu._session.kernels.clear()
+            faulty.gpu._session.modules.clear()
             del kernel
-            flaky.gpu.array([1.0]).numpy()
-        assert asked == {}
-        with flaky.asked("module.unload") as asked:
-            flaky.gpu.synchronize()
-        assert asked == {"module.unload": 1}
+            faulty.gpu.array([1.0]).numpy()
+        assert calls == {}
+        with faulty.count_calls("module.unload") as calls:
+            faulty.gpu.synchronize()
+        assert calls == {"module.unload": 1}
 
 
 # Variables
@@ -350,7 +352,8 @@ def test_variables_are_read_and_written(device: Gpu) -> None:
 
 
 def test_constants_written_from_the_host_are_what_kernels_read(device: Gpu) -> None:
-    module, out = device.module(KERNELS), device.zeros(4, "int32")
+    module = device.module(KERNELS)
+    out = device.zeros(4, "int32")
     module["weigh"][1, 4](out)
     assert out.numpy().tolist() == [10, 20, 30, 40]
     module.symbol("weights", "int32").write([7, -8, 9, 10])
@@ -358,8 +361,8 @@ def test_constants_written_from_the_host_are_what_kernels_read(device: Gpu) -> N
     assert out.numpy().tolist() == [70, -80, 90, 100]
 
 
-def test_variables_keep_their_value_while_a_handle_lives(flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_variables_keep_their_value_while_a_handle_lives(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
     with no_collector():
         kernel = gpu.kernel(KERNELS, "count")
         for _ in range(3):
@@ -381,7 +384,7 @@ def test_a_variable_in_a_namespace_has_a_name_expression(device: Gpu) -> None:
         module.symbol("hidden")
 
 
-def test_modules_and_kernels_say_what_they_are(setup: Bench) -> None:
+def test_modules_and_kernels_say_what_they_are(setup: SaxpyCase) -> None:
     name = setup.gpu.name
     assert repr(setup.saxpy) == f"<Kernel saxpy(float, float const*, float*, int) on {name}>"
     module = setup.gpu.module(SAXPY, label="mine.cu")
@@ -395,7 +398,7 @@ def test_code_for_the_a_variant_runs_on_its_own_device(device: Gpu) -> None:
     kernel = device.kernel(SAXPY, "saxpy", arch="sm_90a")
     assert str(kernel.module.artifact.arch) == "sm_90a"
     assert kernel is not device.kernel(SAXPY, "saxpy")
-    made = bench(device)
+    made = saxpy_case(device)
     kernel[5, 64](2.0, made.x, made.y, made.n)
     made.check(1)
 
@@ -459,7 +462,7 @@ def test_stored_code_is_used_for_every_runnable_architecture(
     for arch in stored:
         builder.build(Program.of(SAXPY), arch)
     compiled = len(recorder.named("compile"))
-    made = bench(open_device("emulator:5", arch=device))
+    made = saxpy_case(open_device("emulator:5", arch=device))
     gpu = open_device("emulator", builder=builder, arch=device)
     kernel = gpu.kernel(SAXPY, "saxpy")
     assert str(kernel.module.artifact.arch) == used
@@ -479,25 +482,25 @@ def test_a_device_newer_than_the_compiler_says_so_and_runs_where_its_driver_may_
         new.kernel(SAXPY, "saxpy")
     assert "pip install -U 'preheat[cu13]'" in str(caught.value.hint)
     assert "PREHEAT_JIT=1" in str(caught.value.hint)
-    made = bench(open_device("emulator:1", arch="sm_130", jit=True))
+    made = saxpy_case(open_device("emulator:1", arch="sm_130", jit=True))
     made.launch(4)
     made.check(4)
     assert made.saxpy.module.artifact.arch < new.arch
 
 
 def test_the_drivers_compiler_is_asked_for_only_where_it_is_needed(
-    open_flaky: OpenFlaky,
+    open_faulty: OpenFlaky,
 ) -> None:
-    flaky = open_flaky("emulator", jit=True)
+    faulty = open_faulty("emulator", jit=True)
     asked: list[bool] = []
-    load = flaky.seam._part.load
+    load = faulty.device._part.load
 
     def watched(artifact: Artifact, *, jit: bool = False, **more: Any) -> object:
         asked.append(jit)
         return load(artifact, jit=jit, **more)
 
-    flaky.seam._part.load = watched
-    bench(flaky.gpu)
+    faulty.device._part.load = watched
+    saxpy_case(faulty.gpu)
     assert asked == [False]
 
 
@@ -509,38 +512,38 @@ def invalid() -> InvalidCodeError:
 
 
 def test_code_the_driver_calls_invalid_is_purged_and_rebuilt_once(
-    kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+    kind: str, open_builder: OpenBuilder, open_faulty: OpenFlaky, recorder: Recorder
 ) -> None:
     recorder.forgive = True
-    flaky = open_flaky(kind, open_builder())
-    flaky.seam.fail("load", invalid())
-    kernel = flaky.gpu.kernel(SAXPY, "saxpy")
-    assert flaky.seam.calls["load"] == 2
+    faulty = open_faulty(kind, open_builder())
+    faulty.device.fail("load", invalid())
+    kernel = faulty.gpu.kernel(SAXPY, "saxpy")
+    assert faulty.device.calls["load"] == 2
     assert len(recorder.named("compile")) == 2
     (damaged,) = recorder.named("damaged")
     assert damaged["tier"] == "device"
     assert damaged["key"] == kernel.module.artifact.digest
     assert "CUDA_ERROR_INVALID_IMAGE" in damaged["reason"]
-    made = bench(flaky.gpu)
+    made = saxpy_case(faulty.gpu)
     kernel[5, 64](2.0, made.x, made.y, made.n)
     made.check(1)
-    again = open_flaky(kind, open_builder())  # Another process finds the rebuilt code.
+    again = open_faulty(kind, open_builder())  # Another process finds the rebuilt code.
     again.gpu.kernel(SAXPY, "saxpy")
     assert recorder.named("hit")[-1]["tier"] == "disk"
 
 
 def test_code_that_stays_invalid_is_reported(
-    kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+    kind: str, open_builder: OpenBuilder, open_faulty: OpenFlaky, recorder: Recorder
 ) -> None:
     recorder.forgive = True
-    flaky = open_flaky(kind, open_builder())
-    flaky.seam.fail("load", invalid(), invalid())
+    faulty = open_faulty(kind, open_builder())
+    faulty.device.fail("load", invalid(), invalid())
     with pytest.raises(InvalidCodeError, match="CUDA_ERROR_INVALID_IMAGE") as caught:
-        flaky.gpu.kernel(SAXPY, "saxpy")
+        faulty.gpu.kernel(SAXPY, "saxpy")
     assert (caught.value.code, caught.value.call) == (200, "cuModuleLoadData")
-    assert flaky.seam.calls["load"] == 2
+    assert faulty.device.calls["load"] == 2
     assert len(recorder.named("damaged")) == 1
-    assert flaky.gpu.kernel(SAXPY, "saxpy").name == "saxpy"  # A later call tries again.
+    assert faulty.gpu.kernel(SAXPY, "saxpy").name == "saxpy"  # A later call tries again.
 
 
 @pytest.mark.parametrize(
@@ -554,27 +557,27 @@ def test_code_that_stays_invalid_is_reported(
     ids=lambda error: error.name,
 )
 def test_a_load_that_fails_for_another_reason_purges_nothing(
-    error: DriverError, kind: str, open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+    error: DriverError, kind: str, open_builder: OpenBuilder, open_faulty: OpenFlaky, recorder: Recorder
 ) -> None:
-    flaky = open_flaky(kind, open_builder())
-    flaky.seam.fail("load", error)
+    faulty = open_faulty(kind, open_builder())
+    faulty.device.fail("load", error)
     with pytest.raises(type(error), match=error.name):
-        flaky.gpu.kernel(SAXPY, "saxpy")
-    assert flaky.seam.calls["load"] == 1
-    flaky.gpu.kernel(SAXPY, "saxpy")
+        faulty.gpu.kernel(SAXPY, "saxpy")
+    assert faulty.device.calls["load"] == 1
+    faulty.gpu.kernel(SAXPY, "saxpy")
     assert len(recorder.named("compile")) == 1
     assert recorder.named("damaged") == []
 
 
 def test_ptx_the_drivers_compiler_refuses_is_not_compiled_again(
-    open_builder: OpenBuilder, open_flaky: OpenFlaky, recorder: Recorder
+    open_builder: OpenBuilder, open_faulty: OpenFlaky, recorder: Recorder
 ) -> None:
-    flaky = open_flaky("emulator", open_builder(), jit=True)
-    flaky.seam._part.arch = Arch.parse("sm_130")  # newer than the compiler
-    flaky.seam.fail("load", invalid())
+    faulty = open_faulty("emulator", open_builder(), jit=True)
+    faulty.device._part.arch = Arch.parse("sm_130")  # newer than the compiler
+    faulty.device.fail("load", invalid())
     with pytest.raises(InvalidCodeError):
-        flaky.gpu.kernel(SAXPY, "saxpy")
-    assert flaky.seam.calls["load"] == len(recorder.named("compile")) == 1
+        faulty.gpu.kernel(SAXPY, "saxpy")
+    assert faulty.device.calls["load"] == len(recorder.named("compile")) == 1
 
 
 def test_ptx_the_emulator_cannot_read_is_rebuilt_too(

@@ -18,12 +18,13 @@ from tests.runtime.ordering import N, World, every_schedule
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
 
 
-# Streams of ours
+# Streams of preheat
 
 
 @every_schedule
 def test_a_stream_waits_for_every_write_before_it(world: World) -> None:
-    x, side = world.zeros(), world.gpu.stream()
+    x = world.zeros()
+    side = world.gpu.stream()
     for value in (1, 2, 3):
         world.set(x, value)
         assert world.read(x, side) == [value] * N
@@ -33,7 +34,8 @@ def test_a_stream_waits_for_every_write_before_it(world: World) -> None:
 
 @every_schedule
 def test_a_write_waits_for_reads_in_other_streams(world: World) -> None:
-    x, outs = world.zeros(), [world.zeros() for _ in range(3)]
+    x = world.zeros()
+    outs = [world.zeros() for _ in range(3)]
     sides = [world.gpu.stream() for _ in outs]
     world.set(x, 5)
     for side, out in zip(sides, outs, strict=True):
@@ -58,7 +60,8 @@ def test_a_write_waits_for_reads_in_streams_of_other_libraries(world: World) -> 
 @every_schedule
 def test_a_reader_that_writes_later_waits_for_the_other_readers(world: World) -> None:
     x, one, two = world.zeros(), world.zeros(), world.zeros()
-    side, theirs = world.gpu.stream(), StreamHandle(world.torch.default.handle)
+    side = world.gpu.stream()
+    theirs = StreamHandle(world.torch.default.handle)
     for first in (world.gpu.stream(), theirs):
         for value in (5, 6, 7):
             world.set(x, value)
@@ -69,7 +72,7 @@ def test_a_reader_that_writes_later_waits_for_the_other_readers(world: World) ->
 
 
 @every_schedule
-def test_later_work_in_the_home_stream_is_noticed(world: World) -> None:
+def test_later_work_in_the_stream_of_its_allocation_is_noticed(world: World) -> None:
     side = world.gpu.stream()
     x = world.zeros(stream=side)
     for value in (1, 2, 3):
@@ -79,7 +82,9 @@ def test_later_work_in_the_home_stream_is_noticed(world: World) -> None:
 
 @every_schedule
 def test_a_bound_launch_and_a_replay_notice_work_in_other_streams(world: World) -> None:
-    x, out, side = world.zeros(), world.zeros(), world.gpu.stream()
+    x = world.zeros()
+    out = world.zeros()
+    side = world.gpu.stream()
     bound = world.copy.bind(x, out, N, grid=1, block=64)
     bound()
     with world.gpu.capture() as graph:
@@ -94,7 +99,8 @@ def test_a_bound_launch_and_a_replay_notice_work_in_other_streams(world: World) 
 
 @every_schedule
 def test_memory_is_freed_after_its_uses_in_other_streams(world: World) -> None:
-    outs, side = [], world.gpu.stream()
+    outs = []
+    side = world.gpu.stream()
     for value in range(6):
         x = world.gpu.empty(N, "int32")
         out = world.gpu.empty(N, "int32")
@@ -108,7 +114,9 @@ def test_memory_is_freed_after_its_uses_in_other_streams(world: World) -> None:
 
 @every_schedule
 def test_a_copy_and_a_fill_are_ordered_like_launches(world: World) -> None:
-    x, y, side = world.zeros(), world.zeros(), world.gpu.stream()
+    x = world.zeros()
+    y = world.zeros()
+    side = world.gpu.stream()
     for value in (1, 2, 3):
         world.set(x, value, side)
         y.copy_from(x)
@@ -118,7 +126,8 @@ def test_a_copy_and_a_fill_are_ordered_like_launches(world: World) -> None:
 
 @every_schedule
 def test_scalars_of_replays_in_several_streams_reach_their_own_replay(world: World) -> None:
-    step, side = world.gpu.scalar("int32", name="step"), world.gpu.stream()
+    step = world.gpu.scalar("int32", name="step")
+    side = world.gpu.stream()
     outs = [world.gpu.zeros(N, "int32") for _ in range(4)]
     graphs = []
     for out in outs:
@@ -134,7 +143,8 @@ def test_scalars_of_replays_in_several_streams_reach_their_own_replay(world: Wor
 @every_schedule
 @pytest.mark.parametrize("where", ["ours", "library"])
 def test_a_scalar_that_is_set_in_a_stream_is_seen_by_what_follows_it(world: World, where: str) -> None:
-    step, other = world.gpu.scalar("int32"), world.gpu.stream()
+    step = world.gpu.scalar("int32")
+    other = world.gpu.stream()
     side: Any = world.gpu.stream() if where == "ours" else StreamHandle(world.torch.default.handle)
     outs = [world.zeros() for _ in range(12)]
     with world.gpu.capture() as graph:
@@ -157,8 +167,10 @@ def test_a_scalar_that_is_set_in_a_stream_is_seen_by_what_follows_it(world: Worl
 
 
 @every_schedule
-def test_a_replay_on_the_short_path_notices_a_scalar_that_was_set_elsewhere(world: World) -> None:
-    step, side, outs = world.gpu.scalar("int32", name="step"), world.gpu.stream(), world.zeros()
+def test_a_replay_on_the_fast_path_notices_a_scalar_that_was_set_elsewhere(world: World) -> None:
+    step = world.gpu.scalar("int32", name="step")
+    side = world.gpu.stream()
+    outs = world.zeros()
     with world.gpu.capture() as graph:
         world.spread[1, 64](step, outs, N)
     for value in range(4):
@@ -173,7 +185,8 @@ def test_a_replay_on_the_short_path_notices_a_scalar_that_was_set_elsewhere(worl
 
 @every_schedule
 def test_a_scalar_is_not_set_in_a_stream_that_another_library_captures(world: World) -> None:
-    step, stream = world.gpu.scalar("int32", 4), world.torch.default
+    step = world.gpu.scalar("int32", 4)
+    stream = world.torch.default
     stream.begin_capture("relaxed")
     with pytest.raises(CaptureError, match="cannot be used inside another library's capture"):
         step.set(5, stream=StreamHandle(stream.handle))
@@ -183,9 +196,12 @@ def test_a_scalar_is_not_set_in_a_stream_that_another_library_captures(world: Wo
 
 @every_schedule
 def test_pieces_of_a_pool_are_handed_out_behind_their_uses(world: World) -> None:
-    pool, side, outs = world.gpu.pool(1 << 12), world.gpu.stream(), []
+    pool = world.gpu.pool(1 << 12)
+    side = world.gpu.stream()
+    outs = []
     for value in range(5):
-        x, out = pool.empty(N, "int32"), world.gpu.empty(N, "int32")
+        x = pool.empty(N, "int32")
+        out = world.gpu.empty(N, "int32")
         world.set(x, value, side)
         world.copy.launch(x, out, N, grid=1, block=64, stream=side)
         outs.append(out)
@@ -198,9 +214,11 @@ def test_pieces_of_a_pool_are_handed_out_behind_their_uses(world: World) -> None
 @every_schedule
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_a_pool_is_freed_after_the_uses_of_its_pieces(world: World, how: str) -> None:
-    outs, side = [], world.gpu.stream()
+    outs = []
+    side = world.gpu.stream()
     for value in range(5):
-        pool, out = world.gpu.pool(1 << 12), world.gpu.empty(N, "int32")
+        pool = world.gpu.pool(1 << 12)
+        out = world.gpu.empty(N, "int32")
         x = pool.empty(N, "int32")
         world.set(x, value, side)
         world.copy.launch(x, out, N, grid=1, block=64, stream=side)
@@ -215,7 +233,9 @@ def test_a_pool_is_freed_after_the_uses_of_its_pieces(world: World, how: str) ->
 
 @every_schedule
 def test_frames_of_a_pool_follow_one_another_in_any_stream(world: World) -> None:
-    pool, side, outs = world.gpu.pool(1 << 12), world.gpu.stream(), []
+    pool = world.gpu.pool(1 << 12)
+    side = world.gpu.stream()
+    outs = []
     for value in range(5):
         out = world.gpu.empty(N, "int32")
         with pool.frame():
@@ -242,7 +262,8 @@ def test_a_new_stream_with_the_handle_of_a_destroyed_one_is_another_stream(world
 
 @every_schedule
 def test_short_lived_streams_of_others_leave_nothing_behind(world: World) -> None:
-    x, order = world.zeros(), world.gpu._context.order
+    x = world.zeros()
+    order = world.gpu._context.order
     out = world.zeros()
     for _ in range(100):
         theirs = world.torch.new_stream()

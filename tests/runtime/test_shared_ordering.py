@@ -43,7 +43,7 @@ def test_uses_of_shared_memory_wait_for_its_consumer(world: World, consumer: str
 
 @every_consumer
 @every_schedule
-def test_the_first_launch_after_an_export_leaves_the_short_path(world: World, consumer: str) -> None:
+def test_the_first_launch_after_an_export_leaves_the_fast_path(world: World, consumer: str) -> None:
     for launch_reads in (True, False):
         a, out = world.zeros(), world.zeros()
         t = shared(world, consumer, a)
@@ -60,7 +60,8 @@ def test_the_first_launch_after_an_export_leaves_the_short_path(world: World, co
 @every_schedule
 def test_views_share_with_the_array(world: World, consumer: str) -> None:
     a = world.gpu.zeros(2 * N, "int32")
-    t, half = shared(world, consumer, a), a[N:]
+    t = shared(world, consumer, a)
+    half = a[N:]
     world.warm(half)
     fill(t, 4)
     assert world.read(half) == [4] * N
@@ -70,7 +71,8 @@ def test_views_share_with_the_array(world: World, consumer: str) -> None:
 
 @every_schedule
 def test_released_memory_is_ordered_for_every_later_stream(world: World) -> None:
-    theirs, side = StreamHandle(world.cupy.new_stream().handle), world.gpu.stream()
+    theirs = StreamHandle(world.cupy.new_stream().handle)
+    side = world.gpu.stream()
     for value in (3, 4, 5):
         a = world.zeros()
         t = world.torch.from_dlpack(a)
@@ -105,7 +107,9 @@ def test_an_export_waits_for_earlier_consumers(world: World) -> None:
 def test_a_library_that_waits_for_the_stream_of_an_interface_sees_all_earlier_uses(
     world: World,
 ) -> None:
-    a, side, device = world.zeros(), world.gpu.stream(), world.gpu._device
+    a = world.zeros()
+    side = world.gpu.stream()
+    device = world.gpu._device
     world.set(a, 5, side)
     theirs = device.stream()  # of a library that preheat does not know
     theirs.wait(device.adopt(a.__cuda_array_interface__["stream"]).record())
@@ -141,9 +145,10 @@ def test_a_pool_waits_for_consumers_of_its_pieces(world: World) -> None:
 
 
 @every_schedule
-def test_frames_that_grow_wait_for_who_had_the_memory(world: World) -> None:
+def test_frames_that_grow_wait_for_the_previous_users_of_the_memory(world: World) -> None:
     for captured in (False, True):
-        pool, side = world.gpu.pool(1 << 12), world.gpu.stream()
+        pool = world.gpu.pool(1 << 12)
+        side = world.gpu.stream()
         out = world.zeros()
         with pool.frame():
             world.set(pool.empty(N, "int32"), 1, side)
@@ -196,7 +201,7 @@ def test_shared_memory_is_freed_after_its_consumer(world: World, consumer: str) 
 
 
 @every_schedule
-def test_memory_that_was_given_away_never_takes_the_short_path(world: World) -> None:
+def test_memory_that_was_given_away_never_takes_the_fast_path(world: World) -> None:
     a = world.zeros()
     t = world.torch.from_dlpack(a)
     for _ in range(5):
@@ -215,7 +220,8 @@ def test_memory_that_was_given_away_never_takes_the_short_path(world: World) -> 
 
 @every_schedule
 def test_operands_are_ordered_with_their_librarys_current_stream(world: World) -> None:
-    side, theirs = world.gpu.stream(), world.torch.new_stream()
+    side = world.gpu.stream()
+    theirs = world.torch.new_stream()
     for stream in (None, side):
         for current in (world.torch.default, theirs):
             with world.torch.stream(current):
@@ -231,7 +237,8 @@ def test_operands_are_ordered_with_their_librarys_current_stream(world: World) -
 
 @every_schedule
 def test_two_libraries_in_one_launch_are_ordered_with_both(world: World) -> None:
-    x, y = world.torch.full(N, 3), world.cupy.full(N, 0)
+    x = world.torch.full(N, 3)
+    y = world.cupy.full(N, 0)
     for value in (5, 6, 7):
         x.fill_(value)
         world.copy[1, 64](x, y, N)
@@ -242,8 +249,9 @@ def test_two_libraries_in_one_launch_are_ordered_with_both(world: World) -> None
 
 
 @every_schedule
-def test_our_arrays_beside_tensors_are_ordered_in_every_direction(world: World) -> None:
-    a, x = world.zeros(), world.torch.full(N, 0)
+def test_arrays_of_preheat_beside_tensors_are_ordered_in_every_direction(world: World) -> None:
+    a = world.zeros()
+    x = world.torch.full(N, 0)
     for value in (1, 2, 3, 4):
         world.set(a, value)
         world.copy[1, 64](a, x, N)
@@ -284,7 +292,8 @@ def test_a_graph_keeps_the_memory_of_a_tensor_whose_data_was_replaced(world: Wor
 
 @every_schedule
 def test_an_operand_dropped_at_once_is_kept_until_the_launch_has_ended(world: World) -> None:
-    outs, side = [], world.gpu.stream()
+    outs = []
+    side = world.gpu.stream()
     for value in range(4):
         out = world.gpu.zeros(N, "int32")
         with world.torch.stream(world.torch.new_stream()):
@@ -301,7 +310,8 @@ def test_an_operand_dropped_at_once_is_kept_until_the_launch_has_ended(world: Wo
 
 @every_schedule
 def test_replays_are_ordered_with_the_libraries_of_their_operands(world: World) -> None:
-    x, out = world.torch.full(N, 0), world.zeros()
+    x = world.torch.full(N, 0)
+    out = world.zeros()
     world.copy[1, 64](x, out, N)
     with world.gpu.capture() as graph:
         world.copy[1, 64](x, out, N)
@@ -333,7 +343,7 @@ def test_work_of_a_library_inside_a_capture_is_part_of_it_and_keeps_its_memory(w
         assert [other.tolist() for other in others] == [[3] * N] * 3
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize("world", [0], indirect=True)

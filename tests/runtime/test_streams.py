@@ -11,8 +11,8 @@ import pytest
 
 from preheat.errors import ContextLostError, InputError
 from preheat.gpu import Gpu
-from tests.faulty import Flaky
-from tests.runtime.support import Bench, bench
+from tests.faulty import FaultyGpu
+from tests.runtime.support import SaxpyCase, saxpy_case
 
 
 class Foreign:
@@ -32,11 +32,11 @@ class Older:
         setattr(self, name, handle)
 
 
-def run_in(made: Bench, stream: object) -> None:
+def run_in(made: SaxpyCase, stream: object) -> None:
     made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=stream)
 
 
-def test_launches_in_any_stream_are_right(setup: Bench) -> None:
+def test_launches_in_any_stream_are_right(setup: SaxpyCase) -> None:
     with setup.gpu.stream() as first, setup.gpu.stream(priority=-1) as second:
         for times in range(1, 9):
             stream = first if times % 2 else second
@@ -45,7 +45,7 @@ def test_launches_in_any_stream_are_right(setup: Bench) -> None:
             setup.check(times)
 
 
-def test_streams_of_other_libraries_are_taken_by_every_protocol(setup: Bench) -> None:
+def test_streams_of_other_libraries_are_taken_by_every_protocol(setup: SaxpyCase) -> None:
     own = setup.gpu.stream()
     assert own.__cuda_stream__() == (0, own.handle)
     others: list[Any] = [
@@ -66,7 +66,7 @@ def test_streams_of_other_libraries_are_taken_by_every_protocol(setup: Bench) ->
             run_in(setup, wrong)
 
 
-def test_arrays_can_be_at_home_in_a_stream_of_their_own(setup: Bench) -> None:
+def test_arrays_can_be_allocated_in_a_stream_of_their_own(setup: SaxpyCase) -> None:
     stream = setup.gpu.stream()
     x = setup.gpu.array(setup.xs, stream=stream)
     zeros = setup.gpu.zeros(setup.n, stream=stream)
@@ -79,7 +79,7 @@ def test_arrays_can_be_at_home_in_a_stream_of_their_own(setup: Bench) -> None:
         np.testing.assert_allclose(zeros.numpy(), times * setup.xs, rtol=1e-5)
 
 
-def test_events_measure_and_order(setup: Bench) -> None:
+def test_events_measure_and_order(setup: SaxpyCase) -> None:
     start = setup.gpu.record(timing=True)
     setup.launch(3)
     stop = setup.gpu.record(timing=True)
@@ -103,36 +103,38 @@ def test_a_closed_stream_is_refused(device: Gpu) -> None:
     stream.close()
     stream.close()  # A second call does nothing.
     assert repr(stream) == f"<Stream closed on {device.name}>"
-    for door in (
+    for operation in (
         stream.synchronize, stream.record, stream.done, stream.__cuda_stream__,
         lambda: stream.wait(device.record()), lambda: device.empty(3, stream=stream),
         lambda: stream.handle,
     ):  # fmt: skip
         with pytest.raises(InputError, match="this stream is closed"):
-            door()
+            operation()
 
 
 def test_what_belongs_to_a_lost_context_is_refused(
     open_device: Callable[..., Gpu],
 ) -> None:
     gone, here = open_device("emulator:3"), open_device("emulator:4")
-    stream, event, late = gone.stream(), gone.record(timing=True), here.record(timing=True)
+    stream = gone.stream()
+    event = gone.record(timing=True)
+    late = here.record(timing=True)
     gone.reset()
-    for door in (
+    for operation in (
         stream.synchronize, stream.record, event.done, event.synchronize,
         lambda: event.elapsed(late), lambda: late.elapsed(event), lambda: here.stream().wait(event),
     ):  # fmt: skip
         with pytest.raises(ContextLostError, match="emulator:3: it was reset"):
-            door()
+            operation()
     stream.close()  # This does nothing.
 
 
-def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
-    gpu = flaky.gpu
+def test_streams_without_references_are_used_again(faulty: FaultyGpu) -> None:
+    gpu = faulty.gpu
     first = gpu.stream()
     handle = first.handle
     first.close()
-    with flaky.asked("stream") as asked:
+    with faulty.count_calls("stream") as calls:
         urgent = gpu.stream(priority=-1)
         assert urgent.handle != handle
         again = gpu.stream()
@@ -140,20 +142,23 @@ def test_streams_nobody_holds_are_used_again(flaky: Flaky) -> None:
         del again
         gc.collect()
         assert gpu.stream().handle == handle
-    assert asked == {"stream": 1}
+    assert calls == {"stream": 1}
 
 
 # Order between streams: the waits that the device is asked for
 
 
-def test_a_second_stream_waits_for_home_once_and_again_after_home_wrote(flaky: Flaky) -> None:
-    made, stream = bench(flaky.gpu), flaky.gpu.stream()
+def test_a_second_stream_waits_for_the_stream_of_the_allocation_once_per_write(
+    faulty: FaultyGpu,
+) -> None:
+    made = saxpy_case(faulty.gpu)
+    stream = faulty.gpu.stream()
     waits: list[int] = []
 
     def count(act: Callable[[], object]) -> None:
-        with flaky.asked("stream.wait") as asked:
+        with faulty.count_calls("stream.wait") as calls:
             act()
-        waits.append(asked.get("stream.wait", 0))
+        waits.append(calls.get("stream.wait", 0))
 
     count(lambda: run_in(made, stream))  # One wait serves both operands, which home wrote.
     for _ in range(3):
@@ -167,88 +172,92 @@ def test_a_second_stream_waits_for_home_once_and_again_after_home_wrote(flaky: F
 
 
 def test_writers_in_several_streams_wait_for_one_another_and_a_reader_for_the_last(
-    flaky: Flaky,
+    faulty: FaultyGpu,
 ) -> None:
-    made = bench(flaky.gpu)
-    streams = [flaky.gpu.stream() for _ in range(3)]
+    made = saxpy_case(faulty.gpu)
+    streams = [faulty.gpu.stream() for _ in range(3)]
     for stream in streams:
-        with flaky.asked("stream.wait") as asked:
+        with faulty.count_calls("stream.wait") as calls:
             run_in(made, stream)
-        assert asked["stream.wait"] >= 1
-    with flaky.asked("stream.wait") as asked:
+        assert calls["stream.wait"] >= 1
+    with faulty.count_calls("stream.wait") as calls:
         made.y.numpy()  # It is read in the stream that wrote it.
-    assert asked == {}
+    assert calls == {}
     made.check(3)
 
 
-def test_a_write_waits_for_every_stream_that_read_the_array(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
-    outs = [(flaky.gpu.stream(), flaky.gpu.zeros(made.n)) for _ in range(3)]
+def test_a_write_waits_for_every_stream_that_read_the_array(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    outs = [(faulty.gpu.stream(), faulty.gpu.zeros(made.n)) for _ in range(3)]
     for stream, out in outs:
         out.fill(0)
         made.saxpy.launch(1.0, made.x, out, made.n, grid=5, block=64, stream=stream)
-    with flaky.asked("stream.wait") as asked:
+    with faulty.count_calls("stream.wait") as calls:
         made.x.fill(0)
-    assert asked == {"stream.wait": 3}
-    with flaky.asked("stream.wait") as asked:
+    assert calls == {"stream.wait": 3}
+    with faulty.count_calls("stream.wait") as calls:
         made.x.fill(1)
-    assert asked == {}
+    assert calls == {}
     for _, out in outs:
         np.testing.assert_allclose(out.numpy(), made.xs, rtol=1e-6)
 
 
-def test_two_readers_in_two_streams_do_not_wait_for_one_another(flaky: Flaky) -> None:
-    made, (left, right) = bench(flaky.gpu), [flaky.gpu.stream() for _ in range(2)]
-    outs = {stream: flaky.gpu.zeros(made.n, stream=stream) for stream in (left, right)}
+def test_two_readers_in_two_streams_do_not_wait_for_one_another(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    (left, right) = [faulty.gpu.stream() for _ in range(2)]
+    outs = {stream: faulty.gpu.zeros(made.n, stream=stream) for stream in (left, right)}
     waits: list[int] = []
     for stream in (left, right, left, right, left, right):
-        with flaky.asked("stream.wait") as asked:
+        with faulty.count_calls("stream.wait") as calls:
             made.saxpy.launch(1.0, made.x, outs[stream], made.n, grid=5, block=64, stream=stream)
-        waits.append(asked.get("stream.wait", 0))
+        waits.append(calls.get("stream.wait", 0))
     assert waits == [1, 1, 0, 0, 0, 0]  # Each waits for the write in the home stream, once.
     for out in outs.values():
         np.testing.assert_allclose(out.numpy(), 3 * made.xs, rtol=1e-5)
 
 
-def test_memory_is_given_back_after_every_stream_that_used_it(flaky: Flaky) -> None:
-    made = bench(flaky.gpu)
-    streams = [flaky.gpu.stream() for _ in range(2)]
+def test_memory_is_released_after_every_stream_that_used_it(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    streams = [faulty.gpu.stream() for _ in range(2)]
     for stream in streams:
         run_in(made, stream)
-    with flaky.asked("stream.wait", "free") as asked:
+    with faulty.count_calls("stream.wait", "free") as calls:
         made.x.close()
-    assert asked == {"stream.wait": 2, "free": 1}
+    assert calls == {"stream.wait": 2, "free": 1}
 
 
-def test_a_foreign_stream_is_remembered_by_an_event_after_its_last_use(flaky: Flaky) -> None:
-    made, own = bench(flaky.gpu), flaky.gpu.stream()
+def test_a_foreign_stream_is_remembered_by_an_event_after_its_last_use(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    own = faulty.gpu.stream()
     own.close()
-    handle = flaky.seam.stream().handle  # a stream that preheat does not own
-    with flaky.asked("stream.record") as asked:
+    handle = faulty.device.stream().handle  # a stream that preheat does not own
+    with faulty.count_calls("stream.record") as calls:
         run_in(made, Foreign(handle))
     # The home stream, the use, and the home stream again, which may still read.
-    assert asked["stream.record"] == 3
-    with flaky.asked("stream.wait", "free") as asked:
+    assert calls["stream.record"] == 3
+    with faulty.count_calls("stream.wait", "free") as calls:
         made.x.close()
-    assert asked == {"stream.wait": 1, "free": 1}
-    with flaky.asked("stream.wait") as asked:
+    assert calls == {"stream.wait": 1, "free": 1}
+    with faulty.count_calls("stream.wait") as calls:
         made.check(1)
-    assert asked == {}  # The home stream has waited for that mark already.
+    assert calls == {}  # The home stream has waited for that mark already.
 
 
-def test_every_use_in_a_foreign_stream_is_remembered_also_of_warm_launches(flaky: Flaky) -> None:
-    made, stream = bench(flaky.gpu), Foreign(flaky.seam.stream().handle)
+def test_every_use_in_a_foreign_stream_is_remembered_also_of_warm_launches(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    stream = Foreign(faulty.device.stream().handle)
     for _ in range(6):
-        with flaky.asked("stream.record") as asked:
+        with faulty.count_calls("stream.record") as calls:
             run_in(made, stream)
-        assert asked["stream.record"] >= 1
-    with flaky.asked("stream.wait") as asked:
+        assert calls["stream.record"] >= 1
+    with faulty.count_calls("stream.wait") as calls:
         made.check(6)
-    assert asked == {"stream.wait": 1}
+    assert calls == {"stream.wait": 1}
 
 
-def test_events_of_many_launches_do_not_pile_up(flaky: Flaky) -> None:
-    made, stream = bench(flaky.gpu), Foreign(flaky.seam.stream().handle)
+def test_events_of_many_launches_do_not_pile_up(faulty: FaultyGpu) -> None:
+    made = saxpy_case(faulty.gpu)
+    stream = Foreign(faulty.device.stream().handle)
     for _ in range(1000):
         made.saxpy.launch(0.0, made.x, made.y, 0, grid=1, block=1, stream=stream)
-    assert len(flaky.gpu._context.deferred_cleanups) < 300
+    assert len(faulty.gpu._context.deferred_cleanups) < 300

@@ -1,4 +1,4 @@
-"""Any thread, a forked child, the end of the interpreter: work goes on, or the error has a name."""
+"""Threads, forked children and the end of the interpreter: work continues, or the error has a name."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from preheat.build.builder import Builder
 from preheat.errors import ContextLostError, StaleBufferError
 from preheat.gpu import Gpu
 from tests.conftest import SAXPY
-from tests.faulty import Flaky
-from tests.processes import ended, finish, run_in_fork, start
-from tests.runtime.support import KERNELS, bench
+from tests.faulty import FaultyGpu
+from tests.processes import expect_success, run_in_fork, start_python, wait_for_exit
+from tests.runtime.support import KERNELS, saxpy_case
 
 
 def test_a_device_made_in_one_thread_works_in_another(device: Gpu) -> None:
-    made = bench(device)
+    made = saxpy_case(device)
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
             made.launch(4)
             made.check(4)
-            other = bench(device, 33)
+            other = saxpy_case(device, 33)
             other.launch(4)
             other.check(4)
             device.synchronize()
@@ -44,9 +44,9 @@ def test_a_device_made_in_one_thread_works_in_another(device: Gpu) -> None:
     made.check(5)
 
 
-def test_the_emulator_goes_on_in_a_forked_child_by_itself(open_device: Callable[..., Gpu]) -> None:
+def test_the_emulator_continues_in_a_forked_child_by_itself(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
-    made = bench(gpu)
+    made = saxpy_case(gpu)
     made.launch(4)
 
     def work() -> None:
@@ -67,7 +67,7 @@ def test_the_emulator_goes_on_in_a_forked_child_by_itself(open_device: Callable[
     made.check(5)
 
 
-def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
+def test_a_fork_in_the_middle_of_releasing_memory_leaves_no_lock_behind(
     open_device: Callable[..., Gpu],
 ) -> None:
     gpu = open_device("emulator")
@@ -84,24 +84,24 @@ def test_a_fork_in_the_middle_of_giving_memory_back_leaves_no_lock_behind(
     gpu._context._drain_lock[0] = True
 
 
-def test_a_device_that_cannot_fork_is_lost_in_the_child(open_flaky: Callable[..., Flaky]) -> None:
-    flaky = open_flaky("emulator")
-    flaky.seam._part.survives_fork = False
-    made = bench(flaky.gpu)
+def test_a_device_that_cannot_fork_is_lost_in_the_child(open_faulty: Callable[..., FaultyGpu]) -> None:
+    faulty = open_faulty("emulator")
+    faulty.device._part.survives_fork = False
+    made = saxpy_case(faulty.gpu)
     made.launch(4)
 
     def work() -> None:
-        with flaky.asked() as asked:
-            for door in (made.launch, lambda: flaky.gpu.empty(3), flaky.gpu.synchronize):
+        with faulty.count_calls() as calls:
+            for operation in (made.launch, lambda: faulty.gpu.empty(3), faulty.gpu.synchronize):
                 with pytest.raises(
                     ContextLostError, match="forked from one that was using the GPU"
                 ) as caught:
-                    door()
+                    operation()
                 assert "'spawn' or 'forkserver'" in str(caught.value.hint)
             with pytest.raises(StaleBufferError, match="forked"):
                 made.x.numpy()
             made.x.close()
-        assert asked == {}  # the parent's device is left alone
+        assert calls == {}  # The device of the parent gets no calls.
 
     run_in_fork(work)
     made.launch()
@@ -170,8 +170,8 @@ def test_the_end_of_the_interpreter_is_silent(more: str, kind: str, tmp_path: Pa
     file = tmp_path / "saxpy.txt"
     file.write_text(SAXPY)
     env = {"PREHEAT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONWARNINGS": "error::ResourceWarning"}
-    child = start(AT_EXIT.replace("{more}", more), kind, str(file), env=env)
-    out, err = ended(child)
+    child = start_python(AT_EXIT.replace("{more}", more), kind, str(file), env=env)
+    out, err = wait_for_exit(child)
     assert (child.returncode, out, err) == (0, "", "")
 
 
@@ -183,9 +183,9 @@ kernel[1, 1](gpu.zeros(3, "int32"))
 """
 
 
-def test_an_uncaught_fault_ends_the_program_with_its_own_words_alone(tmp_path: Path) -> None:
-    child = start(UNCAUGHT, env={"PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
-    out, err = ended(child)
+def test_an_uncaught_fault_ends_the_program_with_its_own_message_only(tmp_path: Path) -> None:
+    child = start_python(UNCAUGHT, env={"PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
+    out, err = wait_for_exit(child)
     assert (child.returncode, out) == (1, "")
     *_, fault, source, instruction = err.splitlines()
     assert fault.startswith("preheat.errors.EmulatorFault: over, program.cu:1, PTX line")
@@ -215,7 +215,7 @@ def test_a_second_process_runs_a_kernel_without_loading_compiler_or_driver(tmp_p
     env = {"PREHEAT_CACHE_DIR": str(tmp_path / "cache"), "PREHEAT_DEVICE": "emulator"}
     expected = '{"y": [0.0, 2.0, 4.0], "nvrtc": false, "cuda": false}\n'
     for _ in range(2):
-        assert finish(start(SECOND, str(file), env=env)) == expected
+        assert expect_success(start_python(SECOND, str(file), env=env)) == expected
 
 
 def test_a_builder_of_ones_own_is_left_open_by_the_device(
@@ -224,7 +224,7 @@ def test_a_builder_of_ones_own_is_left_open_by_the_device(
     builder = open_builder()
     with open_device("emulator", builder=builder) as gpu:
         gpu.kernel(SAXPY, "saxpy")
-    again = bench(open_device("emulator", builder=builder))
+    again = saxpy_case(open_device("emulator", builder=builder))
     again.launch()
     again.check(1)
     assert np.isfinite(again.y.numpy()).all()
@@ -258,4 +258,4 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_child_does_not_wait_for_locks_of_its_parent() -> None:
-    assert finish(start(HELD)).split() == ["0"]
+    assert expect_success(start_python(HELD)).split() == ["0"]

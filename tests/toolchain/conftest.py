@@ -1,4 +1,4 @@
-"""One toolchain for the whole layer: compiles share its workers."""
+"""One toolchain for all tests of the folder, so that compiles share its workers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from preheat.events import Events
 from preheat.toolchain import Toolchain
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 @pytest.fixture(scope="session")
 def toolchain() -> Iterator[Toolchain]:
-    made = Toolchain(Events(), timeout=PATIENCE)
+    made = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
     yield made
     made.close()

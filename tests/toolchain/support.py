@@ -1,4 +1,4 @@
-"""What the toolchain's tests share: real kernels, a second opinion on them, a look at workers."""
+"""Helpers for the tests of the toolchain: real kernels, an independent parser, and worker processes."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def _parameter_rows(info: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def slow(terms: int) -> str:
-    """A program whose compile time grows with the square of `terms`: 1000 take seconds."""
+    """Return a program whose compile time grows with the square of `terms`: 1000 take seconds."""
     chain = "".join(f"a == {i} ? {i} : " for i in range(terms))
     return f'extern "C" __global__ void k(int a, int* o) {{ *o = {chain}0; }}\n'
 
 
 def workers_of(process: int) -> set[int]:
-    """The compiler processes that `process` started and that are still there."""
+    """Return the compiler processes that `process` started and that are still there."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -105,7 +105,7 @@ def workers_of(process: int) -> set[int]:
 
 
 def scratch_of(worker: int) -> Path | None:
-    """The directory a worker compiles in, while it does."""
+    """Return the directory a worker compiles in, while it does."""
     with suppress(OSError):
         place = Path(f"/proc/{worker}/cwd").readlink()
         return None if place == Path("/") else place
@@ -113,7 +113,7 @@ def scratch_of(worker: int) -> Path | None:
 
 
 def compiling(process: int, besides: Collection[int] = ()) -> tuple[int, Path]:
-    """A worker of `process` amid a compile, and where."""
+    """Return a compiling worker of `process`, and its directory."""
 
     def busy() -> tuple[int, Path] | None:
         for worker in workers_of(process) - set(besides):
@@ -125,7 +125,7 @@ def compiling(process: int, besides: Collection[int] = ()) -> tuple[int, Path]:
 
 
 def gone(worker: int) -> bool:
-    """Whether a process has ended; one that only waits to be reaped has."""
+    """Return True if a process has ended; a zombie process has ended."""
     try:
         state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -51,13 +51,13 @@ def test_the_headers_to_include_instead_are_in_cccl_and_the_others_are_not(
     toolchain: Toolchain,
 ) -> None:
     cccl = Path(toolchain.located.roots["cccl"])
-    for name, told in ADVICE.items():
-        if told.startswith("cuda/std/"):
-            assert (cccl / told).is_file(), name
-        elif "cuda/std" not in told and "built in" not in told:
+    for name, reported in ADVICE.items():
+        if reported.startswith("cuda/std/"):
+            assert (cccl / reported).is_file(), name
+        elif "cuda/std" not in reported and "built in" not in reported:
             assert not (cccl / "cuda/std" / name).exists(), name
-    for told in ADVICE.values():
-        for named in (word.strip("<>.,") for word in told.split() if word.startswith("<cuda/std/")):
+    for reported in ADVICE.values():
+        for named in (word.strip("<>.,") for word in reported.split() if word.startswith("<cuda/std/")):
             assert (cccl / named).is_file(), named
 
 

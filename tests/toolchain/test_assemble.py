@@ -1,4 +1,4 @@
-"""PTX to machine code: for which architecture, and what is said when that cannot be."""
+"""PTX is assembled to machine code for an architecture, or the error says why it cannot be."""
 
 from __future__ import annotations
 

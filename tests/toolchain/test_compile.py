@@ -1,4 +1,4 @@
-"""CUDA C++ through the toolchain: one compile, its outputs, and what is not its fault."""
+"""CUDA C++ through the toolchain: one compile, its outputs, and errors that are not its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, frames, nvrtc
 from tests.conftest import SAXPY
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 SM_90 = Arch.parse("sm_90")
 
@@ -52,7 +52,7 @@ PROGRAMS = {
 def test_every_process_makes_the_same_bytes(toolchain: Toolchain, what: str) -> None:
     program = Program.of(PROGRAMS[what], label="k.cu")
     here = toolchain.compile(program, SM_90)
-    other = Toolchain(Events(), timeout=PATIENCE)
+    other = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
     there = other.compile(program, SM_90)
     other.close()
     assert (there.cubin, there.ptx, there.entries) == (here.cubin, here.ptx, here.entries)
@@ -91,7 +91,7 @@ def test_headers_in_memory_are_found_by_name(toolchain: Toolchain) -> None:
     assert compiled.entries[0].parameters[0].type == "float*"
 
 
-def test_text_beyond_ascii_is_fine_in_cuda(toolchain: Toolchain) -> None:
+def test_text_beyond_ascii_is_allowed_in_cuda(toolchain: Toolchain) -> None:
     source = '// größer ≥ π\n__device__ char s[] = "π";\n__global__ void k(char* x) { *x = s[*x]; }'
     assert "π".encode() in toolchain.compile(Program.of(source), SM_90).cubin
 

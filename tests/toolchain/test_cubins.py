@@ -1,4 +1,4 @@
-"""What only hardware can answer: the driver takes our cubins and agrees with what we say of them."""
+"""Cubins on a GPU: the driver loads them and reports the same resources as the artifact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = (1, 31, 33, 127, 1009, 100_003)
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """The values of a driver call that succeeded."""
+    """Return the values of a driver call that succeeded."""
     code, *values = answer
     assert code.value == 0, code
     return values[0] if len(values) == 1 else tuple(values)
@@ -30,7 +30,7 @@ def ok(answer: tuple[Any, ...]) -> Any:
 
 @pytest.fixture(scope="module")
 def arch() -> Iterator[Arch]:
-    """The architecture of the first GPU, whose primary context is current during the module."""
+    """Yield the architecture of the first GPU, whose primary context is current during the module."""
     from cuda.bindings import driver
 
     ok(driver.cuInit(0))

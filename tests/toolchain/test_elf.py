@@ -1,4 +1,4 @@
-"""The identity of a library, read from its file."""
+"""The identity of a library, which is read from its ELF file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def note(name: bytes, kind: int, payload: bytes) -> bytes:
 
 
 def elf(*segments: tuple[int, bytes]) -> bytes:
-    """A 64-bit little-endian ELF file of segments, each with its type."""
+    """Return a 64-bit little-endian ELF file of segments, each with its type."""
     head, size = 64, 56
     table, body = b"", b""
     for kind, payload in segments:
@@ -90,10 +90,10 @@ def test_the_compilers_have_build_ids_and_readelf_agrees(toolchain: Toolchain) -
         assert len(found) == 40
         assert library.build.split("+")[0] == found
         try:
-            told = subprocess.run(["readelf", "-n", library.path], capture_output=True, text=True)
+            reported = subprocess.run(["readelf", "-n", library.path], capture_output=True, text=True)
         except FileNotFoundError:
             pytest.skip("no readelf to ask for a second opinion")
-        assert f"Build ID: {found}" in told.stdout
+        assert f"Build ID: {found}" in reported.stdout
 
 
 def test_nvrtc_is_known_by_both_of_its_libraries(toolchain: Toolchain) -> None:

@@ -34,7 +34,7 @@ def look(memo: Memo, path: Path) -> Evidence:
 
 
 def settled(path: Path) -> Memo:
-    """A memo that believes the stamp of `path`."""
+    """Return a memo that trusts the stamp of `path`."""
     clock = Clock()
     memo = Memo(clock=clock)
     look(memo, path)
@@ -90,7 +90,8 @@ def test_a_stamp_that_changed_is_not_believed(header: Path) -> None:
 
 
 def test_a_stamp_whose_time_was_put_back_is_not_believed(header: Path) -> None:
-    memo, before = settled(header), header.stat()
+    memo = settled(header)
+    before = header.stat()
     first = look(memo, header)
     while header.stat().st_ctime_ns == before.st_ctime_ns:  # file systems stamp by the tick
         header.write_text("new")
@@ -119,7 +120,7 @@ def test_on_a_mount_without_identity_files_are_read_every_time(
     assert not memo.changed
 
 
-def test_a_kernel_that_cannot_tell_mounts_apart_counts_on_its_own_time_stamps(
+def test_a_kernel_that_cannot_distinguish_mounts_counts_on_its_own_time_stamps(
     header: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("preheat.toolchain.evidence._unique_mount", lambda _: None)
@@ -142,6 +143,6 @@ def test_a_damaged_note_is_an_empty_one(
     assert look(Memo(note), header) == look(Memo(), header)
 
 
-def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         look(Memo(), tmp_path / "gone.h")

@@ -1,4 +1,4 @@
-"""Messages to and from a worker, byte for byte, and the text tools the parsers share."""
+"""Frames between a process and its worker, byte for byte, and shared text functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random trees of headers: a tree that compiles differently is never taken for the same."""
+"""Random trees of headers: a tree that compiles differently never has the same state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TREES = st.dictionaries(st.tuples(st.sampled_from(OWN), st.sampled_from(NAMES)),
 
 
 def preprocess(text: str, roots: Mapping[str, str], where: str | None = None) -> Iterator[str]:
-    """What a compile opens, as it names it: `@0/sub/a.h`. `LookupError` where a name is not found."""
+    """Yield the files that a compile opens, as `@0/sub/a.h`; raise `LookupError` for a missing name."""
     name = ""
     for line in text.splitlines():
         if line.startswith("#define M "):
@@ -130,7 +130,7 @@ def test_a_tree_that_compiles_differently_is_never_taken_for_the_same(
             event("a second compile")
             state = observe(survey, before, Memo())
         assert change(state, roots, Memo()) is None
-        # An edit to a file that is there takes it away every other time.
+        # Every other edit of an existing file removes the file.
         gone = {at for at, text in edits.items() if at in tree and "v1" in text}
         plant({at: text for at, text in {**tree, **edits}.items() if at not in gone}, base)
         after = compile_tree(source, roots)
@@ -139,6 +139,6 @@ def test_a_tree_that_compiles_differently_is_never_taken_for_the_same(
             assert change(state, roots, Memo()) is not None
 
 
-def test_a_state_with_a_root_that_is_gone_has_changed(tmp_path: Path) -> None:
+def test_a_state_with_a_root_that_was_removed_has_changed(tmp_path: Path) -> None:
     state = HeaderState((Header("3", "v.h", "0" * 64),), (), ("0",))
     assert "include directory is gone" in str(change(state, {"0": str(tmp_path)}, Memo()))

@@ -1,4 +1,4 @@
-"""Header files by content, with the real compiler: what is a hit, what a miss, and what says why."""
+"""Header files by content, with the real compiler: hits, misses, and their reasons."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def names(outcome: Outcome) -> list[tuple[str, str]]:
     return sorted((h.root, h.name) for h in outcome.artifact.headers)
 
 
-# What is tracked
+# Tracked files
 
 #: A source, the files it needs, and the one of them that is changed.
 TRACKED = {
@@ -248,7 +248,8 @@ def test_of_two_headers_of_one_name_only_the_one_opened_counts(project: Project)
 
 def test_a_header_in_memory_wins_over_one_on_disk(project: Project) -> None:
     project.write({"inc/v.h": "#error the one on disk\n", "inc/outer.h": '#include "v.h"\n'})
-    source, headers = f'#include "outer.h"\n{KERNEL}', {"v.h": "#define VALUE 1\n"}
+    source = f'#include "outer.h"\n{KERNEL}'
+    headers = {"v.h": "#define VALUE 1\n"}
     first = project.build(source, headers=headers)
     assert names(first) == [("0", "outer.h")]
     project.write({"inc/v.h": "#error still on disk\n"})
@@ -428,7 +429,7 @@ def test_a_toolkit_that_lost_a_file_looked_for_is_another_toolkit(tmp_path: Path
 
 
 class Compile:
-    """A compile of a source that includes `v.h` from two directories, and what happens meanwhile."""
+    """Compile a source that includes `v.h` from two directories, with a change during the compile."""
 
     def __init__(self, root: Path) -> None:
         self.first, self.second = root / "first", root / "second"
@@ -642,7 +643,7 @@ def test_two_machines_make_the_same_key_and_the_same_bytes(project: Project, eve
         source = f"#include <v.h>\n{KERNEL.replace('VALUE', 'where()[*x]')}"
         program = Program.of(source, include=[project.root / machine])
         made.append(builder.build(program, "sm_90"))
-        builder.close()  # and its worker: the other machine has processes of its own
+        builder.close()  # and its worker, because the other machine has other processes
     one, two = made
     assert one.digest == two.digest
     assert one.headers == two.headers

@@ -1,4 +1,4 @@
-"""PTX checked before it is assembled: every rule, its line, and what comes close but is legal."""
+"""PTX is checked before it is assembled: every rule with its line, and similar legal code."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_register_that_hides_a_special_one_is_refused(line: str, hidden: str) 
 @pytest.mark.parametrize(
     "line",
     [
-        "    .reg .b32 %tid<5>;",  # %tid0 to %tid4, which are nobody's
+        "    .reg .b32 %tid<5>;",  # %tid0 to %tid4, which no instruction defines
         "    .reg .b64 %clock<64>;",  # stops short of %clock64
         "    .reg .b32 %envreg32, %pm8, %tidy, %ctaid_x;",
         "    .reg .b32 tid;",

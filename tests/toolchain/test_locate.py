@@ -1,4 +1,4 @@
-"""Where the compilers are: searched for once, remembered between processes, missed with advice."""
+"""The compilers are searched once and remembered between processes; a missing one has a hint."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from preheat.toolchain.headers import TOOLKIT
 from preheat.toolchain.locate import SEARCH_VARIABLES, Library, Located
 from tests import processes
 from tests.conftest import Recorder
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 @pytest.fixture
 def first(tmp_path: Path, events: Events, recorder: Recorder) -> Located:
-    """What a first process finds, remembered in the test's directory."""
+    """Return what a first process finds; the result is remembered in the directory of the test."""
     located = look(tmp_path, events)
     assert [e["what"] for e in recorder.named("worker")] == ["started"]
     recorder.seen.clear()
@@ -35,8 +35,8 @@ def first(tmp_path: Path, events: Events, recorder: Recorder) -> Located:
 
 
 def look(memo_dir: Path | None, events: Events) -> Located:
-    """What another process finds."""
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=memo_dir)
+    """Return what another process finds."""
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=memo_dir)
     located = toolchain.located
     toolchain.close()
     return located
@@ -48,7 +48,7 @@ def memo(tmp_path: Path) -> Path:
 
 
 def row_of(path: Path) -> dict[str, Any]:
-    """What a memo says."""
+    """Return the row of a memo."""
     row: dict[str, Any] = json.loads(codec.unpack_checked(path.read_bytes()).sections["memo"])
     return row
 
@@ -102,7 +102,7 @@ def test_without_a_directory_nothing_is_remembered(events: Events, recorder: Rec
 
 @pytest.mark.usefixtures("first")
 def test_one_toolchain_looks_once(tmp_path: Path, events: Events) -> None:
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     found = toolchain.located
     memo(tmp_path).unlink()
     assert toolchain.located is found
@@ -119,7 +119,7 @@ def test_the_memo_is_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", [0, 1, 2], ids=["size", "time", "inode"])
 @pytest.mark.usefixtures("first")
-def test_a_library_with_another_stamp_is_looked_for_again(
+def test_a_library_with_another_stamp_is_searched_again(
     tmp_path: Path, events: Events, recorder: Recorder, field: int
 ) -> None:
     row = row_of(memo(tmp_path))
@@ -132,7 +132,7 @@ def test_a_library_with_another_stamp_is_looked_for_again(
 
 
 @pytest.mark.usefixtures("first")
-def test_a_library_that_is_gone_is_looked_for_again(
+def test_a_library_that_was_removed_is_searched_again(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
     row = row_of(memo(tmp_path))
@@ -189,7 +189,7 @@ def test_a_memo_that_cannot_be_written_costs_nothing_but_the_search(
 
 # Upgrades
 
-#: Uses the NVRTC in argv[1] and says what it is; then once more after each line that it reads.
+#: Uses the NVRTC in argv[1] and prints its identity; repeats that after each line that it reads.
 LOADED = """
 import ctypes, json, sys
 from types import SimpleNamespace
@@ -209,7 +209,7 @@ for _ in sys.stdin:
 
 @pytest.fixture
 def lib(tmp_path: Path, toolchain: Toolchain) -> Path:
-    """A directory with an NVRTC of the test's own."""
+    """Return a directory with an NVRTC of the test's own."""
     directory = tmp_path / "lib"
     directory.mkdir()
     for file in map(Path, toolchain.located.library("nvrtc").files):
@@ -222,7 +222,8 @@ def lib(tmp_path: Path, toolchain: Toolchain) -> Path:
 
 def upgrade(source: Path, target: Path, change: int) -> str:
     """Put a copy of `source` with another build id in the place of `target`; its build id."""
-    content, known = source.read_bytes(), bytes.fromhex(build_id(source))
+    content = source.read_bytes()
+    known = bytes.fromhex(build_id(source))
     changed = bytes([known[0] ^ change]) + known[1:]
     staged = target.with_suffix(".staged")
     staged.write_bytes(content.replace(known, changed, 1))
@@ -234,23 +235,25 @@ def test_the_built_ins_that_nvrtc_loads_are_part_of_its_build(lib: Path) -> None
     (real,) = lib.glob("libnvrtc-builtins.so.*")
     older = upgrade(real, lib / "libnvrtc-builtins.so.12.9", 1)
     first = build_id(real)
-    process = processes.start(LOADED, str(lib))
-    found = json.loads(processes.line(process))
+    process = processes.start_python(LOADED, str(lib))
+    found = json.loads(processes.read_line(process))
     assert [Path(file).name for file in found["files"]] == ["libnvrtc.so.13", real.name]
     assert found["build"] == f"{build_id(lib / 'libnvrtc.so.13')}+{first}"
     second = upgrade(real, real, 2)
     assert len({older, first, second}) == 3
-    processes.tell(process)
-    assert json.loads(processes.line(process))["build"] == found["build"]  # what is loaded is the same
-    processes.ended(process)
-    again = json.loads(processes.line(processes.start(LOADED, str(lib))))
+    processes.write_line(process)
+    assert (
+        json.loads(processes.read_line(process))["build"] == found["build"]
+    )  # The loaded library is the same.
+    processes.wait_for_exit(process)
+    again = json.loads(processes.read_line(processes.start_python(LOADED, str(lib))))
     assert again["build"] == f"{build_id(lib / 'libnvrtc.so.13')}+{second}"
 
 
 def test_a_library_replaced_since_it_was_loaded_is_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     answer = toolchain.pool.call({"do": "locate"}).message
     answer["libraries"]["nvrtc"]["build"] = "an older one"
     monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
@@ -259,7 +262,7 @@ def test_a_library_replaced_since_it_was_loaded_is_not_remembered(
     toolchain.close()
 
 
-# What is missing
+# Missing libraries
 
 NOTHING = Located({}, {"nvrtc": "Failure finding libnvrtc.so"}, {})
 
@@ -301,14 +304,14 @@ assert answer == {
 """
 
 
-def test_a_machine_without_compilers_is_told_apart_from_a_broken_one() -> None:
-    processes.finish(processes.start(WITHOUT))
+def test_a_machine_without_compilers_is_distinguished_from_a_broken_one() -> None:
+    processes.expect_success(processes.start_python(WITHOUT))
 
 
-def test_what_is_missing_is_named_when_it_is_needed_and_not_remembered(
+def test_a_missing_library_is_named_when_it_is_needed_and_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     answer = {"libraries": {}, "missing": {"nvrtc": "no"}, "roots": {}, "archs": []}
     monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
@@ -316,10 +319,10 @@ def test_what_is_missing_is_named_when_it_is_needed_and_not_remembered(
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
         toolchain.compile(Program.of("//"), Arch.parse("sm_90"))
     assert list(tmp_path.glob("toolchain-*")) == []
-    assert look(tmp_path, events).missing == {}  # installed meanwhile
+    assert look(tmp_path, events).missing == {}  # The library is installed now.
 
 
-def test_a_compiler_remembered_as_missing_is_looked_for_again_when_it_is_needed(
+def test_a_compiler_remembered_as_missing_is_searched_again_when_it_is_needed(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
     true = look(tmp_path, events)
@@ -329,9 +332,9 @@ def test_a_compiler_remembered_as_missing_is_looked_for_again_when_it_is_needed(
     row |= {"missing": {"nvJitLink": "not there"}, "stamps": row["stamps"][:2]}
     rewrite(memo, row)
     started = len(recorder.named("worker"))
-    toolchain = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     assert toolchain.identity("cuda") == f"nvrtc {true.library('nvrtc').build}"
-    assert len(recorder.named("worker")) == started  # what is not needed costs nothing
+    assert len(recorder.named("worker")) == started  # A library that is not needed costs nothing.
     assert toolchain.identity("ptx") == f"nvJitLink {true.library('nvJitLink').build}"
     toolchain.close()
 

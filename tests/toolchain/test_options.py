@@ -1,4 +1,4 @@
-"""What a worker tells the compilers by itself is part of every compile, so it belongs to the schema."""
+"""Options that a worker adds to every compile are part of the schema."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ WORDS = {
 }
 
 
-def test_other_words_to_a_compiler_need_another_schema(
+def test_other_options_for_a_compiler_need_another_schema(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told: dict[str, list[Any]] = {}
+    reported: dict[str, list[Any]] = {}
 
     def compile_program(_source: bytes, name: str, options: list[str], **_: Any) -> nvrtc.Compiled:
-        told["cuda"] = [options, name]
+        reported["cuda"] = [options, name]
         return nvrtc.Compiled("NVRTC_ERROR_COMPILATION", "", b"", b"")
 
     def assemble(_source: bytes, _name: str, options: list[str]) -> nvjitlink.Assembled:
-        told["ptx"] = options
+        reported["ptx"] = options
         return nvjitlink.Assembled("ERROR_PTX_COMPILE", "", b"")
 
     monkeypatch.chdir(tmp_path)  # a worker leaves it
@@ -46,6 +46,6 @@ def test_other_words_to_a_compiler_need_another_schema(
     roots = {"0": str(tmp_path), "cuda": str(tmp_path)}
     worker._cuda({**message, "label": "k.cu", "roots": roots}, {"source": b""})
     worker._ptx({**message, "label": "k.ptx"}, {"source": b""})
-    (options, name) = told["cuda"]
-    mine = {"cuda": (options[:4], options[4:], name, signature.PROBE), "ptx": told["ptx"]}
+    (options, name) = reported["cuda"]
+    mine = {"cuda": (options[:4], options[4:], name, signature.PROBE), "ptx": reported["ptx"]}
     assert mine == WORDS.get(SCHEMA)

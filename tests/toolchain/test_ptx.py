@@ -1,4 +1,4 @@
-"""The PTX parser: on text written for it, on what the compiler really emits, and on rubbish."""
+"""The PTX parser on hand-written text, on output of the compiler, and on invalid text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Real = dict[str, Compiled]
 
 
 def only(text: str) -> ptx.Function:
-    """The one function of a module with the usual head."""
+    """Return the one function of a module with the usual head."""
     (function,) = ptx.parse(HEAD + text).functions
     return function
 
@@ -244,7 +244,7 @@ def test_an_alignment_of_nothing_is_left_to_the_assembler() -> None:
 # Statements
 
 
-def test_labels_predicates_vectors_and_scopes_are_told_apart() -> None:
+def test_labels_predicates_vectors_and_scopes_are_distinguished() -> None:
     body = """\
     .reg .b16 %rs<3>;
 $L__BB0_1:
@@ -463,10 +463,12 @@ def test_launch_bounds_are_read_in_both_dialects(real: Real, arch: str) -> None:
 @pytest.mark.parametrize("arch", support.ARCHS)
 def test_every_function_and_statement_of_real_ptx_is_understood(real: Real, arch: str) -> None:
     text = real[arch].ptx.decode()
-    module, lines = ptx.parse(text), text.split("\n")
+    module = ptx.parse(text)
+    lines = text.split("\n")
     assert module.target == (arch,)
     assert [f.name for f in module.functions if f.kind == "func"] == ["_Z6helperfi"]
-    depth, opcodes = 0, set()
+    depth = 0
+    opcodes = set()
     for function in module.functions:
         for found in function.statements:
             assert found.text.split()[0].rstrip(";") in lines[found.line - 1]
@@ -491,7 +493,7 @@ def test_a_device_function_has_its_return_value(real: Real) -> None:
         assert [p.offset for p in helper.params] == [0, 4]
 
 
-# Rubbish
+# Invalid text
 
 WORDS = st.sampled_from(
     ".version .target .entry .func .visible .extern .param .align .ptr .reg .u64 .b8 .f32 .maxntid 8.5 "
@@ -500,7 +502,7 @@ WORDS = st.sampled_from(
 
 
 def survives(text: str) -> None:
-    """Whatever the text, the parser and the lint answer, or refuse in their own words."""
+    """The parser and the lint accept or refuse any text, without other exceptions."""
     lines = text.split("\n")
     try:
         for function in ptx.parse(text).functions:
@@ -546,7 +548,7 @@ def test_the_work_to_parse_grows_with_the_text_and_no_faster(real: Real) -> None
     head, body = real["sm_80"].ptx.decode().split(".address_size 64", 1)
 
     def work(times: int) -> float:
-        """What parsing takes of the processor, however many others want it meanwhile."""
+        """Return the processor time of parsing, which does not depend on other processes."""
         started = time.thread_time()
         assert len(ptx.parse(head + times * body).functions) == times * 8
         return time.thread_time() - started

@@ -1,4 +1,4 @@
-"""What compilers say, as values: rows with lines and carets, resources, the part that varies."""
+"""Messages of compilers are parsed: rows with lines and carets, resources, and varying parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rejected(toolchain: Toolchain, program: Program) -> CompileError:
 
 @pytest.fixture(scope="module")
 def three(toolchain: Toolchain) -> CompileError:
-    """Two errors, the second indented by tabs, and a warning."""
+    """Return two errors, the second indented by tabs, and a warning."""
     source = '__global__ void k(int* o) {\n  int unused;\n  *o = "text";\n\t\t*o = oops;\n}\n'
     return rejected(toolchain, Program.of(source, label="k.cu"))
 
@@ -183,7 +183,7 @@ def test_other_lines_of_a_log_are_no_rows(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "reported"),
     [
         ("/preheat/k.cu(3): error: no", "k.cu(3): error: no"),
         ('of "/preheat/k.cu".', 'of "k.cu".'),
@@ -194,9 +194,9 @@ def test_other_lines_of_a_log_are_no_rows(line: str) -> None:
         ("/home/me/preheat/k.cu stays", "/home/me/preheat/k.cu stays"),
     ],
 )
-def test_the_workers_names_become_the_users(log: str, told: str) -> None:
+def test_the_workers_names_become_the_users(log: str, reported: str) -> None:
     roots = {"0": "/home/me/preheat/inc", "cuda": "/opt/@0/include"}
-    assert report.localized(log, roots) == told
+    assert report.localized(log, roots) == reported
 
 
 # Resources
@@ -303,7 +303,7 @@ def test_the_log_of_a_program_is_the_same_every_time(toolchain: Toolchain) -> No
 # Names that were asked for
 
 
-def test_the_compilers_words_about_a_probe_count_for_its_name() -> None:
+def test_the_message_of_the_compiler_about_a_probe_count_for_its_name() -> None:
     log = """\
 __nv_name_map(2): error: identifier "flot" is undefined
   #pragma nv_mangled_name &sig<decltype(tk<flot>)>

@@ -1,4 +1,4 @@
-"""C++ parameter types of compiled kernels, however the kernels are declared."""
+"""C++ parameter types of compiled kernels, for every form of declaration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, ptx, signature
 from tests.conftest import Recorder
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 SM_90 = Arch.parse("sm_90")
 
 
 def entries(toolchain: Toolchain, source: str, names: Sequence[str] = ()) -> dict[str, EntryPoint]:
-    """The kernels by the name a person would use."""
+    """Return the kernels by their readable names."""
     compiled = toolchain.compile(Program.of(source, names=names), SM_90)
     return {e.title: e for e in compiled.entries}
 
@@ -94,7 +94,9 @@ def typed(request: pytest.FixtureRequest, toolchain: Toolchain) -> dict[str, Ent
 
 
 @pytest.mark.parametrize("kernel", SPELLED)
-def test_types_are_told_with_and_without_extern_c(typed: dict[str, EntryPoint], kernel: str) -> None:
+def test_types_are_reported_with_and_without_extern_c(
+    typed: dict[str, EntryPoint], kernel: str
+) -> None:
     assert types(typed[kernel]) == SPELLED[kernel]
 
 
@@ -137,7 +139,7 @@ def test_an_extern_c_kernel_is_probed_whatever_stands_in_front(head: str) -> Non
 def test_launch_bounds_after_the_return_type_cost_no_second_compile(
     events: Events, recorder: Recorder
 ) -> None:
-    toolchain = Toolchain(events, timeout=PATIENCE)
+    toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS)
     found = entries(
         toolchain, 'extern "C" __global__ void __launch_bounds__(128) k(float* x) { *x = 1; }'
     )
@@ -191,7 +193,7 @@ def test_a_wrong_guess_costs_the_types_and_not_the_compile(toolchain: Toolchain,
     assert [p.kind for p in found.parameters] == ["u64"]
 
 
-def test_an_error_next_to_a_wrong_guess_is_told_without_the_probe(toolchain: Toolchain) -> None:
+def test_an_error_next_to_a_wrong_guess_is_reported_without_the_probe(toolchain: Toolchain) -> None:
     source = (
         'extern "C" {\n#if 0\n__global__ void gone() {}\n#endif\n}\n__global__ void k() { oops(); }'
     )
@@ -293,7 +295,7 @@ INSTANCE = "name an instance of the template tk<class T, int N>"
         ("zz", "must form address of a __global__", None),
     ],
 )
-def test_an_unknown_name_has_the_compilers_words_and_what_there_is(
+def test_an_unknown_name_has_the_message_of_the_compiler_and_the_known_names(
     toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch, name: str, words: str, hint: str | None
 ) -> None:
     call = Mock(wraps=toolchain.pool.call)
@@ -311,7 +313,9 @@ def test_an_unknown_name_has_the_compilers_words_and_what_there_is(
     assert call.call_count == 1
 
 
-def test_a_name_in_a_program_without_kernels_has_the_compilers_words(toolchain: Toolchain) -> None:
+def test_a_name_in_a_program_without_kernels_has_the_message_of_the_compiler(
+    toolchain: Toolchain,
+) -> None:
     with pytest.raises(UnknownEntryError) as caught:
         toolchain.compile(Program.of("__device__ int x;", label="k.cu", names=["k"]), SM_90)
     assert str(caught.value) == """k.cu has no kernel 'k': identifier "k" is undefined"""
@@ -358,7 +362,7 @@ def test_declared_kernels_and_templates_are_read_from_the_source() -> None:
 
 
 def entry(spelled: str, count: int, *, probed: bool) -> EntryPoint:
-    """The entry of a kernel with `count` parameters, given what demangling said."""
+    """Return the entry of a kernel with `count` parameters and this demangled name."""
     params = ", ".join(f".param .u64 p{i}" for i in range(count))
     module = ptx.parse(f".version 8.0\n.target sm_90\n.entry k({params}) {{ ret; }}")
     demangled, signatures = ({}, {"k": spelled}) if probed else ({"k": spelled}, {})

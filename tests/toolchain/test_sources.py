@@ -1,4 +1,4 @@
-"""Sources kept for debuggers: of programs with line information, and never in bundles."""
+"""Sources for debuggers are kept for programs with line information, and never in bundles."""
 
 from __future__ import annotations
 

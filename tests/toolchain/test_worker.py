@@ -1,4 +1,4 @@
-"""Compiler processes: whatever happens to one is an error of that compile and of nothing else."""
+"""Compiler processes: a failure of a worker is an error of its compile only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from preheat.toolchain import Toolchain, pool, scratch
 from preheat.toolchain.translate import Compiled
 from tests import processes
 from tests.conftest import SAXPY, Recorder
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 from tests.toolchain import support
 
 SM_90 = Arch.parse("sm_90")
@@ -41,13 +41,13 @@ ENDLESS = Program.of(support.slow(30_000))  # hours
 
 @pytest.fixture
 def own(events: Events) -> Iterator[Toolchain]:
-    """A toolchain of the test's own, whose workers start and end with it."""
-    made = Toolchain(events, timeout=PATIENCE)
+    """Yield a toolchain of the test's own, whose workers start and end with it."""
+    made = Toolchain(events, timeout=TIMEOUT_SECONDS)
     yield made
     made.close()
 
 
-def told(recorder: Recorder) -> list[str]:
+def reported(recorder: Recorder) -> list[str]:
     return [event["what"] for event in recorder.named("worker")]
 
 
@@ -56,8 +56,8 @@ def told(recorder: Recorder) -> list[str]:
 
 @pytest.fixture
 def hasty(tmp_path: Path, events: Events, recorder: Recorder) -> Iterator[Toolchain]:
-    """A toolchain that gives a compile three seconds and knows already where the compilers are."""
-    patient = Toolchain(events, timeout=PATIENCE, memo_dir=tmp_path)
+    """Return a toolchain with located compilers and a limit of three seconds for a compile."""
+    patient = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     _ = patient.located
     patient.close()
     recorder.seen.clear()
@@ -74,9 +74,9 @@ def test_a_compile_that_hangs_is_ended_and_the_next_one_works(
     assert caught.value.hint is not None
     assert "PREHEAT_COMPILE_TIMEOUT" in caught.value.hint
     assert left_behind(tmp_path) == []
-    hasty.pool._timeout = PATIENCE  # this one has as long as it needs
+    hasty.pool._timeout = TIMEOUT_SECONDS  # this one has as long as it needs
     assert hasty.compile(GOOD, SM_90).cubin
-    assert told(recorder) == ["started", "recycled", "started"]
+    assert reported(recorder) == ["started", "recycled", "started"]
     assert "CompilerTimeoutError" in recorder.named("worker")[1]["reason"]
 
 
@@ -94,12 +94,12 @@ def test_a_wait_longer_than_the_kernel_takes_is_made_of_shorter_ones(
     hasty.pool._timeout = 0.5
     with pytest.raises(CompilerTimeoutError, match=r"did not finish within 0\.5 s"):
         hasty.compile(ENDLESS, SM_90)
-    hasty.pool._timeout = PATIENCE
+    hasty.pool._timeout = TIMEOUT_SECONDS
     assert hasty.compile(GOOD, SM_90).cubin
 
 
 def pids(toolchain: Toolchain) -> list[int]:
-    """The processes of the idle workers."""
+    """Return the processes of the idle workers."""
     return [worker._process.pid for worker in toolchain.pool._idle]
 
 
@@ -113,7 +113,7 @@ def left_behind(include: Path) -> list[Path]:
 
 
 def in_background(work: Callable[[], Compiled]) -> tuple[threading.Thread, list[object]]:
-    """Start `work` in a thread; what it returned or raised is put into the list."""
+    """Start `work` in a thread; its result or exception is appended to the list."""
     result: list[object] = []
 
     def run() -> None:
@@ -127,7 +127,7 @@ def in_background(work: Callable[[], Compiled]) -> tuple[threading.Thread, list[
     return thread, result
 
 
-def test_a_worker_killed_amid_a_compile_is_replaced_and_the_compile_done_again(
+def test_a_worker_killed_during_a_compile_is_replaced_and_the_compile_done_again(
     own: Toolchain, recorder: Recorder, tmp_path: Path
 ) -> None:
     _ = own.located
@@ -144,12 +144,12 @@ def test_a_worker_killed_amid_a_compile_is_replaced_and_the_compile_done_again(
     assert isinstance(compiled, Compiled)
     assert [e.name for e in compiled.entries] == ["k"]
     assert compiled.opened == ("@0/k.h",)  # done with a trace, so that it can be kept
-    assert told(recorder) == ["started", "recycled", "started"]
+    assert reported(recorder) == ["started", "recycled", "started"]
     assert "SIGKILL" in recorder.named("worker")[1]["reason"]
     assert not scratch.exists()
 
 
-def test_a_worker_that_dies_every_time_is_an_error_of_that_compile_alone(own: Toolchain) -> None:
+def test_a_worker_that_dies_every_time_is_an_error_of_that_compile_only(own: Toolchain) -> None:
     _ = own.located
     others = support.workers_of(os.getpid()) - set(pids(own))
     thread, result = in_background(lambda: own.compile(ENDLESS, SM_90))
@@ -173,7 +173,7 @@ def test_a_worker_killed_while_idle_is_replaced_unnoticed(own: Toolchain, record
     processes.wait_for(lambda: not worker.alive())
     again = own.compile(GOOD, SM_90)
     assert (again.cubin, again.opened) == (first.cubin, first.opened)
-    assert told(recorder) == ["started", "started"]
+    assert reported(recorder) == ["started", "started"]
 
 
 def test_a_worker_that_leaves_just_when_it_is_wanted_is_replaced_unnoticed(
@@ -189,10 +189,10 @@ def test_a_worker_that_leaves_just_when_it_is_wanted_is_replaced_unnoticed(
     processes.wait_for(lambda: support.gone(worker._process.pid))
     again = own.compile(GOOD, SM_90)
     assert (again.cubin, again.opened) == (first.cubin, first.opened)
-    assert told(recorder) == ["started", "recycled", "started"]
+    assert reported(recorder) == ["started", "recycled", "started"]
 
 
-def test_a_request_the_worker_cannot_answer_is_told_with_its_last_words(own: Toolchain) -> None:
+def test_a_request_the_worker_cannot_answer_is_reported_with_its_last_output(own: Toolchain) -> None:
     with pytest.raises(CompilerCrashError, match=r"(?s)died \(exit status 1\).*KeyError: 'nonsense'"):
         own.pool.call({"do": "nonsense"})
 
@@ -232,7 +232,7 @@ def test_a_compile_survives_three_kills_of_its_worker(
     (compiled,) = result
     assert isinstance(compiled, Compiled), compiled
     assert compiled.opened == ("@0/k.h",)
-    assert told(recorder) == ["started", *["recycled", "started"] * 3]
+    assert reported(recorder) == ["started", *["recycled", "started"] * 3]
 
 
 def test_a_compiler_that_crashes_is_asked_once_more_and_no_more(
@@ -248,7 +248,7 @@ def test_a_compiler_that_crashes_is_asked_once_more_and_no_more(
     with pytest.raises(CompilerCrashError, match=r"tried twice, .*died \(SIGSEGV\)") as caught:
         own.compile(GOOD, SM_90)
     assert not caught.value.killed
-    assert told(recorder) == ["started", "recycled"] * 2
+    assert reported(recorder) == ["started", "recycled"] * 2
 
 
 # Recycling
@@ -257,7 +257,7 @@ def test_a_compiler_that_crashes_is_asked_once_more_and_no_more(
 def test_a_worker_serves_one_good_compile_after_the_other(own: Toolchain, recorder: Recorder) -> None:
     for arch in ("sm_80", "sm_90", "sm_100"):
         own.compile(GOOD, Arch.parse(arch))
-    assert told(recorder) == ["started"]
+    assert reported(recorder) == ["started"]
 
 
 def test_a_worker_ends_with_the_first_program_the_compiler_rejects(
@@ -269,7 +269,7 @@ def test_a_worker_ends_with_the_first_program_the_compiler_rejects(
         own.compile(BROKEN, SM_90)
     assert support.gone(worker)
     own.compile(GOOD, SM_90)
-    assert told(recorder) == ["started", "recycled", "started"]
+    assert reported(recorder) == ["started", "recycled", "started"]
     assert recorder.named("worker")[1]["reason"] == "NVRTC_ERROR_COMPILATION"
 
 
@@ -277,15 +277,13 @@ def test_ptx_the_assembler_rejects_ends_its_worker_too(own: Toolchain, recorder:
     text = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() { bogus; }\n"
     with pytest.raises(CompileError):
         own.compile(Program.of(text), SM_90)
-    assert told(recorder) == ["started", "recycled"]
+    assert reported(recorder) == ["started", "recycled"]
 
 
-def test_what_is_refused_before_the_compiler_starts_no_worker(
-    own: Toolchain, recorder: Recorder
-) -> None:
+def test_a_program_that_is_refused_early_starts_no_worker(own: Toolchain, recorder: Recorder) -> None:
     with pytest.raises(PtxError):
         own.compile(Program.of(".version 8.0\n", language="ptx"), SM_90)
-    assert told(recorder) == []
+    assert reported(recorder) == []
 
 
 def test_idle_workers_end_at_close_and_others_start_after_it(
@@ -297,7 +295,7 @@ def test_idle_workers_end_at_close_and_others_start_after_it(
     assert support.gone(worker)
     own.close()
     assert own.compile(GOOD, SM_90).cubin
-    assert told(recorder) == ["started", "started"]
+    assert reported(recorder) == ["started", "started"]
 
 
 def test_where_no_thread_can_be_started_a_worker_is(
@@ -335,7 +333,7 @@ def test_requests_and_replies_of_many_megabytes_pass(own: Toolchain) -> None:
 
 
 def environment(toolchain: Toolchain) -> dict[str, str]:
-    """The environment with which the idle worker was started."""
+    """Return the environment with which the idle worker was started."""
     toolchain.pool.call({"do": "locate"})
     (worker,) = pids(toolchain)
     rows = Path(f"/proc/{worker}/environ").read_bytes().decode().split("\0")
@@ -385,7 +383,7 @@ def test_a_worker_ignores_the_users_packages_when_this_process_does() -> None:
     code = "from preheat.toolchain import pool; print(pool._environment().get('PYTHONNOUSERSITE'))"
     for flags, expected in ((["-s"], "1"), ([], "None")):
         command = [sys.executable, *flags, "-c", code]
-        assert processes.finish(processes.launch(command)).strip() == expected
+        assert processes.expect_success(processes.start_process(command)).strip() == expected
 
 
 def test_a_module_in_the_current_directory_is_not_what_the_worker_imports(
@@ -405,8 +403,8 @@ def test_ctrl_c_at_the_terminal_does_not_reach_an_idle_worker(own: Toolchain) ->
 
 def test_a_worker_ends_when_its_stdin_does() -> None:
     command = [sys.executable, "-m", "preheat.toolchain.worker"]
-    worker = processes.launch(command, stdin=subprocess.DEVNULL)
-    assert processes.ended(worker) == ("", "")
+    worker = processes.start_process(command, stdin=subprocess.DEVNULL)
+    assert processes.wait_for_exit(worker) == ("", "")
     assert worker.returncode == 0
 
 
@@ -432,24 +430,24 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def interrupted(tmp_path: Path) -> subprocess.Popen[str]:
-    """A process amid a compile that would take hours."""
+    """Return a process with a compile that would take hours."""
     (tmp_path / "endless.cu").write_text(ENDLESS.source)
-    return processes.start(COMPILE, str(tmp_path / "endless.cu"))
+    return processes.start_python(COMPILE, str(tmp_path / "endless.cu"))
 
 
 def test_ctrl_c_ends_the_compile_at_once_and_leaves_nothing(
     interrupted: subprocess.Popen[str],
 ) -> None:
-    assert processes.line(interrupted) == "ready"
+    assert processes.read_line(interrupted) == "ready"
     worker, scratch = support.compiling(interrupted.pid)
     interrupted.send_signal(signal.SIGINT)
-    assert processes.line(interrupted) == "interrupted"  # and not the end of the compile
+    assert processes.read_line(interrupted) == "interrupted"  # and not the end of the compile
     assert support.gone(worker)
     assert support.workers_of(interrupted.pid) == set()
     assert not scratch.exists()
 
 
-def test_a_worker_amid_a_compile_ends_with_the_process_that_asked(
+def test_a_worker_during_a_compile_ends_with_the_process_that_asked(
     interrupted: subprocess.Popen[str],
 ) -> None:
     worker, scratch = support.compiling(interrupted.pid)
@@ -491,16 +489,16 @@ with os.fdopen(read) as pipe:
 
 
 def test_a_forked_child_compiles_with_a_worker_of_its_own(tmp_path: Path) -> None:
-    said = json.loads(processes.finish(processes.start(FORK, str(tmp_path))))
+    said = json.loads(processes.expect_success(processes.start_python(FORK, str(tmp_path))))
     assert said["status"] == 0
     assert said["before"][:2] == [True, 1]
     first, second = said["child"]
     assert first[:2] == second[:2] == [True, 2]  # one more worker, used twice
     assert first[2] == second[2] != said["before"][2]
-    assert said["after"] == [True, 1, said["before"][2]]  # the parent still has its own
+    assert said["after"] == [True, 1, said["before"][2]]  # The parent still has its worker.
 
 
-# No room to work in
+# Full file systems
 
 CRAMPED = """
 import json, os, subprocess, sys
@@ -543,7 +541,7 @@ def cramped(root: Path, options: str, elsewhere: str, name: str = "long" * 40) -
     if unshare is None or os.geteuid() != 0:
         pytest.skip("needs a mount namespace of its own")
     command = [unshare, "--mount", sys.executable, "-c", CRAMPED, str(root), options, elsewhere, name]
-    said: dict[str, Any] = json.loads(processes.finish(processes.launch(command)))
+    said: dict[str, Any] = json.loads(processes.expect_success(processes.start_process(command)))
     assert said["entries"] == ["k"]
     assert said["left"] == []
     return said
@@ -589,7 +587,7 @@ def test_without_memory_files_the_temporary_directory_will_do(tmp_path: Path, op
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_trace_needs_no_room_in_any_file_system(tmp_path: Path) -> None:
+def test_a_trace_needs_no_disk_space(tmp_path: Path) -> None:
     seen = cramped(tmp_path, "size=64k", elsewhere="/dev/shm", name="i")["seen"]
     assert "uncached" not in [name for name, _ in seen]
     assert [fields["what"] for name, fields in seen if name == "worker"] == ["started"]

@@ -1,1 +1,1 @@
-"""Attacks on the cache. The quick ones run with every test run, `make torture` runs all at length."""
+"""Attacks on the cache. Short ones are part of every test run; `make torture` runs all of them."""

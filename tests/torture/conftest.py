@@ -1,4 +1,4 @@
-"""How long an attack lasts, with which seed, and the report of both."""
+"""The duration and the seed of an attack, and the report of both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from preheat.events import Events
 from preheat.toolchain import Toolchain
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 LONG = os.environ.get("PREHEAT_TORTURE") == "1"
 
@@ -25,7 +25,7 @@ class Campaign:
         self._item = item
 
     def rounds(self, *, quick: int, long: int) -> int:
-        """How many times to attack; the number and the seed are printed at the end of the run."""
+        """Return the number of attacks; the number and the seed are printed at the end of the run."""
         count = long if LONG else quick
         self._item.user_properties.append(("attack", f"{count:,} rounds, seed {self.seed}"))
         return count
@@ -38,7 +38,7 @@ def campaign(request: pytest.FixtureRequest) -> Campaign:
 
 @pytest.fixture(scope="session")
 def toolchain() -> Iterator[Toolchain]:
-    made = Toolchain(Events(), timeout=PATIENCE)
+    made = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
     yield made
     made.close()
 

@@ -1,4 +1,4 @@
-"""A guard for tests of what must not hang."""
+"""A guard for tests of code that must not hang."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 
 
 @pytest.fixture
 def no_hang() -> Iterator[None]:
-    """A call that waits for a pipe is interrupted, and fails."""
+    """Interrupt a call that waits for a pipe, and fail."""
 
     def interrupt(*_: object) -> None:
         raise AssertionError("it hangs")
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, TIMEOUT_SECONDS)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

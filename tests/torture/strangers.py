@@ -1,4 +1,4 @@
-"""Another user of the machine: what he prepares, in a process of his own."""
+"""Another user of the machine, who prepares files in a process of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1])); os.u
 
 @contextmanager
 def public_place() -> Iterator[Path]:
-    """A directory like `/tmp`: everyone makes files in it, and nobody removes those of others."""
+    """Return a directory like `/tmp`: all users create files in it and remove only their own."""
     place = Path(tempfile.mkdtemp(prefix="preheat-torture-", dir="/tmp"))
     place.chmod(0o1777)
     try:
@@ -37,13 +37,13 @@ def public_place() -> Iterator[Path]:
 
 
 def play(uid: int, place: Path, code: str, *arguments: str) -> str:
-    """What user `uid` says when he has run `code`, in which `place` is known."""
-    return processes.finish(start_as(uid, place, code, *arguments))
+    """Return the output of user `uid` who runs `code`, in which `place` is defined."""
+    return processes.expect_success(start_as(uid, place, code, *arguments))
 
 
 def start_as(uid: int, place: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process of user `uid` that runs `code`, in which `place` is known."""
-    return processes.start(_BECOME + code, str(uid), str(place), *arguments)
+    """Return a process of user `uid` that runs `code`, in which `place` is known."""
+    return processes.start_python(_BECOME + code, str(uid), str(place), *arguments)
 
 
 def act(uid: int, place: Path, code: str) -> None:

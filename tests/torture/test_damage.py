@@ -1,4 +1,4 @@
-"""Files of the cache that are damaged, forged or no files at all: none stops or misleads a build."""
+"""Damaged and forged files of the cache, and entries that are no files, do not affect builds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from tests.conftest import Recorder
 from tests.torture.conftest import Campaign
 from tests.torture.hangs import no_hang as no_hang
 
-KEY, BLOB = digest_of(1), blob_of(1)
+KEY = digest_of(1)
+BLOB = blob_of(1)
 #: A value of every type that JSON has, some of them absurd, for the place of any other.
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 7, 1.5, 1e308, 2**70, float("nan"), float("inf")),
@@ -149,7 +150,7 @@ ARTIFACT = Artifact(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything in a JSON value."""
+    """Yield the way to everything in a JSON value."""
     yield path
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -233,7 +234,7 @@ def test_every_field_of_a_header_list_is_checked() -> None:
 
 
 def pack_anything(meta: Any, sections: dict[str, bytes]) -> bytes:
-    """An entry whose checksum is right, whatever its JSON says; lone halves of characters too."""
+    """Return an entry with a valid checksum and arbitrary JSON, including lone surrogates."""
     blob = codec.pack(KEY, {}, sections)
     table = [[name, len(section)] for name, section in sections.items()]
     head = bytearray(blob[:46])
@@ -278,7 +279,7 @@ def test_the_commands_tell_of_entries_that_are_no_files(cli: Cli, disk: DiskTier
     assert not os.path.lexists(path)
 
 
-# What is no file
+# Entries that are no files
 
 
 def _directory(path: Path) -> None:
@@ -362,7 +363,8 @@ def test_a_file_of_the_cache_that_is_no_file_stops_nothing(
             assert which == "staged", "nothing can be written without that directory"
     if which != "staged":
         assert disk.get(digest_of(11)) == blob_of(11)
-        if which not in ("usage", "usage lock", "sweep lock"):  # without these nobody can count
+        # Without these three files the entries cannot be counted.
+        if which not in ("usage", "usage lock", "sweep lock"):
             assert len(list(disk.items())) <= 6
     disk.sweep()
     journal.write({"hits": 2})
@@ -373,7 +375,7 @@ def test_a_file_of_the_cache_that_is_no_file_stops_nothing(
 # The event file
 
 
-def test_an_event_pipe_without_a_reader_is_told_once(
+def test_an_event_pipe_without_a_reader_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / "events")
@@ -384,7 +386,7 @@ def test_an_event_pipe_without_a_reader_is_told_once(
     assert "events are not written" in caplog.text
 
 
-def test_an_event_pipe_whose_reader_is_slow_loses_events_and_goes_on(
+def test_an_event_pipe_whose_reader_is_slow_loses_events_and_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / "events")

@@ -16,7 +16,7 @@ from tests.torture.conftest import Campaign
 Array = np.ndarray[Any, Any]
 WORD, HALF = 1 << 64, 1 << 63
 SHARED_BYTES, LOCAL_BYTES = 256, 128
-FAR_LOCAL = 4096  # local addresses from here on are outside whatever else a frame holds
+FAR_LOCAL = 4096  # Local addresses from here on are outside all other content of a frame.
 DATA = 256  # words that kernels may use, between as many that they must not
 
 #: Numbers near which addresses wrap around, change their sign or their space.
@@ -75,7 +75,7 @@ ACCESSES = _accesses()
 
 
 def _addresses(draw: random.Random, base: int, threads: int) -> list[int]:
-    """An address for each thread: even steps, near one another, or anything."""
+    """Return an address for each thread: even steps, near one another, or anything."""
     start = draw.choice([base, base + 4 * (DATA - 1), *EDGES, *(-edge for edge in EDGES)])
     start += draw.choice((0, 0, -1, -4, -8, 4, 8))
     shape = draw.random()
@@ -90,7 +90,7 @@ def _addresses(draw: random.Random, base: int, threads: int) -> list[int]:
 
 
 def _is_inside(space: str, base: int, offset: int, size: int, arrays: list[Array]) -> bool | None:
-    """Whether an access is one that must succeed; None where that depends on the frame's layout.
+    """Return True if an access must succeed, and None if that depends on the layout of the frame.
 
     The base of a generic address decides its space. A sum that needs more than 64 bits is no address.
     """

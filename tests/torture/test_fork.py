@@ -1,15 +1,15 @@
-"""Forking amid builds: whatever the threads of the parent are doing, every child can build."""
+"""Forks during builds: every child can build, whatever the threads of the parent do."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.processes import finish, start
+from tests.processes import expect_success, start_python
 from tests.torture.conftest import Campaign
 
 # Threads build without end, beginning with the first import, while the main thread forks. Each child
 # builds something new, something old and the same as a sibling. A child that hangs is killed by its
-# alarm and told of with a traceback of where it hung.
+# alarm, and reported with a traceback of its position.
 FORKS = """
 import faulthandler, os, random, signal, sys, threading, time
 
@@ -83,7 +83,9 @@ def test_no_child_hangs_however_often_a_process_forks_while_its_threads_build(
         if each % 2:
             env["PREHEAT_EVENTS"] = str(tmp_path / "events")
             env["PREHEAT_RECORD"] = str(tmp_path / "manifest.toml")
-        said = finish(start(FORKS, "5", "3", str(campaign.random.randrange(1 << 30)), env=env))
+        said = expect_success(
+            start_python(FORKS, "5", "3", str(campaign.random.randrange(1 << 30)), env=env)
+        )
         assert said == "bad children [] errors of the parent [] stuck threads 0\n"
 
 
@@ -128,4 +130,4 @@ def test_a_build_imports_nothing_where_a_fork_could_happen(tmp_path: Path) -> No
     }
     (tmp_path / "cache" / "v0" / "ab").mkdir(parents=True)  # of another format: swept
     for code in (IMPORTS + BUILDS, IMPORTS + BUILDS):  # misses, then hits
-        assert finish(start(code, env=env)) == ""
+        assert expect_success(start_python(code, env=env)) == ""

@@ -1,4 +1,4 @@
-"""The header matrix: a file changes in some way, and nobody is served what the old files gave.
+"""The header matrix: after any change of a file, no build uses code of the old files.
 
 Each case builds a kernel whose value comes from headers, changes the files, and builds it again: in
 another process and in the same one. A long campaign compares with a compile that no cache can touch.
@@ -81,7 +81,7 @@ def replaced_with_the_same_times(home: Path) -> None:
 
 
 def linked(link: str, target: str) -> Change:
-    """Make `link` lead to `target`, whatever it led to before."""
+    """Point `link` to `target`, and replace its previous target."""
 
     def change(home: Path) -> None:
         (home / link).unlink(missing_ok=True)
@@ -405,7 +405,7 @@ def value(made: Artifact) -> int:
 
 
 def built(builder: Builder, case: Case, home: Path) -> int | str:
-    """The value in the kernel, or the kind of error."""
+    """Return the value in the kernel, or the kind of error."""
     try:
         return value(builder.build(case.program(home), "sm_90"))
     except PreheatError as error:

@@ -1,4 +1,4 @@
-"""One source and several include lists: recorded, baked, checked and sealed, each has its own code."""
+"""One source with several include lists: recorded, baked, checked and sealed with its own code each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from preheat.errors import SealedError
 from preheat.events import Events
 from preheat.gpu import Gpu
 from preheat.program import Program
-from tests.processes import ended, launch
+from tests.processes import start_process, wait_for_exit
 from tests.torture.conftest import Campaign
 
 SM_90 = Arch(9, 0)
@@ -67,7 +67,7 @@ WAYS = APP.count("lambda d:")
 
 
 def directories(place: Path, **contents: int) -> list[Path]:
-    """A directory with a `cfg.h` for each of the values."""
+    """Return a directory with a `cfg.h` for each of the values."""
     for name, value in contents.items():
         (place / name).mkdir(parents=True, exist_ok=True)
         (place / name / "cfg.h").write_text(f"#define VALUE {value}\n")
@@ -75,7 +75,7 @@ def directories(place: Path, **contents: int) -> list[Path]:
 
 
 def stored_value(artifact: Artifact) -> int:
-    """The number that a kernel of these tests stores, from its PTX."""
+    """Return the number that a kernel of these tests stores, from its PTX."""
     line = next(line for line in artifact.ptx.decode().splitlines() if "st.global" in line)
     register = line.rpartition(", ")[2].rstrip(";")
     moved = [row for row in artifact.ptx.decode().splitlines() if f"mov.u32 \t{register}, " in row]
@@ -94,8 +94,8 @@ class Project:
             "PREHEAT_CACHE_DIR": str(self.home / "cache"),
             "PREHEAT_LOCK_DIR": str(self.home / "l"),
         }
-        process = launch([sys.executable, *words], cwd=self.home, env={**where, **env})
-        out, err = ended(process)
+        process = start_process([sys.executable, *words], cwd=self.home, env={**where, **env})
+        out, err = wait_for_exit(process)
         return process.returncode, out, err
 
     def preheat(self, *words: str) -> str:
@@ -114,15 +114,15 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The application, recorded and baked."""
+    """Return the application, recorded and baked."""
     home = tmp_path_factory.mktemp("project")
     (home / "app.py").write_text(APP)
     (home / "kernels").mkdir()
     (home / "kernels" / "k.cu").write_text(SOURCE)
     directories(home, a=111, b=222, c=333)
     made = Project(home)
-    told = made.preheat(*("record", "-o", "kernels.toml", "--"), sys.executable, "app.py", "a", "b")
-    assert list(json.loads(told.splitlines()[0]).values()) == [[111, 222]] * WAYS
+    reported = made.preheat(*("record", "-o", "kernels.toml", "--"), sys.executable, "app.py", "a", "b")
+    assert list(json.loads(reported.splitlines()[0]).values()) == [[111, 222]] * WAYS
     made.preheat("bake", "kernels.toml")
     return made
 
@@ -132,14 +132,14 @@ def test_each_include_list_is_a_row_an_entry_and_covered(project: Project) -> No
     with Bundle.open(project.home / "kernels.heat") as bundle:
         assert len(list(entries_of(bundle))) == 2 * WAYS
         assert faults(bundle) == []
-    told = project.preheat("check", "kernels.toml", "--bundle", "kernels.heat")
-    assert f"{2 * WAYS} programs, 1 architecture: everything is in" in told
+    reported = project.preheat("check", "kernels.toml", "--bundle", "kernels.heat")
+    assert f"{2 * WAYS} programs, 1 architecture: everything is in" in reported
 
 
 def test_sealed_in_another_place_each_include_list_has_its_own_code(
     project: Project, tmp_path: Path
 ) -> None:
-    """There are no headers there either: the list alone tells the requests apart."""
+    """The directories have no headers: only the include list distinguishes the requests."""
     moved = Project(tmp_path / "far" / "away")
     hidden = shutil.ignore_patterns("cache", "l", "a", "b", "c", "kernels.toml", "*.sources")
     shutil.copytree(project.home, moved.home, ignore=hidden)
@@ -164,14 +164,14 @@ def test_a_project_baked_elsewhere_gives_the_same_bytes(project: Project, tmp_pa
     assert (moved.home / "again.heat").read_bytes() == (project.home / "again.heat").read_bytes()
 
 
-def test_a_listing_tells_namesakes_apart(project: Project) -> None:
-    told = project.preheat("bundle", "ls", "kernels.heat")
-    assert "k.cu (include ../a)" in told
-    assert "k.cu (include ../b)" in told
-    assert "clock.cu (include a)" in told
+def test_a_listing_distinguishes_namesakes(project: Project) -> None:
+    reported = project.preheat("bundle", "ls", "kernels.heat")
+    assert "k.cu (include ../a)" in reported
+    assert "k.cu (include ../b)" in reported
+    assert "clock.cu (include a)" in reported
 
 
-# Where no list tells two requests apart
+# Requests that no include list distinguishes
 
 
 def sealed_builder(bundle: Path, place: Path) -> Builder:
@@ -185,13 +185,13 @@ Ask = Callable[[Path], Program]
 
 
 def from_its_file(place: Path) -> Program:
-    """The same file in two projects, the header beside it."""
+    """Return the same file in two projects, the header beside it."""
     (place / "k.cu").write_text(SOURCE)
     return Program.from_file(place / "k.cu")
 
 
 def from_its_working_directory(place: Path) -> Program:
-    """The same text and the same list, asked for in two working directories."""
+    """Return the same text and the same list, asked for in two working directories."""
     before = os.getcwd()
     os.chdir(place)
     try:
@@ -201,7 +201,7 @@ def from_its_working_directory(place: Path) -> Program:
 
 
 def from_its_caller(place: Path) -> Program:
-    """The same text, asked for by two Python files, each with a directory beside it."""
+    """Return the same text, asked for by two Python files, each with a directory beside it."""
     names: dict[str, Program] = {}
     code = "program = Program.of(SOURCE, label='k.cu', include=[here])"
     given = {"Program": Program, "SOURCE": SOURCE, "here": str(place)}
@@ -224,10 +224,10 @@ def test_two_that_are_written_alike_fail_by_name_and_neither_is_served(
     baked = bake(manifest, output=tmp_path / "k.heat", builder=shared_builder)
     assert [row.label for row in baked.rows] == ["plain.cu"]
     assert [failed.title for failed in baked.failures] == ["k.cu", "k.cu"]
-    told = str(baked.failures[0].error)
-    assert "k.cu for sm_90" in told
-    assert str(tmp_path / "one") in told
-    assert str(tmp_path / "other") in told
+    reported = str(baked.failures[0].error)
+    assert "k.cu for sm_90" in reported
+    assert str(tmp_path / "one") in reported
+    assert str(tmp_path / "other") in reported
     sealed = sealed_builder(tmp_path / "k.heat", tmp_path)
     assert {program.title for program in check(manifest, builder=sealed).missing} == {"k.cu"}
     for program in (one, other):
@@ -280,7 +280,7 @@ def test_bundles_that_answer_alike_with_different_headers_do_not_merge(
         merge(bundles, tmp_path / "both.heat")
 
 
-def test_whatever_list_is_asked_for_a_sealed_process_never_gives_the_code_of_another(
+def test_a_sealed_process_never_uses_the_code_of_another_include_list(
     shared_builder: Builder, tmp_path: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some lists are recorded, others are not; relative or absolute, of a file or of text."""
@@ -327,7 +327,9 @@ def test_threads_that_ask_at_once_with_other_directories_each_get_their_own(
 ) -> None:
     """While one thread compiles, another that asks for the same text must not be given its code."""
     first, second = directories(tmp_path, a=111, b=222)
-    compile_it, began, wrong = shared_builder.toolchain.compile, threading.Barrier(2), []
+    compile_it = shared_builder.toolchain.compile
+    began = threading.Barrier(2)
+    wrong = []
 
     def together(program: Program, arch: Arch) -> object:
         began.wait(60)
@@ -370,7 +372,9 @@ def test_a_relative_directory_is_another_one_after_a_chdir(
     assert got == [111, 222]
 
 
-def test_what_no_cache_keeps_has_a_digest_of_its_own(shared_builder: Builder, tmp_path: Path) -> None:
+def test_a_program_that_no_cache_keeps_has_a_digest_of_its_own(
+    shared_builder: Builder, tmp_path: Path
+) -> None:
     places = directories(tmp_path, a=111, b=222)
     made = [shared_builder.build(Program.of(CLOCK, include=[place]), "sm_90") for place in places]
     assert made[0].digest != made[1].digest

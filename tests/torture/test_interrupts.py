@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import finish, start
+from tests.processes import expect_success, start_python
 from tests.torture.conftest import Campaign
 
 # Interrupts builds at random instructions of preheat, then looks at what is left. An interrupt that is
@@ -215,7 +215,9 @@ def test_an_interrupt_anywhere_leaves_nothing_that_a_later_build_waits_for(
 
 
 @pytest.mark.long
-def test_an_interrupt_amid_a_compile_leaves_nothing_behind(tmp_path: Path, campaign: Campaign) -> None:
+def test_an_interrupt_during_a_compile_leaves_nothing_behind(
+    tmp_path: Path, campaign: Campaign
+) -> None:
     attack("compile", campaign.rounds(quick=1, long=500), tmp_path, campaign)
 
 
@@ -225,4 +227,6 @@ def attack(kind: str, rounds: int, home: Path, campaign: Campaign) -> None:
         "PREHEAT_CACHE_DIR": str(home / "cache"),
         "PREHEAT_LOCK_DIR": str(home / "locks"),
     }
-    assert finish(start(INTERRUPTS, kind, str(rounds), str(campaign.seed), env=env)) == ""
+    assert (
+        expect_success(start_python(INTERRUPTS, kind, str(rounds), str(campaign.seed), env=env)) == ""
+    )

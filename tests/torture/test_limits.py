@@ -1,4 +1,4 @@
-"""The limits of the cache among many writers, and what those leave behind that do not end well."""
+"""The limits of the cache under concurrent writers, and leftovers of killed writers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE = len(blob_of(0, 3000))
 
 
 def forked(act: Callable[[], object]) -> int:
-    """A child that does one thing, and ends well only if that did."""
+    """Return a forked child that does one thing, and exits with status 0 if that succeeded."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -54,7 +54,8 @@ def test_eight_writers_pass_the_limit_by_no_more_than_an_entry_each(
     tmp_path: Path, events: Events, campaign: Campaign
 ) -> None:
     """And an entry for each two seconds that a sweep takes, for which these are too small."""
-    puts, limit = campaign.rounds(quick=40, long=3_000), 20 * SIZE
+    puts = campaign.rounds(quick=40, long=3_000)
+    limit = 20 * SIZE
     disk = DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "locks", limit=limit)
 
     def fill(writer: int) -> None:
@@ -65,7 +66,7 @@ def test_eight_writers_pass_the_limit_by_no_more_than_an_entry_each(
     peak = 0
     while writers:
         peak = max(peak, held(disk))
-        for writer in tuple(writers):  # one by one: there are other children, such as workers
+        for writer in tuple(writers):  # not `wait`: there are other children
             ended, status = os.waitpid(writer, os.WNOHANG)
             assert status == 0
             writers.discard(ended)
@@ -96,7 +97,7 @@ def test_writers_killed_as_they_publish_do_not_let_the_cache_grow(
     assert held(disk) <= 5 * SIZE
 
 
-# What is left behind
+# Leftovers
 
 
 def test_a_full_disk_is_left_without_litter(

@@ -1,4 +1,4 @@
-"""Headers that change at the worst moment: code is stored under the content it was made from alone."""
+"""Headers that change during a compile: code is stored only under the content it was compiled from."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class Project:
 
     def build_while(self, happens: Callable[[Project], None]) -> None:
         """Build, and let something happen after the compiler has read the headers."""
-        builder, compiler, project = self.process(), self._toolchain, self
+        builder = self.process()
+        compiler = self._toolchain
+        project = self
 
         class Watched:
             def __getattr__(self, name: str) -> Any:
@@ -221,7 +223,7 @@ def test_a_header_dated_in_the_future_is_cached(project: Project, days: int) -> 
     assert (seen.count("compile"), seen.count("hit"), seen.count("uncached")) == (1, 1, 0)
 
 
-# What is passed over, hidden or made up
+# Skipped, hidden and generated files
 
 
 def test_a_file_that_is_away_while_the_program_is_compiled_is_not_forgotten(project: Project) -> None:
@@ -230,7 +232,8 @@ def test_a_file_that_is_away_while_the_program_is_compiled_is_not_forgotten(proj
     first.mkdir()
     (first / "v.h").write_text(NEW)
     program = Program.of(SOURCE, include=[first, project.include])
-    builder, compiler = project.process(), project.process().toolchain
+    builder = project.process()
+    compiler = project.process().toolchain
 
     class Interrupted:
         def __getattr__(self, name: str) -> Any:
@@ -315,7 +318,7 @@ def test_ordinary_programs_are_cached(project: Project, source: str) -> None:
 
 
 @pytest.mark.parametrize(("source", "uncached"), [(KERNEL, 0), (SOURCE, 1)])
-def test_without_a_trace_a_program_that_includes_nothing_is_cached_all_the_same(
+def test_without_a_trace_a_program_that_includes_nothing_is_cached_anyway(
     project: Project, monkeypatch: pytest.MonkeyPatch, source: str, uncached: int
 ) -> None:
     seen: list[str] = []

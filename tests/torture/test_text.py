@@ -1,4 +1,4 @@
-"""Text that keeps careless patterns busy: twice the text may take three times as long, not more."""
+"""Text that is slow for careless patterns: double the length takes at most three times as long."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ SHAPES = {
 
 
 def seconds(read: Callable[[str], None], text: str) -> float:
-    """The processor time of one reading."""
+    """Return the processor time of one reading."""
     started = time.process_time()
     with suppress(PreheatError):
         read(text)
@@ -115,7 +115,7 @@ def seconds(read: Callable[[str], None], text: str) -> float:
 
 
 def in_proportion(read: Callable[[str], None], unit: str, size: int) -> bool:
-    """Whether twice the text takes at most three times as long, by the best of five where in doubt."""
+    """Return True if twice the text takes at most three times as long, by the best of five runs."""
     texts = [unit * (size // len(unit) * factor) for factor in (1, 2)]
     once, twice = (seconds(read, text) for text in texts)
     for _ in range(4):

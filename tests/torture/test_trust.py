@@ -1,4 +1,4 @@
-"""What another user of the machine can do to the cache: he can be refused, and no more."""
+"""Attacks of another user of the machine on the cache: files of that user are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.torture.hangs import no_hang as no_hang
 from tests.torture.strangers import ATTACKER, VICTIM, act, play, public_place, start_as
 
 pytestmark = [needs_root, pytest.mark.usefixtures("no_hang")]
-KEY, BLOB = digest_of(1), blob_of(1)
+KEY = digest_of(1)
+BLOB = blob_of(1)
 
 #: What an attacker can have in the place of the victim's directory `preheat-<uid>`.
 SQUATS = {
@@ -59,7 +60,7 @@ print(json.dumps(said))
 """
 
 
-def test_directories_that_a_stranger_prepared_are_not_used() -> None:
+def test_directories_that_another_user_prepared_are_not_used() -> None:
     """In a temporary directory for the cache, and in shared memory for the locks."""
     with public_place() as place:
         for number, squat in enumerate(SQUATS.values()):
@@ -81,7 +82,7 @@ def test_directories_that_a_stranger_prepared_are_not_used() -> None:
             assert list((place / str(number) / "vault").iterdir()) == [], what
 
 
-def test_a_lock_directory_that_vanished_and_was_taken_by_a_stranger_is_not_waited_for() -> None:
+def test_a_lock_directory_that_vanished_and_was_taken_by_another_user_is_not_waited_for() -> None:
     code = """
 seen = []
 events = Events(lambda name, fields: seen.append(name))
@@ -104,9 +105,9 @@ except PermissionError as refused:
         (place / "shm").mkdir()
         (place / "shm").chmod(0o1777)
         victim = start_as(VICTIM, place, code)
-        assert processes.line(victim) == "gone"
+        assert processes.read_line(victim) == "gone"
         act(ATTACKER, place, "os.makedirs(place / 'shm' / 'v' / 'locks')")
-        out, err = processes.ended(victim, "\n")
+        out, err = processes.wait_for_exit(victim, "\n")
         assert (out, err) == ("refused\n", "")
 
 
@@ -115,7 +116,7 @@ except PermissionError as refused:
 
 @pytest.fixture
 def layer() -> Iterator[Path]:
-    """A layer of root's with one entry."""
+    """Return a layer that root owns, with one entry."""
     with public_place() as place:
         place.chmod(0o755)
         disk = DiskTier(place / "layer", Events(), lock_dir=place / "locks")
@@ -156,7 +157,7 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("spoil", FOREIGN.values(), ids=FOREIGN.keys())
-def test_what_a_stranger_may_have_written_into_a_layer_is_not_loaded(
+def test_an_entry_of_a_layer_that_another_user_may_have_written_is_not_loaded(
     layer: Path, events: Events, recorder: Recorder, spoil: Callable[[Path], object]
 ) -> None:
     recorder.forgive = True
@@ -202,8 +203,8 @@ while True:
 @pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "renameat2"), reason="needs renameat2"
 )
-def test_a_bundle_that_a_stranger_swaps_is_never_mounted(campaign: Campaign) -> None:
-    """The directory is his: whichever file is there at the moment, he decides that."""
+def test_a_bundle_that_another_user_swaps_is_never_mounted(campaign: Campaign) -> None:
+    """The other user owns the directory and decides which file it contains."""
     good, evil = {KEY: BLOB}, {digest_of(2): blob_of(2)}
     with public_place() as place:
         his = place / "his"
@@ -213,8 +214,8 @@ def test_a_bundle_that_a_stranger_swaps_is_never_mounted(campaign: Campaign) -> 
         os.chown(his, ATTACKER, ATTACKER)
         os.chown(his / "other", ATTACKER, ATTACKER)
         command = [sys.executable, "-c", SWAP, str(ATTACKER), str(his / "app.heat"), str(his / "other")]
-        swapper = processes.launch(command)
-        assert processes.line(swapper) == "swapping"
+        swapper = processes.start_process(command)
+        assert processes.read_line(swapper) == "swapping"
         for _ in range(campaign.rounds(quick=2_000, long=100_000)):
             with pytest.raises(BundleError, match=r"cannot be (trusted|read)"):
                 BundleTier(Events(), trust=False).mount(his / "app.heat")
@@ -222,7 +223,7 @@ def test_a_bundle_that_a_stranger_swaps_is_never_mounted(campaign: Campaign) -> 
         processes.kill(swapper)
 
 
-def test_a_bundle_of_mine_in_a_place_like_tmp_is_mounted_and_one_of_a_stranger_is_not() -> None:
+def test_a_bundle_in_a_place_like_tmp_is_mounted_if_this_user_owns_it() -> None:
     with public_place() as place:
         write(place / "mine.heat", {KEY: BLOB}, {})
         shutil.copy(place / "mine.heat", place / "his.heat")

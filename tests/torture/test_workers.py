@@ -1,4 +1,4 @@
-"""Attacks on compiler processes: killed with the process that asked, amid compiles and while queued."""
+"""Attacks on compiler processes: their owner is killed during a compile and while requests wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain, scratch
 from tests import processes
-from tests.processes import PATIENCE
+from tests.processes import TIMEOUT_SECONDS
 from tests.toolchain import support
 from tests.torture.conftest import Campaign
 
@@ -46,7 +46,7 @@ for number in range(16):
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary directory of the test's own, which its children have too."""
+    """Return a temporary directory of the test, which its children use too."""
     place = tmp_path / "tmp"
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
@@ -54,7 +54,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start_compiles(place: Path) -> subprocess.Popen[str]:
-    """A process amid compiles for which all directories are made in `place`."""
+    """Return a process that compiles, with all its directories in `place`."""
     unshare = shutil.which("unshare")
     if unshare is None or os.geteuid() != 0:
         pytest.skip("needs root, for a mount namespace of its own")
@@ -62,7 +62,7 @@ def start_compiles(place: Path) -> subprocess.Popen[str]:
     endless.write_text(support.slow(30_000))
     mount = 'mount --bind "$0" /dev/shm && exec "$@"'
     code = [sys.executable, "-c", COMPILE, str(endless), str(place.parent)]
-    process = processes.launch([unshare, "--mount", "sh", "-c", mount, str(place), *code])
+    process = processes.start_process([unshare, "--mount", "sh", "-c", mount, str(place), *code])
     support.compiling(process.pid)
     return process
 
@@ -96,10 +96,10 @@ def _emptied(place: Path, *, sweep: bool) -> bool:
 
 
 def test_no_sweep_takes_a_directory_that_is_in_use(campaign: Campaign, tmp_path: Path) -> None:
-    sweeper = processes.start(
+    sweeper = processes.start_python(
         "from preheat.toolchain import scratch\nprint('go', flush=True)\nwhile True: scratch.sweep()"
     )
-    assert processes.line(sweeper) == "go"
+    assert processes.read_line(sweeper) == "go"
     for _ in range(campaign.rounds(quick=300, long=20_000)):
         made = scratch.make({"@0": str(tmp_path)})
         assert made is not None
@@ -108,7 +108,7 @@ def test_no_sweep_takes_a_directory_that_is_in_use(campaign: Campaign, tmp_path:
         assert not os.path.exists(made.path)
 
 
-def test_strangers_directories_stay(tmp_path: Path, temporary: Path) -> None:
+def test_directories_of_other_users_stay(tmp_path: Path, temporary: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root, to make a directory of another user")
     theirs = temporary / f"{scratch._PREFIX}theirs"
@@ -144,7 +144,7 @@ def test_two_compiles_with_line_information_are_equal(
     program = Program.of(source, include=[tmp_path], options=options)
     made = set()
     for _ in range(campaign.rounds(quick=2, long=10)):
-        toolchain = Toolchain(Events(), timeout=PATIENCE)
+        toolchain = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
         compiled = toolchain.compile(program, SM_90)
         toolchain.close()
         made.add((compiled.ptx, compiled.cubin))

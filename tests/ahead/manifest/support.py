@@ -41,7 +41,7 @@ def digests(manifest: Manifest) -> list[str]:
 
 
 def written(manifest: Manifest, file: Path) -> Manifest:
-    """The manifest after a round trip."""
+    """Return the manifest after a round trip."""
     manifest.write(file)
     return Manifest.read(file)
 

@@ -111,12 +111,13 @@ def test_new_programs_are_added_and_comments_stay_with_their_tables(manifest: Pa
 
 def test_a_manifest_that_says_the_same_is_not_touched(manifest: Path) -> None:
     merge_into(manifest, Manifest())
-    text, inode = manifest.read_text(), manifest.stat().st_ino
+    text = manifest.read_text()
+    inode = manifest.stat().st_ino
     Manifest.read(manifest).write(manifest)
     assert (manifest.read_text(), manifest.stat().st_ino) == (text, inode)
 
 
-def test_a_program_that_is_gone_leaves_the_comments_above_it(manifest: Path) -> None:
+def test_a_program_that_was_removed_leaves_the_comments_above_it(manifest: Path) -> None:
     found = Manifest.read(manifest)
     add = next(item for item in found.programs if item.program.label == "add.cu")
     Manifest((add,), found.graphs).write(manifest)
@@ -163,7 +164,7 @@ def test_plan_keeps_comments(manifest: Path, monkeypatch: pytest.MonkeyPatch) ->
         "",
     ],
 )
-def test_whatever_the_layout_is_nothing_gets_lost(text: str, manifest: Path) -> None:
+def test_no_content_is_lost_in_any_layout(text: str, manifest: Path) -> None:
     manifest.write_text(text)
     known = Manifest()
     if text.startswith("version"):

@@ -1,4 +1,4 @@
-"""Merged manifests: equal programs become one row, others stay apart; and the jobs of a manifest."""
+"""Merged manifests: equal programs become one row, others stay separate; and the jobs of a manifest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from tests.ahead.manifest.support import (
 @unhurried
 @given(a=recordings, b=recordings, c=recordings)
 def test_merging_is_associative(a: Manifest, b: Manifest, c: Manifest) -> None:
-    left, right = a.merged(b).merged(c), a.merged(b.merged(c))
+    left = a.merged(b).merged(c)
+    right = a.merged(b.merged(c))
     assert left == right == a.merged(b, c)
     assert [w.program.path for w in left.programs] == [w.program.path for w in right.programs]
 
@@ -52,7 +53,8 @@ def test_merging_is_idempotent_up_to_how_often(a: Manifest, b: Manifest) -> None
 @unhurried
 @given(a=recordings, b=recordings)
 def test_merging_loses_nothing_and_adds_nothing(a: Manifest, b: Manifest) -> None:
-    both, rows = a.merged(b), [*a.programs, *b.programs]
+    both = a.merged(b)
+    rows = [*a.programs, *b.programs]
     assert len(both.programs) == len({told_apart_by(wanted) for wanted in rows})
     for wanted in both.programs:
         same = [row for row in rows if told_apart_by(row) == told_apart_by(wanted)]
@@ -64,7 +66,7 @@ def test_merging_loses_nothing_and_adds_nothing(a: Manifest, b: Manifest) -> Non
 
 
 def told_apart_by(wanted: ManifestProgram) -> object:
-    """What makes a row of the recordings above another one."""
+    """Return the parts by which a row of the recordings above differs from another."""
     program = wanted.program
     return program.source, *((program.asked_include, program.include) if program.may_include else ())
 
@@ -106,12 +108,12 @@ def test_a_program_from_text_and_one_from_its_file_are_one_with_a_file(
 
 
 @pytest.mark.parametrize("other", [["/b"], [], ["/a", "/b"], ["/b", "/a"]])
-def test_include_lists_stay_apart_where_a_file_is_included(other: list[str]) -> None:
+def test_include_lists_stay_separate_where_a_file_is_included(other: list[str]) -> None:
     rows = tuple(ManifestProgram(Program.of(INCLUDING, include=include)) for include in (["/a"], other))
     assert len(Manifest(rows).merged().programs) == 2
 
 
-def test_lists_that_are_spelled_alike_stay_apart_too(tmp_path: Path) -> None:
+def test_lists_that_are_spelled_alike_stay_separate_too(tmp_path: Path) -> None:
     """Only their headers tell whether they are the same."""
     programs = []
     for name in "ab":
@@ -153,7 +155,7 @@ def test_a_title_has_the_include_list_where_that_tells_it_from_a_namesake() -> N
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_programs_that_differ_stay_apart(change: dict[str, Any]) -> None:
+def test_programs_that_differ_stay_separate(change: dict[str, Any]) -> None:
     program = Program.of(KERNEL)
     rows = (ManifestProgram(program), ManifestProgram(replace(program, **change)))
     assert len(Manifest(rows).merged().programs) == 2
@@ -189,7 +191,7 @@ def test_jobs_are_for_the_recorded_architectures_unless_others_are_given() -> No
 
 @unhurried
 @given(manifest=recordings)
-def test_no_job_is_there_twice(manifest: Manifest) -> None:
+def test_no_job_is_listed_twice(manifest: Manifest) -> None:
     jobs = manifest.jobs([SM_90, SM_80])
     found = [job_of(wanted, arch) for wanted, arch in jobs]
     assert len(set(found)) == len(found)
@@ -199,7 +201,7 @@ def test_no_job_is_there_twice(manifest: Manifest) -> None:
 
 
 def job_of(wanted: ManifestProgram, arch: Arch) -> object:
-    """What a job is about: a request, and the directories whose headers may decide it."""
+    """Return the identity of a job: its request, and the directories whose headers may decide it."""
     program = wanted.program
     directories = program.include if program.may_include else ()
     return bundle_key(program, arch).digest, directories

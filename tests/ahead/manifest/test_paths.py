@@ -88,7 +88,7 @@ def test_a_hand_written_list_is_seen_from_the_file(
 
 
 @pytest.mark.parametrize(
-    ("include", "spelled", "told"),
+    ("include", "spelled", "reported"),
     [
         (["a"], ["{file}/a", "{file}/b"], "spelled has 2 texts for 1 include directories"),
         ([], ["{file}/a"], "spelled has 1 texts for 0 include directories"),
@@ -99,11 +99,11 @@ def test_a_hand_written_list_is_seen_from_the_file(
 )
 @pytest.mark.usefixtures("kernel")
 def test_a_spelling_that_makes_no_sense_fails_its_own_program(
-    include: list[str], spelled: list[str], told: str, read: Callable[[str], Manifest]
+    include: list[str], spelled: list[str], reported: str, read: Callable[[str], Manifest]
 ) -> None:
     row = f'[[program]]\nfile = "kernels/k.cu"\ninclude = {include}\nspelled = {spelled}\n'
     (bad,) = read(row).unreadable
-    assert told in str(bad.error)
+    assert reported in str(bad.error)
 
 
 # Places
@@ -216,7 +216,7 @@ def test_directories_that_are_missing_are_made(tmp_path: Path) -> None:
 
 
 class CutShort:
-    """Stands for `os.fsync`: it fails once `good` calls went well, as on a full disk."""
+    """Replaces `os.fsync`: it fails after `good` successful calls, as on a full disk."""
 
     def __init__(self, good: int, fault: BaseException) -> None:
         self.left, self.fault = good, fault
@@ -248,7 +248,9 @@ def test_a_write_that_fails_in_the_middle_leaves_the_old_manifest_whole(
     assert written(new, manifest_file) == new
 
 
-def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_not_a_file_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # the path of a socket has to be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("taken")

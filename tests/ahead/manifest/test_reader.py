@@ -158,7 +158,7 @@ def test_rejects_a_manifest_that_is_not_there_or_not_text(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text", ["f(x)", "[1]", "{}", "({1},)", "", "1 +", "1e999", "\0", "(" * 500, "x"]
 )
-def test_what_cannot_be_a_graph_key_is_no_literal(text: str) -> None:
+def test_a_value_that_cannot_be_a_graph_key_is_no_literal(text: str) -> None:
     assert key_literal(text) is None
 
 

@@ -168,7 +168,7 @@ def test_a_file_whose_own_directory_is_not_searched_first_is_stored(
 
 
 @pytest.mark.parametrize("suffix", [".cu", ".h"])
-def test_a_damaged_source_stops_its_own_program_alone(suffix: str, manifest_file: Path) -> None:
+def test_a_damaged_source_stops_its_own_program_only(suffix: str, manifest_file: Path) -> None:
     good, bad = (
         Program.of(KERNEL, label="good.cu"),
         Program.of("// x", label="b.cu", headers={"h": "1"}),

@@ -1,4 +1,4 @@
-"""What the tests of clusters share: kernels over the shared memory of a cluster."""
+"""Helpers for the tests of clusters: kernels over the shared memory of a cluster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def kernel(body: str, directives: str = "") -> str:
 
 
 def launch(gpu: Gpu, text: str, shape: tuple[int, int], **options: Any) -> Array:
-    """What a kernel leaves in an output of one word for each thread."""
+    """Return what a kernel leaves in an output of one word for each thread."""
     out = gpu.zeros(shape, "uint32")
     gpu.kernel(text, "k").launch(out, grid=shape[0], block=shape[1], **options)
     return out.numpy()

@@ -1,4 +1,4 @@
-"""The compiler for the emulator's tests, on a cache that outlives a run."""
+"""Fixtures of the emulator's tests: a compiler with a cache that outlives a run."""
 
 from __future__ import annotations
 

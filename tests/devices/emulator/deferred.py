@@ -1,4 +1,4 @@
-"""What the tests of deferred streams share: devices by seed, and work to queue on them."""
+"""Helpers for the tests of deferred streams: devices by seed, and work to queue on them."""
 
 from __future__ import annotations
 

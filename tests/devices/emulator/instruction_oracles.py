@@ -66,7 +66,7 @@ def remainder(a: int, b: int) -> int:
 
 
 def parts(a: int, size: int, signed: bool) -> list[int]:
-    """The fields of `size` bits of a word."""
+    """Return the fields of `size` bits of a word."""
     fields = [a >> i & ((1 << size) - 1) for i in range(0, 32, size)]
     return [field - (field >> size - 1 << size) if signed else field for field in fields]
 
@@ -200,7 +200,7 @@ def first(m: Modifiers) -> str:
 
 
 def compared(m: Modifiers, a: Number, b: Number, c: bool = False) -> tuple[bool, bool]:
-    """The predicate and its other half."""
+    """Return the predicate and its complement."""
     if "ftz" in m:
         form = FORMATS[last(m).removesuffix("x2")]
         a, b = oracle.flush(a, form), oracle.flush(b, form)
@@ -245,7 +245,7 @@ def rounded(name: str) -> Oracle:
 
 
 def plain(function: Callable[[float], float]) -> Oracle:
-    """A function of one number that rounds nothing."""
+    """Return a function of one number that rounds nothing."""
 
     def expected(m: Modifiers, a: float) -> float:
         return function(oracle.flush(a, FORMATS[last(m).removesuffix("x2")]) if "ftz" in m else a)
@@ -299,7 +299,7 @@ def number_from_integer(m: Modifiers, a: int) -> float:
 
 
 def converted(m: Modifiers, a: float) -> float:
-    """A number in another format, or the same one."""
+    """Return a number in another format, or the same one."""
     names = [name.removesuffix("x2") for name in types(m)]
     to, of = FORMATS[names[0]], FORMATS[names[-1]]
     if "ftz" in m and names[-1] == "f32" and names[0] != "f16":
@@ -477,7 +477,7 @@ ORACLES: dict[str, Oracle] = {
 
 
 def oracle_of(variant: Variant) -> Oracle:
-    """The oracle of a row; floating-point arithmetic shares one for all its types."""
+    """Return the oracle of a row; floating-point arithmetic shares one for all its types."""
     if variant.syntax in ORACLES:
         return ORACLES[variant.syntax]
     if variant.mnemonic in oracle.ARITHMETIC:

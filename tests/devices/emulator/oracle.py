@@ -1,4 +1,4 @@
-"""What the instructions should give, in Python's own integers, fractions and bits."""
+"""Expected results of instructions, computed with Python's integers, fractions and bits."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def sqrt(a: float, form: Format, mode: str, _: bool = False) -> float:
         return math.nan
     if a == 0 or math.isinf(a):
         return a
-    # Far more bits than any result has, and one below them for what is left.
+    # Use more bits than any result has, and one more bit that is set if a remainder is left.
     exact = Fraction(a)
     scale = 2**1300
     whole = math.isqrt(int(exact * scale * scale))
@@ -155,7 +155,7 @@ def relu(a: float) -> float:
 
 
 def least(a: float, b: float, nan: bool) -> float:
-    """The lesser of two numbers, -0 below +0."""
+    """Return the lesser of two numbers, -0 below +0."""
     if math.isnan(a) or math.isnan(b):
         return math.nan if nan or (math.isnan(a) and math.isnan(b)) else (b if math.isnan(a) else a)
     return min((a, b), key=lambda x: (x, sign(x)))
@@ -184,7 +184,7 @@ def compare(name: str, a: Number, b: Number) -> bool:
 
 
 def to_integer(a: float, mode: str) -> int:
-    """A finite number rounded to an integer."""
+    """Return a finite number rounded to an integer."""
     exact = Fraction(a)
     if mode == "rni":
         return round(exact)
@@ -197,7 +197,7 @@ def to_integer(a: float, mode: str) -> int:
 
 
 def bits_of(a: float, name: str) -> int:
-    """The bits of a number that the format holds."""
+    """Return the bits of a number that the format holds."""
     if name == "bf16":
         return bits_of(a, "f32") >> 16
     if name == "tf32":
@@ -227,14 +227,14 @@ def number_of(bits: int, name: str) -> float:
 
 
 def width(name: str) -> int:
-    """The bits of a type that is not packed."""
+    """Return the bits of a type that is not packed."""
     if name == "pred":
         return 1
     return 8 if name.startswith("e") else int("".join(filter(str.isdigit, name.removeprefix("t"))))
 
 
 def decode(bits: int, name: str) -> Number:
-    """The number, or the lower and the upper number, that `bits` are as the type `name`."""
+    """Return the number, or the lower and the upper number, that `bits` are as the type `name`."""
     if name.endswith("x2"):
         part = name.removesuffix("x2")
         return decode(bits & ((1 << width(part)) - 1), part), decode(bits >> width(part), part)
@@ -246,7 +246,7 @@ def decode(bits: int, name: str) -> Number:
 
 
 def agree(expected: Number, bits: int, name: str) -> bool:
-    """Whether `bits` are the number expected of the type `name`; any NaN is as good as another."""
+    """Return True if `bits` are the number expected of the type `name`; all NaNs are equal."""
     if name.endswith("x2"):
         part = name.removesuffix("x2")
         low, high = bits & ((1 << width(part)) - 1), bits >> width(part)

@@ -1,4 +1,4 @@
-"""Kernels for the emulator: from CUDA through the compiler, or from PTX written here."""
+"""Kernels for the emulator, compiled from CUDA or written in PTX."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HEAD = ".version 8.5\n.target sm_90\n.address_size 64\n"
 
 
 def artifact(ptx: str, arch: str = "sm_90") -> Artifact:
-    """An artifact that is PTX and nothing else."""
+    """Return an artifact that is PTX and nothing else."""
     return Artifact("0" * 64, "test.ptx", Arch.parse(arch), "none", (), (), b"", ptx.encode())
 
 
 def entry(params: str, body: str, *, outside: str = "", directives: str = "") -> str:
-    """A PTX text with one kernel, `k`; registers of every kind are declared."""
+    """Return a PTX text with one kernel, `k`; registers of every kind are declared."""
     registers = """
     .reg .pred %p<16>;
     .reg .b16 %h<16>;
@@ -58,7 +58,7 @@ class Machine:
         cooperative: bool = False,
         cluster: int | tuple[int, ...] | None = None,
     ) -> None:
-        """Launch: arrays are lent meanwhile, read-only ones as such; scalars go by value."""
+        """Launch; arrays are shared with the emulator during it, and scalars are passed by value."""
         blocks = None if cluster is None else dim3(cluster)
         geometry = Geometry(dim3(grid), dim3(block), shared, blocks, cooperative)
         submit = self.module.function(name).prepare(geometry, self.stream)
@@ -79,7 +79,7 @@ class Machine:
 
 
 def dim3(extent: int | tuple[int, ...]) -> Dim3:
-    """A geometry with ones where nothing was given."""
+    """Return a geometry with ones where nothing was given."""
     x, y, z = (*((extent,) if isinstance(extent, int) else extent), 1, 1)[:3]
     return x, y, z
 

@@ -45,7 +45,7 @@ SOURCE = """
 
 
 class Row(NamedTuple):
-    """An instruction: inputs to draw from, what it means, and how far off it may be."""
+    """An instruction: its inputs, its exact function, and the permitted error."""
 
     opcode: str
     low: float

@@ -31,7 +31,7 @@ FORMS = (
 )
 
 
-def test_a_copy_reads_as_many_bytes_as_it_is_told_and_fills_up_with_zeros(device: Gpu) -> None:
+def test_a_copy_reads_as_many_bytes_as_it_is_given_and_fills_up_with_zeros(device: Gpu) -> None:
     steps = "".join(
         f"""
         st.shared.v4.b32 [%r9], {{0x55555555, 0x55555555, 0x55555555, 0x55555555}};

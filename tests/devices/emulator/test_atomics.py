@@ -26,7 +26,7 @@ DTYPES = {
 
 
 def program(verb: str, kind: str, space: str = "global") -> str:
-    """Every thread updates the word that `where` says; `old` gets what it found."""
+    """Every thread updates the word at its index in `where`; `old` receives the previous value."""
     size = int(kind[1:]) // 8
     second = ", %d11" if verb == "cas" else ""
     wide = f"b{8 * size}"
@@ -48,7 +48,7 @@ def program(verb: str, kind: str, space: str = "global") -> str:
 
 
 def updated(verb: str, old: Any, a: Any, b: Any) -> Any:
-    """One update, by the manual, on NumPy scalars of the operation's type."""
+    """Return one update, by the manual, on NumPy scalars of the operation's type."""
     zero, one = old.dtype.type(0), old.dtype.type(1)
     match verb:
         case "add":

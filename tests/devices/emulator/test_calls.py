@@ -323,7 +323,7 @@ def test_a_call_of_printf_with_other_parameters_is_a_fault() -> None:
     assert "calls vprintf with parameters that differ" in str(fault(Machine(text), 1, 1))
 
 
-def test_what_is_unknown_is_refused_by_name_before_anything_runs() -> None:
+def test_an_unknown_function_is_refused_by_name_before_anything_runs() -> None:
     text = entry(
         ".param .u64 out",
         """

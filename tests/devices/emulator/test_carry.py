@@ -1,4 +1,4 @@
-"""The carry flag: what subtractions leave in it, and the 128-bit arithmetic that needs it."""
+"""The carry flag: the value after subtractions, and 128-bit arithmetic that reads it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ ret;
 
 
 def registers(grid: tuple[int, ...], cluster: tuple[int, ...] | None) -> Array:
-    """What the registers hold, for every block in the order of the grid."""
+    """Return what the registers hold, for every block in the order of the grid."""
     size, count = dim3(cluster or 1), dim3(grid)
     rows = []
     for z, y, x in product(*(range(extent) for extent in reversed(count))):
@@ -160,7 +160,7 @@ def summing(load: str) -> str:
 
 
 def written(blocks: int, threads: int) -> Array:
-    """What each thread wrote."""
+    """Return what each thread wrote."""
     return (np.arange(blocks * threads, dtype=np.uint32) * 0x10003 + 7).reshape(blocks, threads)
 
 
@@ -267,7 +267,7 @@ SPACES = {"shared": 1, "shared::cta": 1, "shared::cluster": 7, "global": 0, "loc
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_an_address_of_another_block_is_shared_by_the_cluster_alone(device: Gpu, space: str) -> None:
+def test_an_address_of_another_block_is_shared_by_the_cluster_only(device: Gpu, space: str) -> None:
     """A bit each: its own address, that of the next block, its own address mapped to its own rank."""
     text = kernel(f"""
     {NEXT}
@@ -305,7 +305,7 @@ WAITS = ["", ".acquire", ".aligned", ".acquire.aligned"]
 
 @pytest.mark.parametrize(("arrive", "wait"), [(a, WAITS[i % 4]) for i, a in enumerate(ARRIVALS)])
 def test_threads_work_between_arriving_and_waiting(device: Gpu, arrive: str, wait: str) -> None:
-    """Words go around the ring five times; what each thread does in between is its own affair."""
+    """Words go around the ring five times; threads run different code between the steps."""
     text = kernel(f"""
     mov.u32 %r20, %r8; mov.u32 %r18, 0; mov.u32 %r19, 0;
     {NEXT} {MAP}
@@ -498,7 +498,7 @@ extern "C" __global__ void meeting(int* x, int* out) {
 
 @pytest.fixture(params=["sm_90", "sm_100", pytest.param("cuda", marks=pytest.mark.gpu)])
 def compiled(request: pytest.FixtureRequest, open_device: Callable[..., Gpu], compiler: Builder) -> Gpu:
-    """Every device, and the emulator for both dialects of PTX, with compiled code that is kept."""
+    """Return every device, and the emulator for both dialects of PTX, with cached code."""
     if request.param == "cuda":
         return open_device("cuda", builder=compiler)
     return open_device("emulator", builder=compiler, arch=request.param)

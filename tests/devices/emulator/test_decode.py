@@ -1,4 +1,4 @@
-"""From PTX text to operations and blocks: names, numbers, variables, flow."""
+"""PTX text is decoded to operations and blocks: names, numbers, variables, control flow."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_operand_is_taken_apart(text: str, expected: tuple[Any, ...]) -> None
         "add.s32 %r1, %r2, (1+);",
     ],
 )
-def test_what_is_no_operand_is_a_fault_with_its_line(text: str) -> None:
+def test_text_that_is_no_operand_is_a_fault_with_its_line(text: str) -> None:
     with pytest.raises(ptx.SyntaxFault, match="is no") as caught:
         operands(text)
     assert caught.value.line == 7
@@ -309,7 +309,7 @@ def test_a_jump_to_nowhere_is_a_fault() -> None:
 
 
 @pytest.mark.parametrize("number", ["09", "1x", "0xG", "1.2.3", "0f12", "--1"])
-def test_what_is_no_number_is_a_fault(number: str) -> None:
+def test_a_value_that_is_no_number_is_a_fault(number: str) -> None:
     for text in (f"add.s32 %r1, %r2, {number};", f"ld.shared.b32 %r1, [%r2+{number}];"):
         with pytest.raises(ptx.SyntaxFault):
             operands(text)

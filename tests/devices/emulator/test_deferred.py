@@ -1,4 +1,4 @@
-"""Deferred streams: what is ordered always comes out the same, what is not comes out both ways."""
+"""Deferred streams: ordered work has one result, and unordered work shows each possible order."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.devices.emulator.deferred import (
     ready,
     word,
 )
-from tests.faulty import Faulty
+from tests.faulty import FaultyDevice
 
-# What is ordered and what is not
+# Ordered and unordered work
 
 
 def race(seed: int, *, ordered: bool) -> int:
-    """What a reader in one stream sees of a write in another that was submitted before."""
+    """Return what a reader in one stream sees of a write in another that was submitted before."""
     device = deferred(seed)
     source, target = ready(device, 1), ready(device, 1)
     writer, reader = device.stream(), device.stream()
@@ -55,7 +55,7 @@ def test_a_reader_that_waits_always_sees_the_new_value() -> None:
 
 
 def overwrite(seed: int, *, ordered: bool) -> int:
-    """What a reader sees when another stream writes the same memory afterwards."""
+    """Return what a reader sees when another stream writes the same memory afterwards."""
     device = deferred(seed)
     source, target = ready(device, 1), ready(device, 0)
     reader, writer = device.stream(), device.stream()
@@ -71,7 +71,7 @@ def test_a_writer_that_does_not_wait_for_readers_is_sometimes_early() -> None:
     assert {overwrite(seed, ordered=False) for seed in range(40)} == {1, 2}
 
 
-def test_a_writer_that_waits_for_readers_never_is() -> None:
+def test_a_writer_never_waits_for_readers() -> None:
     assert {overwrite(seed, ordered=True) for seed in SEEDS} == {1}
 
 
@@ -120,7 +120,7 @@ def test_work_is_late() -> None:
 
 
 def trace(seed: int) -> list[bytes]:
-    """What unordered work of several streams leaves behind, step by step."""
+    """Return the result of unordered work in several streams after each step."""
     device = deferred(seed)
     streams = [device.stream() for _ in range(4)]
     memory = [ready(device, number) for number in range(6)]
@@ -146,7 +146,7 @@ def test_a_seed_always_gives_the_same_order_and_another_gives_another() -> None:
     assert len({tuple(trace(seed)) for seed in range(6)}) == 6
 
 
-# What is read when
+# When memory is read
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -303,7 +303,7 @@ def test_fresh_memory_is_poisoned_whether_it_is_used_again_or_not() -> None:
     assert 15 < again < 45
 
 
-def test_memory_is_used_again_in_the_same_stream_and_size_alone() -> None:
+def test_memory_is_used_again_in_the_same_stream_and_size_only() -> None:
     for seed in range(40):
         device = deferred(seed)
         stream = device.stream()
@@ -314,7 +314,7 @@ def test_memory_is_used_again_in_the_same_stream_and_size_alone() -> None:
 
 
 def late_use(seed: int, *, ordered: bool) -> bytes:
-    """What becomes of new memory when another stream still writes what was there before."""
+    """Return the content of new memory while another stream still writes to the previous allocation."""
     device = deferred(seed)
     home, other = device.stream(), device.stream()
     old = ready(device, 0)
@@ -329,7 +329,7 @@ def late_use(seed: int, *, ordered: bool) -> bytes:
 
 
 def outcome(do: Callable[..., bytes], seed: int, **more: bool) -> bytes | str:
-    """What `do` returns, or what kind of fault it meets, at whichever call."""
+    """Return what `do` returns, or the kind of its fault, at any call."""
     try:
         return do(seed, **more)
     except EmulatorFault as fault:
@@ -343,7 +343,7 @@ def test_unordered_use_of_memory_that_is_used_again_shows() -> None:
 
 
 def used_elsewhere(seed: int, *, ordered: bool) -> bytes:
-    """What happens when another stream uses new memory."""
+    """Return the result of a use of new memory in another stream."""
     device = deferred(seed)
     home, other = device.stream(), device.stream()
     device.free(filled(device, 0, home), home)
@@ -355,7 +355,7 @@ def used_elsewhere(seed: int, *, ordered: bool) -> bytes:
     return contents(device, new, home)
 
 
-def test_new_memory_can_be_used_elsewhere_behind_its_stream_alone() -> None:
+def test_new_memory_can_be_used_elsewhere_behind_its_stream_only() -> None:
     seen = {outcome(used_elsewhere, seed, ordered=False) for seed in range(100)}
     assert seen >= {b"\x02" * SIZE, "fill of freed memory"}
     assert {used_elsewhere(seed, ordered=True) for seed in SEEDS} == {b"\x02" * SIZE}
@@ -408,7 +408,7 @@ def test_memory_that_is_nobodys_cannot_be_used() -> None:
 
 
 def freed_early(seed: int) -> bytes:
-    """What happens when memory is freed in a stream that does not wait for its allocation."""
+    """Return the result of a free in a stream that does not wait for the allocation."""
     device = deferred(seed)
     home, other = device.stream(), device.stream()
     device.free(filled(device, 0, home), home)
@@ -559,19 +559,19 @@ def test_a_forked_child_has_the_queued_work_too() -> None:
 
 @pytest.mark.parametrize("schedule", [None, 0])
 def test_everything_goes_through_a_device_that_can_fail(schedule: int | None) -> None:
-    flaky: Any = Faulty(EmulatorDevice(schedule=schedule))
-    stream, other = flaky.stream(), flaky.stream()
+    faulty: Any = FaultyDevice(EmulatorDevice(schedule=schedule))
+    stream, other = faulty.stream(), faulty.stream()
     assert isinstance(stream.id, int)
-    assert flaky.adopt(stream.handle).id == stream.id != other.id
+    assert faulty.adopt(stream.handle).id == stream.id != other.id
     event = stream.record()
     assert stream.record(reuse=event) is event
     other.wait(event)
-    address = filled(flaky, 1, stream)
+    address = filled(faulty, 1, stream)
     stream.begin_capture("thread_local")
     stream.retain(owner := Owned())
     gone = weakref.ref(owner)
     del owner
-    flaky.fill(address, b"\x02", SIZE, stream)
+    faulty.fill(address, b"\x02", SIZE, stream)
     graph = stream.end_capture()
     executable = graph.instantiate()
     executable.prepare(other)()
@@ -580,8 +580,8 @@ def test_everything_goes_through_a_device_that_can_fail(schedule: int | None) ->
     executable.close()
     graph.close()
     assert gone() is None
-    assert flaky.calls["stream.retain"] == 1
-    assert contents(flaky, address, other) in (b"\x01" * SIZE, b"\x02" * SIZE)
+    assert faulty.calls["stream.retain"] == 1
+    assert contents(faulty, address, other) in (b"\x01" * SIZE, b"\x02" * SIZE)
 
 
 @pytest.mark.parametrize("seed", [True, "7", 1.5, ()])

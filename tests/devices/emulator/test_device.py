@@ -1,4 +1,4 @@
-"""The emulator as a device: everything the seam asks for."""
+"""The emulator implements the device interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions of the machine itself: moves, address conversions, carries, copies; and rubbish."""
+"""Emitted instructions: moves, address conversions, carries, copies; and invalid PTX."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_carry_belongs_to_each_thread() -> None:
     np.testing.assert_array_equal(found, np.where(np.arange(37) < 10, 0, a >> 63))
 
 
-# Rubbish
+# Invalid text
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_form_that_is_not_known_is_refused_with_its_line(statement: str) -> No
         ("cp.async.cg.shared.global [%r1], [%d1], %r2;", "this form of cp.async: cp.async.cg", "GPU"),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_named_with_what_to_do_instead(
+def test_a_refused_instruction_is_named_with_an_alternative(
     statement: str, said: str, instead: str
 ) -> None:
     outside = (

@@ -129,7 +129,7 @@ def lanes(variant: Variant) -> int:
 
 
 def expect(expected: Oracle, m: Modifiers, names: list[str], values: tuple[int, ...]) -> Number:
-    """What an oracle says of one thread, half by half for packed operands."""
+    """Return what an oracle says of one thread, half by half for packed operands."""
     numbers = [oracle.decode(value, name) for value, name in zip(values, names, strict=True)]
     if not any(name.endswith("x2") for name in names):
         return expected(m, *numbers)
@@ -248,7 +248,7 @@ BOUNDS: dict[str, tuple[Callable[..., float], Callable[..., float]]] = {
 
 
 def close(variant: Variant, m: Modifiers, numbers: list[float], got: float) -> bool:
-    """Whether an approximate result is as near to the exact one as its row promises."""
+    """Return True if an approximate result is as near to the exact one as its row promises."""
     function, bound = BOUNDS[variant.syntax]
     kind = FORMATS[last(m).removesuffix("x2")]
     if "ftz" in m:
@@ -556,7 +556,7 @@ def test_no_opcode_belongs_to_two_rows() -> None:
         "",
     ],
 )
-def test_what_is_no_row_is_refused(opcode: str) -> None:
+def test_an_opcode_without_a_row_is_refused(opcode: str) -> None:
     assert instruction(opcode) is None
 
 

@@ -1,4 +1,4 @@
-"""Threads: divergence, barriers, waiting, calls, and the ways a kernel can end."""
+"""Threads of the emulator: divergence, barriers, waits, calls, and the ways a kernel ends."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ def test_barriers_with_a_count_wait_for_that_many() -> None:
     np.testing.assert_array_equal(out, np.arange(64) ** 2)
 
 
-def test_barriers_reduce_predicates_over_each_block_alone(cuda: Cuda) -> None:
+def test_barriers_reduce_predicates_over_each_block_only(cuda: Cuda) -> None:
     machine = cuda("""
     extern "C" __global__ void k(const int* p, int* out) {
         int i = blockIdx.x * blockDim.x + threadIdx.x;

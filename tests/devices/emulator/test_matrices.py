@@ -40,13 +40,13 @@ def of_c(lane: int, i: int) -> tuple[int, int]:
 
 
 def spread(matrices: Array, of: Any, count: int) -> Array:
-    """The `count` elements of each lane, for matrices along the first axis."""
+    """Return the `count` elements of each lane, for matrices along the first axis."""
     places = [[of(lane, i) for i in range(count)] for lane in LANES]
     return np.array([[[m[place] for place in row] for row in places] for m in matrices], matrices.dtype)
 
 
 def gathered(fragments: Array, of: Any, shape: tuple[int, int]) -> Array:
-    """The matrices that fragments make up."""
+    """Return the matrices that fragments make up."""
     found = np.zeros((len(fragments), *shape), fragments.dtype)
     for lane in LANES:
         for i in range(fragments.shape[2]):
@@ -55,7 +55,7 @@ def gathered(fragments: Array, of: Any, shape: tuple[int, int]) -> Array:
 
 
 def bfloat16(values: Array) -> Array:
-    """The bits of the bfloat16 below each number."""
+    """Return the bits of the bfloat16 below each number."""
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -64,7 +64,7 @@ def bits_of(values: Array, kind: str) -> Array:
 
 
 def exact(bits: Array, kind: str) -> Array:
-    """The numbers that 16 bits stand for."""
+    """Return the numbers that 16 bits stand for."""
     if kind == "bf16":
         return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return bits.view(np.float16).astype(np.float64)
@@ -79,7 +79,7 @@ FORMS = [
 
 
 def product(shape: str, kind: str, total: str) -> str:
-    """A kernel in which each warp multiplies its matrices, given and left as fragments."""
+    """Return a kernel in which each warp multiplies its matrices, given and left as fragments."""
     first, second = (4, 2) if shape == "m16n8k16" else (2, 1)
     third = 4 if total == "f32" else 2
     a, b = (", ".join(f"%r{start + i}" for i in range(n)) for start, n in ((10, first), (20, second)))
@@ -112,8 +112,9 @@ def product(shape: str, kind: str, total: str) -> str:
 def multiplied(
     device: Gpu, form: tuple[str, str, str], a: Array, b: Array, c: Array, block: int = 32
 ) -> Array:
-    """What a kernel makes of matrices of bits: one product for each warp."""
-    depth, total = a.shape[2], form[2]
+    """Return what a kernel makes of matrices of bits: one product for each warp."""
+    depth = a.shape[2]
+    total = form[2]
     given = [
         spread(a, of_a, depth // 2),
         spread(b, of_b, depth // 4),
@@ -185,7 +186,7 @@ def test_sums_of_integers_are_exact(device: Gpu, form: tuple[str, str, str]) -> 
 
 
 @pytest.mark.parametrize("form", FORMS, ids=".".join)
-def test_what_is_no_number_spreads(device: Gpu, form: tuple[str, str, str]) -> None:
+def test_nan_spreads(device: Gpu, form: tuple[str, str, str]) -> None:
     shape, kind, total = form
     depth = 16 if shape == "m16n8k16" else 8
     a = np.ones((1, 16, depth))
@@ -269,7 +270,7 @@ def test_rows_in_any_order_are_loaded_as_fragments(
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_what_is_stored_is_what_was_loaded(device: Gpu, count: int, transposed: bool) -> None:
+def test_stored_matrices_equal_the_loaded_ones(device: Gpu, count: int, transposed: bool) -> None:
     trans = ".trans" * transposed
     body = f"""{FILL}
     ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {LISTS[count]}, [%r16];
@@ -363,7 +364,7 @@ def test_coverage_knows_these_instructions() -> None:
     assert all(form.supported for form in forms)
 
 
-# Who takes part
+# Participating threads
 
 ALONE = """
 .shared .align 16 .b8 tile[512];

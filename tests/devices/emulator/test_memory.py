@@ -1,4 +1,4 @@
-"""Memory: what kernels may touch, and what they are told when they touch anything else."""
+"""Memory of the emulator: permitted accesses, and the messages of faulty ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_first_address_outside_is_found_among_many_buffers(overlap: bool) ->
         assert memory.first_outside(np.insert(inside, 17, bad), 4, write=False) == 17
 
 
-def test_a_bad_address_is_told_by_a_buffer_close_to_it() -> None:
+def test_a_bad_address_is_located_by_a_buffer_close_to_it() -> None:
     memory = Memory()
     memory.add(0x1000, 0x100)
     memory.add(0x3000, 64, writable=False)
@@ -106,7 +106,7 @@ def test_a_bad_address_is_told_by_a_buffer_close_to_it() -> None:
     assert Memory().describe(0, 1, write=False) == null
 
 
-def test_the_larger_a_buffer_is_the_further_an_access_beside_it_is_told_by_it() -> None:
+def test_the_larger_a_buffer_is_the_further_an_access_beside_it_is_located_by_it() -> None:
     memory = Memory()
     memory.add(0x10000, 1000)
     memory.add(0x20000, 1 << 20)

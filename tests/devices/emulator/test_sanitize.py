@@ -112,7 +112,7 @@ def test_shared_memory_is_read_only_where_it_was_written(case: str, blocks: int)
         assert said in str(caught.value)
         assert caught.value.block == (0, 0, 0)
         assert "__syncthreads()" in str(caught.value.hint)
-    Machine(kernel(case))(blocks, 32, out)  # without checks it goes on
+    Machine(kernel(case))(blocks, 32, out)  # Without checks the kernel continues.
 
 
 def test_the_thread_that_reads_too_far_is_named() -> None:
@@ -172,7 +172,7 @@ def test_without_sanitize_no_check_is_generated() -> None:
 
 
 def warp(body: str) -> str:
-    """A kernel whose threads leave `%r9` in `out`; threads from `%r8` on exit first."""
+    """Return a kernel whose threads leave `%r9` in `out`; threads from `%r8` on exit first."""
     return entry(
         ".param .u64 out, .param .u32 end",
         f"""

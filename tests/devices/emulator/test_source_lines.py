@@ -1,4 +1,4 @@
-"""Faults name the line of the CUDA source, whatever the program was compiled with."""
+"""Faults name the line of the CUDA source, with and without line information."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def open_gpu(compiler: Builder) -> Iterator[Callable[..., Gpu]]:
 
 
 def line_of(text: str, source: str = SOURCE) -> int:
-    """The number of the only line that contains `text`."""
+    """Return the number of the only line that contains `text`."""
     (number,) = (n for n, line in enumerate(source.splitlines(), 1) if text in line)
     return number
 
@@ -177,7 +177,7 @@ def test_a_line_of_a_header_is_shown_with_the_call(open_gpu: Callable[..., Gpu])
     assert found.source[0].text == "return x[1 << 20];"
 
 
-def test_too_little_shared_memory_is_told_with_what_to_pass(open_gpu: Callable[..., Gpu]) -> None:
+def test_too_little_shared_memory_is_reported_with_what_to_pass(open_gpu: Callable[..., Gpu]) -> None:
     gpu = open_gpu()
     kernel = gpu.module(SOURCE, label="k.cu", headers=HEADERS)["tile"]
     out = gpu.zeros(1)
@@ -195,24 +195,24 @@ def test_too_little_shared_memory_is_told_with_what_to_pass(open_gpu: Callable[.
         out = gpu.zeros(1)
 
 
-# What it does not change
+# Effects that it does not have
 
 
 def test_a_manifest_has_what_was_asked_for_and_not_what_a_fault_compiled(
     compiler: Builder, open_gpu: Callable[..., Gpu]
 ) -> None:
     """A run on the emulator records what a GPU will ask for."""
-    told: list[Program] = []
+    reported: list[Program] = []
 
     def sink(_: str, fields: Mapping[str, Any]) -> None:
-        told.append(fields["program"])
+        reported.append(fields["program"])
 
     compiler.events.subscribe(sink, "request")
     try:
         assert fault(open_gpu(), "trap", 32, 0).source
     finally:
         compiler.events.unsubscribe(sink)
-    assert {program.options for program in told} == {()}
+    assert {program.options for program in reported} == {()}
     made = compiler.build(Program.of(SOURCE, label="k.cu", headers=HEADERS), "sm_90")
     assert not has_lines(made.ptx)
 
@@ -237,7 +237,7 @@ def test_a_sealed_process_compiles_nothing_for_a_line(
     assert compiler.stats()["process"].get("compiles", 0) == before
 
 
-def test_code_of_a_bundle_is_told_by_the_text_of_the_program(compiler: Builder) -> None:
+def test_code_of_a_bundle_is_located_by_the_text_of_the_program(compiler: Builder) -> None:
     """A bundle holds line information, and no sources."""
     program = Program.of("__global__ void k() { __trap(); }", label="lined.cu", options=["-lineinfo"])
     bare = replace(compiler.build(program, "sm_90"), sources={})
@@ -251,7 +251,7 @@ def test_code_of_a_bundle_is_told_by_the_text_of_the_program(compiler: Builder) 
 
 
 def test_other_code_gives_no_line(tmp_path: Path, open_gpu: Callable[..., Gpu]) -> None:
-    """The header has changed since: what is compiled now is not what runs."""
+    """The header has changed since the launch, so that a new compile differs from the running code."""
     header = tmp_path / "h.cuh"
     header.write_text("__device__ int far() { return 100; }\n")
     source = '#include "h.cuh"\n__global__ void k(int* x) { x[far()] = 1; }\n'
@@ -264,7 +264,7 @@ def test_other_code_gives_no_line(tmp_path: Path, open_gpu: Callable[..., Gpu]) 
     assert "-lineinfo" in str(caught.value.hint)
 
 
-def test_ptx_without_line_information_is_told_by_its_own_lines(open_gpu: Callable[..., Gpu]) -> None:
+def test_ptx_without_line_information_is_located_by_its_own_lines(open_gpu: Callable[..., Gpu]) -> None:
     gpu = open_gpu()
     kernel = gpu.kernel(".version 8.5\n.target sm_90\n.address_size 64\n.entry k()\n{ trap; }\n", "k")
     with pytest.raises(preheat.EmulatorFault) as caught:
@@ -314,7 +314,7 @@ def test_directives_are_followed_through_inlined_calls() -> None:
     assert lines.of(function, 1000) == ()
 
 
-def test_lines_belong_to_the_same_instructions_alone() -> None:
+def test_lines_belong_to_the_same_instructions_only() -> None:
     lines = Lines(LINED, {})
     plain = "\n".join(line for line in LINED.splitlines() if ".loc" not in line and "$L" not in line)
     (function,) = ptx.parse(plain).functions

@@ -32,7 +32,7 @@ ROWS = (
 
 
 def expected(row: tuple[str, str, str, str], a: int, b: int, c: int) -> int:
-    """The result by the text of the PTX manual, part by part."""
+    """Return the result by the text of the PTX manual, part by part."""
     opcode, mask, *orders = row
     name, *words = opcode.split(".")
     size = 16 if name.endswith("2") else 8

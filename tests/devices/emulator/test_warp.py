@@ -1,4 +1,4 @@
-"""Warps: shuffles, votes and their kin, on whole warps, short ones and parts of them."""
+"""Warp instructions: shuffles, votes, matches and reductions, on whole, short and partial warps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FULL = 0xFFFFFFFF
 
 
 def warps(count: int, threads: int) -> list[tuple[int, list[int]]]:
-    """Each thread's lane, and the threads of its warp, for blocks of `threads`."""
+    """Return each thread's lane, and the threads of its warp, for blocks of `threads`."""
     out = []
     for thread in range(count):
         block, inside = divmod(thread, threads)
@@ -30,7 +30,7 @@ def warps(count: int, threads: int) -> list[tuple[int, list[int]]]:
 
 
 def shuffled(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
-    """The lane that a lane reads, and whether that is in range: the rules of the PTX manual."""
+    """Return the lane that a lane reads, and whether that is in range: the rules of the PTX manual."""
     keep, clamp = c >> 8 & 31, c & 31
     low, limit = lane & keep, lane & keep | clamp & ~keep
     source = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low | b & ~keep}[mode]
@@ -78,7 +78,7 @@ def test_shuffles_read_the_lane_that_the_manual_says(
         for thread, (lane, warp) in enumerate(warps(2 * threads, threads)):
             source, valid = shuffled(mode, lane, (b + spread * (thread % threads)) & 31, c)
             assert out[thread, 1] == valid
-            if source < len(warp):  # what a lane that is not there holds is anybody's guess
+            if source < len(warp):  # The value of an absent lane is undefined.
                 assert out[thread, 0] == values[warp[source]]
 
 
@@ -101,7 +101,7 @@ def test_sums_over_warps_of_diverged_blocks(cuda: Cuda) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 37])
-def test_warps_go_on_when_others_have_exited(cuda: Cuda, rows: int) -> None:
+def test_warps_continue_when_others_have_exited(cuda: Cuda, rows: int) -> None:
     machine = cuda("""
     extern "C" __global__ void k(const int* x, int* out, int rows) {
         int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x & 31;
