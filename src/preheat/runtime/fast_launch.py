@@ -23,7 +23,8 @@ them or says what is wrong. The function for saxpy(float, float const*, float*, 
 
 `uses.writer` is the stream that may use the memory without waiting, and `uses.readers` are the streams
 that may read it: see `preheat.runtime.uses`. Tensors of torch and CuPy have a branch each like the one
-shown; their launches go to the current stream of the library.
+shown; their launches go to the current stream of the library. In a thread that captures, arrays are not
+ordered, because the replay is, and the packed parameters go to `Launch.record`.
 """
 
 from __future__ import annotations
@@ -250,7 +251,6 @@ _BRANCH = """
                 give(buffer)
                 buffer = None
 """
-# In a capture, arrays need not be ordered. The replay is.
 _RECORD = """
             capture = thread_state.capture
             if capture is not None:
