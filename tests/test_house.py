@@ -21,7 +21,7 @@ LAYERS = (
     {"_version", "files", "fork", "lazy", "lexer", "locks", "messages"},
     {"errors", "callsite"},
     {"events", "config", "arch", "dtypes"},
-    {"singleflight", "spelling", "tracebacks"},
+    {"singleflight", "portable_paths", "tracebacks"},
     {"cache"},
     {"program"},
     {"key"},

@@ -58,7 +58,7 @@ class Call:
             last = last._after[None]
         return last
 
-    def follow(self, before: Call) -> bool:
+    def take_over_from(self, before: Call) -> bool:
         """Become the one call that follows `before`; False when another one did."""
         return before._after.setdefault(None, self) is self
 
@@ -103,7 +103,7 @@ class Lock:
                 lost = last.frame is not None
                 if lost and last.alive():
                     nested = nested or last.thread == mine.thread
-                elif mine.follow(last):
+                elif mine.take_over_from(last):
                     self._holders[index] = mine
                     return lost
             if nested:  # This thread would wait for itself.

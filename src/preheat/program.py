@@ -14,8 +14,8 @@ from preheat.callsite import call_site
 from preheat.errors import InputError, short_repr
 from preheat.files import read_whole
 from preheat.lazy import lazy
-from preheat.lexer import first_token, joined, mentioned, readings
-from preheat.spelling import spelled
+from preheat.lexer import first_token, joined, mentioned, trigraph_variants
+from preheat.portable_paths import spelled
 
 __all__ = ["Program"]
 
@@ -47,10 +47,10 @@ class Program:
 
     `label` is a logical name such as `saxpy.cu`: it reaches the binary through `__FILE__`, so it is
     part of the key and never a path. `include` lists directories to search; they are not part of the
-    key, the contents of the headers found there are. `spellings` has a text for each of them that does
-    not change when the application moves (see `preheat.spelling`): by that, bundles tell two include
-    lists apart. `headers` are in memory, by name, and are found before any file. `names` are name
-    expressions such as `"tk<float>"`; a plain kernel needs none.
+    key, the contents of the headers found there are. `spellings` has a portable path for each of
+    them (see `preheat.portable_paths`), by which bundles tell two include lists apart. `headers` are in
+    memory, by name, and are found before any file. `names` are name expressions such as `"tk<float>"`;
+    a plain kernel needs none.
     """
 
     source: str
@@ -92,8 +92,8 @@ class Program:
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
-        others, moved = _split_include_options(several("options", options))
-        written = [_path(directory) for directory in (*several("include", include), *moved)]
+        others, moved = _split_include_options(list_argument("options", options))
+        written = [_path(directory) for directory in (*list_argument("include", include), *moved)]
         spellings = tuple([(os.path.abspath(d), spelled(d, path, _asking_file)) for d in written])
         return cls(
             source=source,
@@ -103,7 +103,7 @@ class Program:
             include=tuple([directory for directory, _ in spellings]),
             spellings=spellings,
             headers=header_rows(headers),
-            names=several("names", names),
+            names=list_argument("names", names),
             path=path,
         )
 
@@ -125,7 +125,7 @@ class Program:
                 f"{path}:{line}: byte 0x{raw[bad.start]:02x} is not UTF-8 text",
                 hint=f"{path.name} must be CUDA C++ or PTX source, not a compiled file",
             ) from None
-        include = [path.parent, *several("include", more.pop("include", ()))]
+        include = [path.parent, *list_argument("include", more.pop("include", ()))]
         own = {"label": path.name, "language": language, "path": os.path.abspath(path)}
         return cls.of(source, **{**own, **more}, include=include)
 
@@ -191,7 +191,7 @@ class Program:
                 )
 
     @property
-    def asked_include(self) -> tuple[str, ...]:
+    def include_spellings(self) -> tuple[str, ...]:
         """The spellings of the include directories; empty when the program includes no file."""
         known = dict(self.spellings)
         return tuple(known[directory] for directory in self.include) if self.may_include else ()
@@ -201,7 +201,9 @@ class Program:
         """Return True if a compile may open a file. False is certain, True is not."""
         if self.language != "cuda":
             return False
-        return any("include" in joined(reading) for text in self.texts for reading in readings(text))
+        return any(
+            "include" in joined(reading) for text in self.texts for reading in trigraph_variants(text)
+        )
 
     @lazy
     def uncacheable(self) -> str | None:
@@ -227,7 +229,7 @@ def file_of(source: object) -> Path | None:
     return Path(source) if isinstance(source, os.PathLike) else None
 
 
-def several(what: str, given: object) -> tuple[Any, ...]:
+def list_argument(what: str, given: object) -> tuple[Any, ...]:
     """Return the values of the list argument `what`. A single text or path is an error."""
     if given is None or (type(given) is tuple and not given):
         return ()

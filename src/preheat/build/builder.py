@@ -15,7 +15,7 @@ from typing import Any
 from preheat import fork
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
-from preheat.build.bundle_tier import BundleEntry, BundleTier
+from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.compile import ArtifactCompiler
 from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
@@ -58,7 +58,7 @@ class Builder:
     def __init__(
         self,
         toolchain: Toolchain,
-        store: Chain,
+        cache: Chain,
         events: Events,
         *,
         disk: DiskTier | None = None,
@@ -69,11 +69,11 @@ class Builder:
         trust: bool = False,
     ) -> None:
         self.toolchain = toolchain
-        self.store = store
+        self.cache = cache
         self.events = events
         self.disk = disk
-        self._bundles = BundleTier(events, trust=trust)
-        self._stored = Lookup(store, self._bundles, HeaderMemos(disk, events), events)
+        self._bundles = MountedBundles(events, trust=trust)
+        self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events)
         self._compiler = ArtifactCompiler(self._stored, events, disk)
         self._counters = Counters(events, journal)
         self._failures = Failures(events)
@@ -230,7 +230,7 @@ class Builder:
         if other is not None:
             return other
         self._stored.in_use.pop(invalid.digest, None)
-        self.store.remove(invalid.digest)
+        self.cache.remove(invalid.digest)
         return self._compile(request, miss).artifact
 
     def _request(self, program: Program, arch: Arch | str) -> Request:
@@ -277,7 +277,7 @@ class Builder:
 
     def _nearest(self, request: Request, *, namesake: bool = False) -> Near | None:
         label = request.program.label
-        caches = [tier for tier in self.store.tiers if isinstance(tier, LayerTier)]
+        caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerTier)]
         return search(
             request.bundle_key.table, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
         )
@@ -343,7 +343,7 @@ class Builder:
         """Build `program` for `arch`, and return its entry for a bundle and the tier that had it."""
         artifact, tier = self.obtain(program, arch)
         request = self._request(program, arch)
-        include = program.asked_include
+        include = program.include_spellings
         baked = self._stored.bundle_entry(request, artifact)
         if baked is not None:
             return replace(baked, artifact=artifact, entries=entries, include=include), tier
@@ -379,7 +379,7 @@ class Builder:
 
         Artifacts that are in use, mounted bundles and loaded kernels stay.
         """
-        for tier in self.store.tiers:
+        for tier in self.cache.tiers:
             if isinstance(tier, MemoryTier):
                 tier.clear()
         self._stored.in_use.clear()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from preheat.artifact import Artifact
-from preheat.build.bundle_tier import BundleEntry, BundleTier
+from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.request import Request
 from preheat.cache import Chain, DiskTier, Found, codec
 from preheat.errors import ToolchainError
@@ -49,7 +49,9 @@ _IN_NO_BUNDLE = Miss("absent: it is in no bundle and in no cache")
 class Lookup:
     """Looks requests up in the mounted bundles and then in the tiers of the cache."""
 
-    def __init__(self, cache: Chain, bundles: BundleTier, memos: HeaderMemos, events: Events) -> None:
+    def __init__(
+        self, cache: Chain, bundles: MountedBundles, memos: HeaderMemos, events: Events
+    ) -> None:
         self.cache = cache
         self.bundles = bundles
         self.memos = memos

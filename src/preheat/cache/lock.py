@@ -75,7 +75,7 @@ class FileLock:
         if self._owner is not None:
             self._owner.end()
 
-    def is_lost(self) -> bool:
+    def owner_is_gone(self) -> bool:
         """Return whether the function that holds the lock has ended."""
         return self._owner is not None and not self._owner.alive()
 
@@ -141,7 +141,7 @@ def release_lost() -> None:
     if _held:
         with _releasing:
             for lock in list(_held):
-                if lock.is_lost():
+                if lock.owner_is_gone():
                     lock.release()
 
 

@@ -21,13 +21,13 @@ class Usage:
     bytes: int = 0
     floor_files: int = 0
     floor_bytes: int = 0
-    counts: int = 0  # how often all entries were counted, so that a writer notices a concurrent count
+    recounts: int = 0  # how often all entries were counted, so that a writer notices a concurrent count
 
     def plus(self, files: int, size: int) -> Usage:
         """Return the totals with so many files and bytes added; they never become negative."""
         total = max(self.files + files, 0)
         used = max(self.bytes + size, 0)
-        return Usage(total, used, self.floor_files, self.floor_bytes, self.counts)
+        return Usage(total, used, self.floor_files, self.floor_bytes, self.recounts)
 
     def over(self, limit: int, max_files: int) -> bool:
         """Return whether a sweep is due.
@@ -42,7 +42,7 @@ class Usage:
 
 def pack(usage: Usage) -> bytes:
     """Return the totals and their checksum as bytes; numbers beyond 64 bits are clamped."""
-    row = (usage.files, usage.bytes, usage.floor_files, usage.floor_bytes, usage.counts)
+    row = (usage.files, usage.bytes, usage.floor_files, usage.floor_bytes, usage.recounts)
     front = _LAYOUT.pack(*(min(number, _MOST) for number in row))
     return front + xxhash.xxh3_128_digest(front)
 

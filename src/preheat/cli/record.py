@@ -249,7 +249,7 @@ class _Summary:
                 {
                     "label": item.program.label,
                     "file": item.program.path,
-                    "include": item.program.asked_include,
+                    "include": item.program.include_spellings,
                     "new": item.program in self.new,
                     "arch": [str(arch) for arch in item.archs],
                     "entries": item.entries,

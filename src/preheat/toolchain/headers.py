@@ -23,7 +23,7 @@ from preheat.lexer import joined, pasted
 from preheat.program import clock_macro
 from preheat.toolchain.evidence import FileHasher, Memo
 from preheat.toolchain.includes import QUERIES, Include, has_include_queries
-from preheat.toolchain.survey import ABSOLUTE, HOME, Place, Survey
+from preheat.toolchain.survey import ABSOLUTE, SOURCE_PLACE, Place, Survey
 
 __all__ = [
     "TOOLKIT",
@@ -265,7 +265,9 @@ class _AbsentNames:
         }
         for place in places:
             # An include whose name is a macro, or that was not seen, may search beside any file.
-            for root, directory in unreadable if place in explained else {*unreadable, *beside, HOME}:
+            for root, directory in (
+                unreadable if place in explained else {*unreadable, *beside, SOURCE_PLACE}
+            ):
                 self._must_stay_absent([(root, os.path.join(directory, place[1]))])
 
     def has_include_queries(self, places: Sequence[Place]) -> Iterator[Place]:

@@ -186,7 +186,7 @@ class WorkerPool:
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
         scratch.sweep()
-        self._events.emit("worker", what="recycled", reason=why)
+        self._events.emit("worker", what="ended", reason=why)
 
 
 def _end(workers: list[_Worker]) -> None:

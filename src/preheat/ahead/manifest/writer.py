@@ -13,8 +13,8 @@ from preheat.cache.publish import publish
 from preheat.errors import InputError
 from preheat.files import read_whole
 from preheat.locks import no_fork
+from preheat.portable_paths import FILE, spelled_in_manifest
 from preheat.program import Program
-from preheat.spelling import FILE, spelled_in_manifest
 
 __all__ = ["write_manifest"]
 
