@@ -84,7 +84,7 @@ def test_devices_do_not_know_each_other() -> None:
 
 def test_the_cache_knows_nothing_of_cuda() -> None:
     for file in (SOURCE / "cache").glob("*.py"):
-        below = {"cache", "events", "errors", "fork", "locks", "files"}
+        below = {"cache", "events", "errors", "fork", "locks", "files", "messages"}
         assert set(imported(file)) <= below, file
 
 

@@ -162,14 +162,10 @@ class Builder:
         """Do what `build` does, and return the tier that had the artifact with it."""
         release_lost()
         try:
-            try:
-                hit = self._obtain(self._request(program, arch), missed)
-            except ToolchainChangedError:  # The compiler was upgraded under a running process.
-                self.toolchain.look_again()
-                hit = self._obtain(self._request(program, arch))
-        except PreheatError as error:
-            shorten_traceback(error)
-            raise
+            hit = self._obtain(self._request(program, arch), missed)
+        except ToolchainChangedError:  # The compiler was upgraded under a running process.
+            self.toolchain.look_again()
+            hit = self._obtain(self._request(program, arch))
         if record:
             self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)
         return hit

@@ -150,6 +150,7 @@ class Lookup:
     def _open(self, request: Request, found: Found) -> Artifact | Miss:
         """Return the artifact in a blob, or the one that its list of header states leads to."""
         digest = request.digest
+        tier = found.tier
         try:
             if (artifact := self.in_use.get(digest)) is not None:
                 return artifact
@@ -162,12 +163,13 @@ class Lookup:
                 code = self.cache.get(digest)
                 if code is None:
                     return Miss("evicted: its headers are known, but its code was removed")
+                tier = code.tier
                 if (artifact := self.in_use.get(digest)) is not None:
                     return artifact
                 meta, sections = codec.unpack_checked(code.blob)
             artifact = self.in_use[digest] = Artifact.decode(digest, meta, sections)
         except codec.DamagedEntryError as bad:
-            self._events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
+            self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
         return artifact

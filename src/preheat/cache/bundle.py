@@ -35,6 +35,7 @@ from preheat.cache.publish import publish
 from preheat.cache.trust import DistrustedError, NotAFileError, open_file
 from preheat.errors import BundleError
 from preheat.files import Descriptor
+from preheat.messages import count
 
 __all__ = ["VERSION", "Bundle", "write"]
 
@@ -125,9 +126,9 @@ class Bundle:
         return _reopen, (self.path, self._trust)
 
     def __repr__(self) -> str:
-        count = f"{len(self):,} entr{'y' if len(self) == 1 else 'ies'}"
         state = ", closed" if self._file is None else ""
-        return f"<Bundle {self.path}: {count}, {self.nbytes:,} bytes{state}>"
+        entries = count(len(self), "entry")
+        return f"<Bundle {self.path}: {entries}, {self.nbytes:,} bytes{state}>"
 
     def _open_file(self) -> Descriptor:
         file = self._file
@@ -165,8 +166,6 @@ def write(path: str | os.PathLike[str], entries: Mapping[str, bytes], meta: Mapp
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # A rename would replace even a device.
-            raise _InvalidError("it exists and is not a file")
         return publish(path, _parts(entries, meta))
     except OSError as fault:
         raise BundleError(f"bundle {path} cannot be written: {fault.strerror or fault}") from fault

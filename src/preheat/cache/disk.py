@@ -197,8 +197,8 @@ class DiskTier(LayerTier):
         """Add to the running totals, run the block, and sweep when the totals exceed the limits.
 
         The totals are written first. A writer that is killed in between leaves them too large, which a
-        later count corrects, and never too small, which would let the cache grow. A count of another
-        process in between may have missed the entry; then it is added once more.
+        later recount corrects, and never too small, which would let the cache grow. If another process
+        recounted meanwhile, the entry is added again, because the recount may have missed it.
         """
         usage = None
         fault = None
@@ -244,7 +244,7 @@ class DiskTier(LayerTier):
             self._events.fault(self.name, "keep count", fault)
 
     def _count_and_evict(self, limit: int, max_files: int, *, low_water: float = 1.0) -> Swept:
-        """Count the entries and, over the limits, evict down to this part; return the number."""
+        """Count the entries and, over the limits, evict down to `low_water` of them."""
         before = self._begin_count()
         items = sorted(self.items(), key=lambda item: item.last_read)
         true = left = Usage(len(items), sum(item.bytes for item in items))
@@ -272,10 +272,10 @@ class DiskTier(LayerTier):
         return usage
 
     def _begin_count(self) -> Usage | None:
-        """Return the running totals, and let writers notice that a count has begun.
+        """Return the running totals, and let writers notice that a recount has begun.
 
-        The count may miss an entry that was added to the totals but is not published yet. Its writer
-        adds it once more.
+        The recount may miss an entry that was added to the totals but is not published yet. Its writer
+        adds it again.
         """
         with self._try_hold("usage", _LOCK_WAIT):
             usage = self._read_usage()

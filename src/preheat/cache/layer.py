@@ -64,7 +64,7 @@ class LayerTier:
         return LayerTier(self.root, events, trust=self._trust)
 
     def get(self, digest: str) -> bytes | None:
-        """Return the verified entry, or None. Damaged entries and I/O errors are events."""
+        """Return the verified entry, or None. A damaged entry and an I/O error are also events."""
         path = self._path(digest)
         try:
             if digest[:2] not in self._checked_shards:

@@ -21,7 +21,7 @@ class Usage:
     bytes: int = 0
     floor_files: int = 0
     floor_bytes: int = 0
-    recounts: int = 0  # how often all entries were counted, so that a writer notices a concurrent count
+    recounts: int = 0  # how often all entries were counted, so that a writer notices a recount
 
     def plus(self, files: int, size: int) -> Usage:
         """Return the totals with so many files and bytes added; they never become negative."""
@@ -32,8 +32,8 @@ class Usage:
     def over(self, limit: int, max_files: int) -> bool:
         """Return whether a sweep is due.
 
-        A sweep cannot remove pinned entries. Where these exceed the limits, the next sweep is due after
-        another tenth.
+        A sweep cannot remove pinned entries. Where these exceed the limits, the next sweep is due when
+        the usage has grown by a further 10 %.
         """
         return self.bytes > max(limit, self.floor_bytes * 1.1) or self.files > max(
             max_files, self.floor_files * 1.1

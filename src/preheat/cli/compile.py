@@ -29,8 +29,6 @@ Examples:
 Headers are searched first in the directory of the file. Exit status 1 when a file does not compile;
 the others are still compiled.
 """
-# The tiers, in words.
-_PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
 
 
 @click.command(epilog=_EPILOG)
@@ -119,6 +117,12 @@ def _write(path: Path, blob: bytes) -> None:
         raise InputError(f"cannot write {path}: {fault.strerror or fault}") from None
 
 
+def _place(tier: str) -> str:
+    """Return in words where a tier keeps its entries."""
+    places = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
+    return places.get(tier, f"in tier {tier}")
+
+
 def _report(
     rows: list[dict[str, Any]], failures: list[tuple[str, Arch, PreheatError]], *, as_json: bool
 ) -> None:
@@ -129,7 +133,7 @@ def _report(
         how = (
             f"compiled in {duration(row['seconds'])}"
             if row["from"] == "compiler"
-            else f"found {_PLACES[row['from']]}, {duration(row['seconds'])} saved"
+            else f"found {_place(row['from'])}, {duration(row['seconds'])} saved"
         )
         click.echo(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:

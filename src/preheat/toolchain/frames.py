@@ -39,7 +39,21 @@ def decode(text: bytes, body: bytes) -> Frame:
     return Frame(head["message"], blocks)
 
 
-def read(exactly: Callable[[int], bytes]) -> Frame:
-    """Return the next frame. `exactly(n)` returns the next n bytes, or raises `EOFError`."""
-    text_size, body_size = _HEAD.unpack(exactly(_HEAD.size))
-    return decode(exactly(text_size), exactly(body_size))
+def read(read_some: Callable[[int], bytes]) -> Frame:
+    """Return the next frame. `read_some(n)` returns 1 to n of the next bytes, or none at the end.
+
+    Raises `EOFError` when the bytes end before the frame does.
+    """
+    text_size, body_size = _HEAD.unpack(_read_exactly(read_some, _HEAD.size))
+    return decode(_read_exactly(read_some, text_size), _read_exactly(read_some, body_size))
+
+
+def _read_exactly(read_some: Callable[[int], bytes], size: int) -> bytes:
+    parts = []
+    while size:
+        part = read_some(min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

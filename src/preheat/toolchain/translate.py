@@ -59,7 +59,7 @@ class Compiled:
 def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str]) -> Compiled:
     """Compile CUDA C++ with NVRTC.
 
-    Raises `CompileError` if the compiler rejects the program, another `ToolchainError` if it fails.
+    Raises `CompileError` if the compiler rejects the program, `ToolchainError` if it fails itself.
     """
     for directory in program.include:
         if not Path(directory).is_dir():
