@@ -25,7 +25,7 @@ _CANARY = (
 )
 _CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
-# Options whose effect cannot be part of a cache key, and the reason for the error message.
+# Options whose effect cannot be part of a cache key, and the reason that the `uncached` event reports.
 _UNKEYED = (
     (r"-{1,2}(?:fdevice-)?time(?:-trace)?(?:=.*)?", "{} writes a time trace of its own"),
     (r"-{1,2}pch(?:-.*)?(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
@@ -154,6 +154,11 @@ class Program:
             for directory in dict.fromkeys(self.include)
         ]
         object.__setattr__(self, "spellings", tuple(complete))
+        self._check_texts()
+        self._check_options()
+
+    def _check_texts(self) -> None:
+        """Raise `InputError` for a source, label, header or name that no compiler takes."""
         if not self.source.strip() and self.language == "cuda":
             raise InputError(f"{self.label}: the source is empty")
         if "/" in _text("label", self.label) or not self.label:
@@ -173,10 +178,12 @@ class Program:
                     raise InputError(f"{self.label!r}: {what} contains a NUL byte")
                 if not text.isascii() and not _is_unicode(text):
                     raise InputError(f"{self.label!r}: {what} is not valid Unicode text")
-        if self.language == "ptx":
-            for what, given in (("headers", self.headers), ("names", self.names)):
-                if given:
-                    raise InputError(f"{self.label}: PTX takes no {what}")
+        if self.language == "ptx" and (self.headers or self.names):
+            what = "headers" if self.headers else "names"
+            raise InputError(f"{self.label}: PTX takes no {what}")
+
+    def _check_options(self) -> None:
+        """Raise `InputError` for an option that contradicts what preheat does."""
         for option in self.options:
             if _ARCH_OPTION.fullmatch(option):
                 raise InputError(
