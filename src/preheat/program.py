@@ -93,15 +93,16 @@ class Program:
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
         others, moved = _split_include_options(list_argument("options", options))
-        written = [_path(directory) for directory in (*list_argument("include", include), *moved)]
-        spellings = tuple([(os.path.abspath(d), spelled(d, path, _asking_file)) for d in written])
+        written = list(map(_path, (*list_argument("include", include), *moved)))
+        directories = tuple(map(os.path.abspath, written))
+        spellings = [spelled(directory, path, _asking_file) for directory in written]
         return cls(
             source=source,
             label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
             language=language,
             options=tuple(others),
-            include=tuple([directory for directory, _ in spellings]),
-            spellings=spellings,
+            include=directories,
+            spellings=tuple(zip(directories, spellings, strict=True)),
             headers=header_rows(headers),
             names=list_argument("names", names),
             path=path,

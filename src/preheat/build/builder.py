@@ -299,7 +299,11 @@ class Builder:
         return max(self._sealed, in_force())
 
     def permit(self, program: Program, arch: Arch | str, miss: Miss) -> None:
-        """Raise `SealedError` when this process is sealed; `miss` is what a lookup returned."""
+        """Raise `SealedError` when this process is sealed; `miss` is what a lookup returned.
+
+        Call it after a miss and before anything that needs a compiler, which a sealed process may not
+        have. In mode "warn" it does nothing: the compile that follows emits the warning.
+        """
         self._permit(self._request(program, arch), miss)
 
     def _permit(self, request: Request, miss: Miss, *, compiling: bool = False) -> None:
