@@ -20,9 +20,8 @@ from preheat.portable_paths import spelled
 __all__ = ["Program"]
 
 _PTX_START = re.compile(r"\.\w")  # No C++ text starts with a dot.
-_CANARY = (
-    "__nv_nvrtc_builtin_header.h"  # A header of the compiler itself: a trace that has it is complete.
-)
+# A header of the compiler itself: a trace that has it is complete.
+_CANARY = "__nv_nvrtc_builtin_header.h"
 _CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
 # Options whose effect cannot be part of a cache key, and the reason that the `uncached` event reports.

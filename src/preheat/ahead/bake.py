@@ -126,7 +126,8 @@ def bake(
     todo = plan(manifest, archs)
     done: list[tuple[Job, _Output]] = []
     failures = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
-    config = _able_to_compile(config or Config.from_env())
+    # Bundles, a seal and a recording are settings for runs.
+    config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
     with (
         _builder_opener(builder, config, executor) as open_builder,
         _submitted(todo, open_builder, executor, jobs) as futures,
@@ -200,11 +201,6 @@ def _write(path: Path, outputs: Sequence[_Output], graphs: Iterable[GraphKeys]) 
     entries = {digest: blob for entry in by_key.values() for digest, blob in entry.encode().items()}
     toolchains = (entry.artifact.toolchain for entry in by_key.values())
     return write(path, entries, meta(toolchains, (each.row.arch for each in outputs), graphs))
-
-
-def _able_to_compile(config: Config) -> Config:
-    """Return the settings without bundles, seal and recording, which are for runs."""
-    return replace(config, bundles=(), sealed=SealMode.OFF, record=None)
 
 
 # One program

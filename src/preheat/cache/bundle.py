@@ -24,6 +24,7 @@ import os
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,9 +122,9 @@ class Bundle:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Callable[[Path, bool], Bundle], tuple[Path, bool]]:
+    def __reduce__(self) -> tuple[Callable[[], Bundle], tuple[()]]:
         """Pickle the path: the receiving process opens the file again."""
-        return _reopen, (self.path, self._trust)
+        return partial(Bundle.open, self.path, trust=self._trust), ()
 
     def __repr__(self) -> str:
         state = ", closed" if self._file is None else ""
@@ -194,10 +195,6 @@ class _Index(NamedTuple):
     end: int
     file_size: int
     stamp: tuple[int, ...]
-
-
-def _reopen(path: Path, trust: bool) -> Bundle:
-    return Bundle.open(path, trust=trust)
 
 
 def _open(path: Path, *, trust: bool) -> tuple[Descriptor, _Index]:

@@ -39,8 +39,9 @@ def publish(path: Path, parts: Iterable[bytes]) -> int:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, _NOT_A_FILE)
     size = replace(str(path), parts, mode=0o644)
-    with suppress(OSError):  # Some file systems cannot sync a directory. The file is published anyway.
-        _sync_directory(path.parent)
+    # Some file systems cannot sync a directory. The file is published anyway.
+    with suppress(OSError), opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        os.fsync(directory)
     with suppress(OSError):
         sweep(str(path.parent), time.time(), beside=True)
     return size
@@ -105,8 +106,3 @@ def _write(descriptor: int, part: bytes) -> int:
     while view:
         view = view[os.write(descriptor, view) :]
     return len(part)
-
-
-def _sync_directory(path: Path) -> None:
-    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        os.fsync(descriptor)

@@ -80,7 +80,8 @@ def make_private(path: Path, *, trust: bool = False) -> None:
 def _make_checked(path: Path) -> None:
     try:
         with _directory(path, _trusted(None), make=True) as status:
-            _require(status)
+            if why := writable_by_others(status):
+                raise DistrustedError(why)
             _checked_paths[os.fspath(path)] = status.st_dev, status.st_ino
     except FileNotFoundError:  # The path contains a dangling link.
         raise NotADirectoryError(f"{path} is not a directory") from None
@@ -250,8 +251,7 @@ def _link_target(here: int, name: str, walked: str, trusted: set[int], *, create
         return None
     if status.st_uid not in trusted:
         where = os.path.join(walked, name)
-        why = f"{where} is a symbolic link owned by user {status.st_uid}; {_OVERRIDE}"
-        raise DistrustedError(why)
+        raise DistrustedError(f"{where} is a symbolic link owned by user {status.st_uid}; {_OVERRIDE}")
     return os.readlink(name, dir_fd=here)
 
 
@@ -267,11 +267,6 @@ def _require_ancestor(
             f"others can write to {walked}, above it ({mode}); chmod go-w that, or {_OVERRIDE}"
         )
     return bool(status.st_mode & OTHERS_WRITE)
-
-
-def _require(status: os.stat_result) -> None:
-    if why := writable_by_others(status):
-        raise DistrustedError(why)
 
 
 def _require_file(status: os.stat_result, *, trust: bool) -> None:

@@ -29,6 +29,8 @@ Examples:
 Headers are searched first in the directory of the file. Exit status 1 when a file does not compile;
 the others are still compiled.
 """
+# Where a tier keeps its entries, in words.
+_PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
 
 
 @click.command(epilog=_EPILOG)
@@ -117,12 +119,6 @@ def _write(path: Path, blob: bytes) -> None:
         raise InputError(f"cannot write {path}: {fault.strerror or fault}") from None
 
 
-def _place(tier: str) -> str:
-    """Return in words where a tier keeps its entries."""
-    places = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
-    return places.get(tier, f"in tier {tier}")
-
-
 def _report(
     rows: list[dict[str, Any]], failures: list[tuple[str, Arch, PreheatError]], *, as_json: bool
 ) -> None:
@@ -130,11 +126,10 @@ def _report(
         failed = [{"file": f, "arch": str(a), "error": str(e)} for f, a, e in failures]
         print_json({"compiled": rows, "failed": failed})
     for row in () if as_json else rows:
-        how = (
-            f"compiled in {duration(row['seconds'])}"
-            if row["from"] == "compiler"
-            else f"found {_place(row['from'])}, {duration(row['seconds'])} saved"
-        )
+        tier = row["from"]
+        seconds = duration(row["seconds"])
+        place = _PLACES.get(tier, f"in tier {tier}")
+        how = f"compiled in {seconds}" if tier == "compiler" else f"found {place}, {seconds} saved"
         click.echo(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:
             print_message(f"{row['file']} was not cached: {row['uncached']}")

@@ -19,6 +19,7 @@ opened may then have been searched beside the includer, so that name must stay a
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -39,7 +40,7 @@ class AbsentNames:
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
         self._seen: set[Place] = set()
-        self._exists: dict[str, bool] = {}
+        self._exists = functools.cache(os.path.lexists)
         self.absent: set[Place] = set()
 
     def add_includes(self, opened: Sequence[Place]) -> None:
@@ -50,8 +51,10 @@ class AbsentNames:
             self._must_stay_absent(self._earlier(place))
             # A file in the root of a macro user may have been found beside the macro user.
             by_macro = any(root == place[0] for root, _ in macro_users)
-            if place not in explained and not by_macro and not self._by_next(place, opened):
-                self._require_first(place)
+            if place in explained or by_macro or self._by_next(place, opened):
+                continue
+            if any(map(survey.is_file, self._earlier(place))):
+                raise Untrackable(f"header {place[1]} was not found where it was before the compile")
         for name in survey.in_memory:  # A file of that name would be found first, beside its includer.
             if name.startswith("/"):
                 self._must_stay_absent([(ABSOLUTE, name.lstrip("/"))])
@@ -124,11 +127,6 @@ class AbsentNames:
         texts = (self._survey.files[each].text for each in opened)
         return any("include_next" in joined(text) and place[1] in text for text in texts if text)
 
-    def _require_first(self, place: Place) -> None:
-        """Raise `Untrackable` if an earlier include root had a file of this name before the compile."""
-        if any(map(self._survey.is_file, self._earlier(place))):
-            raise Untrackable(f"header {place[1]} was not found where it was before the compile")
-
     def _earlier(self, place: Place) -> Iterator[Place]:
         """Yield the same name in the include roots before the one where the file was found."""
         root, name = place
@@ -154,12 +152,7 @@ class AbsentNames:
         steps = name.split("/")
         for count in range(1, len(steps)):
             lead = "/".join(steps[:count])
-            if not self._path_exists(self._survey.path((root, lead))):
+            if not self._exists(self._survey.path((root, lead))):
                 self.absent.add((root, f"{lead}/"))
                 return
         self.absent.add(place)
-
-    def _path_exists(self, path: str) -> bool:
-        if path not in self._exists:
-            self._exists[path] = os.path.lexists(path)
-        return self._exists[path]

@@ -38,9 +38,8 @@ __all__ = [
 #: The roots of the toolkit, as `worker.py` labels them.
 TOOLKIT = frozenset({"cuda", "cccl"})
 
-_LIST = (
-    b'{"meta":{"kind":"headers",'  # The JSON of `pack_states` begins with this: its keys are sorted.
-)
+# The JSON of `pack_states` begins with this: its keys are sorted.
+_LIST = b'{"meta":{"kind":"headers",'
 
 
 class Unexpected(Exception):  # noqa: N818  (The compile itself succeeded.)

@@ -81,13 +81,8 @@ def sweep() -> None:
         with suppress(OSError), os.scandir(place) as found:
             for entry in found:
                 if entry.name.startswith(_PREFIX):
-                    with suppress(OSError):
-                        _remove_if_free(entry.path)
-
-
-def _remove_if_free(path: str) -> None:
-    with _locked(path):
-        shutil.rmtree(path, ignore_errors=True)
+                    with suppress(OSError), _locked(entry.path):
+                        shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _locked(path: str) -> Descriptor:
@@ -102,14 +97,12 @@ def _locked(path: str) -> Descriptor:
 def _places() -> Iterator[str]:
     """Yield the locations for directories: in memory if possible, else the temporary directory.
 
-    `tempfile.gettempdir` is not used: it takes a lock that a forked child may find held for ever.
+    In such a location, no other user can rename the files of this one. `tempfile.gettempdir`
+    is not used: it takes a lock that a forked child may find held for ever.
     """
     for place in dict.fromkeys(("/dev/shm", environ().get("TMPDIR", ""), "/tmp")):
         with suppress(OSError):
-            if os.path.isabs(place) and _is_safe(os.stat(place)):
+            status = os.stat(place)
+            mine = status.st_uid in (os.geteuid(), 0)
+            if os.path.isabs(place) and mine and not others_can_replace(status):
                 yield place
-
-
-def _is_safe(status: os.stat_result) -> bool:
-    """Return whether no other user can rename our files in a directory with this status."""
-    return status.st_uid in (os.geteuid(), 0) and not others_can_replace(status)

@@ -21,9 +21,8 @@ ABSOLUTE = "/"
 SOURCE_PLACE = (ABSOLUTE, "preheat")
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/pts/")  # Reading some of these never ends.
-_MAX_FILES = (
-    5000  # Scanned before a compile. If there are more, the compiler's report says which matter.
-)
+# The most files to scan before a compile. If there are more, the compiler's report says which matter.
+_MAX_FILES = 5000
 
 Place = tuple[str, str]  # An include root and a name in it.
 
