@@ -9,8 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from preheat import fork
 from preheat.arch import Arch, runnable_archs
@@ -26,7 +24,6 @@ from preheat.build.request import Request
 from preheat.build.seal import in_force
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
 from preheat.cache.bundle import Bundle
-from preheat.cache.journal import Journal
 from preheat.cache.lock import release_lost
 from preheat.cache.trust import first_usable, usable
 from preheat.callsite import caller
@@ -62,8 +59,6 @@ class Builder:
         events: Events,
         *,
         disk: DiskTier | None = None,
-        journal: Journal | None = None,
-        lock_dir: Path | None = None,
         lock_wait: float = 300.0,
         sealed: SealMode = SealMode.OFF,
         trust: bool = False,
@@ -75,10 +70,11 @@ class Builder:
         self._bundles = MountedBundles(events, trust=trust)
         self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events)
         self._compiler = ArtifactCompiler(self._stored, events, disk)
-        self._counters = Counters(events, journal)
+        self._counters = Counters(events, disk.journal() if disk else None)
         self._failures = Failures(events)
         self._flights: SingleFlight[Hit] = SingleFlight(events)
-        self._locks = KeyLocks(lock_dir, events, wait=lock_wait, trust=trust)
+        # Without a disk nothing is shared, so there is no process to wait for.
+        self._locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
         self._sealed = sealed
         _alive.add(self)
         fork.register(self)
@@ -110,21 +106,16 @@ class Builder:
             *(LayerTier(path, events, trust=config.trust_cache_dir) for path in layers),
         ]
         disk = open_disk(config, events)
-        common: dict[str, Any] = {"sealed": config.sealed, "trust": config.trust_cache_dir}
-        if disk is None:  # Nothing is shared, so there is no process to wait for.
-            toolchain = Toolchain(events, timeout=config.compile_timeout)
-            builder = cls(toolchain, Chain(tiers, events), events, **common)
-        else:
-            builder = cls(
-                Toolchain(events, timeout=config.compile_timeout, memo_dir=disk.root),
-                Chain([*tiers, disk], events),
-                events,
-                disk=disk,
-                journal=disk.journal(),
-                lock_dir=disk.lock_dir,
-                lock_wait=config.lock_wait,
-                **common,
-            )
+        memo_dir = disk.root if disk else None
+        builder = cls(
+            Toolchain(events, timeout=config.compile_timeout, memo_dir=memo_dir),
+            Chain([*tiers, disk] if disk else tiers, events),
+            events,
+            disk=disk,
+            lock_wait=config.lock_wait,
+            sealed=config.sealed,
+            trust=config.trust_cache_dir,
+        )
         for path in config.bundles:
             builder._bundles.mount_or_reject(path)
         return builder

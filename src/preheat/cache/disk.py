@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from preheat.cache import codec, lock, publish
@@ -280,7 +280,7 @@ class DiskTier(LayerTier):
         with self._try_hold("usage", _LOCK_WAIT):
             usage = self._read_usage()
             if usage is not None:
-                usage = replace(usage, recounts=usage.recounts + 1)
+                usage = usage._replace(recounts=usage.recounts + 1)
                 self._write_usage(usage)
             return usage
 
@@ -291,7 +291,7 @@ class DiskTier(LayerTier):
             if before is not None and after is not None:
                 late = max(after.files - before.files, 0), max(after.bytes - before.bytes, 0)
                 counted = counted.plus(*late)
-            self._write_usage(replace(counted, recounts=(after.recounts if after else 0) + 1))
+            self._write_usage(counted._replace(recounts=(after.recounts if after else 0) + 1))
 
     # Files of processes that are gone
 
