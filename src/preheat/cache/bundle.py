@@ -211,21 +211,21 @@ def _open(path: Path, *, trust: bool) -> tuple[Descriptor, _Index]:
 
 def _read_index(descriptor: int) -> _Index:
     """Read and check everything up to the first entry."""
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     meta_length, count = _checked_head(os.pread(descriptor, _HEAD.size, 0))
     meta_end = _HEAD.size + meta_length
     records_end = meta_end + count * _RECORD.size
     end = records_end + _CHECKSUM
-    if found.st_size < end:
+    if status.st_size < end:
         raise _InvalidError("it is cut short within its index")
     index = os.pread(descriptor, end, 0)
     if xxhash.xxh3_128_digest(memoryview(index)[:records_end]) != index[records_end:]:
         raise _InvalidError("the checksum of its index does not match")
     records = index[meta_end:records_end]
-    _check_records(records, end, found.st_size)
+    _check_records(records, end, status.st_size)
     meta = _parse_meta(index[_HEAD.size : meta_end])
-    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-    return _Index(meta, records, end, found.st_size, stamp)
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _Index(meta, records, end, status.st_size, stamp)
 
 
 def _checked_head(head: bytes) -> tuple[int, int]:
