@@ -108,7 +108,7 @@ def bench_in_process(root: Path) -> None:
         del held  # No one holds the artifact any more, so every hit reads and decodes it.
 
         def from_disk(p: Program = program) -> None:
-            builder.store.tiers[0].clear()  # type: ignore[attr-defined]
+            builder.cache.tiers[0].clear()  # type: ignore[attr-defined]
             builder.build(p, "sm_90")
 
         disk = median_us(from_disk, number=100)

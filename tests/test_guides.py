@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.manifest import Manifest
-from preheat.build.bundle_tier import entries_of
+from preheat.build.bundle_entries import entries_of
 from preheat.cache.bundle import Bundle
 from preheat.cli.demo import APP, bare_python
 from tests.test_docs import ALL, ROOT, compare

@@ -21,7 +21,7 @@ LAYERS = (
     {"_version", "files", "fork", "lazy", "lexer", "locks", "messages"},
     {"errors", "callsite"},
     {"events", "config", "arch", "dtypes"},
-    {"singleflight", "spelling", "tracebacks"},
+    {"singleflight", "portable_paths", "tracebacks"},
     {"cache"},
     {"program"},
     {"key"},
@@ -84,7 +84,7 @@ def test_devices_do_not_know_each_other() -> None:
 
 def test_the_cache_knows_nothing_of_cuda() -> None:
     for file in (SOURCE / "cache").glob("*.py"):
-        below = {"cache", "events", "errors", "fork", "locks", "files"}
+        below = {"cache", "events", "errors", "fork", "locks", "files", "messages"}
         assert set(imported(file)) <= below, file
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from preheat.lexer import blanked, first_token, joined, mentioned, readings, scan, stripped
+from preheat.lexer import blanked, first_token, joined, mentioned, scan, stripped, trigraph_variants
 
 CODE = {
     "a line comment": ("a // b\nc", "a  \nc"),
@@ -162,5 +162,5 @@ def test_a_name_outside_of_code_is_not_found(text: str) -> None:
 
 def test_lines_are_joined_and_trigraphs_read() -> None:
     assert joined("a\\\nb\\\r\nc\\ \nd") == "abc\\ \nd"
-    assert list(readings("a ??/\n??=b")) == ["a ??/\n??=b", "a \\\n#b"]
-    assert list(readings("a??b")) == ["a??b"]
+    assert list(trigraph_variants("a ??/\n??=b")) == ["a ??/\n??=b", "a \\\n#b"]
+    assert list(trigraph_variants("a??b")) == ["a??b"]

@@ -288,7 +288,9 @@ class Config:
         }
         chosen = values.pop("cache_dir", None)
         mine = f"preheat-{os.getuid()}"
-        values.setdefault("lock_dir", _node_local() / mine / "locks")
+        # All processes of this node share the locks, whatever their TMPDIR is.
+        node_local = Path("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp")
+        values.setdefault("lock_dir", node_local / mine / "locks")
         return cls(
             cache_dirs=(
                 *([chosen] if chosen else []),
@@ -319,8 +321,3 @@ def _user_cache_dirs(env: Mapping[str, str]) -> list[Path]:
 def _temporary(env: Mapping[str, str]) -> Path:
     place = env.get("TMPDIR", "")
     return Path(place if os.path.isabs(place) else "/tmp")
-
-
-def _node_local() -> Path:
-    """Return a directory that all processes of this node share, whatever their TMPDIR is."""
-    return Path("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp")

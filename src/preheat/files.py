@@ -1,15 +1,26 @@
-"""File descriptors that are always closed, and reading of whole files."""
+"""File descriptors that are always closed, locks on them, and reading of whole files."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["Descriptor", "opened", "owned", "read_whole"]
+__all__ = [
+    "OTHERS_WRITE",
+    "Descriptor",
+    "lock_open_file",
+    "opened",
+    "others_can_replace",
+    "owned",
+    "read_whole",
+]
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH  # The bits of a mode that let other users write.
 
 
 class Descriptor(int):
@@ -49,6 +60,25 @@ def opened(
     """Open `path` as `os.open` does. Child programs do not inherit the descriptor."""
     call = os.open if dir_fd is None else partial(os.open, dir_fd=dir_fd)
     return owned(call, path, flags | os.O_CLOEXEC, mode)
+
+
+def lock_open_file(file: Descriptor, path: str | os.PathLike[str]) -> None:
+    """Take the `flock` of an open file or directory; `BlockingIOError` when another process has it.
+
+    Raises `FileNotFoundError` when `path` does not lead to this file any more: its last owner may have
+    removed it between the open and the lock. Then no other process can find the lock.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not os.path.samestat(os.fstat(file), os.stat(path)):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+
+
+def others_can_replace(directory: os.stat_result) -> bool:
+    """Return whether other users can replace the entries of a directory with this status.
+
+    They cannot if they cannot write it, or if it has the sticky bit, like `/tmp`.
+    """
+    return bool(directory.st_mode & OTHERS_WRITE) and not directory.st_mode & stat.S_ISVTX
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:

@@ -72,9 +72,9 @@ def bundle_key(program: Program, arch: Arch) -> Key:
     """Return the key of one request in a bundle, which does not depend on the compiler.
 
     A sealed process checks no header, so the include directories of a program that may include a file
-    are part of it, as `preheat.spelling` spells them.
+    are part of it, as `preheat.portable_paths` spells them.
     """
-    include = include_parts(program.asked_include) if program.may_include else ()
+    include = include_parts(program.include_spellings) if program.may_include else ()
     return Key((*_parts(program, arch), *include))
 
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 __all__ = [
     "Piece",
     "blanked",
-    "certain",
     "first_token",
     "joined",
     "mentioned",
     "pasted",
-    "readings",
     "scan",
+    "strip_if_unambiguous",
     "stripped",
+    "trigraph_variants",
 ]
 
 _SPLICE = r"(?:\\\r?\n)*"  # A backslash at the end of a line joins it with the next.
@@ -107,7 +107,7 @@ def stripped(text: str, *, strings: bool = False) -> str:
     return "".join(parts)
 
 
-def certain(text: str, *, strings: bool = False) -> str:
+def strip_if_unambiguous(text: str, *, strings: bool = False) -> str:
     """Return `stripped(text)`, or the whole text where scanner and compiler may disagree on literals.
 
     Standards before C++11 have no raw strings, and a header name may contain what looks like a comment.
@@ -148,7 +148,7 @@ def joined(text: str) -> str:
     return _SPLICES.sub("", text) if "\\" in text else text
 
 
-def readings(text: str) -> Iterator[str]:
+def trigraph_variants(text: str) -> Iterator[str]:
     """Yield the text and, if it has trigraphs, the text with trigraphs replaced (before C++17)."""
     yield text
     if "??/" in text or "??=" in text:
@@ -174,11 +174,11 @@ def pasted(texts: Iterable[str], names: Collection[str]) -> str | None:
 
 def _words(texts: Iterable[str], names: Collection[str]) -> set[str]:
     """Return the words in the code of `texts`, or none if they cannot compose any of `names`."""
-    read = [reading for text in texts for reading in readings(text)]
+    read = [reading for text in texts for reading in trigraph_variants(text)]
     rough = {word for reading in read for word in _WORD.findall(joined(reading))}
     if not any(_composed(name, rough) for name in names):  # The usual case.
         return set()
-    return {word for reading in read for word in _WORD.findall(certain(reading))}
+    return {word for reading in read for word in _WORD.findall(strip_if_unambiguous(reading))}
 
 
 def _composed(name: str, words: Collection[str]) -> bool:

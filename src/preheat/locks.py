@@ -3,7 +3,19 @@
 A lock is lost in two ways: an interrupt such as Ctrl-C arrives after the lock is acquired and before
 the block that releases it, or the process forks and the child does not have the thread. A `Lock`
 remembers the call that acquired it. A thread that waits checks whether that call is still on the stack
-of its thread, and takes the lock over when it is not. Nothing has to be renewed in a forked child.
+of its thread, and takes the lock over when it is not. A `Lock` is therefore not renewed after a fork.
+
+Which lock to use:
+
+    to protect                              use                      in a forked child
+    data of this process                    `Lock`                   works as it is
+    one computation for many threads        `SingleFlight`           works as it is
+    data that every launch or replay uses   `runtime.dict_lock`      `after_fork` must free it
+    other data of a device                  `threading.Lock`         `after_fork` must replace it
+    files that processes share              `cache.lock.FileLock`    closed: the parent holds it
+    an import, the start of a process       `no_fork`                a fork waits for it
+
+`threading.Lock` costs less than `Lock`, but an interrupt in its `with` statement can leave it locked.
 
 Every step is one operation of the interpreter (a dictionary's `setdefault`, a store to an attribute),
 so an interrupt never leaves a lock in an intermediate state.
@@ -27,12 +39,12 @@ _FORK_WAIT = 10.0  # seconds that a fork waits at most for `no_fork`
 
 
 class Call:
-    """A call in progress that holds something, and the call that held it next."""
+    """A running call that holds something, linked to the call that took over from it."""
 
     __slots__ = ("_after", "frame", "thread")
 
     def __init__(self, frame: FrameType | None) -> None:
-        """Begin a call of the function of `frame`, which is not a generator; None is an ended call."""
+        """`frame` is that of the running function, which is no generator. None means: already ended."""
         self.frame = frame
         self.thread = get_ident()
         self._after: dict[None, Call] = {}
@@ -52,14 +64,14 @@ class Call:
         self.frame = None
 
     def last(self) -> Call:
-        """Return the most recent of the calls that followed this one."""
+        """Return the most recent of the calls that took over, or this call when none did."""
         last = self
         while last._after:
             last = last._after[None]
         return last
 
-    def follow(self, before: Call) -> bool:
-        """Become the one call that follows `before`; False when another one did."""
+    def take_over_from(self, before: Call) -> bool:
+        """Become the holder after `before`; False when another call has taken over first."""
         return before._after.setdefault(None, self) is self
 
 
@@ -76,7 +88,8 @@ class Lock:
 
     def __init__(self, holders: int = 1) -> None:
         self._holders = [Call(None) for _ in range(holders)]
-        self._freed = allocate_lock()  # Released to wake a waiting thread, which also polls.
+        # Released to wake a waiting thread. A missed wake-up delays the thread by one poll.
+        self._freed = allocate_lock()
 
     def __enter__(self) -> bool:
         return self.acquire(sys._getframe(1)) is True
@@ -100,12 +113,12 @@ class Lock:
             nested = False
             for index, holder in enumerate(self._holders):
                 last = holder.last()
-                lost = last.frame is not None
-                if lost and last.alive():
+                was_held = last.frame is not None
+                if was_held and last.alive():
                     nested = nested or last.thread == mine.thread
-                elif mine.follow(last):
+                elif mine.take_over_from(last):
                     self._holders[index] = mine
-                    return lost
+                    return was_held  # The call is gone and has not released the lock.
             if nested:  # This thread would wait for itself.
                 return False
             if deadline is not None and time.monotonic() >= deadline:
@@ -127,8 +140,8 @@ class Lock:
                 return
 
 
-#: Held during work that a forked child could not finish, because it does not have the thread that
-#: began it: importing a module, starting a process. A fork waits for this lock.
+#: Held during imports and process starts. A fork waits for this lock, because a fork in the middle
+#: would leave them half done in the child.
 no_fork = Lock()
 
 

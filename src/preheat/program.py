@@ -14,18 +14,17 @@ from preheat.callsite import call_site
 from preheat.errors import InputError, short_repr
 from preheat.files import read_whole
 from preheat.lazy import lazy
-from preheat.lexer import first_token, joined, mentioned, readings
-from preheat.spelling import spelled
+from preheat.lexer import first_token, joined, mentioned, trigraph_variants
+from preheat.portable_paths import spelled
 
 __all__ = ["Program"]
 
 _PTX_START = re.compile(r"\.\w")  # No C++ text starts with a dot.
-_CANARY = (
-    "__nv_nvrtc_builtin_header.h"  # A header of the compiler itself: a trace that has it is complete.
-)
+# A header of the compiler itself: a trace that has it is complete.
+_CANARY = "__nv_nvrtc_builtin_header.h"
 _CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
-# Options whose effect cannot be part of a cache key, and the reason for the error message.
+# Options whose effect cannot be part of a cache key, and the reason that the `uncached` event reports.
 _UNKEYED = (
     (r"-{1,2}(?:fdevice-)?time(?:-trace)?(?:=.*)?", "{} writes a time trace of its own"),
     (r"-{1,2}pch(?:-.*)?(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
@@ -47,10 +46,10 @@ class Program:
 
     `label` is a logical name such as `saxpy.cu`: it reaches the binary through `__FILE__`, so it is
     part of the key and never a path. `include` lists directories to search; they are not part of the
-    key, the contents of the headers found there are. `spellings` has a text for each of them that does
-    not change when the application moves (see `preheat.spelling`): by that, bundles tell two include
-    lists apart. `headers` are in memory, by name, and are found before any file. `names` are name
-    expressions such as `"tk<float>"`; a plain kernel needs none.
+    key, the contents of the headers found there are. `spellings` has a portable path for each of
+    them (see `preheat.portable_paths`), by which bundles tell two include lists apart. `headers` are in
+    memory, by name, and are found before any file. `names` are name expressions such as `"tk<float>"`;
+    a plain kernel needs none.
     """
 
     source: str
@@ -92,18 +91,19 @@ class Program:
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
-        others, moved = _split_include_options(several("options", options))
-        written = [_path(directory) for directory in (*several("include", include), *moved)]
-        spellings = tuple([(os.path.abspath(d), spelled(d, path, _asking_file)) for d in written])
+        others, moved = _split_include_options(list_argument("options", options))
+        written = list(map(_path, (*list_argument("include", include), *moved)))
+        directories = tuple(map(os.path.abspath, written))
+        spellings = [spelled(directory, path, _asking_file) for directory in written]
         return cls(
             source=source,
             label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
             language=language,
             options=tuple(others),
-            include=tuple([directory for directory, _ in spellings]),
-            spellings=spellings,
+            include=directories,
+            spellings=tuple(zip(directories, spellings, strict=True)),
             headers=header_rows(headers),
-            names=several("names", names),
+            names=list_argument("names", names),
             path=path,
         )
 
@@ -125,7 +125,7 @@ class Program:
                 f"{path}:{line}: byte 0x{raw[bad.start]:02x} is not UTF-8 text",
                 hint=f"{path.name} must be CUDA C++ or PTX source, not a compiled file",
             ) from None
-        include = [path.parent, *several("include", more.pop("include", ()))]
+        include = [path.parent, *list_argument("include", more.pop("include", ()))]
         own = {"label": path.name, "language": language, "path": os.path.abspath(path)}
         return cls.of(source, **{**own, **more}, include=include)
 
@@ -154,6 +154,11 @@ class Program:
             for directory in dict.fromkeys(self.include)
         ]
         object.__setattr__(self, "spellings", tuple(complete))
+        self._check_texts()
+        self._check_options()
+
+    def _check_texts(self) -> None:
+        """Raise `InputError` for a source, label, header or name that no compiler takes."""
         if not self.source.strip() and self.language == "cuda":
             raise InputError(f"{self.label}: the source is empty")
         if "/" in _text("label", self.label) or not self.label:
@@ -173,10 +178,12 @@ class Program:
                     raise InputError(f"{self.label!r}: {what} contains a NUL byte")
                 if not text.isascii() and not _is_unicode(text):
                     raise InputError(f"{self.label!r}: {what} is not valid Unicode text")
-        if self.language == "ptx":
-            for what, given in (("headers", self.headers), ("names", self.names)):
-                if given:
-                    raise InputError(f"{self.label}: PTX takes no {what}")
+        if self.language == "ptx" and (self.headers or self.names):
+            what = "headers" if self.headers else "names"
+            raise InputError(f"{self.label}: PTX takes no {what}")
+
+    def _check_options(self) -> None:
+        """Raise `InputError` for an option that contradicts what preheat does."""
         for option in self.options:
             if _ARCH_OPTION.fullmatch(option):
                 raise InputError(
@@ -191,7 +198,7 @@ class Program:
                 )
 
     @property
-    def asked_include(self) -> tuple[str, ...]:
+    def include_spellings(self) -> tuple[str, ...]:
         """The spellings of the include directories; empty when the program includes no file."""
         known = dict(self.spellings)
         return tuple(known[directory] for directory in self.include) if self.may_include else ()
@@ -201,7 +208,9 @@ class Program:
         """Return True if a compile may open a file. False is certain, True is not."""
         if self.language != "cuda":
             return False
-        return any("include" in joined(reading) for text in self.texts for reading in readings(text))
+        return any(
+            "include" in joined(reading) for text in self.texts for reading in trigraph_variants(text)
+        )
 
     @lazy
     def uncacheable(self) -> str | None:
@@ -227,7 +236,7 @@ def file_of(source: object) -> Path | None:
     return Path(source) if isinstance(source, os.PathLike) else None
 
 
-def several(what: str, given: object) -> tuple[Any, ...]:
+def list_argument(what: str, given: object) -> tuple[Any, ...]:
     """Return the values of the list argument `what`. A single text or path is an error."""
     if given is None or (type(given) is tuple and not given):
         return ()

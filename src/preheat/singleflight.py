@@ -90,7 +90,7 @@ class SingleFlight(Generic[T]):
                     return None
                 waited = True
                 flight.wait()
-            elif not flight.done and mine.follow(flight):
+            elif not flight.done and mine.take_over_from(flight):
                 flight = self._flights[key] = mine
         if waited:
             seconds = time.perf_counter() - started

@@ -21,7 +21,7 @@ from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, mismatch, runnable_archs
-from preheat.build.bundle_tier import BundleEntry, decode_entry, entry_meta
+from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
 from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
 from preheat.errors import InputError, WarmError

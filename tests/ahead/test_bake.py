@@ -23,7 +23,7 @@ from preheat.ahead.check import check
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, UnreadableProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.bundle_tier import BundleEntry, entries_of
+from preheat.build.bundle_entries import BundleEntry, entries_of
 from preheat.cache.bundle import Bundle, write
 from preheat.cache.lock import FileLock
 from preheat.config import Config, SealMode

@@ -569,7 +569,7 @@ def test_one_directory_asked_for_in_two_ways_is_recorded_in_both(
     record.close()
     rows = Manifest.read(manifest).programs
     assert [row.program.include for row in rows] == [(str(manifest.parent / "inc"),)] * 2
-    assert len({row.program.asked_include for row in rows}) == 2
+    assert len({row.program.include_spellings for row in rows}) == 2
 
 
 def test_a_recording_without_spellings_is_merged(record: Recorder, manifest: Path) -> None:

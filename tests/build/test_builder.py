@@ -163,7 +163,7 @@ def test_a_process_finds_a_header_state_that_another_one_added(
 
 def test_clearing_memory_refills_from_disk(builder: Builder, recorder: Recorder) -> None:
     builder.build(PROGRAM, "sm_90")
-    memory = builder.store.tiers[0]
+    memory = builder.cache.tiers[0]
     assert isinstance(memory, MemoryTier)
     memory.clear()
     builder.build(PROGRAM, "sm_90")

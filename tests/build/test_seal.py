@@ -191,7 +191,7 @@ def test_of_two_with_another_name_the_nearer_is_reported_wherever_it_is(
 ) -> None:
     far = shared_builder.build(NAMED, "sm_90")
     builder = open_builder(replace(config, bundles=(baked.path,)))
-    builder.store.put(far.digest, far.encode())
+    builder.cache.put(far.digest, far.encode())
     near = builder.nearest(replace(PLAIN, label="other.cu"), "sm_90")
     assert near is not None
     assert near.differences == ("label: 'saxpy.cu' became 'other.cu'",)

@@ -600,7 +600,7 @@ def test_a_bundle_replaces_files_and_links_to_files_only(tmp_path: Path) -> None
     linked.write_bytes(b"kept")
     link.symlink_to(linked)
     for odd in (tmp_path, fifo, Path("/dev/null")):
-        with pytest.raises(BundleError, match=f"{odd} is not written: it exists and is not a file"):
+        with pytest.raises(BundleError, match=f"{odd} cannot be written: it exists and is not a file"):
             write(odd, SMALL, {})
     write(link, SMALL, {})
     assert linked.read_bytes() == b"kept"

@@ -18,7 +18,7 @@ from preheat.ahead.manifest import GraphKeys
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
 from preheat.build.builder import Builder
-from preheat.build.bundle_tier import BundleEntry, entries_of
+from preheat.build.bundle_entries import BundleEntry, entries_of
 from preheat.build.nearest import search
 from preheat.cache.bundle import Bundle, write
 from preheat.cache.lock import FileLock

@@ -66,7 +66,7 @@ def test_a_model_has_the_name_of_its_repository_as_well(plan: Run, model: Model)
 
 def test_shorter_adds_the_kernels_of_every_length(plan: Run) -> None:
     wanted = backward_plan(**MODELS["qwen2-0.5b"].sizes, max_seq=500, lora_rank=16)
-    words = ("--model", "qwen2-0.5b", "--seq", "500", "--shorter")
+    words = ("--model", "qwen2-0.5b", "--seq", "500", "--all-lengths")
     kernels = len(wanted.requests_up_to_max_seq)
     assert kernels > len(wanted.requests)
     code, out, err = plan(*words, "-o", "kernels.toml")
@@ -207,7 +207,7 @@ def test_a_recording_is_refused_there_before_the_command_runs(plan: Run, place: 
 def test_help_has_examples_and_every_model(plan: Run) -> None:
     code, out, _ = plan("--help")
     assert code == 0
-    assert "preheat plan lora --model qwen2-0.5b --frozen --shorter -o kernels.toml" in out
+    assert "preheat plan lora --model qwen2-0.5b --frozen --all-lengths -o kernels.toml" in out
     assert all(model in " ".join(out.split()) for model in MODELS)
 
 
@@ -219,4 +219,4 @@ def test_help_has_every_element_type_and_says_what_no_choice_means(plan: Run) ->
     out = "".join(plan("--help")[1].split())
     assert f"Elementtype:{types[0]},{types[1]}or{types[2]}." in out
     assert "[default:no-blas]" in out
-    assert "Exactnumberofpositionsofasequence;thelargestwith--shorter." in out
+    assert "Exactnumberofpositionsofasequence;thelargestwith--all-lengths." in out

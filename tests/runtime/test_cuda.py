@@ -686,7 +686,7 @@ def test_code_of_another_gpu_in_the_cache_is_purged_and_rebuilt(
     program = Program.of(SAXPY)
     builder = open_builder()
     right, other = builder.build(program, "sm_90"), builder.build(program, "sm_100")
-    builder.store.put(right.digest, replace(right, cubin=other.cubin).encode())
+    builder.cache.put(right.digest, replace(right, cubin=other.cubin).encode())
     del right, builder
     recorder.forgive = True
     gpu = open_device("cuda", builder=open_builder())

@@ -18,11 +18,11 @@ from preheat.errors import CompileError, InputError
 from preheat.events import Events
 from preheat.program import Program
 from preheat.toolchain import Toolchain
+from preheat.toolchain.absent_names import Untrackable
 from preheat.toolchain.evidence import FileHasher, Memo
 from preheat.toolchain.headers import (
     HeaderState,
     Unexpected,
-    Untrackable,
     change,
     mismatch,
     observe,

@@ -316,9 +316,9 @@ expression was: " tk < flot >"
 """
     rows = report.diagnostics(log, ANY)
     probes = {"tk<flot>": "&sig<decltype(tk<flot>)>", "k": "&sig<decltype(k)>"}
-    assert report.name_faults(rows, ["k", "tk<flot>"], probes) == {
+    assert report.rejected_names(rows, ["k", "tk<flot>"], probes) == {
         "tk<flot>": 'identifier "flot" is undefined'
     }
-    assert report.name_faults(rows, ["k"], probes) == {}
+    assert report.rejected_names(rows, ["k"], probes) == {}
     other = report.diagnostics(f"k.cu(1): error: no\n{log}", ANY)
-    assert report.name_faults(other, ["tk<flot>"], probes) == {}
+    assert report.rejected_names(other, ["tk<flot>"], probes) == {}

@@ -76,7 +76,7 @@ def test_a_compile_that_hangs_is_ended_and_the_next_one_works(
     assert left_behind(tmp_path) == []
     hasty.pool._timeout = TIMEOUT_SECONDS  # this one has as long as it needs
     assert hasty.compile(GOOD, SM_90).cubin
-    assert reported(recorder) == ["started", "recycled", "started"]
+    assert reported(recorder) == ["started", "ended", "started"]
     assert "CompilerTimeoutError" in recorder.named("worker")[1]["reason"]
 
 
@@ -144,7 +144,7 @@ def test_a_worker_killed_during_a_compile_is_replaced_and_the_compile_done_again
     assert isinstance(compiled, Compiled)
     assert [e.name for e in compiled.entries] == ["k"]
     assert compiled.opened == ("@0/k.h",)  # done with a trace, so that it can be kept
-    assert reported(recorder) == ["started", "recycled", "started"]
+    assert reported(recorder) == ["started", "ended", "started"]
     assert "SIGKILL" in recorder.named("worker")[1]["reason"]
     assert not scratch.exists()
 
@@ -189,7 +189,7 @@ def test_a_worker_that_leaves_just_when_it_is_wanted_is_replaced_unnoticed(
     processes.wait_for(lambda: support.gone(worker._process.pid))
     again = own.compile(GOOD, SM_90)
     assert (again.cubin, again.opened) == (first.cubin, first.opened)
-    assert reported(recorder) == ["started", "recycled", "started"]
+    assert reported(recorder) == ["started", "ended", "started"]
 
 
 def test_a_request_the_worker_cannot_answer_is_reported_with_its_last_output(own: Toolchain) -> None:
@@ -232,7 +232,7 @@ def test_a_compile_survives_three_kills_of_its_worker(
     (compiled,) = result
     assert isinstance(compiled, Compiled), compiled
     assert compiled.opened == ("@0/k.h",)
-    assert reported(recorder) == ["started", *["recycled", "started"] * 3]
+    assert reported(recorder) == ["started", *["ended", "started"] * 3]
 
 
 def test_a_compiler_that_crashes_is_asked_once_more_and_no_more(
@@ -248,7 +248,7 @@ def test_a_compiler_that_crashes_is_asked_once_more_and_no_more(
     with pytest.raises(CompilerCrashError, match=r"tried twice, .*died \(SIGSEGV\)") as caught:
         own.compile(GOOD, SM_90)
     assert not caught.value.killed
-    assert reported(recorder) == ["started", "recycled"] * 2
+    assert reported(recorder) == ["started", "ended"] * 2
 
 
 # Recycling
@@ -269,7 +269,7 @@ def test_a_worker_ends_with_the_first_program_the_compiler_rejects(
         own.compile(BROKEN, SM_90)
     assert support.gone(worker)
     own.compile(GOOD, SM_90)
-    assert reported(recorder) == ["started", "recycled", "started"]
+    assert reported(recorder) == ["started", "ended", "started"]
     assert recorder.named("worker")[1]["reason"] == "NVRTC_ERROR_COMPILATION"
 
 
@@ -277,7 +277,7 @@ def test_ptx_the_assembler_rejects_ends_its_worker_too(own: Toolchain, recorder:
     text = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() { bogus; }\n"
     with pytest.raises(CompileError):
         own.compile(Program.of(text), SM_90)
-    assert reported(recorder) == ["started", "recycled"]
+    assert reported(recorder) == ["started", "ended"]
 
 
 def test_a_program_that_is_refused_early_starts_no_worker(own: Toolchain, recorder: Recorder) -> None:

@@ -21,7 +21,7 @@ from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.build.bundle_tier import entries_of
+from preheat.build.bundle_entries import entries_of
 from preheat.cache.bundle import Bundle
 from preheat.config import Config, SealMode
 from preheat.errors import SealedError
@@ -214,7 +214,7 @@ def test_two_that_are_written_alike_fail_by_name_and_neither_is_served(
     ask: Ask, shared_builder: Builder, tmp_path: Path
 ) -> None:
     one, other = map(ask, directories(tmp_path, one=111, other=222))
-    assert one.asked_include == other.asked_include
+    assert one.include_spellings == other.include_spellings
     plain = Program.of('extern "C" __global__ void p() {}', label="plain.cu")
     Manifest(tuple(ManifestProgram(p, (SM_90,)) for p in (one, other, plain))).write(
         tmp_path / "kernels.toml"
@@ -312,7 +312,7 @@ def test_a_sealed_process_never_uses_the_code_of_another_include_list(
     refused = 0
     for program, value in asked:
         try:
-            assert stored_value(sealed.build(program, "sm_90")) == value, program.asked_include
+            assert stored_value(sealed.build(program, "sm_90")) == value, program.include_spellings
         except SealedError:
             assert program not in recorded
             refused += 1

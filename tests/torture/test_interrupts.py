@@ -177,7 +177,7 @@ def place(error):
 
 build(0), build(0)
 if kind == "hit":
-    builder.store.tiers[0].clear()
+    builder.cache.tiers[0].clear()
 number = 10
 total, _ = traced(0, lambda: build(number))
 before, bad, interrupted = descriptors(), [], 0
@@ -186,7 +186,7 @@ places = random.sample(places, min(rounds, len(places)))
 for at, how in places:
     number += 10
     if kind == "hit" and number % 20:
-        builder.store.tiers[0].clear()
+        builder.cache.tiers[0].clear()
     wrong, where = attack(at, how, number)
     interrupted += where is not None
     now = descriptors()

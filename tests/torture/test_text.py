@@ -13,7 +13,7 @@ from preheat.ahead.manifest import Manifest
 from preheat.errors import PreheatError
 from preheat.program import Program
 from preheat.toolchain import ptx, report, signature
-from preheat.toolchain.includes import has_include_queries, includes, wrappers
+from preheat.toolchain.includes import has_include_macros, has_include_queries, includes
 from tests.torture.conftest import LONG, Campaign
 
 SHORT = 0.02  # seconds of processor time below which nothing can be said about a ratio
@@ -38,7 +38,7 @@ def kernels(text: str) -> None:
 def headers(text: str) -> None:
     assert all(name is None or name for name, _ in includes(text))
     assert all(name is None or name for name in has_include_queries(text))
-    assert all(wrappers(text))
+    assert all(has_include_macros(text))
 
 
 def assembly(text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.build.bundle_tier import BundleTier
+from preheat.build.bundle_entries import MountedBundles
 from preheat.cache import LayerTier
 from preheat.cache.bundle import write
 from preheat.cache.disk import DiskTier
@@ -218,8 +218,8 @@ def test_a_bundle_that_another_user_swaps_is_never_mounted(campaign: Campaign) -
         assert processes.read_line(swapper) == "swapping"
         for _ in range(campaign.rounds(quick=2_000, long=100_000)):
             with pytest.raises(BundleError, match=r"cannot be (trusted|read)"):
-                BundleTier(Events(), trust=False).mount(his / "app.heat")
-        assert len(BundleTier(Events(), trust=True).mount(his / "app.heat")) == 1
+                MountedBundles(Events(), trust=False).mount(his / "app.heat")
+        assert len(MountedBundles(Events(), trust=True).mount(his / "app.heat")) == 1
         processes.kill(swapper)
 
 
@@ -230,7 +230,7 @@ def test_a_bundle_in_a_place_like_tmp_is_mounted_if_this_user_owns_it() -> None:
         os.chown(place / "his.heat", ATTACKER, ATTACKER)
         os.symlink(place / "mine.heat", place / "link.heat")
         os.lchown(place / "link.heat", ATTACKER, ATTACKER)
-        shelf = BundleTier(Events(), trust=False)
+        shelf = MountedBundles(Events(), trust=False)
         assert shelf.mount(place / "mine.heat").get(KEY) == BLOB
         for name, why in (
             ("his.heat", "belongs to user"),

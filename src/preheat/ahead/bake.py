@@ -18,7 +18,7 @@ from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, require
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.build.bundle_tier import BundleEntry
+from preheat.build.bundle_entries import BundleEntry
 from preheat.cache.bundle import write
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, copy_error
@@ -50,7 +50,7 @@ class BakedProgram(NamedTuple):
     `key` is the digest of its code. `source` is the tier in which it was found, or "compiler".
     `seconds` is the duration of its compile, whenever that was, and `bytes` its size in a bundle.
     `note` says why no cache can store it. `changed` is True when its file is no longer the recorded
-    one. `include` has its include directories, spelled as `preheat.spelling` describes.
+    one. `include` has its include directories, spelled as `preheat.portable_paths` describes.
     """
 
     label: str
@@ -126,7 +126,8 @@ def bake(
     todo = plan(manifest, archs)
     done: list[tuple[Job, _Output]] = []
     failures = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
-    config = _able_to_compile(config or Config.from_env())
+    # Bundles, a seal and a recording are settings for runs.
+    config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
     with (
         _builder_opener(builder, config, executor) as open_builder,
         _submitted(todo, open_builder, executor, jobs) as futures,
@@ -187,7 +188,7 @@ def _ambiguous(jobs: Sequence[Job]) -> InputError:
     return InputError(
         f"{jobs[0]} is listed {len(jobs)} times with include directories that have different headers, "
         f"and a bundle cannot distinguish them: {' | '.join(lists)} (all requested as "
-        f"{', '.join(program.asked_include) or 'none'})",
+        f"{', '.join(program.include_spellings) or 'none'})",
         hint="give the programs different labels, or the directories different names",
     )
 
@@ -200,11 +201,6 @@ def _write(path: Path, outputs: Sequence[_Output], graphs: Iterable[GraphKeys]) 
     entries = {digest: blob for entry in by_key.values() for digest, blob in entry.encode().items()}
     toolchains = (entry.artifact.toolchain for entry in by_key.values())
     return write(path, entries, meta(toolchains, (each.row.arch for each in outputs), graphs))
-
-
-def _able_to_compile(config: Config) -> Config:
-    """Return the settings without bundles, seal and recording, which are for runs."""
-    return replace(config, bundles=(), sealed=SealMode.OFF, record=None)
 
 
 # One program
@@ -229,7 +225,7 @@ def _run(open_builder: Callable[[], Builder], job: Job) -> _Output:
         bytes=sum(map(len, entry.encode().values())),
         note=entry.note,
         changed=job.item.changed,
-        include=program.asked_include,
+        include=program.include_spellings,
     )
     return _Output(row, entry)
 

@@ -11,7 +11,7 @@ from typing import Any
 from preheat.ahead.manifest import GraphKeys, Manifest
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.build.bundle_tier import BundleEntry, code_keys, entries_of, read
+from preheat.build.bundle_entries import BundleEntry, code_keys, entries_of, read
 from preheat.cache.bundle import MAGIC, Bundle, write
 from preheat.cache.codec import DamagedEntryError
 from preheat.cache.publish import unwritable_reason

@@ -31,7 +31,7 @@ from preheat.cache.lock import FileLock, hold
 from preheat.callsite import CallSite, call_site, format_site
 from preheat.errors import InputError
 from preheat.events import Events, warn
-from preheat.files import Descriptor, opened
+from preheat.files import Descriptor, lock_open_file, opened
 from preheat.locks import Lock
 from preheat.program import Program
 
@@ -201,7 +201,7 @@ class _Spool:
     def _open(self, directory: Path) -> Descriptor:
         name = f"{directory}/{os.getpid()}-{os.urandom(6).hex()}"
         file = opened(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_open_file(file, name)
         # A merge takes files with this suffix that are not locked, so the lock must come first.
         os.rename(name, name + _SUFFIX)
         return file

@@ -9,13 +9,11 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from preheat import fork
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
-from preheat.build.bundle_tier import BundleEntry, BundleTier
+from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.compile import ArtifactCompiler
 from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
@@ -26,7 +24,6 @@ from preheat.build.request import Request
 from preheat.build.seal import in_force
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
 from preheat.cache.bundle import Bundle
-from preheat.cache.journal import Journal
 from preheat.cache.lock import release_lost
 from preheat.cache.trust import first_usable, usable
 from preheat.callsite import caller
@@ -58,27 +55,26 @@ class Builder:
     def __init__(
         self,
         toolchain: Toolchain,
-        store: Chain,
+        cache: Chain,
         events: Events,
         *,
         disk: DiskTier | None = None,
-        journal: Journal | None = None,
-        lock_dir: Path | None = None,
         lock_wait: float = 300.0,
         sealed: SealMode = SealMode.OFF,
         trust: bool = False,
     ) -> None:
         self.toolchain = toolchain
-        self.store = store
+        self.cache = cache
         self.events = events
         self.disk = disk
-        self._bundles = BundleTier(events, trust=trust)
-        self._stored = Lookup(store, self._bundles, HeaderMemos(disk, events), events)
+        self._bundles = MountedBundles(events, trust=trust)
+        self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events)
         self._compiler = ArtifactCompiler(self._stored, events, disk)
-        self._counters = Counters(events, journal)
+        self._counters = Counters(events, disk.journal() if disk else None)
         self._failures = Failures(events)
         self._flights: SingleFlight[Hit] = SingleFlight(events)
-        self._locks = KeyLocks(lock_dir, events, wait=lock_wait, trust=trust)
+        # Without a disk nothing is shared, so there is no process to wait for.
+        self._locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
         self._sealed = sealed
         _alive.add(self)
         fork.register(self)
@@ -110,21 +106,16 @@ class Builder:
             *(LayerTier(path, events, trust=config.trust_cache_dir) for path in layers),
         ]
         disk = open_disk(config, events)
-        common: dict[str, Any] = {"sealed": config.sealed, "trust": config.trust_cache_dir}
-        if disk is None:  # Nothing is shared, so there is no process to wait for.
-            toolchain = Toolchain(events, timeout=config.compile_timeout)
-            builder = cls(toolchain, Chain(tiers, events), events, **common)
-        else:
-            builder = cls(
-                Toolchain(events, timeout=config.compile_timeout, memo_dir=disk.root),
-                Chain([*tiers, disk], events),
-                events,
-                disk=disk,
-                journal=disk.journal(),
-                lock_dir=disk.lock_dir,
-                lock_wait=config.lock_wait,
-                **common,
-            )
+        memo_dir = disk.root if disk else None
+        builder = cls(
+            Toolchain(events, timeout=config.compile_timeout, memo_dir=memo_dir),
+            Chain([*tiers, disk] if disk else tiers, events),
+            events,
+            disk=disk,
+            lock_wait=config.lock_wait,
+            sealed=config.sealed,
+            trust=config.trust_cache_dir,
+        )
         for path in config.bundles:
             builder._bundles.mount_or_reject(path)
         return builder
@@ -162,14 +153,10 @@ class Builder:
         """Do what `build` does, and return the tier that had the artifact with it."""
         release_lost()
         try:
-            try:
-                hit = self._obtain(self._request(program, arch), missed)
-            except ToolchainChangedError:  # The compiler was upgraded under a running process.
-                self.toolchain.look_again()
-                hit = self._obtain(self._request(program, arch))
-        except PreheatError as error:
-            shorten_traceback(error)
-            raise
+            hit = self._obtain(self._request(program, arch), missed)
+        except ToolchainChangedError:  # The compiler was upgraded under a running process.
+            self.toolchain.look_again()
+            hit = self._obtain(self._request(program, arch))
         if record:
             self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)
         return hit
@@ -230,7 +217,7 @@ class Builder:
         if other is not None:
             return other
         self._stored.in_use.pop(invalid.digest, None)
-        self.store.remove(invalid.digest)
+        self.cache.remove(invalid.digest)
         return self._compile(request, miss).artifact
 
     def _request(self, program: Program, arch: Arch | str) -> Request:
@@ -277,7 +264,7 @@ class Builder:
 
     def _nearest(self, request: Request, *, namesake: bool = False) -> Near | None:
         label = request.program.label
-        caches = [tier for tier in self.store.tiers if isinstance(tier, LayerTier)]
+        caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerTier)]
         return search(
             request.bundle_key.table, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
         )
@@ -303,7 +290,11 @@ class Builder:
         return max(self._sealed, in_force())
 
     def permit(self, program: Program, arch: Arch | str, miss: Miss) -> None:
-        """Raise `SealedError` when this process is sealed; `miss` is what a lookup returned."""
+        """Raise `SealedError` when this process is sealed; `miss` is what a lookup returned.
+
+        Call it after a miss and before anything that needs a compiler, which a sealed process may not
+        have. In mode "warn" it does nothing: the compile that follows emits the warning.
+        """
         self._permit(self._request(program, arch), miss)
 
     def _permit(self, request: Request, miss: Miss, *, compiling: bool = False) -> None:
@@ -343,7 +334,7 @@ class Builder:
         """Build `program` for `arch`, and return its entry for a bundle and the tier that had it."""
         artifact, tier = self.obtain(program, arch)
         request = self._request(program, arch)
-        include = program.asked_include
+        include = program.include_spellings
         baked = self._stored.bundle_entry(request, artifact)
         if baked is not None:
             return replace(baked, artifact=artifact, entries=entries, include=include), tier
@@ -379,7 +370,7 @@ class Builder:
 
         Artifacts that are in use, mounted bundles and loaded kernels stay.
         """
-        for tier in self.store.tiers:
+        for tier in self.cache.tiers:
             if isinstance(tier, MemoryTier):
                 tier.clear()
         self._stored.in_use.clear()

@@ -13,10 +13,10 @@ from preheat.build.request import Request
 from preheat.cache import DiskTier, codec
 from preheat.events import Events
 from preheat.key import Key
+from preheat.toolchain.absent_names import Untrackable
 from preheat.toolchain.headers import (
     HeaderState,
     Unexpected,
-    Untrackable,
     decode_states,
     observe,
     pack_states,
@@ -136,7 +136,8 @@ class ArtifactCompiler:
         if not state.headers:
             return
         states: list[tuple[HeaderState, str]] = []
-        for found in cache.each(request.digest):  # The last tier is the one that processes share.
+        # Keep the list of the last tier that has one: the disk, if there is one.
+        for found in cache.each(request.digest):
             with suppress(codec.DamagedEntryError):
                 states = decode_states(codec.unpack_checked(found.blob).meta)
         states = [row for row in states if row[1] != artifact.digest]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from preheat.artifact import Artifact
-from preheat.build.bundle_tier import BundleEntry, BundleTier
+from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.request import Request
 from preheat.cache import Chain, DiskTier, Found, codec
 from preheat.errors import ToolchainError
@@ -49,7 +49,9 @@ _IN_NO_BUNDLE = Miss("absent: it is in no bundle and in no cache")
 class Lookup:
     """Looks requests up in the mounted bundles and then in the tiers of the cache."""
 
-    def __init__(self, cache: Chain, bundles: BundleTier, memos: HeaderMemos, events: Events) -> None:
+    def __init__(
+        self, cache: Chain, bundles: MountedBundles, memos: HeaderMemos, events: Events
+    ) -> None:
         self.cache = cache
         self.bundles = bundles
         self.memos = memos
@@ -148,6 +150,7 @@ class Lookup:
     def _open(self, request: Request, found: Found) -> Artifact | Miss:
         """Return the artifact in a blob, or the one that its list of header states leads to."""
         digest = request.digest
+        tier = found.tier
         try:
             if (artifact := self.in_use.get(digest)) is not None:
                 return artifact
@@ -160,12 +163,13 @@ class Lookup:
                 code = self.cache.get(digest)
                 if code is None:
                     return Miss("evicted: its headers are known, but its code was removed")
+                tier = code.tier
                 if (artifact := self.in_use.get(digest)) is not None:
                     return artifact
                 meta, sections = codec.unpack_checked(code.blob)
             artifact = self.in_use[digest] = Artifact.decode(digest, meta, sections)
         except codec.DamagedEntryError as bad:
-            self._events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
+            self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
         return artifact

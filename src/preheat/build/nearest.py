@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.build.bundle_tier import BundleEntry, decode_entry, entry_meta
+from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
 from preheat.cache import LayerTier, codec
 from preheat.cache.bundle import Bundle
 from preheat.events import Events

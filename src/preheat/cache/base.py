@@ -10,8 +10,12 @@ __all__ = ["Found", "Tier", "WritableTier"]
 class Tier(Protocol):
     """A tier: bytes by hexadecimal digest.
 
-    `get` returns verified bytes, or None when the tier does not have the digest. A tier that fails
-    raises `OSError`, and nothing else, which `Chain` turns into an event.
+    `get` returns bytes that `codec.damage` has accepted, or None when the tier does not have the
+    digest. For damaged bytes it emits a `damaged` event and returns None.
+
+    A tier may raise only `OSError`. `Chain` reports it as a `fault` event, and asks the tier again at
+    the next request. A tier that is also read without a chain, such as `LayerTier`, may emit the
+    `fault` event of `get` itself and return None.
     """
 
     name: str

@@ -24,6 +24,7 @@ import os
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from preheat.cache.publish import publish
 from preheat.cache.trust import DistrustedError, NotAFileError, open_file
 from preheat.errors import BundleError
 from preheat.files import Descriptor
+from preheat.messages import count
 
 __all__ = ["VERSION", "Bundle", "write"]
 
@@ -120,14 +122,14 @@ class Bundle:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Callable[[Path, bool], Bundle], tuple[Path, bool]]:
+    def __reduce__(self) -> tuple[Callable[[], Bundle], tuple[()]]:
         """Pickle the path: the receiving process opens the file again."""
-        return _reopen, (self.path, self._trust)
+        return partial(Bundle.open, self.path, trust=self._trust), ()
 
     def __repr__(self) -> str:
-        count = f"{len(self):,} entr{'y' if len(self) == 1 else 'ies'}"
         state = ", closed" if self._file is None else ""
-        return f"<Bundle {self.path}: {count}, {self.nbytes:,} bytes{state}>"
+        entries = count(len(self), "entry")
+        return f"<Bundle {self.path}: {entries}, {self.nbytes:,} bytes{state}>"
 
     def _open_file(self) -> Descriptor:
         file = self._file
@@ -165,8 +167,6 @@ def write(path: str | os.PathLike[str], entries: Mapping[str, bytes], meta: Mapp
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # A rename would replace even a device.
-            raise _InvalidError("it exists and is not a file")
         return publish(path, _parts(entries, meta))
     except OSError as fault:
         raise BundleError(f"bundle {path} cannot be written: {fault.strerror or fault}") from fault
@@ -197,10 +197,6 @@ class _Index(NamedTuple):
     stamp: tuple[int, ...]
 
 
-def _reopen(path: Path, trust: bool) -> Bundle:
-    return Bundle.open(path, trust=trust)
-
-
 def _open(path: Path, *, trust: bool) -> tuple[Descriptor, _Index]:
     try:
         file = open_file(path, trust=trust)
@@ -215,21 +211,21 @@ def _open(path: Path, *, trust: bool) -> tuple[Descriptor, _Index]:
 
 def _read_index(descriptor: int) -> _Index:
     """Read and check everything up to the first entry."""
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     meta_length, count = _checked_head(os.pread(descriptor, _HEAD.size, 0))
     meta_end = _HEAD.size + meta_length
     records_end = meta_end + count * _RECORD.size
     end = records_end + _CHECKSUM
-    if found.st_size < end:
+    if status.st_size < end:
         raise _InvalidError("it is cut short within its index")
     index = os.pread(descriptor, end, 0)
     if xxhash.xxh3_128_digest(memoryview(index)[:records_end]) != index[records_end:]:
         raise _InvalidError("the checksum of its index does not match")
     records = index[meta_end:records_end]
-    _check_records(records, end, found.st_size)
+    _check_records(records, end, status.st_size)
     meta = _parse_meta(index[_HEAD.size : meta_end])
-    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-    return _Index(meta, records, end, found.st_size, stamp)
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _Index(meta, records, end, status.st_size, stamp)
 
 
 def _checked_head(head: bytes) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from preheat.cache import codec, lock, publish
@@ -197,8 +197,8 @@ class DiskTier(LayerTier):
         """Add to the running totals, run the block, and sweep when the totals exceed the limits.
 
         The totals are written first. A writer that is killed in between leaves them too large, which a
-        later count corrects, and never too small, which would let the cache grow. A count of another
-        process in between may have missed the entry; then it is added once more.
+        later recount corrects, and never too small, which would let the cache grow. If another process
+        recounted meanwhile, the entry is added again, because the recount may have missed it.
         """
         usage = None
         fault = None
@@ -212,7 +212,7 @@ class DiskTier(LayerTier):
             with suppress(OSError):
                 self._add_usage(-files, -size)
             raise
-        if usage is not None and (now := self._read_usage()) and now.counts != usage.counts:
+        if usage is not None and (now := self._read_usage()) and now.recounts != usage.recounts:
             with suppress(OSError):
                 usage = self._add_usage(files, size)
         if fault is not None:
@@ -222,7 +222,7 @@ class DiskTier(LayerTier):
 
     def _add_usage(self, files: int, size: int) -> Usage | None:
         """Add to the running totals and return them; None when there are no totals yet."""
-        with hold(self._lock("usage"), _LOCK_WAIT):
+        with hold(self._lock_path("usage"), _LOCK_WAIT):
             usage = self._read_usage()
             if usage is not None:
                 usage = usage.plus(files, size)
@@ -236,7 +236,7 @@ class DiskTier(LayerTier):
         by at most one entry each, and one more for every two seconds that it takes.
         """
         try:
-            with hold(self._lock("sweep"), _SWEEP_WAIT) as mine:
+            with hold(self._lock_path("sweep"), _SWEEP_WAIT) as mine:
                 usage = None if uncounted else self._read_usage()
                 if mine and (usage is None or usage.over(self._limit, self._max_files)):
                     self._count_and_evict(self._limit, self._max_files, low_water=_LOW_WATER)
@@ -244,7 +244,7 @@ class DiskTier(LayerTier):
             self._events.fault(self.name, "keep count", fault)
 
     def _count_and_evict(self, limit: int, max_files: int, *, low_water: float = 1.0) -> Swept:
-        """Count the entries and, over the limits, evict down to this part; return the number."""
+        """Count the entries and, over the limits, evict down to `low_water` of them."""
         before = self._begin_count()
         items = sorted(self.items(), key=lambda item: item.last_read)
         true = left = Usage(len(items), sum(item.bytes for item in items))
@@ -272,15 +272,15 @@ class DiskTier(LayerTier):
         return usage
 
     def _begin_count(self) -> Usage | None:
-        """Return the running totals, and let writers notice that a count has begun.
+        """Return the running totals, and let writers notice that a recount has begun.
 
-        The count may miss an entry that was added to the totals but is not published yet. Its writer
-        adds it once more.
+        The recount may miss an entry that was added to the totals but is not published yet. Its writer
+        adds it again.
         """
         with self._try_hold("usage", _LOCK_WAIT):
             usage = self._read_usage()
             if usage is not None:
-                usage = replace(usage, counts=usage.counts + 1)
+                usage = usage._replace(recounts=usage.recounts + 1)
                 self._write_usage(usage)
             return usage
 
@@ -291,7 +291,7 @@ class DiskTier(LayerTier):
             if before is not None and after is not None:
                 late = max(after.files - before.files, 0), max(after.bytes - before.bytes, 0)
                 counted = counted.plus(*late)
-            self._write_usage(replace(counted, counts=(after.counts if after else 0) + 1))
+            self._write_usage(counted._replace(recounts=(after.recounts if after else 0) + 1))
 
     # Files of processes that are gone
 
@@ -331,7 +331,7 @@ class DiskTier(LayerTier):
 
     # Locks and totals
 
-    def _lock(self, what: str) -> Path:
+    def _lock_path(self, what: str) -> Path:
         make_private(self.lock_dir, trust=self._trust)
         # One file name for each cache; a collision costs a wait.
         root = os.fsencode(self.root).hex()[-120:]
@@ -339,7 +339,7 @@ class DiskTier(LayerTier):
 
     def _try_hold(self, what: str, wait: float) -> hold:
         """Return a context that holds the lock, or continues without it after `wait` seconds."""
-        return hold(lambda: self._lock(what), wait, required=False)
+        return hold(lambda: self._lock_path(what), wait, required=False)
 
     def _read_usage(self) -> Usage | None:
         """Return the running totals; None when there are none yet, or they are damaged."""

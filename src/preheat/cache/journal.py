@@ -94,8 +94,8 @@ class Journal:
             old = []
             for name in names:
                 with suppress(FileNotFoundError):
-                    found = os.lstat(self._directory / name)
-                    if name != _TOTAL and self._clock() - found.st_mtime > _QUIET:
+                    status = os.lstat(self._directory / name)
+                    if name != _TOTAL and self._clock() - status.st_mtime > _QUIET:
                         old.append(name)
             self._put(
                 _TOTAL, merge(*(self._read(name) for name in (_TOTAL, *old) if _is_counter_file(name)))

@@ -64,12 +64,12 @@ class LayerTier:
         return LayerTier(self.root, events, trust=self._trust)
 
     def get(self, digest: str) -> bytes | None:
-        """Return the verified entry, or None. Damaged entries and I/O errors are events."""
+        """Return the verified entry, or None. A damaged entry and an I/O error are also events."""
         path = self._path(digest)
         try:
             if digest[:2] not in self._checked_shards:
                 self._check(digest[:2])
-            blob, found = read_file(path, trust=self._trust)
+            blob, status = read_file(path, trust=self._trust)
         except FileNotFoundError:
             return None
         except DistrustedError as distrusted:
@@ -82,17 +82,17 @@ class LayerTier:
             self._events.emit("damaged", tier=self.name, key=digest, reason=why)
             self._remove_damaged(digest)
             return None
-        self._refresh_stamp(digest, found.st_mtime)
+        self._refresh_stamp(digest, status.st_mtime)
         return blob
 
     def _check(self, shard: str) -> None:
         """Raise `OSError` if other users can write the directory `shard` or its parent."""
         if not self._trust:
             for directory in (self._base, f"{self._base}/{shard}"):
-                found = os.lstat(directory)
-                if not stat.S_ISDIR(found.st_mode):
+                status = os.lstat(directory)
+                if not stat.S_ISDIR(status.st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
-                if why := writable_by_others(found):
+                if why := writable_by_others(status):
                     raise DistrustedError(f"{directory}: {why}")
         self._checked_shards.add(shard)
 
@@ -109,12 +109,12 @@ class LayerTier:
                 if digest[:2] != shard.name or kind not in KINDS:  # The file is not part of the cache.
                     continue
                 with suppress(FileNotFoundError):  # Another process evicted it in the meantime.
-                    found = file.stat(follow_symlinks=False)
-                    size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+                    status = file.stat(follow_symlinks=False)
+                    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
                     sizes[digest] = sizes.get(digest, 0) + size
                     # The entry of a layer has only its note here.
                     if kind == "heat" or digest not in stamps:
-                        stamps[digest] = found.st_mtime
+                        stamps[digest] = status.st_mtime
             for digest, stamp in stamps.items():
                 yield Item(digest, sizes[digest], stamp, digest in pins)
 
@@ -130,13 +130,13 @@ class LayerTier:
 
     def pinned(self) -> set[str]:
         """Return the digests that are never evicted: pinned entries, and those pinned with them."""
-        found = set()
+        digests = set()
         for pin in scan(f"{self._base}/pins"):
-            found.add(pin.name)
+            digests.add(pin.name)
             with suppress(OSError):  # A pin without a list still pins its own entry.
                 listed, _ = read_file(pin.path, trust=self._trust)
-                found.update(_DIGEST.findall(listed.decode("ascii", "replace")))
-        return found
+                digests.update(_DIGEST.findall(listed.decode("ascii", "replace")))
+        return digests
 
     def _path(self, digest: str, kind: str = "heat") -> str:
         return f"{self._base}/{digest[:2]}/{digest}.{kind}"
@@ -159,7 +159,7 @@ def size_of(path: str) -> int | None:
 def scan(path: str) -> list[os.DirEntry[str]]:
     """Return the entries of a directory; none when it does not exist or cannot be read."""
     try:
-        with os.scandir(path) as found:
-            return list(found)
+        with os.scandir(path) as entries:
+            return list(entries)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []

@@ -15,7 +15,7 @@ from types import FrameType
 
 from preheat import fork
 from preheat.cache.trust import DistrustedError, NotAFileError
-from preheat.files import Descriptor, opened
+from preheat.files import Descriptor, lock_open_file, opened
 from preheat.locks import Call, Lock
 
 __all__ = ["FileLock", "hold", "release_lost", "sweep"]
@@ -65,9 +65,8 @@ class FileLock:
         file = self._file
         if file is not None and not file.closed:
             with suppress(OSError):  # A file that is left behind does no harm.
-                # An interrupted attempt may not have it.
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not self._keep and self._is_at_path(file):
+                if not self._keep:
+                    lock_open_file(file, self.path)  # An interrupted attempt may not have the lock.
                     os.unlink(self.path)
             with suppress(OSError):  # at once, even where a forked child has a copy of the descriptor
                 fcntl.flock(file, fcntl.LOCK_UN)
@@ -75,7 +74,7 @@ class FileLock:
         if self._owner is not None:
             self._owner.end()
 
-    def is_lost(self) -> bool:
+    def owner_is_gone(self) -> bool:
         """Return whether the function that holds the lock has ended."""
         return self._owner is not None and not self._owner.alive()
 
@@ -87,11 +86,7 @@ class FileLock:
         try:
             self._file = file = opened(self.path, _FLAGS)
             _require_file(os.fstat(file), self.path, trust=self._trust)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The last owner may have unlinked the file between the open and the lock. Then no other
-            # process can find the lock that is held here.
-            if not self._is_at_path(file):
-                raise FileNotFoundError
+            lock_open_file(file, self.path)
         except (BlockingIOError, FileNotFoundError):
             missing = self._file is None  # The directory does not exist.
             self._close()
@@ -103,10 +98,6 @@ class FileLock:
             raise
         return True
 
-    def _is_at_path(self, file: Descriptor) -> bool:
-        """Return whether the path still leads to this file; a cleaner may have removed it."""
-        return os.path.samestat(os.fstat(file), os.stat(self.path))
-
     def _close(self) -> None:
         file = self._file
         if file is not None:
@@ -115,12 +106,12 @@ class FileLock:
         _held.discard(self)
 
 
-def _require_file(found: os.stat_result, path: Path, *, trust: bool) -> None:
+def _require_file(status: os.stat_result, path: Path, *, trust: bool) -> None:
     """Raise `OSError` for anything but a file, or a file of another user, who could hold it forever."""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise NotAFileError
-    if not trust and found.st_uid not in (os.geteuid(), 0):
-        raise DistrustedError(f"the lock file {path} belongs to user {found.st_uid}, not to you")
+    if not trust and status.st_uid not in (os.geteuid(), 0):
+        raise DistrustedError(f"the lock file {path} belongs to user {status.st_uid}, not to you")
 
 
 class _HeldLocks(set["FileLock"]):
@@ -141,7 +132,7 @@ def release_lost() -> None:
     if _held:
         with _releasing:
             for lock in list(_held):
-                if lock.is_lost():
+                if lock.owner_is_gone():
                     lock.release()
 
 

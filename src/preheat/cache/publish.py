@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterable
@@ -15,14 +16,15 @@ __all__ = ["ORPHANED", "is_staged", "publish", "replace", "sweep", "unwritable_r
 ORPHANED = 3600.0  # seconds after which the writer of a staged file must have ended
 _PREFIX = ".preheat-"
 _SUFFIX = ".staged"
+_NOT_A_FILE = "it exists and is not a file"
 
 
 def unwritable_reason(path: Path) -> str | None:
     """Return a reason, known in advance, why `path` cannot be published; None without one."""
     if not path.parent.is_dir():
         return f"{path.parent} is not a directory"
-    if path.exists() and not path.is_file():  # A rename would replace even a device.
-        return "it exists and is not a file"
+    if path.exists() and not path.is_file():
+        return _NOT_A_FILE
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return f"{path.parent} is not writable"
     return None
@@ -31,11 +33,15 @@ def unwritable_reason(path: Path) -> str | None:
 def publish(path: Path, parts: Iterable[bytes]) -> int:
     """Create or replace `path` durably, readable for all users; return its size.
 
-    Staged files of writers that were killed at least an hour ago are removed from the directory.
+    Raises `OSError` for a directory or a device, which a rename would replace as well. Staged files of
+    writers that were killed at least an hour ago are removed from the directory.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, _NOT_A_FILE)
     size = replace(str(path), parts, mode=0o644)
-    with suppress(OSError):  # Some file systems cannot sync a directory. The file is published anyway.
-        _sync_directory(path.parent)
+    # Some file systems cannot sync a directory. The file is published anyway.
+    with suppress(OSError), opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        os.fsync(directory)
     with suppress(OSError):
         sweep(str(path.parent), time.time(), beside=True)
     return size
@@ -100,8 +106,3 @@ def _write(descriptor: int, part: bytes) -> int:
     while view:
         view = view[os.write(descriptor, view) :]
     return len(part)
-
-
-def _sync_directory(path: Path) -> None:
-    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        os.fsync(descriptor)

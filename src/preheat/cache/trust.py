@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from preheat.events import Events
-from preheat.files import Descriptor, opened
+from preheat.files import OTHERS_WRITE, Descriptor, opened, others_can_replace
 
 __all__ = [
     "DistrustedError",
@@ -37,7 +37,6 @@ _OVERRIDE = "set PREHEAT_TRUST_CACHE_DIR=1 if that is intended"
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Opening a pipe must not wait for its writer; opening a terminal must not make it the controlling one.
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_STEPS = 1000  # bounds a cycle of links
 _MOST_BYTES = 1 << 30  # of a file that is read at once
 
@@ -80,9 +79,10 @@ def make_private(path: Path, *, trust: bool = False) -> None:
 
 def _make_checked(path: Path) -> None:
     try:
-        with _directory(path, _trusted(None), make=True) as found:
-            _require(found)
-            _checked_paths[os.fspath(path)] = found.st_dev, found.st_ino
+        with _directory(path, _trusted(None), make=True) as status:
+            if why := writable_by_others(status):
+                raise DistrustedError(why)
+            _checked_paths[os.fspath(path)] = status.st_dev, status.st_ino
     except FileNotFoundError:  # The path contains a dangling link.
         raise NotADirectoryError(f"{path} is not a directory") from None
 
@@ -97,26 +97,26 @@ def _is_unchanged(path: Path) -> bool:
     if known is None:
         return False
     with suppress(OSError):
-        found = os.lstat(path)
-        return (found.st_dev, found.st_ino) == known and writable_by_others(found) is None
+        status = os.lstat(path)
+        return (status.st_dev, status.st_ino) == known and writable_by_others(status) is None
     return False
 
 
 def distrust_reason(path: Path, me: int | None = None) -> str | None:
     """Return why user `me` cannot trust code in the directory `path`, or None."""
     try:
-        with _directory(path, _trusted(me)) as found:
-            return writable_by_others(found, me)
+        with _directory(path, _trusted(me)) as status:
+            return writable_by_others(status, me)
     except DistrustedError as distrusted:
         return str(distrusted)
 
 
-def writable_by_others(found: os.stat_result, me: int | None = None) -> str | None:
+def writable_by_others(status: os.stat_result, me: int | None = None) -> str | None:
     """Return why users other than this one and root can write to a file, or None when they cannot."""
-    if found.st_uid not in (os.geteuid() if me is None else me, 0):
-        return f"it belongs to user {found.st_uid}, not to you; {_OVERRIDE}"
-    if found.st_mode & _OTHERS_WRITE:
-        return f"others can write to it ({_mode(found)}); chmod go-w it, or {_OVERRIDE}"
+    if status.st_uid not in (os.geteuid() if me is None else me, 0):
+        return f"it belongs to user {status.st_uid}, not to you; {_OVERRIDE}"
+    if status.st_mode & OTHERS_WRITE:
+        return f"others can write to it ({_mode(status)}); chmod go-w it, or {_OVERRIDE}"
     return None
 
 
@@ -138,11 +138,11 @@ def read_file(path: str, *, trust: bool = False) -> tuple[bytes, os.stat_result]
     Raises `OSError` for anything but a regular file, `DistrustedError` for one that others can write.
     """
     with opened(path, _FILE | os.O_NOFOLLOW) as file:
-        found = os.fstat(file)
-        _require_file(found, trust=trust)
-        if found.st_size > _MOST_BYTES:
-            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes are too many", path)
-        return os.read(file, found.st_size + 1), found
+        status = os.fstat(file)
+        _require_file(status, trust=trust)
+        if status.st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes are too many", path)
+        return os.read(file, status.st_size + 1), status
 
 
 def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
@@ -221,7 +221,7 @@ def _open_parent(path: Path, trusted: set[int], *, make: bool) -> tuple[Descript
             return here, name
         if link is None:
             here = opened(name, _DIRECTORY, dir_fd=here)
-            walked = os.path.join(walked, name)
+            walked = f"{walked.rstrip('/')}/{name}"
         else:
             steps += [(part, False) for part in reversed(link.split("/")) if part not in ("", ".")]
             if link.startswith("/"):
@@ -238,7 +238,7 @@ def _link_target(here: int, name: str, walked: str, trusted: set[int], *, create
     it.
     """
     try:
-        found = os.stat(name, dir_fd=here, follow_symlinks=False)
+        status = os.stat(name, dir_fd=here, follow_symlinks=False)
     except FileNotFoundError:
         if not create:
             raise
@@ -247,39 +247,32 @@ def _link_target(here: int, name: str, walked: str, trusted: set[int], *, create
         except FileExistsError:  # Another process was faster.
             return _link_target(here, name, walked, trusted, create=False)
         return None
-    if not stat.S_ISLNK(found.st_mode):
+    if not stat.S_ISLNK(status.st_mode):
         return None
-    if found.st_uid not in trusted:
+    if status.st_uid not in trusted:
         where = os.path.join(walked, name)
-        why = f"{where} is a symbolic link owned by user {found.st_uid}; {_OVERRIDE}"
-        raise DistrustedError(why)
+        raise DistrustedError(f"{where} is a symbolic link owned by user {status.st_uid}; {_OVERRIDE}")
     return os.readlink(name, dir_fd=here)
 
 
 def _require_ancestor(
-    found: os.stat_result, walked: str, trusted: set[int], *, below_shared: bool
+    status: os.stat_result, walked: str, trusted: set[int], *, below_shared: bool
 ) -> bool:
     """Raise `DistrustedError` when others may replace entries; return whether others can write."""
-    if found.st_uid not in trusted and (below_shared or found.st_uid != _unmapped()):
-        raise DistrustedError(f"{walked}, above it, belongs to user {found.st_uid}; {_OVERRIDE}")
-    shared = bool(found.st_mode & _OTHERS_WRITE)
-    if shared and not found.st_mode & stat.S_ISVTX:
-        why = (
-            f"others can write to {walked}, above it ({_mode(found)}); chmod go-w that, or {_OVERRIDE}"
+    if status.st_uid not in trusted and (below_shared or status.st_uid != _unmapped()):
+        raise DistrustedError(f"{walked}, above it, belongs to user {status.st_uid}; {_OVERRIDE}")
+    if others_can_replace(status):
+        mode = _mode(status)
+        raise DistrustedError(
+            f"others can write to {walked}, above it ({mode}); chmod go-w that, or {_OVERRIDE}"
         )
-        raise DistrustedError(why)
-    return shared
+    return bool(status.st_mode & OTHERS_WRITE)
 
 
-def _require(found: os.stat_result) -> None:
-    if why := writable_by_others(found):
-        raise DistrustedError(why)
-
-
-def _require_file(found: os.stat_result, *, trust: bool) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _require_file(status: os.stat_result, *, trust: bool) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise NotAFileError
-    if not trust and (why := writable_by_others(found)):
+    if not trust and (why := writable_by_others(status)):
         raise DistrustedError(why)
 
 
@@ -287,8 +280,8 @@ def _trusted(me: int | None) -> set[int]:
     return {os.geteuid() if me is None else me, 0}
 
 
-def _mode(found: os.stat_result) -> str:
-    return f"mode {stat.S_IMODE(found.st_mode):04o}"
+def _mode(status: os.stat_result) -> str:
+    return f"mode {stat.S_IMODE(status.st_mode):04o}"
 
 
 @cache

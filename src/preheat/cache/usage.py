@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -13,27 +13,24 @@ _LAYOUT = struct.Struct("<5Q")
 _MOST = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """The number of entries and their bytes, and the floor that the last sweep could not go below."""
 
     files: int = 0
     bytes: int = 0
     floor_files: int = 0
     floor_bytes: int = 0
-    counts: int = 0  # how often all entries were counted, so that a writer notices a concurrent count
+    recounts: int = 0  # how often all entries were counted, so that a writer notices a recount
 
     def plus(self, files: int, size: int) -> Usage:
         """Return the totals with so many files and bytes added; they never become negative."""
-        total = max(self.files + files, 0)
-        used = max(self.bytes + size, 0)
-        return Usage(total, used, self.floor_files, self.floor_bytes, self.counts)
+        return self._replace(files=max(self.files + files, 0), bytes=max(self.bytes + size, 0))
 
     def over(self, limit: int, max_files: int) -> bool:
         """Return whether a sweep is due.
 
-        A sweep cannot remove pinned entries. Where these exceed the limits, the next sweep is due after
-        another tenth.
+        A sweep cannot remove pinned entries. Where these exceed the limits, the next sweep is due when
+        the usage has grown by a further 10 %.
         """
         return self.bytes > max(limit, self.floor_bytes * 1.1) or self.files > max(
             max_files, self.floor_files * 1.1
@@ -42,8 +39,7 @@ class Usage:
 
 def pack(usage: Usage) -> bytes:
     """Return the totals and their checksum as bytes; numbers beyond 64 bits are clamped."""
-    row = (usage.files, usage.bytes, usage.floor_files, usage.floor_bytes, usage.counts)
-    front = _LAYOUT.pack(*(min(number, _MOST) for number in row))
+    front = _LAYOUT.pack(*(min(number, _MOST) for number in usage))
     return front + xxhash.xxh3_128_digest(front)
 
 

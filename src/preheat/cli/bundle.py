@@ -10,11 +10,11 @@ import click
 
 from preheat.ahead.bundles import all_entries, faults, graphs, merge
 from preheat.arch import Arch
-from preheat.build.bundle_tier import BundleEntry
+from preheat.build.bundle_entries import BundleEntry
 from preheat.cache.bundle import Bundle
 from preheat.cli.output import columns, count, print_json, print_message, size
 from preheat.errors import BundleError
-from preheat.spelling import format_spellings
+from preheat.portable_paths import format_spellings
 
 __all__ = ["command"]
 

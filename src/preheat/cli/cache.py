@@ -51,21 +51,21 @@ def directory() -> None:
 def stats(reset: bool, as_json: bool) -> None:
     """Show the size of the cache, and counters of all processes that used it."""
     config = Config.from_env()
-    store = _open()
-    journal = store.journal()
+    disk = _open()
+    journal = disk.journal()
     if reset:
         journal.clear()
     counters = journal.total()
-    items = list(store.items())
-    entries = sum(_is_entry(store, item) for item in items)
+    items = list(disk.items())
+    entries = sum(_is_entry(disk, item) for item in items)
     held = sum(item.bytes for item in items)
     if as_json:
-        now = {"directory": str(store.root), "entries": entries, "files": len(items), "bytes": held}
+        now = {"directory": str(disk.root), "entries": entries, "files": len(items), "bytes": held}
         limits = {"bytes": config.cache_limit, "files": config.cache_files}
         print_json({**now, "limits": limits, "counters": dict(sorted(counters.items()))})
         return
     rows = [
-        ("directory", str(store.root)),
+        ("directory", str(disk.root)),
         ("entries", f"{entries:,}"),
         ("files", f"{len(items):,} of at most {config.cache_files:,}"),
         ("size", f"{size(held)} of at most {size(config.cache_limit)}"),
@@ -290,17 +290,17 @@ def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
 @_JSON
 def verify(repair: bool, as_json: bool) -> int:
     """Read every file of the cache and check it. Exit status 1 when one is damaged."""
-    store = _open()
-    items = list(store.items())
+    disk = _open()
+    items = list(disk.items())
     damaged: dict[str, str] = {}
     with progress("verifying", len(items)) as bar:
         for item in items:
             bar.step(item.digest[:12])
-            if why := _damage(store, item.digest):
+            if why := _damage(disk, item.digest):
                 damaged[item.digest] = why
     if repair:
         for digest in damaged:
-            store.remove(digest)
+            disk.remove(digest)
     if as_json:
         print_json({"checked": len(items), "damaged": damaged, "repaired": repair})
     else:
@@ -311,11 +311,11 @@ def verify(repair: bool, as_json: bool) -> int:
     return 1 if damaged and not repair else 0
 
 
-def _damage(store: DiskTier, digest: str) -> str | None:
+def _damage(disk: DiskTier, digest: str) -> str | None:
     """Return why an entry is damaged, or None when it is intact or missing."""
     reasons: list[str] = []
     found = Events(lambda _, fields: reasons.append(str(fields.get("reason") or fields.get("error"))))
-    blob = store.reader(found).get(digest)
+    blob = disk.reader(found).get(digest)
     if blob is None:
         return reasons[0] if reasons else None
     try:
@@ -353,20 +353,20 @@ def prune(limit: str | None, files: int | None, as_json: bool) -> None:
 @_JSON
 def clear(keys: tuple[str, ...], as_json: bool) -> None:
     """Remove the entries named by KEY, or all of them, pinned ones too."""
-    store = _open()
-    items = {item.digest: item for item in store.items()}
+    disk = _open()
+    items = {item.digest: item for item in disk.items()}
     if keys:
-        entries = {_digest(store, key) for key in keys}
-        lists = _header_lists(store, entries)
+        entries = {_digest(disk, key) for key in keys}
+        lists = _header_lists(disk, entries)
         unused = [listing for listing, referred in lists.items() if referred <= entries]
         gone = [items[digest] for digest in (*entries, *unused) if digest in items]
         for item in gone:
-            store.unpin(item.digest)
-            store.remove(item.digest)
+            disk.unpin(item.digest)
+            disk.remove(item.digest)
     else:
-        entries = {item.digest for item in items.values() if _is_entry(store, item)}
+        entries = {item.digest for item in items.values() if _is_entry(disk, item)}
         gone = list(items.values())
-        store.clear()
+        disk.clear()
     freed = sum(item.bytes for item in gone)
     if as_json:
         counts = {"removed_entries": len(entries), "removed_files": len(gone)}
@@ -382,11 +382,11 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
 @_JSON
 def pin(keys: tuple[str, ...], as_json: bool) -> None:
     """Never evict these entries, nor the header lists by which they are found."""
-    store = _open()
-    entries = list(dict.fromkeys(_digest(store, key) for key in keys))
-    lists = _header_lists(store, entries)
+    disk = _open()
+    entries = list(dict.fromkeys(_digest(disk, key) for key in keys))
+    lists = _header_lists(disk, entries)
     for digest in entries:
-        store.pin(digest, *(listing for listing, referred in lists.items() if digest in referred))
+        disk.pin(digest, *(listing for listing, referred in lists.items() if digest in referred))
     _report_pins("pinned", entries, as_json)
 
 
@@ -395,10 +395,10 @@ def pin(keys: tuple[str, ...], as_json: bool) -> None:
 @_JSON
 def unpin(keys: tuple[str, ...], as_json: bool) -> None:
     """Allow the eviction of entries again."""
-    store = _open()
-    entries = list(dict.fromkeys(_digest(store, key) for key in keys))
+    disk = _open()
+    entries = list(dict.fromkeys(_digest(disk, key) for key in keys))
     for digest in entries:
-        store.unpin(digest)
+        disk.unpin(digest)
     _report_pins("unpinned", entries, as_json)
 
 
@@ -409,18 +409,18 @@ def _report_pins(what: str, entries: list[str], as_json: bool) -> None:
         print_message(f"{what.capitalize()} {count(len(entries), 'entry')}")
 
 
-def _is_entry(store: DiskTier, item: Item) -> bool:
+def _is_entry(disk: DiskTier, item: Item) -> bool:
     """Return True if a file of the cache is a compiled program, not a header list or a note."""
-    first_bytes = store.first_bytes(item.digest)
+    first_bytes = disk.first_bytes(item.digest)
     return first_bytes is not None and not is_header_list(first_bytes)
 
 
-def _header_lists(store: DiskTier, entries: Collection[str]) -> dict[str, set[str]]:
+def _header_lists(disk: DiskTier, entries: Collection[str]) -> dict[str, set[str]]:
     """Return the header lists that refer to any of `entries`, each with all entries it refers to."""
-    reader = store.reader(Events())
+    reader = disk.reader(Events())
     found = {}
-    for item in store.items():
-        if not _is_entry(store, item) and (blob := reader.get(item.digest)):
+    for item in disk.items():
+        if not _is_entry(disk, item) and (blob := reader.get(item.digest)):
             with suppress(codec.DamagedEntryError):
                 meta, _ = codec.unpack_checked(blob)
                 found[item.digest] = {digest for _, digest in decode_states(meta)}
@@ -432,17 +432,17 @@ def _open() -> DiskTier:
     config = Config.from_env()
     if not config.cache:
         raise InputError("the cache is off", hint="unset PREHEAT_CACHE")
-    store = open_disk(config, Events(log_events()))
-    if store is None:
+    disk = open_disk(config, Events(log_events()))
+    if disk is None:
         raise PreheatError("no cache directory can be used; see 'preheat doctor'")
-    return store
+    return disk
 
 
 def artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
     """Yield every intact artifact, most recently used first. The cache is only read."""
-    store = _open()
-    reader = store.reader(Events())
-    items = sorted(store.items(), key=lambda item: -item.last_read)
+    disk = _open()
+    reader = disk.reader(Events())
+    items = sorted(disk.items(), key=lambda item: -item.last_read)
     with progress(doing, len(items), show=None if len(items) > 1000 else False) as bar:
         for item in items:
             bar.step(item.digest[:12])
@@ -455,14 +455,14 @@ def artifacts(doing: str) -> Iterator[tuple[Item, Artifact]]:
                     yield item, Artifact.decode(item.digest, meta, sections)
 
 
-def _digest(store: DiskTier, key: str) -> str:
+def _digest(disk: DiskTier, key: str) -> str:
     """Return the digest of the only entry whose key starts with `key`."""
     prefix = key.strip().lower()
     if len(prefix) < 4 or any(char not in "0123456789abcdef" for char in prefix):
         hint = "use at least 4 digits of a key from 'preheat cache ls'"
         raise InputError(f"{key!r} is not a key", hint=hint)
-    alike = [item for item in store.items() if item.digest.startswith(prefix)]
-    found = [item.digest for item in alike if _is_entry(store, item)]
+    alike = [item for item in disk.items() if item.digest.startswith(prefix)]
+    found = [item.digest for item in alike if _is_entry(disk, item)]
     if not found:
         raise InputError(f"no entry has the key {key}", hint="'preheat cache ls' lists the entries")
     if len(found) > 1:
@@ -472,9 +472,9 @@ def _digest(store: DiskTier, key: str) -> str:
 
 def artifact_at(key: str) -> Artifact:
     """Return the artifact whose key starts with `key`."""
-    store = _open()
-    digest = _digest(store, key)
-    blob = store.reader(Events()).get(digest)
+    disk = _open()
+    digest = _digest(disk, key)
+    blob = disk.reader(Events()).get(digest)
     try:
         if blob is None:
             raise codec.DamagedEntryError

@@ -29,7 +29,7 @@ Examples:
 Headers are searched first in the directory of the file. Exit status 1 when a file does not compile;
 the others are still compiled.
 """
-# The tiers, in words.
+# Where a tier keeps its entries, in words.
 _PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
 
 
@@ -126,11 +126,10 @@ def _report(
         failed = [{"file": f, "arch": str(a), "error": str(e)} for f, a, e in failures]
         print_json({"compiled": rows, "failed": failed})
     for row in () if as_json else rows:
-        how = (
-            f"compiled in {duration(row['seconds'])}"
-            if row["from"] == "compiler"
-            else f"found {_PLACES[row['from']]}, {duration(row['seconds'])} saved"
-        )
+        tier = row["from"]
+        seconds = duration(row["seconds"])
+        place = _PLACES.get(tier, f"in tier {tier}")
+        how = f"compiled in {seconds}" if tier == "compiler" else f"found {place}, {seconds} saved"
         click.echo(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:
             print_message(f"{row['file']} was not cached: {row['uncached']}")

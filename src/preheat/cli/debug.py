@@ -13,7 +13,7 @@ from preheat.artifact import Artifact
 from preheat.cli.cache import artifact_at, artifacts
 from preheat.cli.output import columns, count, print_json, print_message
 from preheat.errors import InputError, PreheatError
-from preheat.toolchain.sources import HOME, LABELS
+from preheat.toolchain.sources import HEADER_DIRECTORY, SOURCE_DIRECTORY
 
 __all__ = ["command"]
 
@@ -56,7 +56,10 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
                 _write(path, texts[path])
                 written[path] = texts[path]
         rows.append(_row(artifact, kept, skipped))
-    places = {LABELS: str(directory / LABELS.lstrip("/")), HOME: str(directory)}
+    places = {
+        SOURCE_DIRECTORY: str(directory / SOURCE_DIRECTORY.lstrip("/")),
+        HEADER_DIRECTORY: str(directory),
+    }
     if as_json:
         print_json({"directory": str(directory), "substitute": places, "programs": rows})
         return
@@ -87,7 +90,7 @@ def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:
 def _placed(directory: Path, texts: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     """Yield path and text of each source. A header outside of its include directory is skipped."""
     for name, text in texts.items():
-        relative = name.removeprefix(f"{HOME}/").lstrip("/")
+        relative = name.removeprefix(f"{HEADER_DIRECTORY}/").lstrip("/")
         if not os.path.normpath(relative).startswith(".."):
             yield directory / relative, text
 

@@ -22,7 +22,7 @@ __all__ = ["command"]
 _OPTIONS = {"max_seq": "--seq", "lora_rank": "--rank"}
 
 _MODEL = f"One of {', '.join(MODELS)}, or its repository, such as {MODELS['qwen3-4b'].repository}."
-_SEQ = "Exact number of positions of a sequence; the largest with --shorter."
+_SEQ = "Exact number of positions of a sequence; the largest with --all-lengths."
 _DTYPE = "Element type: float32, float16 or bfloat16."
 _BLAS = (
     "Compute matrix products with cuBLAS. Without it, the kernels of products are planned too, which "
@@ -33,7 +33,7 @@ _EPILOG = """\b
 Examples:
   preheat plan lora --model qwen3-4b
   preheat plan lora --model llama-3-8b --seq 4096 --rank 64 --nf4 --dtype bfloat16
-  preheat plan lora --model qwen2-0.5b --frozen --shorter -o kernels.toml
+  preheat plan lora --model qwen2-0.5b --frozen --all-lengths -o kernels.toml
 
 A plan needs neither a GPU nor a compiler. The manifest names no architecture, so 'preheat bake' and
 'preheat check' need --arch. It has only the backward step: 'preheat record' adds the other kernels of a
@@ -54,7 +54,7 @@ def command() -> None:
 @command.command(epilog=_EPILOG, short_help="The backward step of a block with LoRA")
 @click.option("--model", required=True, metavar="NAME", help=_MODEL)
 @click.option("--seq", default=2048, show_default=True, metavar="N", help=_SEQ)
-@click.option("--shorter", is_flag=True, help="Plan the kernels of every length from 1 to --seq.")
+@click.option("--all-lengths", is_flag=True, help="Plan the kernels of every length from 1 to --seq.")
 @click.option(
     "--rank", default=16, show_default=True, metavar="N", help="Rank of LoRA; 0 means no LoRA."
 )
@@ -73,7 +73,7 @@ def command() -> None:
 def lora(
     model: str,
     seq: int,
-    shorter: bool,
+    all_lengths: bool,
     rank: int,
     frozen: bool,
     nf4: bool,
@@ -86,15 +86,15 @@ def lora(
     found = _model(model)
     sizes = {**found.sizes, "max_seq": seq, "lora_rank": rank}
     plan = _plan(**sizes, frozen=frozen, nf4=nf4, dtype=dtype, blas=blas)
-    requests = plan.requests_up_to_max_seq if shorter else plan.requests
+    requests = plan.requests_up_to_max_seq if all_lengths else plan.requests
     if output is not None:
-        _add(plan.manifest(shorter=shorter), output)
+        _add(plan.manifest(shorter=all_lengths), output)
     if as_json:
         print_json(_as_dict(found, plan, requests))
     else:
         click.echo(str(plan))
     summary = f"{count(len(plan.operations), 'operation')}, {count(len(requests), 'kernel')}"
-    summary += f" for every length up to {seq}" if shorter else ""
+    summary += f" for every length up to {seq}" if all_lengths else ""
     print_message(summary if output is None else f"{summary} → {output}")
 
 

@@ -75,7 +75,10 @@ def command(
     if not words and not others and not spool_directory(target).is_dir():
         nothing = "there is no COMMAND to run, and no earlier recording to merge"
         raise click.UsageError(nothing, click.get_current_context())
-    added = [_read_required(path) for path in dict.fromkeys(others)]
+    for path in others:
+        if not path.exists():
+            raise InputError(f"the manifest to merge does not exist: {path}")
+    added = [read_existing(path) for path in dict.fromkeys(others)]
     status = 0
     try:
         require_file(output)  # Check before the command runs.
@@ -109,13 +112,6 @@ def command(
     elif recording:
         print_message(f"processes still recording: {recording}; they add to {output} when they end")
     return status
-
-
-def _read_required(path: Path) -> Manifest:
-    """Read a manifest that must exist."""
-    if not path.exists():
-        raise InputError(f"the manifest to merge does not exist: {path}")
-    return read_existing(path)
 
 
 def _require_replaceable(target: Path) -> None:
@@ -249,7 +245,7 @@ class _Summary:
                 {
                     "label": item.program.label,
                     "file": item.program.path,
-                    "include": item.program.asked_include,
+                    "include": item.program.include_spellings,
                     "new": item.program in self.new,
                     "arch": [str(arch) for arch in item.archs],
                     "entries": item.entries,

@@ -74,7 +74,7 @@ class Toolchain:
     def compile(self, program: Program, arch: Arch) -> Compiled:
         """Compile CUDA C++ or assemble PTX.
 
-        Raises `CompileError` if the compiler rejects the program, another `ToolchainError` if it fails.
+        Raises `CompileError` if the compiler rejects the program, `ToolchainError` if it fails itself.
         """
         with no_fork:
             from preheat.toolchain import translate

@@ -132,17 +132,17 @@ class FileHasher:
             self._memo.learn(path, stamp, digest)
         return Evidence(stamp, digest)
 
-    def _stamp(self, path: str, found: os.stat_result) -> tuple[int, ...]:
+    def _stamp(self, path: str, status: os.stat_result) -> tuple[int, ...]:
         """Return the stamp of a file. The mount id comes last."""
         directory = os.path.dirname(path)
         mount = self._mounts.get(directory)
         if mount is None:
             mount = self._mounts[directory] = _mount(directory or ".")
-        return (*_times(found), mount)
+        return (*_times(status), mount)
 
 
-def _times(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
+def _times(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
 def _mount(path: str) -> int:
@@ -161,10 +161,10 @@ def _unique_mount(path: str) -> int | None:
     statx, buffer = _statx()
     if statx is None or statx(-100, os.fsencode(path), 0, _MOUNT_ID_UNIQUE, block := buffer()):
         return None
-    found = bytes(block)
-    if not int.from_bytes(found[:4], "little") & _MOUNT_ID_UNIQUE:
+    answer = bytes(block)
+    if not int.from_bytes(answer[:4], "little") & _MOUNT_ID_UNIQUE:
         return None
-    return int.from_bytes(found[_MOUNT_ID_AT : _MOUNT_ID_AT + 8], "little")
+    return int.from_bytes(answer[_MOUNT_ID_AT : _MOUNT_ID_AT + 8], "little")
 
 
 @functools.cache

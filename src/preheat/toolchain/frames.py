@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Frame", "decode", "encode", "read"]
+__all__ = ["Frame", "encode", "read"]
 
 _HEAD = struct.Struct("<IQ")
 
@@ -28,9 +28,14 @@ def encode(message: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None
     return _HEAD.pack(len(text), len(body)) + text + body
 
 
-def decode(text: bytes, body: bytes) -> Frame:
-    """Return the frame that consists of these two parts."""
-    head = json.loads(text)
+def read(read_some: Callable[[int], bytes]) -> Frame:
+    """Return the next frame. `read_some(n)` returns 1 to n of the next bytes, or none at the end.
+
+    Raises `EOFError` when the bytes end before the frame does.
+    """
+    text_size, body_size = _HEAD.unpack(_read_exactly(read_some, _HEAD.size))
+    head = json.loads(_read_exactly(read_some, text_size))
+    body = _read_exactly(read_some, body_size)
     blocks = {}
     at = 0
     for name, length in head["blocks"]:
@@ -39,7 +44,12 @@ def decode(text: bytes, body: bytes) -> Frame:
     return Frame(head["message"], blocks)
 
 
-def read(exactly: Callable[[int], bytes]) -> Frame:
-    """Return the next frame. `exactly(n)` returns the next n bytes, or raises `EOFError`."""
-    text_size, body_size = _HEAD.unpack(exactly(_HEAD.size))
-    return decode(exactly(text_size), exactly(body_size))
+def _read_exactly(read_some: Callable[[int], bytes], size: int) -> bytes:
+    parts = []
+    while size:
+        part = read_some(min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -19,17 +19,15 @@ from typing import Any
 
 from preheat.artifact import Header
 from preheat.cache import codec
-from preheat.lexer import joined, pasted
 from preheat.program import clock_macro
+from preheat.toolchain.absent_names import AbsentNames, Untrackable
 from preheat.toolchain.evidence import FileHasher, Memo
-from preheat.toolchain.includes import QUERIES, Include, has_include_queries
-from preheat.toolchain.survey import ABSOLUTE, HOME, Place, Survey
+from preheat.toolchain.survey import ABSOLUTE, Place, Survey
 
 __all__ = [
     "TOOLKIT",
     "HeaderState",
     "Unexpected",
-    "Untrackable",
     "change",
     "decode_states",
     "encode_states",
@@ -40,16 +38,11 @@ __all__ = [
 #: The roots of the toolkit, as `worker.py` labels them.
 TOOLKIT = frozenset({"cuda", "cccl"})
 
-_LIST = (
-    b'{"meta":{"kind":"headers",'  # The JSON of `pack_states` begins with this: its keys are sorted.
-)
+# The JSON of `pack_states` begins with this: its keys are sorted.
+_LIST = b'{"meta":{"kind":"headers",'
 
 
-class Untrackable(Exception):  # noqa: N818  (The compile itself succeeded.)
-    """A compile cannot be described by the files that it opened, for the given reason."""
-
-
-class Unexpected(Exception):  # noqa: N818  (As above.)
+class Unexpected(Exception):  # noqa: N818  (The compile itself succeeded.)
     """The compiler opened files that had not been scanned before the compile. They have been now."""
 
 
@@ -187,14 +180,14 @@ def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
         except OSError as fault:
             raise Untrackable(f"header {surprising[0][1]} cannot be read back: {fault}") from None
         raise Unexpected(", ".join(name for _, name in surprising))
-    names = _AbsentNames(survey)
+    names = AbsentNames(survey)
     headers = {place: Header(*place, survey.files[place].evidence.digest) for place in places}
     _require_no_clock_macro(survey, places)
     view = FileHasher(memo)
-    for place in names.has_include_queries(places):
+    for place in names.add_has_include_queries(places):
         if place not in headers:
             headers[place] = Header(*place, _digest(survey, place, view))
-    names.includes(places)
+    names.add_includes(places)
     for place in headers:
         if place in survey.files and not _same(survey, place, view):
             raise Untrackable(f"header {place[1]} changed while the program was compiled")
@@ -223,130 +216,6 @@ def _require_no_clock_macro(survey: Survey, places: Sequence[Place]) -> None:
     if macro is not None:
         where = next((name for (_, name), text in texts.items() if clock_macro(text)), "a header")
         raise Untrackable(f"header {where} uses {macro}, which reads the clock")
-
-
-class _AbsentNames:
-    """Collects the names that would change what a compile finds if they became files."""
-
-    def __init__(self, survey: Survey) -> None:
-        self._survey = survey
-        self._seen: set[Place] = set()
-        self._exists: dict[str, bool] = {}
-        self.absent: set[Place] = set()
-
-    def includes(self, places: Sequence[Place]) -> None:
-        """Collect the names that would be found before the files in `places`, which were opened."""
-        survey = self._survey
-        explained: set[Place] = set()
-        unreadable: set[Place] = set()  # Directories of files that include a name given by a macro.
-        for text in (*survey.texts, *map(survey.text, places)):
-            for include in text.includes:
-                if (
-                    include.name is None
-                    and text.beside is not None
-                    and survey.is_user_file(text.beside)
-                ):
-                    unreadable.add(text.beside)
-                found, passed = survey.find(include, text.beside)
-                if found is not None:
-                    explained.add(found)
-                    self._must_stay_absent(passed)
-        for place in places:
-            self._must_stay_absent(self._earlier(place))
-            # It may have been found beside its includer.
-            by_macro = any(root == place[0] for root, _ in unreadable)
-            if place not in explained and not by_macro and not self._by_next(place, places):
-                self._require_first(place)
-        for name in survey.in_memory:  # A file of that name would be found first, beside its includer.
-            if name.startswith("/"):
-                self._must_stay_absent([(ABSOLUTE, name.lstrip("/"))])
-        beside = {
-            (root, os.path.dirname(name)) for root, name in places if root not in survey.toolkit_roots
-        }
-        for place in places:
-            # An include whose name is a macro, or that was not seen, may search beside any file.
-            for root, directory in unreadable if place in explained else {*unreadable, *beside, HOME}:
-                self._must_stay_absent([(root, os.path.join(directory, place[1]))])
-
-    def has_include_queries(self, places: Sequence[Place]) -> Iterator[Place]:
-        """Yield the files that `__has_include` found, or raise `Untrackable` if that is unknown."""
-        survey = self._survey
-        mine = [survey.files[place].text or "" for place in places if survey.is_user_file(place)]
-        own = [*mine, *survey.program.texts]
-        if name := pasted(own, [*QUERIES, *survey.macros]):
-            raise Untrackable(f"{name} may be composed by ##, which cannot be tracked")
-        for text in own:
-            for asked in has_include_queries(text, [*QUERIES, *survey.macros]):
-                if asked is None:
-                    raise Untrackable("__has_include of a name that is not a literal cannot be tracked")
-                if asked in survey.in_memory:
-                    continue
-                found = self._ask(asked)
-                if found is None or survey.is_user_file(found):
-                    raise Untrackable(
-                        f"__has_include of {asked}, which is not a toolkit header, cannot be tracked"
-                    )
-                yield found
-        for place in places:
-            if survey.is_user_file(place):
-                continue
-            for asked in has_include_queries(survey.files[place].text or ""):
-                if asked is None or asked in survey.in_memory:  # The toolkit wraps it in macros.
-                    continue
-                found = self._ask(asked)
-                if found is not None:
-                    yield found
-
-    def _ask(self, name: str) -> Place | None:
-        found, passed = self._survey.find(Include(name, quoted=False), None)
-        self._must_stay_absent(passed)
-        return found
-
-    def _by_next(self, place: Place, places: Iterable[Place]) -> bool:
-        """Return whether `#include_next`, which searches after its includer, may have found it."""
-        texts = (self._survey.files[each].text for each in places)
-        return any("include_next" in joined(text) and place[1] in text for text in texts if text)
-
-    def _require_first(self, place: Place) -> None:
-        """Raise `Untrackable` if an earlier include root had a file of this name before the compile."""
-        for earlier in self._earlier(place):
-            if self._survey.is_file(earlier):
-                raise Untrackable(f"header {place[1]} was not found where it was before the compile")
-
-    def _earlier(self, place: Place) -> Iterator[Place]:
-        """Yield the same name in the include roots before the one where the file was found."""
-        root, name = place
-        if root == ABSOLUTE:
-            return
-        for earlier in self._survey.roots:
-            if earlier == root:
-                return
-            yield earlier, name
-
-    def _must_stay_absent(self, places: Iterable[Place]) -> None:
-        for place in places:
-            if place not in self._seen:
-                self._seen.add(place)
-                if not self._survey.is_file(place):
-                    self._add(place)
-
-    def _add(self, place: Place) -> None:
-        """Add the shortest leading part of a name that does not exist: one check covers many names."""
-        root, name = place
-        if os.path.isfile(self._survey.path(place)):
-            raise Untrackable(f"header {name} appeared while the program was compiled")
-        steps = name.split("/")
-        for count in range(1, len(steps)):
-            lead = "/".join(steps[:count])
-            if not self._path_exists(self._survey.path((root, lead))):
-                self.absent.add((root, f"{lead}/"))
-                return
-        self.absent.add(place)
-
-    def _path_exists(self, path: str) -> bool:
-        if path not in self._exists:
-            self._exists[path] = os.path.lexists(path)
-        return self._exists[path]
 
 
 def _place(spelled: str, roots: Mapping[str, str]) -> Place:

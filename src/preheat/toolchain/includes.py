@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from preheat.lexer import certain, joined, readings, stripped
+from preheat.lexer import joined, strip_if_unambiguous, stripped, trigraph_variants
 
-__all__ = ["QUERIES", "Include", "has_include_queries", "includes", "line_names", "wrappers"]
+__all__ = ["QUERIES", "Include", "has_include_macros", "has_include_queries", "includes", "line_names"]
 
 #: Operators that test whether a file exists. The compiler does not report their results.
 QUERIES = ("__has_include", "__has_include_next")
@@ -41,7 +41,7 @@ def includes(text: str, *, exact: bool = True) -> Iterator[Include]:
 
     Unless `exact`, comments are not removed, so a directive inside a comment counts as well.
     """
-    for reading in readings(text):
+    for reading in trigraph_variants(text):
         code = joined(reading)
         if "include" not in code and "import" not in code:
             continue
@@ -56,18 +56,18 @@ def line_names(text: str) -> set[str]:
     if '"' not in text or "#" not in text:
         return set()
     found: set[str] = set()
-    for reading in readings(text):
+    for reading in trigraph_variants(text):
         found.update(_LINE.findall(stripped(reading, strings=True)))
     return found
 
 
 def has_include_queries(text: str, names: Collection[str] = QUERIES) -> Iterator[str | None]:
     """Yield the file that each use of an operator in `names` tests; None if it is not a literal."""
-    if not any(name in joined(reading) for reading in readings(text) for name in names):
+    if not any(name in joined(reading) for reading in trigraph_variants(text) for name in names):
         return
     word = re.compile(rf"\b(?:{'|'.join(names)})\b")
-    for reading in readings(text):
-        code = certain(reading, strings=True)
+    for reading in trigraph_variants(text):
+        code = strip_if_unambiguous(reading, strings=True)
         for use in word.finditer(code):
             asked = _NAME.match(code, use.end())
             if asked is not None:
@@ -76,7 +76,7 @@ def has_include_queries(text: str, names: Collection[str] = QUERIES) -> Iterator
                 yield None
 
 
-def wrappers(text: str, names: Collection[str] = QUERIES) -> set[str]:
+def has_include_macros(text: str, names: Collection[str] = QUERIES) -> set[str]:
     """Return the macros that `text` defines with an operator of `names` in their body."""
     if not any(name in text for name in names):
         return set()

@@ -8,14 +8,16 @@ from collections.abc import Iterator, Mapping
 from preheat.errors import SourceLine
 from preheat.lazy import lazy
 from preheat.toolchain import ptx
-from preheat.toolchain.sources import HOME, LABELS
+from preheat.toolchain.sources import HEADER_DIRECTORY, SOURCE_DIRECTORY
 
 __all__ = ["Lines", "has_lines"]
 
 _LINED = re.compile(rb"^\s*\.loc\s+\d", re.M)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\\n]|\\.)*)"', re.M)
 _LOC = re.compile(r"\.loc (?P<at>\d+ (?P<line>\d+) \d+)(?:.* inlined_at (?P<outer>\d+ \d+ \d+))?")
-_DIRECTORY = re.compile(rf"^(?:{re.escape(LABELS)}/|{re.escape(HOME)}/(?:@\w+/)?)")
+_DIRECTORY = re.compile(
+    rf"^(?:{re.escape(SOURCE_DIRECTORY)}/|{re.escape(HEADER_DIRECTORY)}/(?:@\w+/)?)"
+)
 
 Chain = tuple[str, ...]  # "file line column" of an instruction, then of each inlined call around it.
 

@@ -186,7 +186,7 @@ class WorkerPool:
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
         scratch.sweep()
-        self._events.emit("worker", what="recycled", reason=why)
+        self._events.emit("worker", what="ended", reason=why)
 
 
 def _end(workers: list[_Worker]) -> None:
@@ -281,18 +281,14 @@ class _Worker:
                 except BrokenPipeError:
                     self._died()
 
-            def exactly(size: int) -> bytes:
-                parts = []
-                while size:
-                    wait(self._out, selectors.EVENT_READ)
-                    part = os.read(self._out.fileno(), min(size, 1 << 20))
-                    if not part:
-                        self._died()
-                    parts.append(part)
-                    size -= len(part)
-                return b"".join(parts)
+            def read_some(size: int) -> bytes:
+                wait(self._out, selectors.EVENT_READ)
+                return os.read(self._out.fileno(), size)
 
-            reply = frames.read(exactly)
+            try:
+                reply = frames.read(read_some)
+            except EOFError:
+                self._died()
             self._served = True
             return reply
 

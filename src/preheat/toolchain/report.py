@@ -9,7 +9,7 @@ from preheat.artifact import Resources
 from preheat.errors import Diagnostic
 from preheat.program import Program
 
-__all__ = ["diagnostics", "localized", "name_faults", "resources", "split_timing"]
+__all__ = ["diagnostics", "localized", "rejected_names", "resources", "split_timing"]
 
 _FRONT = re.compile(
     r"(?P<file>\S.*?)\((?P<line>\d+)\): (?P<severity>[\w ]*?error|warning)(?: #[\w-]+)?: "
@@ -90,7 +90,7 @@ def _line_of(text: str, number: int | None) -> str | None:
     return lines[number - 1].strip() if number and number <= len(lines) else None
 
 
-def name_faults(
+def rejected_names(
     rows: Iterable[Diagnostic], names: Iterable[str], probes: Mapping[str, str]
 ) -> dict[str, str]:
     """Return why the compiler rejected name expressions: its messages, by name.

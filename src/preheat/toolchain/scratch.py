@@ -6,16 +6,14 @@ dies, so a directory whose lock is free is left over, and any process that finds
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from preheat.config import environ
-from preheat.files import Descriptor, opened
+from preheat.files import Descriptor, lock_open_file, opened, others_can_replace
 
 __all__ = ["Scratch", "make", "remove_all", "sweep"]
 
@@ -48,11 +46,8 @@ def make(links: Mapping[str, str]) -> Scratch | None:
         for _ in range(_TRIES):
             try:
                 return _make_in(place, links)
-            except (
-                FileNotFoundError,
-                BlockingIOError,
-            ):  # Another process swept it before it was locked.
-                continue
+            except (FileNotFoundError, BlockingIOError):
+                continue  # Another process swept it before it was locked.
             except OSError:
                 break
     return None
@@ -86,39 +81,28 @@ def sweep() -> None:
         with suppress(OSError), os.scandir(place) as found:
             for entry in found:
                 if entry.name.startswith(_PREFIX):
-                    with suppress(OSError):
-                        _remove_if_free(entry.path)
-
-
-def _remove_if_free(path: str) -> None:
-    with _locked(path):
-        shutil.rmtree(path, ignore_errors=True)
+                    with suppress(OSError), _locked(entry.path):
+                        shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _locked(path: str) -> Descriptor:
     """Return a descriptor that holds the lock of the directory `path`, or raise `OSError`."""
     directory = opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    found = os.fstat(directory)
-    if found.st_uid != os.getuid():
+    if os.fstat(directory).st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user")
-    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if not os.path.samestat(found, os.stat(path)):
-        raise FileNotFoundError(path)
+    lock_open_file(directory, path)
     return directory
 
 
 def _places() -> Iterator[str]:
     """Yield the locations for directories: in memory if possible, else the temporary directory.
 
-    `tempfile.gettempdir` is not used: it takes a lock that a forked child may find held for ever.
+    In such a location, no other user can rename the files of this one. `tempfile.gettempdir`
+    is not used: it takes a lock that a forked child may find held for ever.
     """
     for place in dict.fromkeys(("/dev/shm", environ().get("TMPDIR", ""), "/tmp")):
         with suppress(OSError):
-            if os.path.isabs(place) and _is_safe(os.stat(place)):
+            status = os.stat(place)
+            mine = status.st_uid in (os.geteuid(), 0)
+            if os.path.isabs(place) and mine and not others_can_replace(status):
                 yield place
-
-
-def _is_safe(found: os.stat_result) -> bool:
-    """Return whether no other user can rename our files in a directory with this status."""
-    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return found.st_uid in (os.geteuid(), 0) and (not shared or bool(found.st_mode & stat.S_ISVTX))

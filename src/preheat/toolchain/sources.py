@@ -9,13 +9,13 @@ from pathlib import Path
 from preheat.artifact import Header
 from preheat.program import Program
 
-__all__ = ["HOME", "LABELS", "own_texts", "sources_of"]
+__all__ = ["HEADER_DIRECTORY", "SOURCE_DIRECTORY", "own_texts", "sources_of"]
 
 _OPTIONS = {"-G", "--device-debug", "-lineinfo", "--generate-line-info"}
 
 #: The directories of sources and of headers in debug information. See `worker.py`.
-LABELS = "/preheat"
-HOME = "/proc/self/cwd"
+SOURCE_DIRECTORY = "/preheat"
+HEADER_DIRECTORY = "/proc/self/cwd"
 
 
 def sources_of(
@@ -33,14 +33,14 @@ def sources_of(
         if header.root in roots and header.root not in toolkit:
             text = _text(Path(roots[header.root], header.name), header.digest)
             if text is not None:
-                texts[f"{HOME}/@{header.root}/{header.name}"] = text
+                texts[f"{HEADER_DIRECTORY}/@{header.root}/{header.name}"] = text
     return texts
 
 
 def own_texts(program: Program) -> dict[str, str]:
     """Return the texts of a program by their names in debug information."""
-    texts = {f"{LABELS}/{program.label}": program.source}
-    return texts | {f"{HOME}/{name}": text for name, text in program.headers}
+    texts = {f"{SOURCE_DIRECTORY}/{program.label}": program.source}
+    return texts | {f"{HEADER_DIRECTORY}/{name}": text for name, text in program.headers}
 
 
 def _text(path: Path, digest: str) -> str | None:

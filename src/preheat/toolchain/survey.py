@@ -11,19 +11,18 @@ from typing import NamedTuple
 from preheat.errors import InputError
 from preheat.program import Program
 from preheat.toolchain.evidence import Evidence, FileHasher, Memo
-from preheat.toolchain.includes import QUERIES, Include, includes, line_names, wrappers
+from preheat.toolchain.includes import QUERIES, Include, has_include_macros, includes, line_names
 
-__all__ = ["ABSOLUTE", "HOME", "Place", "Survey"]
+__all__ = ["ABSOLUTE", "SOURCE_PLACE", "Place", "Survey"]
 
 #: The root of names that were included by absolute path.
 ABSOLUTE = "/"
 #: The directory that sources seem to be in, see worker.py. A quoted include searches there first.
-HOME = (ABSOLUTE, "preheat")
+SOURCE_PLACE = (ABSOLUTE, "preheat")
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/pts/")  # Reading some of these never ends.
-_MAX_FILES = (
-    5000  # Scanned before a compile. If there are more, the compiler's report says which matter.
-)
+# The most files to scan before a compile. If there are more, the compiler's report says which matter.
+_MAX_FILES = 5000
 
 Place = tuple[str, str]  # An include root and a name in it.
 
@@ -58,7 +57,7 @@ class Survey:
         directories = {os.path.realpath(roots[label]) for label in toolkit if label in roots}
         self.toolkit_roots = {label for label in roots if os.path.realpath(roots[label]) in directories}
         self.in_memory = dict(program.headers)
-        self.texts = [_Text(HOME, tuple(includes(program.source)))]
+        self.texts = [_Text(SOURCE_PLACE, tuple(includes(program.source)))]
         for name, text in program.headers:
             beside = (ABSOLUTE, os.path.dirname(name).lstrip("/")) if name.startswith("/") else None
             self.texts.append(_Text(beside, tuple(includes(text))))
@@ -160,7 +159,7 @@ class Survey:
         with open(path, encoding="utf-8", errors="replace", newline="") as file:
             text = file.read()
         if not mine:
-            self.macros |= wrappers(text, [*QUERIES, *self.macros])
+            self.macros |= has_include_macros(text, [*QUERIES, *self.macros])
         self.files[place] = _File(
             evidence,
             tuple(includes(text, exact=mine)),

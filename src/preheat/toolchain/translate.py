@@ -59,7 +59,7 @@ class Compiled:
 def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str]) -> Compiled:
     """Compile CUDA C++ with NVRTC.
 
-    Raises `CompileError` if the compiler rejects the program, another `ToolchainError` if it fails.
+    Raises `CompileError` if the compiler rejects the program, `ToolchainError` if it fails itself.
     """
     for directory in program.include:
         if not Path(directory).is_dir():
@@ -77,7 +77,7 @@ def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[
 
 def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[Diagnostic]) -> None:
     """Raise `UnknownEntryError` if name expressions are the only errors."""
-    faults = report.name_faults(rows, program.names, probes)
+    faults = report.rejected_names(rows, program.names, probes)
     kernels, templates = signature.declared(program) if faults else ([], [])
     for name, reason in faults.items():
         if name not in kernels:  # A declared one is overloaded, and the compiler's message is better.

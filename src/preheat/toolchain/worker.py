@@ -38,19 +38,9 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_leave_with_parent, args=(requests,), daemon=True).start()
 
-    def exactly(size: int) -> bytes:
-        parts = []
-        while size:
-            part = os.read(requests, min(size, 1 << 20))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
-
     while select.select([requests], [], [], _IDLE)[0]:
         try:
-            message, blocks = frames.read(exactly)
+            message, blocks = frames.read(functools.partial(os.read, requests))
         except EOFError:
             return
         view = memoryview(frames.encode(*_ANSWERS[message["do"]](message, blocks)))

@@ -68,7 +68,9 @@ def test_merging_loses_nothing_and_adds_nothing(a: Manifest, b: Manifest) -> Non
 def told_apart_by(wanted: ManifestProgram) -> object:
     """Return the parts by which a row of the recordings above differs from another."""
     program = wanted.program
-    return program.source, *((program.asked_include, program.include) if program.may_include else ())
+    return program.source, *(
+        (program.include_spellings, program.include) if program.may_include else ()
+    )
 
 
 def test_equal_programs_are_one_row() -> None:

@@ -44,7 +44,7 @@ def test_a_row_says_how_directories_are_asked_for_where_that_does_not_follow(
     assert digests(again) == digests(manifest.merged())
     text = manifest_file.read_text()
     assert text.count("spelled = ") == 1
-    (asked,) = programs[2].asked_include
+    (asked,) = programs[2].include_spellings
     row = tomllib.loads(text)["program"][0]
     assert (row["include"], row["spelled"]) == (["include"], [asked])
     moved = manifest_file.parents[1] / "usr" / "else"
@@ -62,7 +62,7 @@ def test_a_file_of_a_package_is_asked_for_as_if_it_were_there(
     program = Program.from_file(package / "k.cu", include=[package / "inc"])
     (wanted,) = written(Manifest((ManifestProgram(program),)), tmp_path / "kernels.toml").programs
     assert wanted.program.path is None
-    assert wanted.program.asked_include == ("{file}", "{file}/inc")
+    assert wanted.program.include_spellings == ("{file}", "{file}/inc")
     assert (wanted.program, digest(wanted.program)) == (program, digest(program))
 
 
@@ -81,10 +81,10 @@ def test_a_hand_written_list_is_seen_from_the_file(
         include = ["include"]
         """
     ).programs
-    assert rows[1].program.asked_include == (
+    assert rows[1].program.include_spellings == (
         *("{file}", "{file}/../include", "{file}/deep", "{file}/../../lib"),
     )
-    assert rows[0].program.asked_include == ("{file}", "{file}/../include")
+    assert rows[0].program.include_spellings == ("{file}", "{file}/../include")
 
 
 @pytest.mark.parametrize(

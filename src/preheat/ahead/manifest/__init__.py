@@ -27,9 +27,9 @@ Paths are relative to the directory of the manifest. Generated texts are stored 
 `<manifest>.sources/`, each under a name made from its SHA-256.
 
 A bundle answers an application that asks for the same include directories, spelled as
-`preheat.spelling` describes. Without `spelled`, a directory is taken relative to the `file`, or to the
-working directory where the program has no `file`. Two programs may have equal texts and different
-include directories.
+`preheat.portable_paths` describes. Without `spelled`, a directory is taken relative to the `file`, or
+to the working directory where the program has no `file`. Two programs may have equal texts and
+different include directories.
 
 A manifest that is rewritten keeps the comments, the order and the layout of the file.
 """
@@ -141,7 +141,7 @@ def _mark_ambiguous_titles(items: Iterable[ManifestProgram]) -> tuple[ManifestPr
     include_lists: dict[str, set[tuple[str, ...]]] = {}
     unmarked = [replace(item, ambiguous_title=False) for item in items]
     for item in unmarked:
-        include_lists.setdefault(item.title, set()).add(item.program.asked_include)
+        include_lists.setdefault(item.title, set()).add(item.program.include_spellings)
     return tuple(replace(item, ambiguous_title=len(include_lists[item.title]) > 1) for item in unmarked)
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from preheat.arch import Arch
 from preheat.errors import InputError
+from preheat.portable_paths import format_spellings
 from preheat.program import Program
-from preheat.spelling import format_spellings
 
 __all__ = ["GraphKeys", "ManifestProgram", "UnreadableProgram", "key_literal", "printable"]
 
@@ -43,7 +43,7 @@ class ManifestProgram:
         """
         details = [", ".join(self.program.names)]
         if self.ambiguous_title:
-            details.append(f"include {format_spellings(self.program.asked_include) or '-'}")
+            details.append(f"include {format_spellings(self.program.include_spellings) or '-'}")
         suffix = "; ".join(filter(None, details))
         return f"{self.program.label} ({suffix})" if suffix else self.program.label
 
@@ -57,7 +57,7 @@ class ManifestProgram:
         p = self.program
         directories = p.include if p.may_include else ()
         text = (p.label, p.language, p.source, p.options, p.headers, p.names)
-        return *text, p.asked_include, directories
+        return *text, p.include_spellings, directories
 
     def merged(self, other: ManifestProgram) -> ManifestProgram:
         """Return the union of two entries of equal identity."""

@@ -22,8 +22,8 @@ from preheat.arch import Arch
 from preheat.cache.bundle import MAGIC
 from preheat.errors import InputError, did_you_mean
 from preheat.files import read_whole
+from preheat.portable_paths import is_spelling, spelled_in_manifest
 from preheat.program import Program
-from preheat.spelling import is_spelling, spelled_in_manifest
 
 __all__ = ["DIGEST_DIGITS", "VERSION", "Reader", "language_of", "sha256"]
 

@@ -13,8 +13,8 @@ from preheat.cache.publish import publish
 from preheat.errors import InputError
 from preheat.files import read_whole
 from preheat.locks import no_fork
+from preheat.portable_paths import FILE, spelled_in_manifest
 from preheat.program import Program
-from preheat.spelling import FILE, spelled_in_manifest
 
 __all__ = ["write_manifest"]
 
@@ -144,10 +144,7 @@ class _Writer:
 
 def _publish(path: str, blob: bytes) -> None:
     """Write a file in one step, so that no reader sees a part. An equal file is left alone."""
-    if os.path.exists(path):
-        if not os.path.isfile(path):  # A rename would replace even a device.
-            raise InputError(f"cannot write {path}: it exists and is not a file")
-        if Path(path).read_bytes() == blob:
-            return
+    if os.path.isfile(path) and Path(path).read_bytes() == blob:
+        return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     publish(Path(path), [blob])

@@ -1,4 +1,4 @@
-"""Spellings of include directories: the same text wherever a program is installed.
+"""Portable paths of include directories, called spellings: the same text on every machine.
 
 Include directories are part of the key of a request in a bundle. Their absolute paths differ from one
 machine to the next, so each directory is spelled relative to a base that the program knows:

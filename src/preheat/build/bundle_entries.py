@@ -1,4 +1,4 @@
-"""Bundles as a tier: what a bundle holds for a request, and the bundles that are mounted."""
+"""What a bundle holds for a request, and the bundles that are mounted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,19 @@ from preheat.events import Events
 from preheat.key import Part, include_parts
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 
-__all__ = ["BundleEntry", "BundleTier", "code_keys", "decode_entry", "entries_of", "entry_meta", "read"]
+__all__ = [
+    "BundleEntry",
+    "MountedBundles",
+    "code_keys",
+    "decode_entry",
+    "entries_of",
+    "entry_meta",
+    "read",
+]
 
 _NONE: Mapping[str, Artifact] = MappingProxyType({})
-_KIND = "promise"  # the kind of such an entry in the file; artifacts in the same file have another kind
+# Stored in every bundle, so the word cannot change. The artifacts in a bundle have another kind.
+_ENTRY_KIND = "promise"
 
 
 @dataclass(frozen=True)
@@ -31,9 +40,9 @@ class BundleEntry:
 
     `key` is the digest of the `bundle_key` of the request. `entries` are the kernels that the manifest
     names. `note` says why no cache can keep the artifact, where that is so. `include` is the part of
-    the request that `artifact` does not contain: the include directories as `preheat.spelling` spells
-    them, empty for a program that includes no file. It is None in a bundle that was baked before
-    include directories were part of requests.
+    the request that `artifact` does not contain: the include directories as portable paths, empty for a
+    program that includes no file. It is None in a bundle that was baked before include directories were
+    part of requests.
     """
 
     key: str
@@ -56,7 +65,7 @@ class BundleEntry:
         """
         artifact = replace(self.artifact, provenance=Provenance(), sources={})
         meta = {
-            "kind": _KIND,
+            "kind": _ENTRY_KIND,
             "label": artifact.label,
             "arch": str(artifact.arch),
             "entries": self.entries,
@@ -104,7 +113,7 @@ def entry_meta(bundle: Bundle, key: str) -> dict[str, Any] | None:
     """Return the metadata of an entry; None when there is none under `key`, or it is an artifact."""
     blob = bundle.get(key)
     meta = {} if blob is None else codec.unpack_checked(blob).meta
-    return meta if meta.get("kind") == _KIND else None
+    return meta if meta.get("kind") == _ENTRY_KIND else None
 
 
 def decode_entry(
@@ -136,10 +145,11 @@ def _artifact(bundle: Bundle, digest: str) -> Artifact:
     return Artifact.decode(digest, *codec.unpack_checked(blob))
 
 
-class BundleTier:
+class MountedBundles:
     """The mounted bundles, in the order in which they are asked.
 
-    `rejected` has the reason for every bundle in the settings that cannot be mounted.
+    They are not a `Tier` of the chain, because their keys name no compiler. `rejected` has the reason
+    for every bundle in the settings that cannot be mounted.
     """
 
     def __init__(self, events: Events, *, trust: bool) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.errors import InputError
+from preheat.portable_paths import format_spellings, is_spelling, spelled, spelled_in_manifest
 from preheat.program import Program
-from preheat.spelling import format_spellings, is_spelling, spelled, spelled_in_manifest
 
 INCLUDING = '#include "cfg.h"\n'
 
@@ -60,7 +60,7 @@ def test_the_python_file_that_asks_is_the_one_that_calls_preheat(tmp_path: Path)
         )
         exec(code, {"Program": Program}, names)
         reported = "{caller}/inc" if file == "a.py" else str(tmp_path / "inc")
-        assert names["p"].asked_include == (reported,)
+        assert names["p"].include_spellings == (reported,)
 
 
 def test_an_installed_package_is_spelled_from_where_packages_are(
@@ -146,9 +146,9 @@ def test_another_include_list_by_replacing_it_has_spellings_of_its_own() -> None
     from dataclasses import replace
 
     program = Program.of(INCLUDING, include=["a", "/opt/b"])
-    assert program.asked_include == ("{cwd}/a", "/opt/b")
+    assert program.include_spellings == ("{cwd}/a", "/opt/b")
     other = replace(program, include=("/opt/b", "/opt/c"))
-    assert other.asked_include == ("/opt/b", "/opt/c")
+    assert other.include_spellings == ("/opt/b", "/opt/c")
     assert other == Program.of(INCLUDING, include=["/opt/b", "/opt/c"])
 
 
