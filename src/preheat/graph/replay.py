@@ -119,7 +119,7 @@ class Replayer:
             stack.check_replay(self.work.title, self.work.buffers)
         values = [self.work.pack(name, value) for name, value in scalars.items()]
         stream = self._replay_stream(given)
-        if self.context.order.in_foreign_capture(stream):
+        if self.context.order.is_capturing(stream):
             raise CaptureError(
                 f"{self.work.title} cannot be replayed inside another library's capture",
                 where=caller(),

@@ -54,10 +54,10 @@ def memory_of(value: Any, device: base.Device) -> Memory | None:
     kind = tensor_kind(value)
     if kind is None or (kind.library == "numpy" and device.dlpack[0] != ON_HOST):
         return None
-    found = kind.read(value, UNORDERED)
-    if not found.reaches(device.dlpack):
+    operand = kind.read(value, UNORDERED)
+    if not operand.is_usable_on(device.dlpack):
         return None
-    return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(found.address),))
+    return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(operand.address),))
 
 
 def address_range(array: Any) -> range:
@@ -67,8 +67,8 @@ def address_range(array: Any) -> range:
     kind = tensor_kind(array)
     if kind is None:
         return range(0)
-    found = kind.read(array, UNORDERED)
-    return range(found.address, found.address + found.nbytes)
+    operand = kind.read(array, UNORDERED)
+    return range(operand.address, operand.address + operand.nbytes)
 
 
 def _strides(value: Any) -> tuple[int, ...] | None:

@@ -322,11 +322,11 @@ class _Product(Call):
         self._add = add
 
     def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
-        if self.context.order.in_foreign_capture(stream):
+        if self.context.order.is_capturing(stream):
             self._call(self._blas._handle_in_foreign_capture(stream), *arguments.values)
             return
         handle = self._blas._handle_of(stream)
-        with self.context.order.section(stream, {handle.workspace.buffer.uses: True}, captured=False):
+        with self.context.order.section(stream, {handle.workspace.buffer.uses: True}, capturing=False):
             self._call(handle, *arguments.values)
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:

@@ -198,9 +198,9 @@ def _require_here(gpu: Gpu, name: str, array: Any) -> None:
         usable = array.buffer.context is context
         what = repr(array)
     else:
-        found = foreign_operand(name, array)
-        usable = found.reaches(context.device.dlpack)
-        what = "in host memory" if found.device[0] == ON_HOST else f"on GPU {found.device[1]}"
+        foreign = foreign_operand(name, array)
+        usable = foreign.is_usable_on(context.device.dlpack)
+        what = "in host memory" if foreign.device[0] == ON_HOST else f"on GPU {foreign.device[1]}"
     if not usable:
         hint = "copy it to the device first: gpu.array(…)"
         raise InputError(f"{name} is {what}, which kernels on {gpu.name} cannot use", hint=hint)
