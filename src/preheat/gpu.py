@@ -255,7 +255,7 @@ class Gpu:
         """Wait for all work on the device, and raise its errors."""
         self._context.synchronize()
 
-    # GraphCache
+    # Graphs
 
     def capture(
         self,
@@ -466,11 +466,11 @@ def device(
     given = {"arch": arch, "patience": patience, "schedule": schedule, "sanitize": sanitize}
     settings = {setting: value for setting, value in given.items() if value is not None}
     with _opening:
-        offer = registry.find(config.device if which is None else which, settings, config)
-        if offer.name not in _open:
-            opened = offer.open()
+        description = registry.find(config.device if which is None else which, settings, config)
+        if description.name not in _open:
+            opened = description.open()
             builder = default_builder(cache_dir)
-            _open[offer.name] = Gpu(
+            _open[description.name] = Gpu(
                 opened,
                 builder,
                 jit=config.jit if jit is None else jit,
@@ -478,7 +478,7 @@ def device(
                 reload=config.reload,
                 replay_options=_replay_options(config, builder.events),
             )
-        gpu = _open[offer.name]
+        gpu = _open[description.name]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
         if wanted is not None and getattr(gpu, name) != wanted:
             raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=_SAME)
