@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,9 +26,8 @@ from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
-from preheat.graph.cache import WARM
 from preheat.graph.warmers import Warmable
-from preheat.runtime.active_capture import LOAD
+from preheat.runtime.active_capture import LOAD, WARM_GRAPHS
 from preheat.runtime.code import Code
 from preheat.runtime.session import Session
 
@@ -65,7 +64,7 @@ def warm(gpu: Gpu, sources: Iterable[WarmSource], jobs: int | None = None) -> Wa
     session = gpu._session
     session.context.require_alive()
     session.context.refuse_in_capture(LOAD)
-    session.context.refuse_in_capture(WARM)
+    session.context.refuse_in_capture(WARM_GRAPHS)
     return _WarmUp(gpu, session).run(sources, jobs)
 
 
@@ -234,7 +233,9 @@ class _WarmUp:
         """Capture the keys of a name, with the largest first if they can be sorted."""
         title = f"graph {name!r}"
         read = [self._attempt(f"{title}, {text}", partial(_parse_key, text)) for text in texts]
-        keys = _largest_first([key[0] for key in read if key is not None])
+        keys = [key[0] for key in read if key is not None]
+        with suppress(TypeError):  # Keys of different types have no order.
+            keys = sorted(keys, reverse=True)
         graphs = self._attempt(title, partial(self._warmable, name, len(keys)))
         if graphs is None:
             return
@@ -306,10 +307,3 @@ def _parse_key(text: str) -> tuple[Any]:
         return (ast.literal_eval(text),)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise InputError("this is not a Python literal") from None
-
-
-def _largest_first(keys: list[Any]) -> list[Any]:
-    try:
-        return sorted(keys, reverse=True)
-    except TypeError:
-        return keys

@@ -595,7 +595,7 @@ def test_closing_a_pool_closes_what_it_handed_out(faulty: FaultyGpu) -> None:
     for stale in (graph, scratchy):
         with pytest.raises(StaleGraphError):
             stale.replay()
-    with pytest.raises(InputError, match="this pool is closed: 256 bytes were calls for"):
+    with pytest.raises(InputError, match="this pool is closed: 256 bytes were asked for"):
         bytes_of(pool, 1)
     with pytest.raises(InputError, match="this pool is closed: a frame was to begin"):
         pool.frame().__enter__()

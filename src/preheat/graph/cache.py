@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -20,20 +19,20 @@ from preheat.errors import (
 )
 from preheat.graph import trees
 from preheat.graph.cache_entries import Entries, EntryKey
-from preheat.graph.cache_report import CacheReport, count
+from preheat.graph.cache_report import CacheReport
 from preheat.graph.cached_graph import CAPTURED, Body, CachedGraph, Step
 from preheat.graph.graph import Graph
 from preheat.graph.keys import key_of, stable_repr
 from preheat.graph.warmers import Warmable, Warmers
-from preheat.runtime.active_capture import Operation
+from preheat.messages import count
+from preheat.runtime.active_capture import WARM_GRAPHS
 from preheat.runtime.context import Context
+from preheat.runtime.host import integer
 
-__all__ = ["WARM", "GraphCache"]
+__all__ = ["GraphCache"]
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[[Any], object])
-
-WARM = Operation("warming graphs", "warm before the capture")
 
 
 class GraphCache:
@@ -61,7 +60,7 @@ class GraphCache:
         warmers: Warmers,
         key_text: Callable[[Any], str],
     ) -> None:
-        self.capacity = _capacity(capacity)
+        self.capacity = integer(capacity, "a number of graphs", least=1, hint="capacity=1 or more")
         self.name = _name(name)
         self.checked = checked
         self.title = "graphs"
@@ -156,7 +155,7 @@ class GraphCache:
 
     def warm_steps(self, steps: Sequence[Step], owner: object) -> None:
         """Capture the steps without a graph, in this order; see `warm`."""
-        self._context().refuse_in_capture(WARM)
+        self._context().refuse_in_capture(WARM_GRAPHS)
         wanted: dict[Hashable, Step] = {}
         for step in steps:
             wanted.setdefault(step.key, step)
@@ -332,16 +331,6 @@ class _Failure(NamedTuple):
     def kind(self) -> tuple[object, ...]:
         """What tells one kind of failure from another."""
         return (self.error, self.where)
-
-
-def _capacity(given: Any) -> int:
-    try:
-        capacity = operator.index(given)
-    except TypeError:
-        raise InputError(f"{given!r} is not a number of graphs", hint="capacity=1 or more") from None
-    if capacity < 1:
-        raise InputError(f"a cache of {capacity} graphs can hold none", hint="capacity=1 or more")
-    return capacity
 
 
 def _name(given: Any) -> str | None:

@@ -157,7 +157,7 @@ class ArgumentReader:
             if tensor_kind(given) is not None:
                 raise TypeError("its memory is not on this device")
             if _compares_by_identity(given):
-                raise TypeError("it is equal to itself alone, whatever is in it")
+                raise TypeError("it is compared by identity, so changes of its contents go unnoticed")
             hash(given)
         except TypeError as bad:
             what = f"{self._title}: an argument of type {type(given).__name__}"

@@ -257,7 +257,7 @@ class Capture:
         self.libraries |= arguments.libraries
         self.arrays |= dict.fromkeys(arguments.arrays.values())
         for uses, write in arguments.uses.items():
-            self.uses[uses] = write or self.uses.get(uses, False)
+            add_use(self.uses, uses, write=write)
 
     def _use(self, array: Array, *, write: bool) -> None:
         self.arrays[array] = None

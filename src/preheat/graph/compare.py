@@ -1,4 +1,4 @@
-"""Comparison of two captures of one step, which gives the second other memory and other values."""
+"""Comparison of two captures of one step, although each gets different memory."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Returned(NamedTuple):
 class MemoryNames(NamedTuple):
     """Names for memory that was handed out inside two captures, common to both.
 
-    `given` has a name for each order of appearance and description. Memory in `shared` needs no name:
+    `names` has a name for each order of appearance and description. Memory in `shared` needs no name:
     both captures use it.
     """
 
-    given: dict[tuple[int, str], int]
+    names: dict[tuple[int, str], int]
     shared: set[int | None]
 
 
@@ -54,8 +54,8 @@ class CaptureMemory:
         if self._since is None or generation <= self._since or generation in self._names.shared:
             return generation
         order = self._order.setdefault(generation, len(self._order))
-        given = self._names.given
-        return given.setdefault((order, text), -1 - len(given))
+        names = self._names.names
+        return names.setdefault((order, text), -1 - len(names))
 
     def node(self, node: Node) -> Node:
         """Return a node with names in place of the generations of such memory."""

@@ -106,7 +106,7 @@ class Blas:
         self.math = math
         self.version = found.version
         self._library = _Library(gpu._context, found.cublas)
-        self._making = threading.RLock()
+        self._lock = threading.RLock()  # A forked child cannot use a GPU, so it never takes the lock.
         self._handles: dict[int, _Handle] = {}  # by stream id, the most recently used last
         # With the captures that use them.
         self._captured: list[tuple[weakref.ref[ActiveCapture], _Handle]] = []
@@ -122,7 +122,7 @@ class Blas:
         context = self._library.context
         context.require_alive(_RECREATE)
         context.refuse_in_capture(ALLOCATE)
-        with self._making:
+        with self._lock:
             self._prune()
             while len(self._ready) < count:
                 workspace = Array.new(context, (self._workspace_size,), DTYPES["uint8"], context.stream)
@@ -148,7 +148,7 @@ class Blas:
 
     def _handle_of(self, stream: base.Stream) -> _Handle:
         """Return the handle of a stream."""
-        with self._making:
+        with self._lock:
             found = self._handles.pop(stream.id, None)
             if found is None:
                 if not self._ready:
@@ -163,7 +163,7 @@ class Blas:
 
     def _handle_in_foreign_capture(self, stream: base.Stream) -> _Handle:
         """Return the handle for the capture of another library, whose graph keeps the handle."""
-        with self._making:
+        with self._lock:
             found = self._retained.get(stream.id)
             if found is None:
                 if not self._ready:
@@ -174,7 +174,7 @@ class Blas:
 
     def _handle_in_capture(self, capture: ActiveCapture) -> _Handle:
         """Return the handle for a capture of preheat."""
-        with self._making:
+        with self._lock:
             for owner, handle in self._captured:
                 if owner() is capture:
                     return handle

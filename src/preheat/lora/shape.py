@@ -22,8 +22,8 @@ INPUT_OF = {
 #: The weights that have LoRA adapters.
 ADAPTED = ("q", "k", "v")
 
-# The largest products of sizes. Kernels take each of the first five products as one number. The last
-# two are sizes of weights, whose gradients must not have more tiles than one launch of `gemm` computes.
+# Upper limits of products. Kernels take each of the first five products as one int. The last two limit
+# the tiles of a weight gradient to those that one launch of `gemm` computes.
 _PRODUCTS = {
     ("heads", "max_seq"): axes.MAX_LINES,
     ("heads", "max_seq", "max_seq"): elementwise.MAX_ELEMENTS,
@@ -153,7 +153,7 @@ class Shape:
         return norms | ({} if self.frozen else self.base) | self._adapters
 
     @property
-    def given(self) -> dict[str, tuple[int, ...]]:
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the inputs of a backward step by name: weights and saved activations.
 
         docs/lora.md describes each of them.

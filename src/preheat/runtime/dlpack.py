@@ -86,8 +86,8 @@ class _Export(NamedTuple):
 
 # Exports by number until the consumer calls the deleter.
 _exports: dict[int, _Export] = {}
-# Capsules with those numbers until they are consumed. They have no destructor, because it would run
-# Python code, and after a consumer has raised an error that would lose the error.
+# Capsules with those numbers until they are consumed. They have no destructor: it would run Python
+# code, and that would discard an exception that is being raised.
 _unconsumed_capsules: deque[tuple[int, Any]] = deque()
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "packer", "shape_of",
+    "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "integer", "packer",
+    "shape_of",
 ]  # fmt: skip
 
 _FORMATS = {
@@ -126,6 +127,17 @@ def shape_of(shape: object) -> tuple[int, ...]:
     return extents
 
 
+def integer(value: Any, what: str, *, least: int | None = None, hint: str | None = None) -> int:
+    """Return `value` as an int; `InputError` if it is not `what`, such as "a number of bytes"."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(f"{value!r} is not {what}: it must be an integer", hint=hint) from None
+    if least is not None and number < least:
+        raise InputError(f"{number} is not {what}: it must be at least {least}", hint=hint)
+    return number
+
+
 def host_bytes(host: np.ndarray[Any, Any]) -> memoryview:
     """Return the bytes of a contiguous array."""
     flat: Any = host.reshape(-1)
@@ -195,7 +207,10 @@ def _check_range(host: np.ndarray[Any, Any], dtype: DType) -> None:
 
 
 def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """Return the bits of a type that NumPy lacks: raw bits as they are, numbers rounded."""
+    """Return the bits of a type that NumPy lacks: raw bits as they are, numbers rounded.
+
+    This is `bfloat16_bytes` for arrays. A launch with one number does not import NumPy.
+    """
     import numpy
 
     if host.dtype.kind in "Vu" and host.dtype.itemsize == dtype.size:

@@ -199,10 +199,8 @@ class Call(ABC):
         here = self.context.device
         name = type(tensor).__name__
         if not operand.is_usable_on(here.dlpack):
-            on_host = operand.device[0] == ON_HOST
-            where = "host memory" if on_host else f"GPU {operand.device[1]}"
-            hint = "copy it first: gpu.array(…)" if on_host else None
-            raise ArgumentMismatch(f"{name} is in {where}, the kernel is on {here.name}", hint)
+            hint = "copy it first: gpu.array(…)" if operand.device[0] == ON_HOST else None
+            raise ArgumentMismatch(f"{name} is in {operand.place}, the kernel is on {here.name}", hint)
         if param.dtypes is not None and operand.dtype not in (None, *param.dtypes):
             raise ArgumentMismatch(f"{param.title} cannot take a {name} of {operand.dtype}")
         if not operand.writable and param.writes and param.parameter.type is not None:

@@ -126,5 +126,5 @@ class Buffer:
 
 
 def next_generation() -> int:
-    """Return a generation between those of all existing and all later allocations."""
+    """Return a number above the generation of every existing allocation and below every later one."""
     return next(_generations)

@@ -65,6 +65,11 @@ class Operand(NamedTuple):
         return self.device == device or (device[0] == ON_GPU and self.device[0] in _MANAGED)
 
     @property
+    def place(self) -> str:
+        """Where the memory is, for messages."""
+        return "host memory" if self.device[0] == ON_HOST else f"the memory of GPU {self.device[1]}"
+
+    @property
     def start(self) -> int:
         """The address of the lowest element."""
         return self.address - self.offset
