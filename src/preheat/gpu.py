@@ -147,11 +147,11 @@ class Gpu:
             # This is a `ModuleRequest` unless an argument has another form, which it gets below.
             request = (source, label, options, include, None, names, arch, strict, "")
             try:
-                found = self._session.kernels.get((request, name))
+                entry = self._session.kernels.get((request, name))
             except TypeError:  # An argument is a list, which cannot be part of a key either.
-                found = None
-            if found is not None and (found.files is None or not found.files.changed()):
-                return found.value
+                entry = None
+            if entry is not None and (entry.files is None or not entry.files.changed()):
+                return entry.value
         check_name("a kernel", name)
         try:
             return self._session.kernel(
@@ -233,9 +233,9 @@ class Gpu:
                 f"a scalar cannot be called {name!r}: graph.replay({name}=…) means something else"
             )
         kind = dtype_of(dtype)
-        made = Scalar(Buffer(self._context, kind.size, self._context.stream), kind, name)
-        made.set(value)
-        return made
+        scalar = Scalar(Buffer(self._context, kind.size, self._context.stream), kind, name)
+        scalar.set(value)
+        return scalar
 
     # Streams
 

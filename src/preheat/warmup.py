@@ -93,8 +93,8 @@ class _WarmUp:
         return self._report(lost=lost)
 
     def _report(self, *, lost: bool) -> WarmReport:
-        given: dict[str, Any] = {**self._counts, **self._seconds}
-        report = WarmReport(**given)
+        numbers: dict[str, Any] = {**self._counts, **self._seconds}
+        report = WarmReport(**numbers)
         failures = self._failures
         self._failures = []
         for _, error in failures:
@@ -155,12 +155,12 @@ class _WarmUp:
         for bundle in (each for each in sources if isinstance(each, Bundle)):
             for digest in bundle.digests():
                 what = f"{bundle.path.name}, entry {digest[:12]}"
-                found = self._attempt(what, partial(_entry_for, bundle, digest, ranks))
-                if found is None:
+                entry = self._attempt(what, partial(_entry_for, bundle, digest, ranks))
+                if entry is None:
                     continue
-                known = best.setdefault(_request_without_arch(found), found)
-                if ranks[found.artifact.arch] < ranks[known.artifact.arch]:
-                    best[_request_without_arch(found)] = found
+                previous = best.setdefault(_request_without_arch(entry), entry)
+                if ranks[entry.artifact.arch] < ranks[previous.artifact.arch]:
+                    best[_request_without_arch(entry)] = entry
         self._counts.update(programs=len(best), hits=len(best))
         return [_LoadableCode(Code(each.artifact), each.entries) for each in best.values()]
 
@@ -180,10 +180,10 @@ class _WarmUp:
         ready = []
         missing = []
         for job in jobs:
-            found = self._attempt(str(job), partial(self._stored, job))
-            if found:
-                ready.append(_LoadableCode(found[0], job.wanted.entries))
-            elif found is not None:
+            stored = self._attempt(str(job), partial(self._stored, job))
+            if stored:
+                ready.append(_LoadableCode(stored[0], job.wanted.entries))
+            elif stored is not None:
                 missing.append(job)
         self._counts["hits"] += len(ready)
         return ready + self._compile(missing, at_once)
@@ -191,8 +191,8 @@ class _WarmUp:
     def _stored(self, job: _Job) -> list[Code]:
         """Return the stored code of a program in a list, which is empty without any."""
         arch = self._context.device.arch if job.target is None else job.target
-        found = self._builder.lookup(job.wanted.program, arch, exact=job.target is not None).artifact
-        return [] if found is None else [Code(found, job.wanted.program)]
+        artifact = self._builder.lookup(job.wanted.program, arch, exact=job.target is not None).artifact
+        return [] if artifact is None else [Code(artifact, job.wanted.program)]
 
     def _compile(self, jobs: Sequence[_Job], at_once: int) -> list[_LoadableCode]:
         make = [partial(self._session.code, job.wanted.program, job.target) for job in jobs]
@@ -292,8 +292,8 @@ def _entry_for(bundle: Bundle, digest: str, ranks: Mapping[Arch, int]) -> Bundle
     meta = entry_meta(bundle, digest)
     if meta is None or Arch.parse(meta.get("arch", "")) not in ranks:
         return None
-    found = decode_entry(bundle, digest, meta)
-    return found if found.artifact.arch in ranks else None
+    entry = decode_entry(bundle, digest, meta)
+    return entry if entry.artifact.arch in ranks else None
 
 
 def _request_without_arch(entry: BundleEntry) -> object:

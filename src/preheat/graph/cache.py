@@ -97,8 +97,8 @@ class GraphCache:
         `report`. A `CaptureWarning` says so once for each reason. An error that the device does not
         survive is raised. Inside a capture the body becomes part of that capture.
         """
-        made: R = self.run_step(key_of(key), lambda _: body(), owner=owner, copy=copy)
-        return made
+        result: R = self.run_step(key_of(key), lambda _: body(), owner=owner, copy=copy)
+        return result
 
     def run_step(
         self, key: Hashable, body: Body[Any], arrays: Sequence[Any] = (), *, owner: object, copy: bool
@@ -121,11 +121,11 @@ class GraphCache:
                 if cached.usable:
                     raise
                 entries.drop(entry, cached)
-        made = body(arrays)
+        result = body(arrays)
         entries.record_run(entry)
         if failure is not None:  # Only now: an error of the body itself is raised by its run above.
             self._warn(entry, failure)
-        return trees.copy_arrays(made) if copy else made
+        return trees.copy_arrays(result) if copy else result
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
         """Replay the graph of `key` with scalars as in `Graph.replay`; return False without a graph."""
@@ -252,8 +252,8 @@ class GraphCache:
 
     def __repr__(self) -> str:
         checked = ", checked" if self.checked else ""
-        held = len(self._entries.graphs)  # without the lock: a debugger may ask at any time
-        return f"<GraphCache on {self.device.name}: {held} of {self.capacity} graphs{checked}>"
+        graphs = len(self._entries.graphs)  # without the lock: a debugger may ask at any time
+        return f"<GraphCache on {self.device.name}: {graphs} of {self.capacity} graphs{checked}>"
 
     def _entry_key(self, key: Hashable, owner: object) -> EntryKey:
         return self._entries.entry_key(key_of(key), owner)
@@ -271,15 +271,15 @@ class GraphCache:
         cached: CachedGraph | None = None
         failure: _Failure | None = None
         try:
-            made = CachedGraph.capture(partial(self._new_graph, entry.key), step)
+            captured = CachedGraph.capture(partial(self._new_graph, entry.key), step)
         except Exception as error:
             if pending.context.lost is not None or _is_fatal(error):
                 raise
             where = error.where if isinstance(error, CaptureError) else None
             failure = _Failure(_failure_text(error), type(error), where)
         else:
-            made.require_unwritten()
-            cached = made
+            captured.require_unwritten()
+            cached = captured
         finally:
             reason = None if failure is None else failure.reason
             evicted = self._entries.end_capture(entry, pending, cached, reason)
@@ -296,9 +296,9 @@ class GraphCache:
     def _warn(self, entry: EntryKey, failure: _Failure) -> None:
         """Warn at the caller's line that a step runs without a graph, once for each kind of failure."""
         with self._entries.lock:
-            known = failure.kind in self._warned
+            warned = failure.kind in self._warned
             self._warned.add(failure.kind)
-        if not known:
+        if not warned:
             warn_caller(
                 CaptureWarning(
                     f"{stable_repr(entry.key)} cannot be captured and runs without a graph: "
@@ -348,9 +348,9 @@ def _with_key(body: Callable[[Any], R], key: Any, arrays: Sequence[Any]) -> R:
 def _largest_first(keys: Iterable[Any]) -> list[Any]:
     if not isinstance(keys, Iterable):
         raise InputError(f"{keys!r} is not a collection of keys", hint=f"use [{keys!r}]")
-    known = dict.fromkeys(map(key_of, keys))
+    unique = dict.fromkeys(map(key_of, keys))
     try:
-        return sorted(known, reverse=True)
+        return sorted(unique, reverse=True)
     except TypeError as bad:
         raise InputError(f"keys to warm must have an order: {bad}") from None
 

@@ -59,14 +59,14 @@ class CaptureMemory:
 
     def node(self, node: Node) -> Node:
         """Return a node with names in place of the generations of such memory."""
-        made = copy.copy(node)
-        made._arguments = tuple(map(self._argument, node.arguments))
-        return made
+        copied = copy.copy(node)
+        copied._arguments = tuple(map(self._argument, node.arguments))
+        return copied
 
-    def _argument(self, given: Argument) -> Argument:
-        if given.generation is None:
-            return given
-        return replace(given, generation=self._name(given.generation, str(given)))
+    def _argument(self, argument: Argument) -> Argument:
+        if argument.generation is None:
+            return argument
+        return replace(argument, generation=self._name(argument.generation, str(argument)))
 
     def returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> Returned:
         """Describe a returned item likewise. With `foreign` nodes, any memory of a library counts."""

@@ -154,21 +154,21 @@ class Pool:
         """Take what the last span of scratch memory lacks, if that is free, or a whole new span."""
         if self._scratch.spans:
             lacking = need - self._scratch.unused
-            found = self._arena.free.take(lacking, after=self._scratch.spans[-1])
-            if found is not None:
+            span = self._arena.free.take(lacking, after=self._scratch.spans[-1])
+            if span is not None:
                 self._count_taken(lacking, capture)
-                return found
+                return span
         return self._take(need, capture)
 
     def _take(self, size: int, capture: ActiveCapture | None) -> Span:
-        found = self._arena.free.take(size)
-        if found is None and capture is not None:
+        span = self._arena.free.take(size)
+        if span is None and capture is not None:
             raise self._no_room_error(size, capture)
-        if found is None:
+        if span is None:
             self._arena.grow(max(size, _MIN_BLOCK))
             return self._take(size, capture)
         self._count_taken(size, capture)
-        return found
+        return span
 
     def _count_taken(self, size: int, capture: ActiveCapture | None) -> None:
         if capture is not None:

@@ -73,9 +73,9 @@ class RecordedWork:
         """Return the bytes of a value for the scalar `name`."""
         scalar = self.scalars.get(name)
         if scalar is None:
-            known = ", ".join(self.scalars) or "none"
+            names = ", ".join(self.scalars) or "none"
             raise InputError(
-                f"{self.title} uses no scalar called {name!r}; it uses: {known}",
+                f"{self.title} uses no scalar called {name!r}; it uses: {names}",
                 hint=did_you_mean(name, self.scalars)
                 or f"gpu.scalar(…, name={name!r}), given to a captured kernel",
             )
@@ -112,13 +112,13 @@ def _current_stream(library: str, device: base.Device) -> int:
 
 
 def _scalars_by_name(arrays: Iterable[Array]) -> dict[str, Scalar]:
-    found: dict[str, Scalar] = {}
+    scalars: dict[str, Scalar] = {}
     for array in arrays:
         if not isinstance(array, Scalar) or array.name is None:
             continue
-        if found.setdefault(array.name, array).buffer is not array.buffer:
+        if scalars.setdefault(array.name, array).buffer is not array.buffer:
             raise CaptureError(
                 f"two scalars of this graph are called {array.name!r}",
                 hint="give each a name of its own: graph.replay() sets scalars by name",
             )
-    return found
+    return scalars

@@ -149,28 +149,28 @@ class Blas:
     def _handle_of(self, stream: base.Stream) -> _Handle:
         """Return the handle of a stream."""
         with self._lock:
-            found = self._handles.pop(stream.id, None)
-            if found is None:
+            handle = self._handles.pop(stream.id, None)
+            if handle is None:
                 if not self._ready:
                     self.reserve()
-                found = self._bind(stream)
-            self._handles[stream.id] = found
+                handle = self._bind(stream)
+            self._handles[stream.id] = handle
             self._prune()
             if not self._ready:
                 with suppress(CaptureError):  # A capture of another thread forbids allocations.
                     self.reserve()
-            return found
+            return handle
 
     def _handle_in_foreign_capture(self, stream: base.Stream) -> _Handle:
         """Return the handle for the capture of another library, whose graph keeps the handle."""
         with self._lock:
-            found = self._retained.get(stream.id)
-            if found is None:
+            handle = self._retained.get(stream.id)
+            if handle is None:
                 if not self._ready:
                     raise _no_workspace()
-                found = self._retained[stream.id] = self._bind(stream)
-                stream.retain(found)
-            return found
+                handle = self._retained[stream.id] = self._bind(stream)
+                stream.retain(handle)
+            return handle
 
     def _handle_in_capture(self, capture: ActiveCapture) -> _Handle:
         """Return the handle for a capture of preheat."""

@@ -170,22 +170,22 @@ class Shape:
 
     @property
     def _adapters(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name in ADAPTED if self.lora_rank else ():
-            found[f"{name}_a"] = self.hidden, self.lora_rank
-            found[f"{name}_b"] = self.lora_rank, self.base[name][1]
-        return found
+            shapes[f"{name}_a"] = self.hidden, self.lora_rank
+            shapes[f"{name}_b"] = self.lora_rank, self.base[name][1]
+        return shapes
 
     @property
     def _multiplied(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the activations that trained weights were multiplied with."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         if not self.frozen:
-            found = {saved: (self.max_seq, self.base[name][0]) for name, saved in INPUT_OF.items()}
+            shapes = {saved: (self.max_seq, self.base[name][0]) for name, saved in INPUT_OF.items()}
         if self.lora_rank:
-            found["normed1"] = self.max_seq, self.hidden
-            found |= {f"{name}_low": (self.max_seq, self.lora_rank) for name in ADAPTED}
-        return found
+            shapes["normed1"] = self.max_seq, self.hidden
+            shapes |= {f"{name}_low": (self.max_seq, self.lora_rank) for name in ADAPTED}
+        return shapes
 
 
 def require_shape(shape: Any) -> None:

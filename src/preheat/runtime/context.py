@@ -114,10 +114,10 @@ class Context:
         self.require_alive()
         with suppress(IndexError):  # Another thread took the last one.
             for _ in range(len(self.idle_streams)):
-                given = self.idle_streams.popleft()
-                if given[0] == priority:
-                    return given[1]
-                self.idle_streams.append(given)
+                idle = self.idle_streams.popleft()
+                if idle[0] == priority:
+                    return idle[1]
+                self.idle_streams.append(idle)
         return self.order.register_stream(self.device.stream(priority=priority))
 
     def capture_stream(self) -> base.Stream:

@@ -42,7 +42,8 @@ def copy_of(context: Context, data: Any, dtype: object, stream: object) -> Array
     if kind is not None and _on_device(data):
         return _copy_of_tensor(context, data, kind, dtype, stream)
     wanted = None if dtype is None else dtype_of(dtype)
-    host = host_array(_without_gradient(data), wanted)
+    # NumPy refuses to read a tensor of torch that requires a gradient.
+    host = host_array(data.detach() if hasattr(data, "detach") else data, wanted)
     return new_array(context, host.shape, wanted or dtype_of(host.dtype), stream).write(host)
 
 
@@ -50,11 +51,6 @@ def _on_device(tensor: Any) -> bool:
     if hasattr(tensor, "__dlpack_device__"):
         return bool(tensor.__dlpack_device__()[0] != ON_HOST)
     return hasattr(tensor, "__cuda_array_interface__")
-
-
-def _without_gradient(data: Any) -> object:
-    """Detach a torch tensor: NumPy refuses to read one that requires a gradient."""
-    return data.detach() if hasattr(data, "detach") else data
 
 
 def _copy_of_array(context: Context, array: Array, dtype: object, stream: object) -> Array:

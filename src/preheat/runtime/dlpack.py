@@ -139,9 +139,9 @@ def capsule(
     _exports[number] = _Export(managed, extents, strides, release)
     if _exiting:
         _keep_forever(_exports[number])
-    made = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
-    _unconsumed_capsules.append((number, made))
-    return made
+    new_capsule = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
+    _unconsumed_capsules.append((number, new_capsule))
+    return new_capsule
 
 
 def end_dropped_exports() -> None:
@@ -149,11 +149,11 @@ def end_dropped_exports() -> None:
     alone = object()  # An object with one reference, for comparison.
     with suppress(IndexError):  # Another thread sweeps, too.
         for _ in range(len(_unconsumed_capsules)):
-            number, given = _unconsumed_capsules.popleft()
-            if not any(_is_valid(id(given), name) for name in (_VERSIONED, _LEGACY)):
+            number, one = _unconsumed_capsules.popleft()
+            if not any(_is_valid(id(one), name) for name in (_VERSIONED, _LEGACY)):
                 continue  # It was consumed, and the consumer calls the deleter.
-            if sys.getrefcount(given) > sys.getrefcount(alone):
-                _unconsumed_capsules.append((number, given))
+            if sys.getrefcount(one) > sys.getrefcount(alone):
+                _unconsumed_capsules.append((number, one))
             else:
                 _end_export(number)
 

@@ -115,9 +115,9 @@ def _numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 
 def shape_of(shape: object) -> tuple[int, ...]:
     """Return a shape, given as one integer or several, as a tuple."""
-    given: Any = shape if isinstance(shape, Sequence) else (shape,)
+    parts: Any = shape if isinstance(shape, Sequence) else (shape,)
     try:
-        extents = tuple(operator.index(n) for n in given)
+        extents = tuple(operator.index(n) for n in parts)
     except TypeError:
         raise InputError(
             f"shape {short_repr(shape)} must be an integer or a tuple of integers"

@@ -89,9 +89,9 @@ class Buffer:
 
     def graphs(self) -> list[object]:
         """Return the graphs that use this memory."""
-        found: list[object] = []
-        self.context.order.run_locked(lambda: found.extend(self._graphs or ()))
-        return found
+        graphs: list[object] = []
+        self.context.order.run_locked(lambda: graphs.extend(self._graphs or ()))
+        return graphs
 
     def close(self) -> None:
         """Free the memory after the queued work. A second call does nothing."""

@@ -51,15 +51,13 @@ class Order:
 
     def register_stream(self, stream: base.Stream) -> base.Stream:
         """Register a stream of ours, which lives as long as the device."""
-        timeline = Timeline(stream, self._defer, True)
-        self._own_streams[stream.id] = timeline
+        timeline = self._own_streams[stream.id] = Timeline(stream, self._defer, True)
         self._by_handle[stream.handle] = timeline
         return stream
 
     def register_capture_stream(self, stream: base.Stream) -> base.Stream:
         """Register a stream for captures, so that `adopt` of its handle returns this object."""
-        timeline = Timeline(stream, self._defer, False)
-        self._capture_streams[stream.id] = timeline
+        timeline = self._capture_streams[stream.id] = Timeline(stream, self._defer, False)
         self._by_handle[stream.handle] = timeline
         return stream
 
@@ -276,7 +274,8 @@ class Section:
     ) -> None:
         del kind, traceback
         try:
-            self._leave()
+            if (self._ungranted or self._others) and not self._capturing:
+                self._order.run_locked(self._record_uses)
         except DeviceError:
             if error is None:  # Otherwise the error of the work itself is raised.
                 raise
@@ -319,10 +318,6 @@ class Section:
                 uses.grant(timeline, write=write)
             else:
                 self._ungranted[uses] = write
-
-    def _leave(self) -> None:
-        if (self._ungranted or self._others) and not self._capturing:
-            self._order.run_locked(self._record_uses)
 
     def _record_uses(self) -> None:
         position = self._timeline.mark()

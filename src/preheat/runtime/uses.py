@@ -263,14 +263,12 @@ class Uses:
         Another thread may have tested a right and submit its read only now, so the next write waits
         for these streams once more.
         """
-        last_writes = self._last_writes
-        pending_readers = self._pending_readers
-        writer = self._writer_timeline
-        if writer is not None:
-            last_writes = {writer.stream.id: (writer, writer.mark())}
-            pending_readers = {writer.stream.id: writer}
+        if self._writer_timeline is not None:
+            self._make_writer_a_reader(self._writer_timeline.mark())
         self._replace_state(
-            last_writes=last_writes, last_reads=self._last_reads, pending_readers=pending_readers
+            last_writes=self._last_writes,
+            last_reads=self._last_reads,
+            pending_readers=self._pending_readers,
         )
 
     def _replace_state(
