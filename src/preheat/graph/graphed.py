@@ -139,11 +139,11 @@ class Graphed(Generic[P, R]):
 
         def body(inputs: Sequence[Any]) -> R:
             place = {id(array): own for array, own in zip(reader.arrays, inputs, strict=True)}
-            given: Any = (args, kwargs)
+            call: Any = (args, kwargs)
             if inputs:
-                given = trees.map_leaves((args, dict(kwargs)), lambda item: place.get(id(item), item))
-            made: R = function(*bound, *given[0], **given[1])
-            return made
+                call = trees.map_leaves((args, dict(kwargs)), lambda item: place.get(id(item), item))
+            result: R = function(*bound, *call[0], **call[1])
+            return result
 
         return Step(key, body, reader.arrays)
 

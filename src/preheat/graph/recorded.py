@@ -88,11 +88,12 @@ class RecordedWork:
 
     def stream_of_library(self, device: base.Device) -> int | None:
         """Return the current stream of a library that takes part, or None without such a library."""
-        return _current_stream(self.libraries[-1], device) if self.libraries else None
+        return LIBRARIES[self.libraries[-1]].current(device.dlpack[1]) if self.libraries else None
 
     def operands(self, device: base.Device) -> LaunchArguments:
         """Return what a replay uses, with the current streams of the libraries that take part."""
-        others = {_current_stream(library, device): library for library in self.libraries}
+        index = device.dlpack[1]
+        others = {LIBRARIES[library].current(index): library for library in self.libraries}
         return LaunchArguments(uses=self.uses, foreign=self.foreign, others=others)
 
     def release(self) -> None:
@@ -105,10 +106,6 @@ class RecordedWork:
         self.foreign = []
         self.modules = []
         self.pools = ()
-
-
-def _current_stream(library: str, device: base.Device) -> int:
-    return LIBRARIES[library].current(device.dlpack[1])
 
 
 def _scalars_by_name(arrays: Iterable[Array]) -> dict[str, Scalar]:

@@ -161,9 +161,10 @@ class Call(ABC):
             return self._own(param, tensor)
         if param.pointer and (kind := tensor_kind(tensor)) is not None:
             operand = kind.read(tensor, stream)
+            name = type(tensor).__name__
             if not operand.contiguous and tensor is given:
-                raise ArgumentMismatch(f"{type(given).__name__} is not contiguous", _CONTIGUOUS)
-            return self._foreign(param, kind, operand, tensor, arguments)
+                raise ArgumentMismatch(f"{name} is not contiguous", _CONTIGUOUS)
+            return self._foreign(param, kind, operand, name, arguments)
         if param.pointer and isinstance(given, Pointer):
             return param.address(given.address)
         if param.pointer and given is None:
@@ -189,15 +190,9 @@ class Call(ABC):
         return array.address
 
     def _foreign(
-        self,
-        param: ParamSpec,
-        kind: TensorKind,
-        operand: Operand,
-        tensor: Any,
-        arguments: LaunchArguments,
+        self, param: ParamSpec, kind: TensorKind, operand: Operand, name: str, args: LaunchArguments
     ) -> int:
         here = self.context.device
-        name = type(tensor).__name__
         if not operand.is_usable_on(here.dlpack):
             hint = "copy it first: gpu.array(…)" if operand.device[0] == ON_HOST else None
             raise ArgumentMismatch(f"{name} is in {operand.place}, the kernel is on {here.name}", hint)
@@ -205,10 +200,10 @@ class Call(ABC):
             raise ArgumentMismatch(f"{param.title} cannot take a {name} of {operand.dtype}")
         if not operand.writable and param.writes and param.parameter.type is not None:
             raise ArgumentMismatch(f"{name} is read-only, and {param.title} may be written", _READ_ONLY)
-        in_library_order = arguments.order_with(kind, operand, here)
-        arguments.foreign.append(operand)
+        in_library_order = args.order_with(kind, operand, here)
+        args.foreign.append(operand)
         if self.stream is not None or not in_library_order:
-            arguments.held.append(operand.owner)
+            args.held.append(operand.owner)
         return operand.address
 
     def _refused(self, mismatch: ArgumentMismatch | InputError, position: int) -> LaunchError:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from preheat import fork
 from preheat.arch import Arch
 from preheat.artifact import without_types
 from preheat.build.builder import Builder
@@ -70,16 +69,8 @@ class Session:
         self.modules: dict[object, Entry[Module]] = {}
         self.kernels: dict[object, Entry[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self._renew_single_flights()
-        fork.register(self)
-
-    def _renew_single_flights(self) -> None:
-        self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(self.builder.events)
-        self._code_loads: SingleFlight[Module] = SingleFlight(self.builder.events)
-
-    def after_fork(self) -> None:
-        """Forget the loads that other threads of the parent were in."""
-        self._renew_single_flights()
+        self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(builder.events)
+        self._code_loads: SingleFlight[Module] = SingleFlight(builder.events)
 
     def kernel(self, request: ModuleRequest, name: str) -> Kernel:
         """Return the kernel `name` of a module; compile and load the module first if necessary."""
