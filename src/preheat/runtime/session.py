@@ -46,8 +46,8 @@ class Entry(NamedTuple, Generic[T]):
 class Session:
     """What a device has loaded between its opening, or its last reset, and the next reset.
 
-    A load that a reset overtakes ends up in the session that it began in. `modules` and `kernels` have
-    what was asked for, by request. `loaded` has every module that something still holds, by artifact:
+    A load that is running during a reset stays in the old session. `modules` and `kernels` have what
+    was asked for, by request. `loaded` has every module that something still holds, by artifact:
     different requests may lead to the same one.
 
     `jit` lets the driver compile PTX for a device that is newer than the compiler, `blocking` waits
