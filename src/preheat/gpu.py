@@ -147,11 +147,11 @@ class Gpu:
             # This is a `ModuleRequest` unless an argument has another form, which it gets below.
             request = (source, label, options, include, None, names, arch, strict, "")
             try:
-                found = self._session.kernels.get((request, name))
+                entry = self._session.kernels.get((request, name))
             except TypeError:  # An argument is a list, which cannot be part of a key either.
-                found = None
-            if found is not None and (found.files is None or not found.files.changed()):
-                return found.value
+                entry = None
+            if entry is not None and (entry.files is None or not entry.files.changed()):
+                return entry.value
         check_name("a kernel", name)
         try:
             return self._session.kernel(
@@ -233,9 +233,9 @@ class Gpu:
                 f"a scalar cannot be called {name!r}: graph.replay({name}=…) means something else"
             )
         kind = dtype_of(dtype)
-        made = Scalar(Buffer(self._context, kind.size, self._context.stream), kind, name)
-        made.set(value)
-        return made
+        scalar = Scalar(Buffer(self._context, kind.size, self._context.stream), kind, name)
+        scalar.set(value)
+        return scalar
 
     # Streams
 
@@ -255,7 +255,7 @@ class Gpu:
         """Wait for all work on the device, and raise its errors."""
         self._context.synchronize()
 
-    # GraphCache
+    # Graphs
 
     def capture(
         self,
@@ -466,11 +466,11 @@ def device(
     given = {"arch": arch, "patience": patience, "schedule": schedule, "sanitize": sanitize}
     settings = {setting: value for setting, value in given.items() if value is not None}
     with _opening:
-        offer = registry.find(config.device if which is None else which, settings, config)
-        if offer.name not in _open:
-            opened = offer.open()
+        description = registry.find(config.device if which is None else which, settings, config)
+        if description.name not in _open:
+            opened = description.open()
             builder = default_builder(cache_dir)
-            _open[offer.name] = Gpu(
+            _open[description.name] = Gpu(
                 opened,
                 builder,
                 jit=config.jit if jit is None else jit,
@@ -478,7 +478,7 @@ def device(
                 reload=config.reload,
                 replay_options=_replay_options(config, builder.events),
             )
-        gpu = _open[offer.name]
+        gpu = _open[description.name]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
         if wanted is not None and getattr(gpu, name) != wanted:
             raise InputError(f"{gpu.name} is open already, with {name}={not wanted}", hint=_SAME)

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,9 +26,8 @@ from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
-from preheat.graph.cache import WARM
 from preheat.graph.warmers import Warmable
-from preheat.runtime.active_capture import LOAD
+from preheat.runtime.active_capture import LOAD, WARM_GRAPHS
 from preheat.runtime.code import Code
 from preheat.runtime.session import Session
 
@@ -65,7 +64,7 @@ def warm(gpu: Gpu, sources: Iterable[WarmSource], jobs: int | None = None) -> Wa
     session = gpu._session
     session.context.require_alive()
     session.context.refuse_in_capture(LOAD)
-    session.context.refuse_in_capture(WARM)
+    session.context.refuse_in_capture(WARM_GRAPHS)
     return _WarmUp(gpu, session).run(sources, jobs)
 
 
@@ -94,8 +93,8 @@ class _WarmUp:
         return self._report(lost=lost)
 
     def _report(self, *, lost: bool) -> WarmReport:
-        given: dict[str, Any] = {**self._counts, **self._seconds}
-        report = WarmReport(**given)
+        numbers: dict[str, Any] = {**self._counts, **self._seconds}
+        report = WarmReport(**numbers)
         failures = self._failures
         self._failures = []
         for _, error in failures:
@@ -156,12 +155,12 @@ class _WarmUp:
         for bundle in (each for each in sources if isinstance(each, Bundle)):
             for digest in bundle.digests():
                 what = f"{bundle.path.name}, entry {digest[:12]}"
-                found = self._attempt(what, partial(_entry_for, bundle, digest, ranks))
-                if found is None:
+                entry = self._attempt(what, partial(_entry_for, bundle, digest, ranks))
+                if entry is None:
                     continue
-                known = best.setdefault(_request_without_arch(found), found)
-                if ranks[found.artifact.arch] < ranks[known.artifact.arch]:
-                    best[_request_without_arch(found)] = found
+                previous = best.setdefault(_request_without_arch(entry), entry)
+                if ranks[entry.artifact.arch] < ranks[previous.artifact.arch]:
+                    best[_request_without_arch(entry)] = entry
         self._counts.update(programs=len(best), hits=len(best))
         return [_LoadableCode(Code(each.artifact), each.entries) for each in best.values()]
 
@@ -181,10 +180,10 @@ class _WarmUp:
         ready = []
         missing = []
         for job in jobs:
-            found = self._attempt(str(job), partial(self._stored, job))
-            if found:
-                ready.append(_LoadableCode(found[0], job.wanted.entries))
-            elif found is not None:
+            stored = self._attempt(str(job), partial(self._stored, job))
+            if stored:
+                ready.append(_LoadableCode(stored[0], job.wanted.entries))
+            elif stored is not None:
                 missing.append(job)
         self._counts["hits"] += len(ready)
         return ready + self._compile(missing, at_once)
@@ -192,8 +191,8 @@ class _WarmUp:
     def _stored(self, job: _Job) -> list[Code]:
         """Return the stored code of a program in a list, which is empty without any."""
         arch = self._context.device.arch if job.target is None else job.target
-        found = self._builder.lookup(job.wanted.program, arch, exact=job.target is not None).artifact
-        return [] if found is None else [Code(found, job.wanted.program)]
+        artifact = self._builder.lookup(job.wanted.program, arch, exact=job.target is not None).artifact
+        return [] if artifact is None else [Code(artifact, job.wanted.program)]
 
     def _compile(self, jobs: Sequence[_Job], at_once: int) -> list[_LoadableCode]:
         make = [partial(self._session.code, job.wanted.program, job.target) for job in jobs]
@@ -234,7 +233,9 @@ class _WarmUp:
         """Capture the keys of a name, with the largest first if they can be sorted."""
         title = f"graph {name!r}"
         read = [self._attempt(f"{title}, {text}", partial(_parse_key, text)) for text in texts]
-        keys = _largest_first([key[0] for key in read if key is not None])
+        keys = [key[0] for key in read if key is not None]
+        with suppress(TypeError):  # Keys of different types have no order.
+            keys = sorted(keys, reverse=True)
         graphs = self._attempt(title, partial(self._warmable, name, len(keys)))
         if graphs is None:
             return
@@ -291,8 +292,8 @@ def _entry_for(bundle: Bundle, digest: str, ranks: Mapping[Arch, int]) -> Bundle
     meta = entry_meta(bundle, digest)
     if meta is None or Arch.parse(meta.get("arch", "")) not in ranks:
         return None
-    found = decode_entry(bundle, digest, meta)
-    return found if found.artifact.arch in ranks else None
+    entry = decode_entry(bundle, digest, meta)
+    return entry if entry.artifact.arch in ranks else None
 
 
 def _request_without_arch(entry: BundleEntry) -> object:
@@ -306,10 +307,3 @@ def _parse_key(text: str) -> tuple[Any]:
         return (ast.literal_eval(text),)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise InputError("this is not a Python literal") from None
-
-
-def _largest_first(keys: list[Any]) -> list[Any]:
-    try:
-        return sorted(keys, reverse=True)
-    except TypeError:
-        return keys

@@ -18,7 +18,8 @@ from preheat.devices import registry
 from preheat.devices.cuda import device as cuda
 from preheat.devices.cuda import driver
 from preheat.devices.emulator.device import EmulatorDevice
-from preheat.devices.registry import Offer
+from preheat.devices.emulator.factory import parse_setting
+from preheat.devices.registry import DeviceDescription
 from preheat.errors import (
     ConfigError,
     ContextLostError,
@@ -97,11 +98,11 @@ def test_auto_takes_the_gpu_where_one_exists(monkeypatch: pytest.MonkeyPatch) ->
     found_by(1, monkeypatch)
     made = []
 
-    def offer(index: int, settings: Any, config: Any) -> Offer:
+    def describe(index: int, settings: Any, config: Any) -> DeviceDescription:
         made.append((index, settings, config))
-        return Offer(f"cuda:{index}", partial(EmulatorDevice, index))
+        return DeviceDescription(f"cuda:{index}", partial(EmulatorDevice, index))
 
-    monkeypatch.setattr("preheat.devices.cuda.factory.offer", offer)
+    monkeypatch.setattr("preheat.devices.cuda.factory.describe", describe)
     device("auto")
     assert made == [(0, {}, Config.from_env())]
 
@@ -115,10 +116,13 @@ class _FakeFactory:
     def available(self) -> bool:
         return False
 
-    def offer(self, index: int, settings: Mapping[str, Any], config: Config) -> Offer:
+    def parse_setting(self, text: str) -> tuple[str, Any] | None:
+        return ("color", text.removeprefix("color=")) if "color=" in text else parse_setting(text)
+
+    def describe(self, index: int, settings: Mapping[str, Any], config: Config) -> DeviceDescription:
         del config
         self.offered.append((index, dict(settings)))
-        return Offer(f"fake:{index}", partial(EmulatorDevice, index))
+        return DeviceDescription(f"fake:{index}", partial(EmulatorDevice, index))
 
 
 @pytest.fixture
@@ -144,6 +148,13 @@ def test_a_device_that_is_registered_is_found_by_its_name(
     with pytest.raises(InputError, match="'fak' is not a device") as caught:
         device("fak")
     assert caught.value.hint == "did you mean 'fake'?"
+
+
+def test_a_registered_device_has_settings_of_its_own(fake: _FakeFactory) -> None:
+    device("fake:1[color=green]")
+    assert fake.offered == [(1, {"color": "green"})]
+    with pytest.raises(InputError, match=re.escape("'emulator[color=green]' is not a device")):
+        device("emulator[color=green]")
 
 
 @pytest.mark.usefixtures("no_gpu")

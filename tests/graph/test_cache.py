@@ -328,8 +328,8 @@ def test_a_key_that_is_never_found_again_is_refused(key: Any, device: Gpu) -> No
 @pytest.mark.parametrize(
     ("capacity", "why"),
     [
-        (0, "a cache of 0 graphs can hold none"),
-        (-1, "a cache of -1 graphs can hold none"),
+        (0, "0 is not a number of graphs"),
+        (-1, "-1 is not a number of graphs"),
         (1.5, "1.5 is not a number of graphs"),
         (None, "None is not a number of graphs"),
         ("8", "'8' is not a number of graphs"),

@@ -14,4 +14,4 @@ from tests.lora.block import GQA
 @pytest.fixture
 def given(open_device: Callable[..., Gpu]) -> tuple[Gpu, dict[str, Any]]:
     gpu = open_device("emulator")
-    return gpu, {name: gpu.zeros(size) for name, size in GQA.given.items()}
+    return gpu, {name: gpu.zeros(size) for name, size in GQA.input_shapes.items()}

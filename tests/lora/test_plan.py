@@ -70,7 +70,7 @@ def step_at_real_size(gpu: Gpu, plan: Plan, **more: Any) -> tuple[Op, ...]:
     """Return the ops that a step with arrays of ones launches."""
     shape = plan.shape
     arrays: dict[str, Any] = {
-        name: gpu.zeros(size, shape.dtype).fill(0.01) for name, size in shape.given.items()
+        name: gpu.zeros(size, shape.dtype).fill(0.01) for name, size in shape.input_shapes.items()
     }
     for name, (rows, columns) in shape.base.items() if shape.nf4 else ():
         codes = gpu.zeros(rows * columns // 2, "uint8").fill(0x99)
@@ -351,4 +351,4 @@ def test_the_page_on_lora_says_what_every_array_is() -> None:
         for names, shape in rows
         for name in re.findall(r"`(\w+)`", names)
     }
-    assert reported == GQA.given
+    assert reported == GQA.input_shapes

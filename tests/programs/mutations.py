@@ -65,7 +65,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a stream that reads gets the right to write", USES,
-        "        if write or (self._writer_timeline is None and not others):\n",
+        "        if write or (self._writer_timeline is None and not other_readers):\n",
         "        if True:\n",
     ),
     Mutation(
@@ -128,8 +128,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a stream is known by its handle", ORDER,
-        "        if handle in LEGACY_STREAMS:\n            self._by_handle[handle] = found",
-        "        self._by_handle[handle] = found",
+        "            if handle in LEGACY_STREAMS:\n                self._by_handle[handle] = timeline",
+        "            self._by_handle[handle] = timeline",
     ),
     Mutation(
         "a second consumer does not wait for the first", ORDER,

@@ -275,7 +275,8 @@ def test_memory_of_a_gpu_is_refused_on_the_emulator(emulator: Gpu) -> None:
     made = saxpy_case(emulator)
     for foreign in (Interface(), Interface(0)):
         with pytest.raises(
-            LaunchError, match="argument 1: Interface is in GPU 0, the kernel is on emulator:0"
+            LaunchError,
+            match="1: Interface is in the memory of GPU 0, the kernel is on emulator:0",
         ):
             made.saxpy[5, 64](2.0, foreign, made.y, made.n)
 

@@ -231,7 +231,7 @@ _known: dict[int, Ops] = {}  # by the index of the GPU
 def _ops(tensor: Tensor) -> Ops:
     """Return the kernels on the GPU of a tensor."""
     index = tensor.get_device()
-    found = _known.get(index)
-    if found is None or found.gpu._closed:
-        found = _known[index] = Ops(device(f"cuda:{index}"))
-    return found
+    ops = _known.get(index)
+    if ops is None or ops.gpu._closed:
+        ops = _known[index] = Ops(device(f"cuda:{index}"))
+    return ops

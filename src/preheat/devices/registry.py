@@ -16,13 +16,13 @@ from preheat.config import Config
 from preheat.devices.base import Device
 from preheat.errors import InputError, did_you_mean
 
-__all__ = ["DeviceFactory", "Offer", "find", "register"]
+__all__ = ["DeviceDescription", "DeviceFactory", "find", "register"]
 
 AUTO = "auto"
 _BY_NUMBER = "cuda"  # what a bare number means
 
 
-class Offer(NamedTuple):
+class DeviceDescription(NamedTuple):
     """A device that can be opened. Equal names mean the same device, which is opened once."""
 
     name: str
@@ -35,11 +35,17 @@ class DeviceFactory(Protocol):
     def available(self) -> bool:
         """Return True when this process can open a device of this kind. `auto` asks for that."""
 
-    def offer(self, index: int, settings: Mapping[str, Any], config: Config) -> Offer:
+    def parse_setting(self, text: str) -> tuple[str, Any] | None:
+        """Return name and value of a setting in the brackets of a device's name, such as `sm_100`..
+
+        None means that devices of this kind have no such setting.
+        """
+
+    def describe(self, index: int, settings: Mapping[str, Any], config: Config) -> DeviceDescription:
         """Describe the device with this number; `InputError` for a setting that it does not have.
 
-        `settings` are what the caller of `preheat.device` asked for beside the name. `config` is what
-        the environment says.
+        `settings` are those in the name of the device and the keyword arguments of `preheat.device`.
+        `config` is what the environment says.
         """
 
 
@@ -59,50 +65,47 @@ def register(kind: str, factory: DeviceFactory | str) -> None:
     _factories[kind] = factory
 
 
-def find(which: str | int, settings: Mapping[str, Any], config: Config) -> Offer:
+def find(which: str | int, settings: Mapping[str, Any], config: Config) -> DeviceDescription:
     """Return the device that `which` means. `settings` count more than those in its name."""
-    kind, index, named = _parse(which)
+    kind, index, texts = _parse(which)
     if kind == AUTO:
         kind = next(kind for kind in _factories if _factory(kind).available())
-    return _factory(kind).offer(index, {**named, **settings}, config)
+    factory = _factory(kind)
+    named: dict[str, Any] = {}
+    for text in texts:
+        setting = factory.parse_setting(text)
+        if setting is None:
+            raise _no_device(which)
+        named[setting[0]] = setting[1]
+    return factory.describe(index, {**named, **settings}, config)
 
 
 def _factory(kind: str) -> DeviceFactory:
-    found = _factories[kind]
-    return cast(DeviceFactory, importlib.import_module(found)) if isinstance(found, str) else found
+    factory = _factories[kind]
+    if isinstance(factory, str):
+        return cast(DeviceFactory, importlib.import_module(factory))
+    return factory
 
 
 _KIND = re.compile(r"[A-Za-z_]\w*")
-_NAME = re.compile(
-    rf"(?P<kind>{_KIND.pattern})(:(?P<number>\d+))?"
-    r"(\[(?P<settings>((sm_\w+|patience=\d+|schedule=-?\d+|sanitize)(,|(?=\])))*)\])?"
-)
+_NAME = re.compile(rf"(?P<kind>{_KIND.pattern})(:(?P<number>\d+))?(\[(?P<settings>[^\[\]]*)\])?")
 
 
-def _parse(which: str | int) -> tuple[str, int, dict[str, Any]]:
+def _parse(which: str | int) -> tuple[str, int, list[str]]:
     """Split the name of a device into its kind, its number and the settings in brackets."""
     if isinstance(which, int) and not isinstance(which, bool):
-        return _BY_NUMBER, which, {}
-    found = _NAME.fullmatch(str(which).strip())
-    if found is None or not _known(found["kind"], found["number"]):
-        kind = str(which).partition(":")[0].strip()
-        examples = ", ".join(f"{name}, {name}:1" for name in _factories)
-        hint = did_you_mean(kind, (*_factories, AUTO)) or f"use {examples} or {AUTO}"
-        raise InputError(f"{which!r} is not a device", hint=hint)
-    return found["kind"], int(found["number"] or 0), _settings(found["settings"] or "")
+        return _BY_NUMBER, which, []
+    match = _NAME.fullmatch(str(which).strip())
+    if match is None or match["kind"] not in (*_factories, AUTO):
+        raise _no_device(which)
+    if match["kind"] == AUTO and match["number"] is not None:
+        raise _no_device(which)
+    texts = (match["settings"] or "").split(",")
+    return match["kind"], int(match["number"] or 0), [text for text in texts if text]
 
 
-def _known(kind: str, number: str | None) -> bool:
-    return kind in _factories or (kind == AUTO and number is None)
-
-
-def _settings(text: str) -> dict[str, Any]:
-    """Read settings as the name of a device has them: `sm_100,patience=7,sanitize`."""
-    settings: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
-        setting, equals, value = part.partition("=")
-        if setting.startswith("sm_"):
-            settings["arch"] = setting
-        else:
-            settings[setting] = int(value) if equals else True
-    return settings
+def _no_device(which: object) -> InputError:
+    kind = str(which).partition(":")[0].strip()
+    examples = ", ".join(f"{name}, {name}:1" for name in _factories)
+    hint = did_you_mean(kind, (*_factories, AUTO)) or f"use {examples} or {AUTO}"
+    return InputError(f"{which!r} is not a device", hint=hint)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from preheat.dtypes import dtype_of
 from preheat.errors import InputError
 from preheat.runtime.array import Array
-from preheat.runtime.host import element_bytes, host_array
+from preheat.runtime.host import element_bytes, host_array, integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +20,8 @@ _SMALL = (1, 2, 4, 8)  # where padding to the next step would cost the most
 
 def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
     """Return 1, 2, 4, 8, then the multiples of `step` after 8, and `limit` as the last."""
-    limit = _whole(limit, "a limit")
-    step = _whole(step, "a step")
+    limit = integer(limit, "a limit")
+    step = integer(step, "a step")
     if limit < 1 or step < 1:
         raise InputError(f"there are no buckets up to {limit} in steps of {step}", hint="use 1 or more")
     steps = range(_SMALL[-1] // step * step + step, limit, step)
@@ -31,15 +30,15 @@ def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
 
 def bucket(n: int, sizes: Iterable[int]) -> int:
     """Return the smallest of `sizes` that is at least `n`."""
-    n = _whole(n, "a number of rows")
+    n = integer(n, "a number of rows")
     if n < 0:
         raise InputError(f"no bucket holds {n}: it is negative")
     if not isinstance(sizes, Iterable):
         raise InputError(f"{sizes!r} is not a collection of sizes", hint=f"buckets({sizes!r})")
-    known = [_whole(size, "a size") for size in sizes]
-    fits = [size for size in known if size >= n]
+    numbers = [integer(size, "a size") for size in sizes]
+    fits = [size for size in numbers if size >= n]
     if not fits:
-        shown = ", ".join(map(str, sorted(known)[-4:])) or "none"
+        shown = ", ".join(map(str, sorted(numbers)[-4:])) or "none"
         raise InputError(f"no bucket holds {n}; the largest are: {shown}", hint="buckets(limit)")
     return min(fits)
 
@@ -49,7 +48,7 @@ def padded(array: Any, size: int, fill: complex = 0) -> np.ndarray[Any, Any]:
     import numpy
 
     host = _on_host(array)
-    size = _whole(size, "a number of rows")
+    size = integer(size, "a number of rows")
     if not host.ndim or len(host) > size:
         raise InputError(f"an array of shape {host.shape} cannot be padded to {size} rows")
     if len(host) == size:
@@ -58,13 +57,6 @@ def padded(array: Any, size: int, fill: complex = 0) -> np.ndarray[Any, Any]:
     out[: len(host)] = host
     out[len(host) :] = _element(fill, host.dtype)
     return out
-
-
-def _whole(given: Any, what: str) -> int:
-    try:
-        return operator.index(given)
-    except TypeError:
-        raise InputError(f"{given!r} is not {what}: it must be an integer") from None
 
 
 def _on_host(array: Any) -> np.ndarray[Any, Any]:

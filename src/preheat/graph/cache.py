@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -20,20 +19,20 @@ from preheat.errors import (
 )
 from preheat.graph import trees
 from preheat.graph.cache_entries import Entries, EntryKey
-from preheat.graph.cache_report import CacheReport, count
+from preheat.graph.cache_report import CacheReport
 from preheat.graph.cached_graph import CAPTURED, Body, CachedGraph, Step
 from preheat.graph.graph import Graph
 from preheat.graph.keys import key_of, stable_repr
 from preheat.graph.warmers import Warmable, Warmers
-from preheat.runtime.active_capture import Operation
+from preheat.messages import count
+from preheat.runtime.active_capture import WARM_GRAPHS
 from preheat.runtime.context import Context
+from preheat.runtime.host import integer
 
-__all__ = ["WARM", "GraphCache"]
+__all__ = ["GraphCache"]
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[[Any], object])
-
-WARM = Operation("warming graphs", "warm before the capture")
 
 
 class GraphCache:
@@ -61,7 +60,7 @@ class GraphCache:
         warmers: Warmers,
         key_text: Callable[[Any], str],
     ) -> None:
-        self.capacity = _capacity(capacity)
+        self.capacity = integer(capacity, "a number of graphs", least=1, hint="capacity=1 or more")
         self.name = _name(name)
         self.checked = checked
         self.title = "graphs"
@@ -98,8 +97,8 @@ class GraphCache:
         `report`. A `CaptureWarning` says so once for each reason. An error that the device does not
         survive is raised. Inside a capture the body becomes part of that capture.
         """
-        made: R = self.run_step(key_of(key), lambda _: body(), owner=owner, copy=copy)
-        return made
+        result: R = self.run_step(key_of(key), lambda _: body(), owner=owner, copy=copy)
+        return result
 
     def run_step(
         self, key: Hashable, body: Body[Any], arrays: Sequence[Any] = (), *, owner: object, copy: bool
@@ -122,11 +121,11 @@ class GraphCache:
                 if cached.usable:
                     raise
                 entries.drop(entry, cached)
-        made = body(arrays)
+        result = body(arrays)
         entries.record_run(entry)
         if failure is not None:  # Only now: an error of the body itself is raised by its run above.
             self._warn(entry, failure)
-        return trees.copy_arrays(made) if copy else made
+        return trees.copy_arrays(result) if copy else result
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
         """Replay the graph of `key` with scalars as in `Graph.replay`; return False without a graph."""
@@ -156,7 +155,7 @@ class GraphCache:
 
     def warm_steps(self, steps: Sequence[Step], owner: object) -> None:
         """Capture the steps without a graph, in this order; see `warm`."""
-        self._context().refuse_in_capture(WARM)
+        self._context().refuse_in_capture(WARM_GRAPHS)
         wanted: dict[Hashable, Step] = {}
         for step in steps:
             wanted.setdefault(step.key, step)
@@ -253,8 +252,8 @@ class GraphCache:
 
     def __repr__(self) -> str:
         checked = ", checked" if self.checked else ""
-        held = len(self._entries.graphs)  # without the lock: a debugger may ask at any time
-        return f"<GraphCache on {self.device.name}: {held} of {self.capacity} graphs{checked}>"
+        graphs = len(self._entries.graphs)  # without the lock: a debugger may ask at any time
+        return f"<GraphCache on {self.device.name}: {graphs} of {self.capacity} graphs{checked}>"
 
     def _entry_key(self, key: Hashable, owner: object) -> EntryKey:
         return self._entries.entry_key(key_of(key), owner)
@@ -272,15 +271,15 @@ class GraphCache:
         cached: CachedGraph | None = None
         failure: _Failure | None = None
         try:
-            made = CachedGraph.capture(partial(self._new_graph, entry.key), step)
+            captured = CachedGraph.capture(partial(self._new_graph, entry.key), step)
         except Exception as error:
             if pending.context.lost is not None or _is_fatal(error):
                 raise
             where = error.where if isinstance(error, CaptureError) else None
             failure = _Failure(_failure_text(error), type(error), where)
         else:
-            made.require_unwritten()
-            cached = made
+            captured.require_unwritten()
+            cached = captured
         finally:
             reason = None if failure is None else failure.reason
             evicted = self._entries.end_capture(entry, pending, cached, reason)
@@ -297,9 +296,9 @@ class GraphCache:
     def _warn(self, entry: EntryKey, failure: _Failure) -> None:
         """Warn at the caller's line that a step runs without a graph, once for each kind of failure."""
         with self._entries.lock:
-            known = failure.kind in self._warned
+            warned = failure.kind in self._warned
             self._warned.add(failure.kind)
-        if not known:
+        if not warned:
             warn_caller(
                 CaptureWarning(
                     f"{stable_repr(entry.key)} cannot be captured and runs without a graph: "
@@ -334,16 +333,6 @@ class _Failure(NamedTuple):
         return (self.error, self.where)
 
 
-def _capacity(given: Any) -> int:
-    try:
-        capacity = operator.index(given)
-    except TypeError:
-        raise InputError(f"{given!r} is not a number of graphs", hint="capacity=1 or more") from None
-    if capacity < 1:
-        raise InputError(f"a cache of {capacity} graphs can hold none", hint="capacity=1 or more")
-    return capacity
-
-
 def _name(given: Any) -> str | None:
     if given is not None and (not isinstance(given, str) or not given.strip()):
         raise InputError(f"{given!r} cannot be a name of graphs", hint='name="decode"')
@@ -359,9 +348,9 @@ def _with_key(body: Callable[[Any], R], key: Any, arrays: Sequence[Any]) -> R:
 def _largest_first(keys: Iterable[Any]) -> list[Any]:
     if not isinstance(keys, Iterable):
         raise InputError(f"{keys!r} is not a collection of keys", hint=f"use [{keys!r}]")
-    known = dict.fromkeys(map(key_of, keys))
+    unique = dict.fromkeys(map(key_of, keys))
     try:
-        return sorted(known, reverse=True)
+        return sorted(unique, reverse=True)
     except TypeError as bad:
         raise InputError(f"keys to warm must have an order: {bad}") from None
 

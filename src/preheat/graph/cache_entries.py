@@ -112,18 +112,18 @@ class Entries:
         """Return what stands for an owner: a weak reference if the owner supports that."""
         if owner is None:
             return None
-        known = self.owners.get(id(owner))
-        if known is not None and known() is owner:
-            return known
+        token = self.owners.get(id(owner))
+        if token is not None and token() is owner:
+            return token
         try:
-            made = _OwnerRef(owner, self._on_collected)
+            new = _OwnerRef(owner, self._on_collected)
         except TypeError:
             return hashable(owner, "an owner")
         with self.lock:
-            known = self.owners.get(id(owner))
-            if known is None or known() is not owner:
-                known = self.owners[id(owner)] = made
-            return known
+            token = self.owners.get(id(owner))
+            if token is None or token() is not owner:
+                token = self.owners[id(owner)] = new
+            return token
 
     # Graphs
 
@@ -189,8 +189,8 @@ class Entries:
         """Note that the body of a key ran; `ready` ends the quarantine of the key."""
         with self.lock:
             if entry not in self.graphs:
-                known = self._remember(entry)
-                known.wait = 0 if ready else known.wait
+                state = self._remember(entry)
+                state.wait = 0 if ready else state.wait
 
     def begin_capture(self, entry: EntryKey) -> PendingCapture | None:
         """Return the right to capture a key that was seen and is not in quarantine, or None.
@@ -198,12 +198,12 @@ class Entries:
         One thread at a time has it, until it calls `end_capture`.
         """
         with self.lock:
-            known = self.uncaptured.get(entry)
-            if known is None or entry in self._pending:
+            state = self.uncaptured.get(entry)
+            if state is None or entry in self._pending:
                 return None
             self.uncaptured.move_to_end(entry)
-            if known.wait:
-                known.wait -= 1
+            if state.wait:
+                state.wait -= 1
                 return None
             pending = self._pending[entry] = PendingCapture(self.context)
             return pending
@@ -230,8 +230,8 @@ class Entries:
     def failure(self, entry: EntryKey) -> str | None:
         """Return why the last capture of a key failed, or None."""
         with self.lock:
-            known = self.uncaptured.get(entry)
-            return None if known is None else known.reason
+            state = self.uncaptured.get(entry)
+            return None if state is None else state.reason
 
     @contextmanager
     def _refreshed(self) -> Iterator[_Removed]:
@@ -278,11 +278,11 @@ class Entries:
         return [each for each, _ in evicted]
 
     def _remember(self, entry: EntryKey) -> UncapturedKey:
-        known = self.uncaptured.setdefault(entry, UncapturedKey())
+        state = self.uncaptured.setdefault(entry, UncapturedKey())
         self.uncaptured.move_to_end(entry)
         while len(self.uncaptured) > max(_REMEMBERED, 4 * self._capacity):
             self.uncaptured.popitem(last=False)
-        return known
+        return state
 
     # Outside the lock
 

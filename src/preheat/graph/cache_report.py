@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from preheat.graph.keys import stable_repr
+from preheat.messages import count
 
-__all__ = ["CacheReport", "CachedGraphReport", "QuarantinedKey", "count"]
+__all__ = ["CacheReport", "CachedGraphReport", "QuarantinedKey"]
 
 
 class CachedGraphReport(NamedTuple):
@@ -52,8 +53,3 @@ class CacheReport(NamedTuple):
             for one in self.quarantined
         ]
         return "\n".join(rows) or "no graphs"
-
-
-def count(number: int, what: str) -> str:
-    """Return a number with its noun, in the plural where needed."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -31,8 +31,8 @@ class Step(NamedTuple):
 class CachedGraph:
     """A graph with what its body returned, and the arrays that calls copy theirs into.
 
-    `since` is a generation of memory between that from before the capture and that from inside, where
-    that is known.
+    Memory with a generation above `since` was allocated inside the capture. None means that the limit
+    is not known.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class CachedGraph:
             new.close()
         if changes:
             raise BakedError(
-                f"{self.graph} was captured for another call; this one would bake other values:",
+                f"{self.graph} was captured for another call; "
+                "a replay would use the values of that call, not of this one:",
                 changes,
                 hint="put what changes into the key, or into a gpu.scalar",
             )

@@ -75,9 +75,9 @@ class _ByIdentity(weakref.ref[Any]):
     _number: int
 
     def __new__(cls, given: Any) -> _ByIdentity:
-        made = super().__new__(cls, given)
-        made._number = id(given)
-        return made
+        reference = super().__new__(cls, given)
+        reference._number = id(given)
+        return reference
 
     def __hash__(self) -> int:
         return self._number
@@ -122,9 +122,9 @@ class ArgumentReader:
 
     def container_key(self, given: Any) -> _ContainerKey:
         """Return the key of the arguments in a container."""
-        held = trees.children(given) or {}
-        names = () if isinstance(given, tuple | list) else tuple(held)
-        return _ContainerKey(type(given), names, tuple(map(self._argument_key, held.values())))
+        children = trees.children(given) or {}
+        names = () if isinstance(given, tuple | list) else tuple(children)
+        return _ContainerKey(type(given), names, tuple(map(self._argument_key, children.values())))
 
     def _argument_key(self, given: Any) -> Hashable:
         if trees.children(given) is not None:
@@ -134,11 +134,11 @@ class ArgumentReader:
             return self._non_array_key(given)
         if not self._copied or not trees.can_clone(given):
             return memory
-        known = [array is given for array in self.arrays]
-        if True not in known:
+        matches = [array is given for array in self.arrays]
+        if True not in matches:
             self.arrays.append(given)
-            known.append(True)
-        return memory._replace(place=(known.index(True),))
+            matches.append(True)
+        return memory._replace(place=(matches.index(True),))
 
     def _non_array_key(self, given: Any) -> Hashable:
         if isinstance(given, MethodType):
@@ -157,7 +157,7 @@ class ArgumentReader:
             if tensor_kind(given) is not None:
                 raise TypeError("its memory is not on this device")
             if _compares_by_identity(given):
-                raise TypeError("it is equal to itself alone, whatever is in it")
+                raise TypeError("it is compared by identity, so changes of its contents go unnoticed")
             hash(given)
         except TypeError as bad:
             what = f"{self._title}: an argument of type {type(given).__name__}"

@@ -201,13 +201,13 @@ class Capture:
         """Insert the nodes of other libraries among ours. The device lists all nodes in order."""
         left = deque(node for node in self.nodes if node.kind == "kernel")
         merged: list[Node] = []
-        for at, found in enumerate(graph.nodes()):
+        for at, driver_node in enumerate(graph.nodes()):
             if at in self._placed:
                 merged += [self._placed[at]] if self._placed[at] not in merged[-1:] else []
-            elif left and found == ("kernel", left[0].entry):
+            elif left and driver_node == ("kernel", left[0].entry):
                 merged.append(left.popleft())
             else:
-                merged.append(Node(found.kind, found.name, foreign=True))
+                merged.append(Node(driver_node.kind, driver_node.name, foreign=True))
         self.nodes = [*merged, *left]
 
     # What happens inside
@@ -257,7 +257,7 @@ class Capture:
         self.libraries |= arguments.libraries
         self.arrays |= dict.fromkeys(arguments.arrays.values())
         for uses, write in arguments.uses.items():
-            self.uses[uses] = write or self.uses.get(uses, False)
+            add_use(self.uses, uses, write=write)
 
     def _use(self, array: Array, *, write: bool) -> None:
         self.arrays[array] = None

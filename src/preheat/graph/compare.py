@@ -1,4 +1,4 @@
-"""Comparison of two captures of one step, which gives the second other memory and other values."""
+"""Comparison of two captures of one step, although each gets different memory."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Returned(NamedTuple):
 class MemoryNames(NamedTuple):
     """Names for memory that was handed out inside two captures, common to both.
 
-    `given` has a name for each order of appearance and description. Memory in `shared` needs no name:
+    `names` has a name for each order of appearance and description. Memory in `shared` needs no name:
     both captures use it.
     """
 
-    given: dict[tuple[int, str], int]
+    names: dict[tuple[int, str], int]
     shared: set[int | None]
 
 
@@ -54,19 +54,19 @@ class CaptureMemory:
         if self._since is None or generation <= self._since or generation in self._names.shared:
             return generation
         order = self._order.setdefault(generation, len(self._order))
-        given = self._names.given
-        return given.setdefault((order, text), -1 - len(given))
+        names = self._names.names
+        return names.setdefault((order, text), -1 - len(names))
 
     def node(self, node: Node) -> Node:
         """Return a node with names in place of the generations of such memory."""
-        made = copy.copy(node)
-        made._arguments = tuple(map(self._argument, node.arguments))
-        return made
+        copied = copy.copy(node)
+        copied._arguments = tuple(map(self._argument, node.arguments))
+        return copied
 
-    def _argument(self, given: Argument) -> Argument:
-        if given.generation is None:
-            return given
-        return replace(given, generation=self._name(given.generation, str(given)))
+    def _argument(self, argument: Argument) -> Argument:
+        if argument.generation is None:
+            return argument
+        return replace(argument, generation=self._name(argument.generation, str(argument)))
 
     def returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> Returned:
         """Describe a returned item likewise. With `foreign` nodes, any memory of a library counts."""

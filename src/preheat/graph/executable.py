@@ -15,7 +15,7 @@ __all__ = ["GraphExecutable"]
 
 
 class GraphExecutable:
-    """A graph at the device: `cudaGraph_t` after the capture, `cudaGraphExec_t` once instantiated.
+    """A graph at the device: a `CUgraph` after the capture, a `CUgraphExec` once instantiated.
 
     `keep` is memory of other libraries. It is kept alive until `last_replay`, the stream or event of
     the last replay, has completed. `title` names the graph in errors.

@@ -72,8 +72,7 @@ class ScratchBuffer(PoolBuffer):
     def overwrites(self, live: ScratchBuffer) -> bool:
         """Return True if a graph that uses this buffer would overwrite an array of an open frame.
 
-        A graph may write to an array that it was captured with: the same place, handed out outside the
-        capture.
+        A graph may write to an array that existed before its capture.
         """
         operand = not self._captured and self.generation == live.generation
         return self._ended and not operand and self.span.overlaps(live.span)

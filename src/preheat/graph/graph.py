@@ -23,6 +23,7 @@ from preheat.graph.nodes import Node, diff
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
 from preheat.graph.replay import CAPTURE_AGAIN, Replayer
+from preheat.messages import count
 from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Operation
 from preheat.runtime.array import Scalar
 from preheat.runtime.context import Context
@@ -334,10 +335,10 @@ class Graph:
         return True  # A graph without nodes is still a graph.
 
     def __repr__(self) -> str:
-        count = f"{len(self)} node{'' if len(self) == 1 else 's'}"
+        nodes = count(len(self), "node")
         foreign = f", {len(self.foreign)} of other libraries" if self.foreign else ""
         name = f" {self.name!r}" if self.name else ""
-        return f"<Graph{name}: {self.state.value}, {count}{foreign} on {self.context.device.name}>"
+        return f"<Graph{name}: {self.state.value}, {nodes}{foreign} on {self.context.device.name}>"
 
     def __str__(self) -> str:
         return f"graph {self.name!r}" if self.name else "graph"

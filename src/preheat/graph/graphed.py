@@ -104,10 +104,10 @@ class Graphed(Generic[P, R]):
         """Return the call that the warmer gives for a key."""
         args, kwargs = _arguments(self._warmer(key))
         step = self._step((), args, kwargs)
-        found = cast(CallKey, step.key).user_key
-        if found != (key,):
+        user_key = cast(CallKey, step.key).user_key
+        if user_key != (key,):
             raise InputError(
-                f"the warmer of {self._name} gives a call of another key: {found and found[0]!r}"
+                f"the warmer of {self._name} gives a call of another key: {user_key and user_key[0]!r}"
             )
         return step
 
@@ -119,12 +119,12 @@ class Graphed(Generic[P, R]):
         """Run a call, `bound` to an instance or to nothing."""
         step = self._step(bound, args, kwargs)
         owner = bound[0] if bound else None
-        made: R = self.graphs.run_step(*step, owner=owner, copy=self._copy)
-        return made
+        result: R = self.graphs.run_step(*step, owner=owner, copy=self._copy)
+        return result
 
     def _warm(self, bound: tuple[Any, ...], calls: Iterable[Any]) -> None:
-        given = sorted(map(_arguments, _require_iterable(calls)), key=_nbytes, reverse=True)
-        steps = [self._step(bound, *each) for each in given]
+        arguments = sorted(map(_arguments, _require_iterable(calls)), key=_nbytes, reverse=True)
+        steps = [self._step(bound, *each) for each in arguments]
         self.graphs.warm_steps(steps, bound[0] if bound else None)
 
     def _step(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
@@ -139,11 +139,11 @@ class Graphed(Generic[P, R]):
 
         def body(inputs: Sequence[Any]) -> R:
             place = {id(array): own for array, own in zip(reader.arrays, inputs, strict=True)}
-            given: Any = (args, kwargs)
+            call: Any = (args, kwargs)
             if inputs:
-                given = trees.map_leaves((args, dict(kwargs)), lambda item: place.get(id(item), item))
-            made: R = function(*bound, *given[0], **given[1])
-            return made
+                call = trees.map_leaves((args, dict(kwargs)), lambda item: place.get(id(item), item))
+            result: R = function(*bound, *call[0], **call[1])
+            return result
 
         return Step(key, body, reader.arrays)
 
@@ -266,5 +266,5 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 def _nbytes(call: tuple[tuple[Any, ...], Mapping[str, Any]]) -> int:
     """Return the bytes of all arrays among the arguments."""
-    held = (item for _, item in trees.leaves((call[0], dict(call[1]))))
-    return sum(len(trees.address_range(item)) for item in held)
+    items = (item for _, item in trees.leaves((call[0], dict(call[1]))))
+    return sum(len(trees.address_range(item)) for item in items)

@@ -19,10 +19,10 @@ _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
 
 def key_of(value: Any) -> Hashable:
     """Return `value` if it can be a key; `InputError` if it cannot be found again or holds memory."""
-    made = hashable(value, "a key")
+    key = hashable(value, "a key")
     if not isinstance(value, str | int):
         _check_parts(value)
-    return made
+    return key
 
 
 def hashable(value: Any, what: str) -> Hashable:
@@ -32,8 +32,8 @@ def hashable(value: Any, what: str) -> Hashable:
     except TypeError as bad:
         hint = _NO_ARRAYS if trees.is_array(value) else "use plain values, or a tuple of them"
         raise InputError(f"{value!r} cannot be {what}: {bad}", hint=hint) from None
-    made: Hashable = value
-    return made
+    checked: Hashable = value
+    return checked
 
 
 def _check_parts(value: Any) -> None:

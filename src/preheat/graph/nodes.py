@@ -105,7 +105,7 @@ class Node:
         self.foreign = foreign
         self._place = where
         self._given = given
-        self._tensors = _described_by_address(tensors) if tensors else _NO_TENSORS
+        self._tensors = {each.address: _describe_tensor(each) for each in tensors}
         self._arguments: tuple[Argument, ...] | None = None
         self.digest = ""
         self.entry = ""
@@ -193,13 +193,6 @@ def array_argument(array: Array, type: str = _WHOLE) -> Argument:
         generation=array.buffer.generation,
         offset=array.address - array.buffer.address,
     )
-
-
-_NO_TENSORS: Mapping[int, str] = {}
-
-
-def _described_by_address(tensors: Sequence[Operand]) -> Mapping[int, str]:
-    return {each.address: _describe_tensor(each) for each in tensors}
 
 
 def _describe_tensor(operand: Operand) -> str:

@@ -10,12 +10,10 @@ Pool             what users hold: arrays, room for captures, frames
 from __future__ import annotations
 
 import math
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
 
 from preheat import fork
 from preheat.callsite import caller
@@ -23,17 +21,16 @@ from preheat.dtypes import dtype_of
 from preheat.errors import CaptureError, InputError, OutOfMemoryError, PoolSealedError
 from preheat.graph.arena import Arena, PoolBuffer, Span
 from preheat.graph.frames import Frame, ScratchStack
-from preheat.runtime.active_capture import ALLOCATE, FREE, FROM_HOST, ActiveCapture, Operation
+from preheat.runtime.active_capture import ALLOCATE, FREE, FROM_HOST, MEASURE_POOL, ActiveCapture
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.host import host_array, shape_of
+from preheat.runtime.host import host_array, integer, shape_of
 
 __all__ = ["Pool"]
 
 _RECREATE = "make the pool again: gpu.pool(…)"
 _ALIGN = 256
 _MIN_BLOCK = 2 << 20  # the least that a pool grows by when it grows by itself
-_MEASURE = Operation("measuring a pool", "measure before the capture: it runs the body for real")
 
 
 class Pool:
@@ -157,21 +154,21 @@ class Pool:
         """Take what the last span of scratch memory lacks, if that is free, or a whole new span."""
         if self._scratch.spans:
             lacking = need - self._scratch.unused
-            found = self._arena.free.take(lacking, after=self._scratch.spans[-1])
-            if found is not None:
+            span = self._arena.free.take(lacking, after=self._scratch.spans[-1])
+            if span is not None:
                 self._count_taken(lacking, capture)
-                return found
+                return span
         return self._take(need, capture)
 
     def _take(self, size: int, capture: ActiveCapture | None) -> Span:
-        found = self._arena.free.take(size)
-        if found is None and capture is not None:
+        span = self._arena.free.take(size)
+        if span is None and capture is not None:
             raise self._no_room_error(size, capture)
-        if found is None:
+        if span is None:
             self._arena.grow(max(size, _MIN_BLOCK))
             return self._take(size, capture)
         self._count_taken(size, capture)
-        return found
+        return span
 
     def _count_taken(self, size: int, capture: ActiveCapture | None) -> None:
         if capture is not None:
@@ -220,7 +217,7 @@ class Pool:
 
     def reserve(self, nbytes: int) -> None:
         """Have this many free bytes side by side. Unused blocks are freed to make room for them."""
-        need = _aligned(_byte_count(nbytes))
+        need = _aligned(integer(nbytes, "a number of bytes", least=0))
         with self._lock:
             self._require_unsealed(f"{need:,} bytes were to be reserved")
             self._reclaim()
@@ -253,7 +250,7 @@ class Pool:
         again while it runs, because a graph would keep it. Memory that other threads take meanwhile is
         counted too.
         """
-        self._context.refuse_in_capture(_MEASURE)
+        self._context.refuse_in_capture(MEASURE_POOL)
         with self._lock:
             self._require_unsealed("a body was to be measured")
             self._reclaim()
@@ -276,7 +273,10 @@ class Pool:
         return taken
 
     def seal(self) -> None:
-        """Let requests raise `PoolSealedError` from here on. Existing arrays stay valid."""
+        """Let requests raise `PoolSealedError` from here on. Existing arrays stay valid.
+
+        This is independent of the seal of the process, which is about compiling.
+        """
         self._sealed = True
 
     def unseal(self) -> None:
@@ -330,13 +330,3 @@ class Pool:
 
 def _aligned(size: int) -> int:
     return max(-(-size // _ALIGN), 1) * _ALIGN
-
-
-def _byte_count(given: Any) -> int:
-    try:
-        size = operator.index(given)
-    except TypeError:
-        raise InputError(f"{given!r} is not a number of bytes") from None
-    if size < 0:
-        raise InputError(f"{size} is not a number of bytes: it is negative")
-    return size

@@ -73,9 +73,9 @@ class RecordedWork:
         """Return the bytes of a value for the scalar `name`."""
         scalar = self.scalars.get(name)
         if scalar is None:
-            known = ", ".join(self.scalars) or "none"
+            names = ", ".join(self.scalars) or "none"
             raise InputError(
-                f"{self.title} uses no scalar called {name!r}; it uses: {known}",
+                f"{self.title} uses no scalar called {name!r}; it uses: {names}",
                 hint=did_you_mean(name, self.scalars)
                 or f"gpu.scalar(…, name={name!r}), given to a captured kernel",
             )
@@ -88,11 +88,12 @@ class RecordedWork:
 
     def stream_of_library(self, device: base.Device) -> int | None:
         """Return the current stream of a library that takes part, or None without such a library."""
-        return _current_stream(self.libraries[-1], device) if self.libraries else None
+        return LIBRARIES[self.libraries[-1]].current(device.dlpack[1]) if self.libraries else None
 
     def operands(self, device: base.Device) -> LaunchArguments:
         """Return what a replay uses, with the current streams of the libraries that take part."""
-        others = {_current_stream(library, device): library for library in self.libraries}
+        index = device.dlpack[1]
+        others = {LIBRARIES[library].current(index): library for library in self.libraries}
         return LaunchArguments(uses=self.uses, foreign=self.foreign, others=others)
 
     def release(self) -> None:
@@ -107,18 +108,14 @@ class RecordedWork:
         self.pools = ()
 
 
-def _current_stream(library: str, device: base.Device) -> int:
-    return LIBRARIES[library].current(device.dlpack[1])
-
-
 def _scalars_by_name(arrays: Iterable[Array]) -> dict[str, Scalar]:
-    found: dict[str, Scalar] = {}
+    scalars: dict[str, Scalar] = {}
     for array in arrays:
         if not isinstance(array, Scalar) or array.name is None:
             continue
-        if found.setdefault(array.name, array).buffer is not array.buffer:
+        if scalars.setdefault(array.name, array).buffer is not array.buffer:
             raise CaptureError(
                 f"two scalars of this graph are called {array.name!r}",
                 hint="give each a name of its own: graph.replay() sets scalars by name",
             )
-    return found
+    return scalars

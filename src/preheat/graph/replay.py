@@ -26,7 +26,7 @@ from preheat.runtime.active_capture import REPLAY, Operation
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
-from preheat.runtime.stream import Event, raw_stream, record_event
+from preheat.runtime.stream import raw_stream, record_event
 
 __all__ = ["CAPTURE_AGAIN", "Replayer"]
 
@@ -119,7 +119,7 @@ class Replayer:
             stack.check_replay(self.work.title, self.work.buffers)
         values = [self.work.pack(name, value) for name, value in scalars.items()]
         stream = self._replay_stream(given)
-        if self.context.order.in_foreign_capture(stream):
+        if self.context.order.is_capturing(stream):
             raise CaptureError(
                 f"{self.work.title} cannot be replayed inside another library's capture",
                 where=caller(),
@@ -134,7 +134,9 @@ class Replayer:
         operands = self.work.operands(self.context.device)
         with ordered(self.context, operands, stream), registered_operands(self.context, operands):
             self._submit(launch, setter, scalars, values)
-        self.executable.last_replay = self._completion_of(stream)
+        # Another library may destroy its stream, so an event marks the end of the replay there.
+        owned = self.context.order.owns(stream)
+        self.executable.last_replay = stream if owned else record_event(self.context, stream)
         self.num_replays += 1
         if sample:
             sample.lap("launch")
@@ -186,10 +188,10 @@ class Replayer:
 
     # Prepared for one stream
 
-    def _replay_stream(self, given: object) -> base.Stream:
+    def _replay_stream(self, requested: object) -> base.Stream:
         """Return the given stream, or that of the capture, of a library that takes part, or our own."""
-        if given is not None:
-            stream = raw_stream(self.context, given)
+        if requested is not None:
+            stream = raw_stream(self.context, requested)
             self.context.active_capture(stream)  # This raises if another thread captures the stream.
             return stream
         if self._stream is not None:
@@ -198,26 +200,22 @@ class Replayer:
         return self.context.stream if handle is None else self.context.order.adopt(handle)
 
     def _launch_in(self, stream: base.Stream) -> base.Replay:
-        found = self._launches.get(stream.id)
-        if found is None:
+        launch = self._launches.get(stream.id)
+        if launch is None:
             if len(self._launches) >= MANY_STREAMS:
                 self._launches.clear()
                 self._setters.clear()
-            found = self._launches[stream.id] = self.executable.instantiate().prepare(stream)
-        return found
+            launch = self._launches[stream.id] = self.executable.instantiate().prepare(stream)
+        return launch
 
     def _setter_in(self, stream: base.Stream, names: tuple[str, ...]) -> base.Setter | None:
         if not names:
             return None
-        found = self._setters.get((names, stream.id))
-        if found is None:
-            found = self.work.setter(names, self.context.device, stream)
-            self._setters[names, stream.id] = found
-        return found
-
-    def _completion_of(self, stream: base.Stream) -> base.Stream | Event:
-        """Return what marks the end of a replay: the stream, or an event if it may be destroyed."""
-        return stream if self.context.order.owns(stream) else record_event(self.context, stream)
+        setter = self._setters.get((names, stream.id))
+        if setter is None:
+            setter = self.work.setter(names, self.context.device, stream)
+            self._setters[names, stream.id] = setter
+        return setter
 
     # Errors
 

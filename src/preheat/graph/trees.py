@@ -54,10 +54,10 @@ def memory_of(value: Any, device: base.Device) -> Memory | None:
     kind = tensor_kind(value)
     if kind is None or (kind.library == "numpy" and device.dlpack[0] != ON_HOST):
         return None
-    found = kind.read(value, UNORDERED)
-    if not found.reaches(device.dlpack):
+    operand = kind.read(value, UNORDERED)
+    if not operand.is_usable_on(device.dlpack):
         return None
-    return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(found.address),))
+    return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(operand.address),))
 
 
 def address_range(array: Any) -> range:
@@ -67,8 +67,8 @@ def address_range(array: Any) -> range:
     kind = tensor_kind(array)
     if kind is None:
         return range(0)
-    found = kind.read(array, UNORDERED)
-    return range(found.address, found.address + found.nbytes)
+    operand = kind.read(array, UNORDERED)
+    return range(operand.address, operand.address + operand.nbytes)
 
 
 def _strides(value: Any) -> tuple[int, ...] | None:
@@ -90,11 +90,11 @@ def children(value: Any) -> dict[Any, Any] | None:
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield all items that are no containers, with their paths: `[0]`, `['row']`, `.first`."""
-    held = children(value)
-    if held is None:
+    items = children(value)
+    if items is None:
         yield path, value
         return
-    for name, item in held.items():
+    for name, item in items.items():
         plain = isinstance(value, tuple | list | dict)
         yield from leaves(item, f"{path}[{name!r}]" if plain else f"{path}.{name}")
 
@@ -105,28 +105,30 @@ def map_leaves(value: Any, do: Callable[[Any], Any], *, copy_containers: bool = 
     A container whose items stay the same is returned itself. With `copy_containers`, lists and dicts
     are new in any case.
     """
-    held = children(value)
-    if held is None:
+    items = children(value)
+    if items is None:
         return do(value)
-    made = {name: map_leaves(item, do, copy_containers=copy_containers) for name, item in held.items()}
-    changed = {name: item for name, item in made.items() if item is not held[name]}
+    mapped = {
+        name: map_leaves(item, do, copy_containers=copy_containers) for name, item in items.items()
+    }
+    changed = {name: item for name, item in mapped.items() if item is not items[name]}
     if changed or (copy_containers and isinstance(value, list | dict)):
-        return _rebuilt(value, made, changed)
+        return _rebuilt(value, mapped, changed)
     return value
 
 
-def _rebuilt(value: Any, made: dict[Any, Any], changed: dict[Any, Any]) -> Any:
+def _rebuilt(value: Any, mapped: dict[Any, Any], changed: dict[Any, Any]) -> Any:
     if isinstance(value, dict):
         out = copy.copy(value)
-        out.update(made)
+        out.update(mapped)
         return out
     if isinstance(value, list):
-        return list(made.values())
+        return list(mapped.values())
     if isinstance(value, tuple):
-        return getattr(type(value), "_make", tuple)(made.values())
-    given = {field.name for field in dataclasses.fields(value) if field.init}
-    out = dataclasses.replace(value, **{name: changed[name] for name in given & changed.keys()})
-    for name in changed.keys() - given:
+        return getattr(type(value), "_make", tuple)(mapped.values())
+    init_fields = {field.name for field in dataclasses.fields(value) if field.init}
+    out = dataclasses.replace(value, **{name: changed[name] for name in init_fields & changed.keys()})
+    for name in changed.keys() - init_fields:
         object.__setattr__(out, name, changed[name])
     return out
 
@@ -134,8 +136,8 @@ def _rebuilt(value: Any, made: dict[Any, Any], changed: dict[Any, Any]) -> Any:
 def clone(array: Any) -> Any:
     """Return a copy of an array, made by its library; any other object is returned itself."""
     if isinstance(array, Array):
-        made = Array.new(array.buffer.context, array.shape, array.dtype, array.buffer.home)
-        return made.copy_from(array)
+        new = Array.new(array.buffer.context, array.shape, array.dtype, array.buffer.home)
+        return new.copy_from(array)
     method = _clone_method(array)
     return array if method is None else getattr(array, method)()
 

@@ -40,8 +40,8 @@ class Warmers:
 
     def find(self, name: str) -> Warmable:
         """Return the cache that has a warmer under this name."""
-        found = self._known.get(name)
-        if found is None:
+        warmable = self._known.get(name)
+        if warmable is None:
             hint = did_you_mean(name, self._known) or "register one: @graphs.warmer, @step.warmer"
             raise InputError("no warmer is registered under this name", hint=hint)
-        return found
+        return warmable

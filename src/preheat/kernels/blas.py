@@ -106,7 +106,7 @@ class Blas:
         self.math = math
         self.version = found.version
         self._library = _Library(gpu._context, found.cublas)
-        self._making = threading.RLock()
+        self._lock = threading.RLock()  # A forked child cannot use a GPU, so it never takes the lock.
         self._handles: dict[int, _Handle] = {}  # by stream id, the most recently used last
         # With the captures that use them.
         self._captured: list[tuple[weakref.ref[ActiveCapture], _Handle]] = []
@@ -122,7 +122,7 @@ class Blas:
         context = self._library.context
         context.require_alive(_RECREATE)
         context.refuse_in_capture(ALLOCATE)
-        with self._making:
+        with self._lock:
             self._prune()
             while len(self._ready) < count:
                 workspace = Array.new(context, (self._workspace_size,), DTYPES["uint8"], context.stream)
@@ -148,33 +148,33 @@ class Blas:
 
     def _handle_of(self, stream: base.Stream) -> _Handle:
         """Return the handle of a stream."""
-        with self._making:
-            found = self._handles.pop(stream.id, None)
-            if found is None:
+        with self._lock:
+            handle = self._handles.pop(stream.id, None)
+            if handle is None:
                 if not self._ready:
                     self.reserve()
-                found = self._bind(stream)
-            self._handles[stream.id] = found
+                handle = self._bind(stream)
+            self._handles[stream.id] = handle
             self._prune()
             if not self._ready:
                 with suppress(CaptureError):  # A capture of another thread forbids allocations.
                     self.reserve()
-            return found
+            return handle
 
     def _handle_in_foreign_capture(self, stream: base.Stream) -> _Handle:
         """Return the handle for the capture of another library, whose graph keeps the handle."""
-        with self._making:
-            found = self._retained.get(stream.id)
-            if found is None:
+        with self._lock:
+            handle = self._retained.get(stream.id)
+            if handle is None:
                 if not self._ready:
                     raise _no_workspace()
-                found = self._retained[stream.id] = self._bind(stream)
-                stream.retain(found)
-            return found
+                handle = self._retained[stream.id] = self._bind(stream)
+                stream.retain(handle)
+            return handle
 
     def _handle_in_capture(self, capture: ActiveCapture) -> _Handle:
         """Return the handle for a capture of preheat."""
-        with self._making:
+        with self._lock:
             for owner, handle in self._captured:
                 if owner() is capture:
                     return handle
@@ -322,11 +322,11 @@ class _Product(Call):
         self._add = add
 
     def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
-        if self.context.order.in_foreign_capture(stream):
+        if self.context.order.is_capturing(stream):
             self._call(self._blas._handle_in_foreign_capture(stream), *arguments.values)
             return
         handle = self._blas._handle_of(stream)
-        with self.context.order.section(stream, {handle.workspace.buffer.uses: True}, captured=False):
+        with self.context.order.section(stream, {handle.workspace.buffer.uses: True}, capturing=False):
             self._call(handle, *arguments.values)
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:

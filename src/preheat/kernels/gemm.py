@@ -91,11 +91,11 @@ def _op(
     sizes = {each: dimension(each, size, _MAX_DIMENSION) for each, size in dims.items()}
     rows, columns = (sizes[each] for each in result)
     element, cpp = cpp_of(dtype)
-    known = tiles(dtype)
+    sizes_of_tiles = tiles(dtype)
     (length,) = (size for each, size in sizes.items() if each not in result)
-    side = _tile(rows, columns, length, known) if tile is None else tile
-    if side not in known or not isinstance(side, int):
-        raise InputError(f"tile {side!r} is none of {', '.join(map(str, known))}")
+    side = _tile(rows, columns, length, sizes_of_tiles) if tile is None else tile
+    if side not in sizes_of_tiles or not isinstance(side, int):
+        raise InputError(f"tile {side!r} is none of {', '.join(map(str, sizes_of_tiles))}")
     blocks = _blocks(rows, columns, side)
     if blocks > MAX_BLOCKS:
         high, wide = result

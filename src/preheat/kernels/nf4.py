@@ -106,11 +106,11 @@ def _matrix(weight: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     import numpy as np
 
     try:
-        given = np.asarray(weight)
-        if np.iscomplexobj(given):
-            raise TypeError(f"{given.dtype} has an imaginary part")
+        matrix = np.asarray(weight)
+        if np.iscomplexobj(matrix):
+            raise TypeError(f"{matrix.dtype} has an imaginary part")
         with np.errstate(over="ignore"):
-            return given.astype("float32", copy=False)
+            return matrix.astype("float32", copy=False)
     except (
         TypeError,
         ValueError,

@@ -126,8 +126,8 @@ def memoize(make: Callable[P, R]) -> Callable[P, R]:
     @wraps(make)
     def memoized(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            known: R = cached(*args, **kwargs)
-            return known
+            result: R = cached(*args, **kwargs)
+            return result
         except TypeError:  # An argument is not hashable. `make` raises an error that names it.
             return make(*args, **kwargs)
 
@@ -156,8 +156,8 @@ def dimension(name: str, size: Any, most: int = _INT_MAX, *, least: int = 1) -> 
 
 def cpp_of(dtype: object) -> tuple[DType, str]:
     """Return an element type that the shipped kernels support, and its name in their C++."""
-    found = dtype_of(dtype)
-    if found.name not in _CPP:
+    element = dtype_of(dtype)
+    if element.name not in _CPP:
         hint = f"they take {', '.join(_CPP)}"
-        raise InputError(f"the shipped kernels do not take {found}", hint=hint)
-    return found, _CPP[found.name]
+        raise InputError(f"the shipped kernels do not take {element}", hint=hint)
+    return element, _CPP[element.name]

@@ -80,11 +80,11 @@ def array_argument(name: str, array: Any) -> ArrayArgument:
         return ArrayArgument(
             name, array, ArraySpec(array.shape, array.dtype), start, start + array.nbytes
         )
-    found = foreign_operand(name, array)
-    spec = _spec(name, array, found.dtype)
-    start = found.address
-    end = start + found.nbytes
-    return ArrayArgument(name, array, spec, start, end, found.contiguous, found.writable)
+    foreign = foreign_operand(name, array)
+    spec = _spec(name, array, foreign.dtype)
+    start = foreign.address
+    end = start + foreign.nbytes
+    return ArrayArgument(name, array, spec, start, end, foreign.contiguous, foreign.writable)
 
 
 def operand(name: str, array: Any) -> ArrayArgument:
@@ -150,9 +150,9 @@ def gemm_operands(*, nf4: str = "", **arrays: tuple[Any, str]) -> GemmOperands:
             shape: tuple[int, ...] = array.shape
         else:
             operands.append(operand(name, array))
-            shape, found = operands[-1].spec
-            if found is not (dtype := dtype or found):
-                raise InputError(f"{name} is {found}, not {dtype} as the other matrix")
+            shape, element = operands[-1].spec
+            if element is not (dtype := dtype or element):
+                raise InputError(f"{name} is {element}, not {dtype} as the other matrix")
         if len(shape) != 2:
             hint = f"{name}.reshape(-1, {shape[-1]}) has all rows in one axis" if shape else None
             raise InputError(f"{name} is a matrix, and cannot have the shape {shape}", hint=hint)

@@ -218,34 +218,34 @@ class Ops:
         self, a: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
         """Compute `a b` for `a[m, k]` and `b[k, n]`. With `accumulate`, add it to `out`."""
-        found = gemm_operands(a=(a, "mk"), b=(b, "kn"))
-        c = self._product_result(out, "mn", found, accumulate, stream)
-        op = gemm.gemm(**found.dims, dtype=found.dtype)
-        return self._product(op, found, a, b, c, accumulate, stream)
+        operands = gemm_operands(a=(a, "mk"), b=(b, "kn"))
+        c = self._product_result(out, "mn", operands, accumulate, stream)
+        op = gemm.gemm(**operands.dims, dtype=operands.dtype)
+        return self._product(op, operands, a, b, c, accumulate, stream)
 
     def gemm_backward_a(
         self, gc: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
         """Compute the gradient for `a` of `a b`: `gc b^T` for `gc[m, n]` and `b[k, n]` or an `Nf4`."""
-        found = gemm_operands(nf4="b", gc=(gc, "mn"), b=(b, "kn"))
-        dims = found.dims
-        ga = self._product_result(out, "mk", found, accumulate, stream)
+        operands = gemm_operands(nf4="b", gc=(gc, "mn"), b=(b, "kn"))
+        dims = operands.dims
+        ga = self._product_result(out, "mk", operands, accumulate, stream)
         if not isinstance(b, Nf4):
-            op = gemm.gemm_backward_a(**dims, dtype=found.dtype)
-            return self._product(op, found, gc, b, ga, accumulate, stream)
-        op = gemm.gemm_backward_a_nf4(**dims, dtype=found.dtype)
+            op = gemm.gemm_backward_a(**dims, dtype=operands.dtype)
+            return self._product(op, operands, gc, b, ga, accumulate, stream)
+        op = gemm.gemm_backward_a_nf4(**dims, dtype=operands.dtype)
         args = (gc, b.codes, b.scales, ga.array, *(dims[each] for each in "mnk"), bool(accumulate))
-        op.launch(self.gpu, *args, stream=stream, aligned=aligned(ga, found.operands[0]))
+        op.launch(self.gpu, *args, stream=stream, aligned=aligned(ga, operands.operands[0]))
         return ga.array
 
     def gemm_backward_b(
         self, a: Any, gc: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
         """Compute the gradient for `b` of `a b`: `a^T gc` for `a[m, k]` and `gc[m, n]`."""
-        found = gemm_operands(a=(a, "mk"), gc=(gc, "mn"))
-        gb = self._product_result(out, "kn", found, accumulate, stream)
-        op = gemm.gemm_backward_b(**found.dims, dtype=found.dtype)
-        return self._product(op, found, a, gc, gb, accumulate, stream)
+        operands = gemm_operands(a=(a, "mk"), gc=(gc, "mn"))
+        gb = self._product_result(out, "kn", operands, accumulate, stream)
+        op = gemm.gemm_backward_b(**operands.dims, dtype=operands.dtype)
+        return self._product(op, operands, a, gc, gb, accumulate, stream)
 
     def _product(
         self,
@@ -315,13 +315,13 @@ class Ops:
         """Return `out` if it is large enough and overlaps no other array, or new memory if None."""
         if out is None:
             return self._new("workspace", spec, stream)
-        found = array_argument("workspace", out).require_contiguous()
-        if found.spec.dtype is not spec.dtype or found.spec.size < spec.size:
+        workspace = array_argument("workspace", out).require_contiguous()
+        if workspace.spec.dtype is not spec.dtype or workspace.spec.size < spec.size:
             hint = "allocate ops.rms_norm_workspace(rows, width, dtype) elements of float32"
-            raise InputError(f"workspace is {found.spec}, not at least {spec}", hint=hint)
-        if not found.writable:
+            raise InputError(f"workspace is {workspace.spec}, not at least {spec}", hint=hint)
+        if not workspace.writable:
             raise InputError("workspace is read-only")
-        reject_overlap(found, others)
+        reject_overlap(workspace, others)
         return out
 
     def _new(self, name: str, spec: ArraySpec, stream: object) -> Array:

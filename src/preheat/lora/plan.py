@@ -67,8 +67,8 @@ class Plan:
         whole = range(8, longest + 1, 8)  # chunks of 16 bytes, of floats and of halves
         floats = range(4, longest + 1, 8)  # of floats alone
         others = [length for length in range(1, longest + 1) if length % 4]
-        found = (request for lengths in (others, floats, whole) for request in self._of(lengths))
-        return tuple(dict.fromkeys((*found, *self.requests)))
+        requests = (request for lengths in (others, floats, whole) for request in self._of(lengths))
+        return tuple(dict.fromkeys((*requests, *self.requests)))
 
     def _of(self, lengths: Sequence[int]) -> Iterator[Request]:
         """Yield the kernels for these lengths, whose rows are all multiples of a chunk, or all are not.

@@ -22,8 +22,8 @@ INPUT_OF = {
 #: The weights that have LoRA adapters.
 ADAPTED = ("q", "k", "v")
 
-# The largest products of sizes. Kernels take each of the first five products as one number. The last
-# two are sizes of weights, whose gradients must not have more tiles than one launch of `gemm` computes.
+# Upper limits of products. Kernels take each of the first five products as one int. The last two limit
+# the tiles of a weight gradient to those that one launch of `gemm` computes.
 _PRODUCTS = {
     ("heads", "max_seq"): axes.MAX_LINES,
     ("heads", "max_seq", "max_seq"): elementwise.MAX_ELEMENTS,
@@ -153,7 +153,7 @@ class Shape:
         return norms | ({} if self.frozen else self.base) | self._adapters
 
     @property
-    def given(self) -> dict[str, tuple[int, ...]]:
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the inputs of a backward step by name: weights and saved activations.
 
         docs/lora.md describes each of them.
@@ -170,22 +170,22 @@ class Shape:
 
     @property
     def _adapters(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name in ADAPTED if self.lora_rank else ():
-            found[f"{name}_a"] = self.hidden, self.lora_rank
-            found[f"{name}_b"] = self.lora_rank, self.base[name][1]
-        return found
+            shapes[f"{name}_a"] = self.hidden, self.lora_rank
+            shapes[f"{name}_b"] = self.lora_rank, self.base[name][1]
+        return shapes
 
     @property
     def _multiplied(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the activations that trained weights were multiplied with."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         if not self.frozen:
-            found = {saved: (self.max_seq, self.base[name][0]) for name, saved in INPUT_OF.items()}
+            shapes = {saved: (self.max_seq, self.base[name][0]) for name, saved in INPUT_OF.items()}
         if self.lora_rank:
-            found["normed1"] = self.max_seq, self.hidden
-            found |= {f"{name}_low": (self.max_seq, self.lora_rank) for name in ADAPTED}
-        return found
+            shapes["normed1"] = self.max_seq, self.hidden
+            shapes |= {f"{name}_low": (self.max_seq, self.lora_rank) for name in ADAPTED}
+        return shapes
 
 
 def require_shape(shape: Any) -> None:

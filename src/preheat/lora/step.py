@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from preheat.devices.base import ON_HOST
 from preheat.dtypes import dtype_of
 from preheat.errors import InputError, StaleBufferError, did_you_mean
 from preheat.gpu import Gpu
@@ -26,8 +25,8 @@ class LoraBlock:
         block = LoraBlock(gpu, shape, arrays)
         gx = block.step(gy)                     # and block.gradients["q_a"], …
 
-    `arrays` are those of `shape.given`, of any library; with `shape.nf4` the weights of the base are
-    `Nf4`. Inputs are checked and memory is allocated here, so a second step can be captured.
+    `arrays` are those of `shape.input_shapes`, of any library; with `shape.nf4` the weights of the base
+    are `Nf4`. Inputs are checked and memory is allocated here, so a second step can be captured.
     `blas` is as for `Ops`.
     """
 
@@ -153,17 +152,17 @@ def _checked(gpu: Gpu, shape: Shape, arrays: Mapping[str, Any]) -> dict[str, Any
     """Return the arrays that a shape needs. Raises `InputError` for a missing or wrong array."""
     require_shape(shape)
     if not isinstance(arrays, Mapping):
-        raise InputError("arrays must be a mapping from name to array", hint="see shape.given")
-    if missing := [name for name in shape.given if name not in arrays]:
-        spare = [str(name) for name in arrays if name not in shape.given]
+        raise InputError("arrays must be a mapping from name to array", hint="see shape.input_shapes")
+    if missing := [name for name in shape.input_shapes if name not in arrays]:
+        spare = [str(name) for name in arrays if name not in shape.input_shapes]
         hint = did_you_mean(missing[0], spare) or f"missing: {', '.join(missing)}"
         raise InputError(f"there is no array {missing[0]!r}", hint=hint)
-    for name, size in shape.given.items():
+    for name, size in shape.input_shapes.items():
         if shape.nf4 and name in shape.base:
             _check_nf4(gpu, name, arrays[name], size)
         else:
             _check_array(gpu, name, arrays[name], size, shape.dtype)
-    return {name: arrays[name] for name in shape.given}
+    return {name: arrays[name] for name in shape.input_shapes}
 
 
 def _check_array(gpu: Gpu, name: str, array: Any, size: tuple[int, ...], dtype: str) -> None:
@@ -180,9 +179,9 @@ def _check_nf4(gpu: Gpu, name: str, array: Any, size: tuple[int, ...]) -> None:
     if array.shape != size:
         raise InputError(f"{name} is Nf4 of shape {array.shape}, not of {size} as needed")
     for part in ("codes", "scales"):
-        held = getattr(array, part)
-        array_argument(f"{name}.{part}", held).require_contiguous()
-        _require_here(gpu, f"{name}.{part}", held)
+        memory = getattr(array, part)
+        array_argument(f"{name}.{part}", memory).require_contiguous()
+        _require_here(gpu, f"{name}.{part}", memory)
     try:
         array.check()
     except InputError as error:
@@ -198,9 +197,9 @@ def _require_here(gpu: Gpu, name: str, array: Any) -> None:
         usable = array.buffer.context is context
         what = repr(array)
     else:
-        found = foreign_operand(name, array)
-        usable = found.reaches(context.device.dlpack)
-        what = "in host memory" if found.device[0] == ON_HOST else f"on GPU {found.device[1]}"
+        foreign = foreign_operand(name, array)
+        usable = foreign.is_usable_on(context.device.dlpack)
+        what = f"in {foreign.place}"
     if not usable:
         hint = "copy it to the device first: gpu.array(…)"
         raise InputError(f"{name} is {what}, which kernels on {gpu.name} cannot use", hint=hint)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from preheat.runtime.uses import Uses
 
 __all__ = [
-    "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "RECORD_EVENT", "REPLAY", "RESET",
-    "RESOLVE_KERNEL", "SET_SCALAR", "SYNCHRONIZE", "TO_HOST", "UNLOAD", "ActiveCapture", "Allocator",
-    "Operation",
+    "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "MEASURE_POOL", "OTHER_STREAM",
+    "RECORD_EVENT", "REPLAY", "RESET", "RESOLVE_KERNEL", "SET_SCALAR", "SYNCHRONIZE", "TO_HOST",
+    "UNLOAD", "WARM_GRAPHS", "ActiveCapture", "Allocator", "Operation",
 ]  # fmt: skip
 
 
@@ -57,6 +57,13 @@ SET_SCALAR = Operation("setting a scalar", "graph.replay(name=value) sets it for
 INSTANTIATE = Operation("making a graph ready", "do so before or after the capture", unsafe=True)
 REPLAY = Operation("replaying a graph", "replay after the capture")
 RESET = Operation("resetting or closing the device", "leave the capture first", unsafe=True)
+OTHER_STREAM = Operation(
+    "work in another stream than the captured one",
+    "omit the stream: work of the capturing thread goes to the captured stream",
+    relaxed=True,
+)
+MEASURE_POOL = Operation("measuring a pool", "measure before the capture: it runs the body for real")
+WARM_GRAPHS = Operation("warming graphs", "warm before the capture")
 
 
 class Allocator(Protocol):

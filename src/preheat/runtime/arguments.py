@@ -15,6 +15,7 @@ from preheat.artifact import EntryPoint, Parameter
 from preheat.dtypes import DType, pointee_dtypes
 from preheat.errors import LaunchError, short_repr
 from preheat.lazy import lazy
+from preheat.messages import count
 from preheat.runtime.host import bfloat16_bytes
 
 __all__ = ["ArgumentMismatch", "ParamBuffer", "ParamSpec", "Signature", "Value", "new_param_buffer"]
@@ -226,7 +227,8 @@ class Signature:
         """Raise `LaunchError` for too many or too few arguments."""
         if len(args) != len(self.params):
             raise LaunchError(
-                self.kernel, f"{_counted(len(args))} given, but the kernel takes {self.expected}"
+                self.kernel,
+                f"{count(len(args), 'argument')} given, but the kernel takes {self.expected}",
             )
 
     def refuse_names(self, named: Iterable[str]) -> NoReturn:
@@ -239,10 +241,6 @@ class Signature:
             hint="settings of a launch go by name to kernel.launch(…, grid=, block=, shared=, stream=, "
             "cluster=, cooperative=, programmatic=)",
         )
-
-
-def _counted(number: int) -> str:
-    return f"{number} argument{'' if number == 1 else 's'}"
 
 
 class ParamBuffer(NamedTuple):

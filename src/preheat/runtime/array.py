@@ -120,10 +120,10 @@ class Array:
             at = extents.index(-1)
             rest = math.prod(shape_of([n for n in extents if n != -1]))
             extents[at] = self.size // rest if rest else 0
-        made = shape_of(extents)
-        if math.prod(made) != self.size:
+        new_shape = shape_of(extents)
+        if math.prod(new_shape) != self.size:
             raise InputError(f"{self!r} has {self.size} elements, which no shape {wanted!r} holds")
-        return Array(self.buffer, self.dtype, made, self.address - self.buffer.address)
+        return Array(self.buffer, self.dtype, new_shape, self.address - self.buffer.address)
 
     def __repr__(self) -> str:
         state = "" if self.buffer.open else ", freed"

@@ -49,17 +49,18 @@ def code_for(
     why = mismatch(target, device.arch, strict=strict)
     if why is not None:
         raise TargetError(program.label, str(target), f"{device.name} ({device.arch})", why)
-    found = builder.lookup(program, target, exact=strict or arch is not None)
-    if isinstance(found, Hit):
-        return Code(found.artifact, program)
-    builder.permit(program, target, found)
+    result = builder.lookup(program, target, exact=strict or arch is not None)
+    if isinstance(result, Hit):
+        return Code(result.artifact, program)
+    # `build` asks the seal, too, but the next line needs the compiler, which a sealed process may lack.
+    builder.permit(program, target, result)
     newest = builder.toolchain.newest(target)
     if newest == target or program.language == "ptx":
-        return Code(builder.build(program, target, missed=found), program)
+        return Code(builder.build(program, target, missed=result), program)
     if newest is None or not jit:
-        known = builder.toolchain.version(program.language)
+        compiler = builder.toolchain.version(program.language)
         raise DeviceError(
-            f"{device.name} is {target}, which {known} cannot compile for",
+            f"{device.name} is {target}, which {compiler} cannot compile for",
             hint="update the compiler: pip install -U 'preheat[cu13]'; or let the driver compile "
             "PTX at every start: PREHEAT_JIT=1",
         )

@@ -16,7 +16,14 @@ from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, EmulatorFault, copy_error
 from preheat.events import Events
 from preheat.runtime import dlpack
-from preheat.runtime.active_capture import ALLOCATE, SYNCHRONIZE, ActiveCapture, Allocator, Operation
+from preheat.runtime.active_capture import (
+    ALLOCATE,
+    OTHER_STREAM,
+    SYNCHRONIZE,
+    ActiveCapture,
+    Allocator,
+    Operation,
+)
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.libraries import current_streams
 from preheat.runtime.order import Order
@@ -24,11 +31,6 @@ from preheat.runtime.uses import Uses
 
 __all__ = ["Context"]
 
-_ELSEWHERE = Operation(
-    "work in another stream than the captured one",
-    "omit the stream: work of the capturing thread goes to the captured stream",
-    relaxed=True,
-)
 _RESET = "call gpu.reset(); then {again}"
 _NEW_PROCESS = "start a new process: the GPU does not recover in this one"
 _LONG_QUEUE = 256  # queued finalizations after which a launch drains the queue, too
@@ -112,10 +114,10 @@ class Context:
         self.require_alive()
         with suppress(IndexError):  # Another thread took the last one.
             for _ in range(len(self.idle_streams)):
-                given = self.idle_streams.popleft()
-                if given[0] == priority:
-                    return given[1]
-                self.idle_streams.append(given)
+                idle = self.idle_streams.popleft()
+                if idle[0] == priority:
+                    return idle[1]
+                self.idle_streams.append(idle)
         return self.order.register_stream(self.device.stream(priority=priority))
 
     def capture_stream(self) -> base.Stream:
@@ -170,7 +172,7 @@ class Context:
             if other is not mine and other.stream is stream:
                 raise CaptureError("another thread is capturing this stream")
         if mine is not None and stream not in (None, mine.stream, mine.requested_stream):
-            mine.refuse(_ELSEWHERE, stream)
+            mine.refuse(OTHER_STREAM, stream)
             return None
         return mine
 

@@ -36,13 +36,15 @@ def _home(context: Context, stream: object) -> base.Stream:
 
 def copy_of(context: Context, data: Any, dtype: object, stream: object) -> Array:
     """Return a copy of `data` as an array of this device."""
+    if isinstance(data, Array):
+        return _copy_of_array(context, data, dtype, stream)
     kind = tensor_kind(data)
-    if isinstance(data, Array) or (kind is not None and _on_device(data)):
-        return _copy_on_device(context, data, kind, dtype, stream)
+    if kind is not None and _on_device(data):
+        return _copy_of_tensor(context, data, kind, dtype, stream)
     wanted = None if dtype is None else dtype_of(dtype)
-    host = host_array(_without_gradient(data), wanted)
-    made = new_array(context, host.shape, wanted or dtype_of(host.dtype), stream)
-    return made.write(host)
+    # NumPy refuses to read a tensor of torch that requires a gradient.
+    host = host_array(data.detach() if hasattr(data, "detach") else data, wanted)
+    return new_array(context, host.shape, wanted or dtype_of(host.dtype), stream).write(host)
 
 
 def _on_device(tensor: Any) -> bool:
@@ -51,38 +53,41 @@ def _on_device(tensor: Any) -> bool:
     return hasattr(tensor, "__cuda_array_interface__")
 
 
-def _without_gradient(data: Any) -> object:
-    """Detach a torch tensor: NumPy refuses to read one that requires a gradient."""
-    return data.detach() if hasattr(data, "detach") else data
+def _copy_of_array(context: Context, array: Array, dtype: object, stream: object) -> Array:
+    array.require_usable("array()")
+    context.require_alive()
+    _require_dtype(array, array.dtype, dtype)
+    if array.buffer.context is not context:
+        raise InputError(f"{array!r} is on another device than {context.device.name}")
+    return new_array(context, array.shape, array.dtype, stream).copy_from(array)
 
 
-def _copy_on_device(
-    context: Context, data: Any, kind: TensorKind | None, dtype: object, stream: object
+def _copy_of_tensor(
+    context: Context, tensor: Any, kind: TensorKind, dtype: object, stream: object
 ) -> Array:
-    """Copy device memory, whose device and element type must be the ones of the new array."""
+    """Copy a tensor of another library, which is on this device."""
     device = context.device
-    if isinstance(data, Array):
-        data.require_usable("array()")
+    name = type(tensor).__name__
     home = _home(context, stream)
-    found = None if kind is None else kind.read(data, home.handle)
-    held, place = (data.dtype, data._device.dlpack) if found is None else found[2:4]
-    if held is None or (dtype is not None and dtype_of(dtype) is not held):
-        hint = "convert it where it is, or on the host: gpu.array(a.numpy(), dtype)"
-        what = f"{type(data).__name__} of {data.dtype}"
-        raise InputError(f"{what} cannot be copied as {dtype}", hint=hint)
-    if place != device.dlpack or (found is None and data.buffer.context is not context):
-        what = repr(data) if found is None else type(data).__name__
-        raise InputError(f"{what} is on another device than {device.name}")
-    if found is not None and not found.contiguous:
-        raise InputError(f"{type(data).__name__} of shape {tuple(data.shape)} is not contiguous")
-    made = new_array(context, tuple(data.shape), held, stream)
-    if found is None or kind is None:
-        return made.copy_from(data)
-    arguments = LaunchArguments(uses={made.uses: True}, held=[found.owner])
-    if kind.source is not None and kind.source.device_type == place[0]:
-        arguments.others[kind.source.current(place[1])] = kind.library
-    if found.ready is not None:
-        arguments.others[found.ready] = kind.library
+    operand = kind.read(tensor, home.handle)
+    element = _require_dtype(tensor, operand.dtype, dtype)
+    if operand.device != device.dlpack:
+        raise InputError(f"{name} is on another device than {device.name}")
+    if not operand.contiguous:
+        raise InputError(f"{name} of shape {tuple(tensor.shape)} is not contiguous")
+    array = new_array(context, tuple(tensor.shape), element, stream)
+    arguments = LaunchArguments(uses={array.uses: True}, held=[operand.owner])
+    arguments.order_with(kind, operand, device)
     with ordered(context, arguments, home):
-        device.copy(made.address, found.address, made.nbytes, home)
-    return made
+        device.copy(array.address, operand.address, array.nbytes, home)
+    return array
+
+
+def _require_dtype(data: Any, element: DType | None, wanted: object) -> DType:
+    """Return the element type of `data`; raise if it is unknown, or another one is wanted."""
+    if element is None or (wanted is not None and dtype_of(wanted) is not element):
+        raise InputError(
+            f"{type(data).__name__} of {data.dtype} cannot be copied as {wanted}",
+            hint="convert it where it is, or on the host: gpu.array(a.numpy(), dtype)",
+        )
+    return element

@@ -86,8 +86,8 @@ class _Export(NamedTuple):
 
 # Exports by number until the consumer calls the deleter.
 _exports: dict[int, _Export] = {}
-# Capsules with those numbers until they are consumed. They have no destructor, because it would run
-# Python code, and after a consumer has raised an error that would lose the error.
+# Capsules with those numbers until they are consumed. They have no destructor: it would run Python
+# code, and that would discard an exception that is being raised.
 _unconsumed_capsules: deque[tuple[int, Any]] = deque()
 
 
@@ -139,9 +139,9 @@ def capsule(
     _exports[number] = _Export(managed, extents, strides, release)
     if _exiting:
         _keep_forever(_exports[number])
-    made = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
-    _unconsumed_capsules.append((number, made))
-    return made
+    new_capsule = _new(ctypes.addressof(managed), _VERSIONED if versioned else _LEGACY, None)
+    _unconsumed_capsules.append((number, new_capsule))
+    return new_capsule
 
 
 def end_dropped_exports() -> None:
@@ -149,11 +149,11 @@ def end_dropped_exports() -> None:
     alone = object()  # An object with one reference, for comparison.
     with suppress(IndexError):  # Another thread sweeps, too.
         for _ in range(len(_unconsumed_capsules)):
-            number, given = _unconsumed_capsules.popleft()
-            if not any(_is_valid(id(given), name) for name in (_VERSIONED, _LEGACY)):
+            number, one = _unconsumed_capsules.popleft()
+            if not any(_is_valid(id(one), name) for name in (_VERSIONED, _LEGACY)):
                 continue  # It was consumed, and the consumer calls the deleter.
-            if sys.getrefcount(given) > sys.getrefcount(alone):
-                _unconsumed_capsules.append((number, given))
+            if sys.getrefcount(one) > sys.getrefcount(alone):
+                _unconsumed_capsules.append((number, one))
             else:
                 _end_export(number)
 

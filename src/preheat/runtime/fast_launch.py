@@ -93,27 +93,27 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
     if launch.blocking or not context.order.owns(stream) or not all(map(_can_store, params)):
         return launch.run
-    given = {kind.library for kind in map(tensor_kind, args) if kind is not None}
+    used = {kind.library for kind in map(tensor_kind, args) if kind is not None}
     where = context.device.dlpack[0]
-    known = {
+    by_name = {
         library.name: library
         for library in LIBRARIES.values()
         if library.device_type == where and library.api in _TEMPLATES
     }
     # The libraries of `args` are tested first.
-    names = sorted(["own", *known], key=lambda name: name not in given)
+    names = sorted(["own", *by_name], key=lambda name: name not in used)
     if launch.stream is not None:
         names = ["own"]
     dtypes = [dtype for param in params for dtype in param.dtypes or ()]
-    values: dict[str, Any] = {name: known[name] for name in names if name in known}
+    values: dict[str, Any] = {name: by_name[name] for name in names if name in by_name}
     for name in names:
-        elements = [known[name].elements[each] for each in dtypes] if name in known else dtypes
+        elements = [by_name[name].elements[each] for each in dtypes] if name in by_name else dtypes
         values |= {f"{name}{n}": element for n, element in enumerate(elements)}
-    libraries = tuple((name, known[name].api if name in known else "") for name in names)
+    libraries = tuple((name, by_name[name].api if name in by_name else "") for name in names)
     make = _maker(libraries, params, tuple(values), recording=launch.stream is None)
     new_buffer = functools.partial(_buffer, launch.signature)
-    made: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_buffer, **values)
-    return made
+    function: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_buffer, **values)
+    return function
 
 
 def _can_store(param: ParamSpec) -> bool:
@@ -142,13 +142,13 @@ def _maker(
     A library is given as its name and the name of its API, ours as "own" and an empty text. With
     `recording`, the function also records launches with arrays of preheat into captures.
     """
-    given = [f"a{n}" for n in range(len(params))]
+    arguments = [f"a{n}" for n in range(len(params))]
     text = _FUNCTION.format(
         values=", ".join(values),
-        parameters="".join(f"{name}=missing, " for name in given) + ("/, " if given else ""),
+        parameters="".join(f"{name}=missing, " for name in arguments) + ("/, " if arguments else ""),
         branches="".join(_branch(*each, params, first=each is libraries[0]) for each in libraries),
         record=_record(params) if recording else "",
-        given="".join(f"{name}, " for name in given),
+        given="".join(f"{name}, " for name in arguments),
     )
     scope: dict[str, Any] = {
         "Unfit": (LookupError, AttributeError, TypeError, ValueError, OverflowError, RuntimeError),

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "packer", "shape_of",
+    "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "integer", "packer",
+    "shape_of",
 ]  # fmt: skip
 
 _FORMATS = {
@@ -114,9 +115,9 @@ def _numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 
 def shape_of(shape: object) -> tuple[int, ...]:
     """Return a shape, given as one integer or several, as a tuple."""
-    given: Any = shape if isinstance(shape, Sequence) else (shape,)
+    parts: Any = shape if isinstance(shape, Sequence) else (shape,)
     try:
-        extents = tuple(operator.index(n) for n in given)
+        extents = tuple(operator.index(n) for n in parts)
     except TypeError:
         raise InputError(
             f"shape {short_repr(shape)} must be an integer or a tuple of integers"
@@ -124,6 +125,17 @@ def shape_of(shape: object) -> tuple[int, ...]:
     if any(n < 0 for n in extents):
         raise InputError(f"shape {short_repr(shape)} has a negative extent")
     return extents
+
+
+def integer(value: Any, what: str, *, least: int | None = None, hint: str | None = None) -> int:
+    """Return `value` as an int; `InputError` if it is not `what`, such as "a number of bytes"."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(f"{value!r} is not {what}: it must be an integer", hint=hint) from None
+    if least is not None and number < least:
+        raise InputError(f"{number} is not {what}: it must be at least {least}", hint=hint)
+    return number
 
 
 def host_bytes(host: np.ndarray[Any, Any]) -> memoryview:
@@ -195,7 +207,10 @@ def _check_range(host: np.ndarray[Any, Any], dtype: DType) -> None:
 
 
 def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """Return the bits of a type that NumPy lacks: raw bits as they are, numbers rounded."""
+    """Return the bits of a type that NumPy lacks: raw bits as they are, numbers rounded.
+
+    This is `bfloat16_bytes` for arrays. A launch with one number does not import NumPy.
+    """
     import numpy
 
     if host.dtype.kind in "Vu" and host.dtype.itemsize == dtype.size:

@@ -57,19 +57,19 @@ class Module:
         """Return the `__device__` or `__constant__` variable `name`, as elements of `dtype`."""
         check_name("a variable", name)
         self.context.require_alive(_LOAD)
-        found = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
-        if found is None:
+        variable = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
+        if variable is None:
             raise InputError(
                 f"{self.artifact.label} has no variable {name!r}",
                 hint="a variable in a namespace needs a name expression: names=['&ns::table']",
             )
-        return SymbolView(self, name, found, dtype_of(dtype))
+        return SymbolView(self, name, variable, dtype_of(dtype))
 
     def function(self, entry: EntryPoint) -> tuple[base.Function, Signature]:
         """Return a kernel of this module, resolved once, with its signature."""
-        found = self._functions.get(entry.name)
-        if found is not None:
-            return found
+        resolved = self._functions.get(entry.name)
+        if resolved is not None:
+            return resolved
         self.context.refuse_in_capture(RESOLVE_KERNEL)
         with self.context.resolve_lock:  # One thread resolves the kernel, and the others find it.
             if entry.name not in self._functions:
@@ -331,34 +331,34 @@ class Kernel:
         programmatic: bool = False,
     ) -> base.Geometry:
         """Check a geometry for this kernel on its device; `LaunchError` when it cannot be launched."""
-        made = self._sized(grid, block, shared)._replace(
+        geometry = self._sized(grid, block, shared)._replace(
             cluster=None if cluster is None else self._dim("cluster", cluster),
             cooperative=bool(cooperative),
             programmatic=bool(programmatic),
         )
-        self._check_cluster(made)
-        return made
+        self._check_cluster(geometry)
+        return geometry
 
     def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
         """Check grid, block and shared memory against the limits."""
         limits, uses = self._context.device.limits, self.attributes
-        made = base.Geometry(
+        geometry = base.Geometry(
             self._dim("grid", grid, limits.grid),
             self._dim("block", block, limits.block),
             self._bytes(shared),
         )
-        threads = made.block[0] * made.block[1] * made.block[2]
+        threads = geometry.block[0] * geometry.block[1] * geometry.block[2]
         if threads > min(limits.threads, uses.threads):
             why = f"of {self.name}" if uses.threads < limits.threads else "on this device"
             most = min(limits.threads, uses.threads)
             raise LaunchError(self.name, f"a block of {threads} threads; the maximum {why} is {most}")
-        if made.shared < 0 or made.shared + uses.shared > limits.shared_optin:
+        if geometry.shared < 0 or geometry.shared + uses.shared > limits.shared_optin:
             raise LaunchError(
                 self.name,
-                f"{made.shared} bytes of dynamic and {uses.shared} of static shared memory; "
+                f"{geometry.shared} bytes of dynamic and {uses.shared} of static shared memory; "
                 f"a block can have {limits.shared_optin}",
             )
-        return made
+        return geometry
 
     def _bytes(self, shared: Any) -> int:
         try:
@@ -440,8 +440,8 @@ class _Launcher:
             return
         self._launch.run(*args, **named)
         if self._seen:
-            made = fast_launch(self._launch, args)
+            fast = fast_launch(self._launch, args)
             if (kernel := self._kernel()) is not None:
-                kernel.replace(self._key, made)
-            self._fast = made  # Only now: an interrupt before would leave this object in its place.
+                kernel.replace(self._key, fast)
+            self._fast = fast  # Only now: an interrupt before would leave this object in its place.
         self._seen = True

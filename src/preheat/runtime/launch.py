@@ -64,6 +64,20 @@ class LaunchArguments:
         """Add a read or a write of one of our arrays."""
         add_use(self.uses, array.buffer.uses, write=write)
 
+    def order_with(self, kind: TensorKind, operand: Operand, device: base.Device) -> bool:
+        """Order the work with the streams that use a foreign tensor.
+
+        Return True if the library of the tensor has a current stream on `device`, which is one of them.
+        """
+        source = kind.source
+        has_stream = source is not None and source.device_type == device.dlpack[0]
+        if source is not None and has_stream:
+            self.libraries.add(source.name)
+            self.others[source.current(device.dlpack[1])] = source.name
+        if operand.ready is not None:
+            self.others[operand.ready] = kind.library
+        return has_stream
+
 
 class LoadedModule(Protocol):
     """The module of a kernel, which must stay loaded while the kernel can be launched."""
@@ -109,11 +123,11 @@ class Call(ABC):
                 self._capture(self.convert(args, UNORDERED), capture)
             return
         stream = self.choose_stream(args)
-        captured = self.context.order.in_foreign_capture(stream)
-        arguments = self.convert(args, UNORDERED if captured else stream.handle)
-        with ordered(self.context, arguments, stream, captured=captured):
+        capturing = self.context.order.is_capturing(stream)
+        arguments = self.convert(args, UNORDERED if capturing else stream.handle)
+        with ordered(self.context, arguments, stream, capturing=capturing):
             self._submit(arguments, stream)
-        if self.blocking and not captured:
+        if self.blocking and not capturing:
             self._wait(stream)
 
     @abstractmethod
@@ -146,10 +160,11 @@ class Call(ABC):
         if param.pointer and isinstance(tensor, Array):
             return self._own(param, tensor)
         if param.pointer and (kind := tensor_kind(tensor)) is not None:
-            found = kind.read(tensor, stream)
-            if not found.contiguous and tensor is given:
-                raise ArgumentMismatch(f"{type(given).__name__} is not contiguous", _CONTIGUOUS)
-            return self._foreign(param, kind, found, tensor, arguments)
+            operand = kind.read(tensor, stream)
+            name = type(tensor).__name__
+            if not operand.contiguous and tensor is given:
+                raise ArgumentMismatch(f"{name} is not contiguous", _CONTIGUOUS)
+            return self._foreign(param, kind, operand, name, arguments)
         if param.pointer and isinstance(given, Pointer):
             return param.address(given.address)
         if param.pointer and given is None:
@@ -175,31 +190,21 @@ class Call(ABC):
         return array.address
 
     def _foreign(
-        self, param: ParamSpec, kind: TensorKind, found: Operand, given: Any, arguments: LaunchArguments
+        self, param: ParamSpec, kind: TensorKind, operand: Operand, name: str, args: LaunchArguments
     ) -> int:
         here = self.context.device
-        name = type(given).__name__
-        if not found.reaches(here.dlpack):
-            on_host = found.device[0] == ON_HOST
-            where = "host memory" if on_host else f"GPU {found.device[1]}"
-            hint = "copy it first: gpu.array(…)" if on_host else None
-            raise ArgumentMismatch(f"{name} is in {where}, the kernel is on {here.name}", hint)
-        if param.dtypes is not None and found.dtype is not None and found.dtype not in param.dtypes:
-            raise ArgumentMismatch(f"{param.title} cannot take a {name} of {found.dtype}")
-        if not found.writable and param.writes and param.parameter.type is not None:
+        if not operand.is_usable_on(here.dlpack):
+            hint = "copy it first: gpu.array(…)" if operand.device[0] == ON_HOST else None
+            raise ArgumentMismatch(f"{name} is in {operand.place}, the kernel is on {here.name}", hint)
+        if param.dtypes is not None and operand.dtype not in (None, *param.dtypes):
+            raise ArgumentMismatch(f"{param.title} cannot take a {name} of {operand.dtype}")
+        if not operand.writable and param.writes and param.parameter.type is not None:
             raise ArgumentMismatch(f"{name} is read-only, and {param.title} may be written", _READ_ONLY)
-        source = kind.source
-        current = None
-        if source is not None and source.device_type == here.dlpack[0]:
-            current = source.current(here.dlpack[1])
-            arguments.libraries.add(source.name)
-            arguments.others[current] = source.name
-        if found.ready is not None:
-            arguments.others[found.ready] = kind.library
-        arguments.foreign.append(found)
-        if self.stream is not None or current is None:
-            arguments.held.append(found.owner)
-        return found.address
+        in_library_order = args.order_with(kind, operand, here)
+        args.foreign.append(operand)
+        if self.stream is not None or not in_library_order:
+            args.held.append(operand.owner)
+        return operand.address
 
     def _refused(self, mismatch: ArgumentMismatch | InputError, position: int) -> LaunchError:
         kind = StaleBufferError if isinstance(mismatch, _FreedMemory) else LaunchError
@@ -294,12 +299,12 @@ class Launch(Call):
 
     def prepared(self, stream: base.Stream) -> base.Submit:
         """Return the device's prepared launch for one stream."""
-        found = self.submits.get(stream.handle)
-        if found is None:
+        submit = self.submits.get(stream.handle)
+        if submit is None:
             if len(self.submits) >= MANY_STREAMS:
                 self.submits.clear()
-            found = self.submits[stream.handle] = self.function.prepare(self.geometry, stream)
-        return found
+            submit = self.submits[stream.handle] = self.function.prepare(self.geometry, stream)
+        return submit
 
 
 def registered_operands(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
@@ -317,17 +322,17 @@ _NOTHING = nullcontext()
 
 @contextmanager
 def ordered(
-    context: Context, arguments: LaunchArguments, stream: base.Stream, *, captured: bool = False
+    context: Context, arguments: LaunchArguments, stream: base.Stream, *, capturing: bool = False
 ) -> Iterator[None]:
     """Order work in `stream` with every other use of its operands, and keep them until it completes.
 
-    `captured` says that another library captures the stream. Its graph keeps the operands then.
+    `capturing` says that another library captures the stream. Its graph keeps the operands then.
     """
     context.drain_long_queue()
-    with context.order.section(stream, arguments.uses, arguments.others, captured=captured):
+    with context.order.section(stream, arguments.uses, arguments.others, capturing=capturing):
         yield
     on_host = context.device.dlpack[0] == ON_HOST
-    if arguments.held and not on_host and not captured:
+    if arguments.held and not on_host and not capturing:
         context.hold_until(record_event(context, stream), arguments.held)
 
 

@@ -89,9 +89,9 @@ class Buffer:
 
     def graphs(self) -> list[object]:
         """Return the graphs that use this memory."""
-        found: list[object] = []
-        self.context.order.run_locked(lambda: found.extend(self._graphs or ()))
-        return found
+        graphs: list[object] = []
+        self.context.order.run_locked(lambda: graphs.extend(self._graphs or ()))
+        return graphs
 
     def close(self) -> None:
         """Free the memory after the queued work. A second call does nothing."""
@@ -126,5 +126,5 @@ class Buffer:
 
 
 def next_generation() -> int:
-    """Return a generation between those of all existing and all later allocations."""
+    """Return a number above the generation of every existing allocation and below every later one."""
     return next(_generations)

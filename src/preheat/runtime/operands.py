@@ -60,9 +60,14 @@ class Operand(NamedTuple):
     writable: bool = True
     offset: int = 0
 
-    def reaches(self, device: tuple[int, int]) -> bool:
+    def is_usable_on(self, device: tuple[int, int]) -> bool:
         """Return True when kernels on a device, given as for DLPack, can use the memory."""
         return self.device == device or (device[0] == ON_GPU and self.device[0] in _MANAGED)
+
+    @property
+    def place(self) -> str:
+        """Where the memory is, for messages."""
+        return "host memory" if self.device[0] == ON_HOST else f"the memory of GPU {self.device[1]}"
 
     @property
     def start(self) -> int:
@@ -175,12 +180,12 @@ def _from_dlpack(value: Any, stream: int) -> Operand:
     asked = {} if on_host else {"stream": stream or LEGACY_STREAMS[-1]}  # DLPack has no stream 0
     try:
         try:
-            given = value.__dlpack__(**asked, max_version=(1, 0))
+            capsule = value.__dlpack__(**asked, max_version=(1, 0))
         except TypeError:  # The producer is older than the versions of the protocol.
-            given = value.__dlpack__(**asked)
+            capsule = value.__dlpack__(**asked)
     except BufferError as bad:
         raise InputError(f"{type(value).__name__} cannot be exported: {bad}") from None
-    tensor = dlpack.open_capsule(given)
+    tensor = dlpack.open_capsule(capsule)
     size = tensor.dtype.size if tensor.dtype is not None else 1
     strides = None if tensor.strides is None else tuple(step * size for step in tensor.strides)
     offset, nbytes, dense = _span(tensor.shape, strides, size)

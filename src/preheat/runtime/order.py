@@ -51,15 +51,13 @@ class Order:
 
     def register_stream(self, stream: base.Stream) -> base.Stream:
         """Register a stream of ours, which lives as long as the device."""
-        timeline = Timeline(stream, self._defer, True)
-        self._own_streams[stream.id] = timeline
+        timeline = self._own_streams[stream.id] = Timeline(stream, self._defer, True)
         self._by_handle[stream.handle] = timeline
         return stream
 
     def register_capture_stream(self, stream: base.Stream) -> base.Stream:
         """Register a stream for captures, so that `adopt` of its handle returns this object."""
-        timeline = Timeline(stream, self._defer, False)
-        self._capture_streams[stream.id] = timeline
+        timeline = self._capture_streams[stream.id] = Timeline(stream, self._defer, False)
         self._by_handle[stream.handle] = timeline
         return stream
 
@@ -77,32 +75,34 @@ class Order:
 
     def _timeline_of(self, handle: int) -> Timeline:
         # These streams are never destroyed, so a handle identifies one.
-        known = self._by_handle.get(handle)
-        if known is not None:
-            return known
-        found = self.timeline(self._device.adopt(handle))
-        if handle in LEGACY_STREAMS:
-            self._by_handle[handle] = found
-        return found
+        timeline = self._by_handle.get(handle)
+        if timeline is None:
+            timeline = self.timeline(self._device.adopt(handle))
+            if handle in LEGACY_STREAMS:
+                self._by_handle[handle] = timeline
+        return timeline
 
     def timeline(self, stream: base.Stream) -> Timeline:
         """Return the one timeline of a stream."""
         number = stream.id
-        found = self._own_streams.get(number) or self._capture_streams.get(number)
-        if found is None:
-            found = self._foreign_streams.get(number)
-        if found is None:
-            found = self._foreign_streams.setdefault(number, Timeline(stream, self._defer, False))
-        return found
+        timeline = self._own_streams.get(number) or self._capture_streams.get(number)
+        if timeline is None:
+            timeline = self._foreign_streams.get(number)
+        if timeline is None:
+            timeline = self._foreign_streams.setdefault(number, Timeline(stream, self._defer, False))
+        return timeline
 
-    def in_foreign_capture(self, stream: base.Stream) -> bool:
-        """Return True while another library captures `stream`."""
+    def is_capturing(self, stream: base.Stream) -> bool:
+        """Return True while `stream` is captured, by another library or into a graph of ours.
+
+        The streams that `register_stream` got are never captured.
+        """
         return not self.owns(stream) and stream.capture_status() != "none"
 
     def capturing_library(self) -> str | None:
         """Return the name of a library that is capturing in this thread, or None."""
         for handle, library in self._library_streams().items():
-            if self.in_foreign_capture(self.adopt(handle)):
+            if self.is_capturing(self.adopt(handle)):
                 return library
         return None
 
@@ -118,19 +118,19 @@ class Order:
         uses: Mapping[Uses, bool],
         others: Mapping[int, str] = _NO_STREAMS,
         *,
-        captured: bool | None = None,
+        capturing: bool | None = None,
     ) -> Section:
         """Describe work in `stream`: the memory it uses, with True for a write.
 
         `others` are streams of other libraries whose memory the work uses as well, by handle, with the
         names of the libraries.
-        `captured` tells whether another library captures `stream`, where the caller knows.
+        `capturing` is `is_capturing(stream)`, where the caller knows it.
         """
         shared = any(part.shared for each in uses for part in each.with_retired_parts())
         handles = {**others, **self._library_streams()} if shared else others
         timelines = {self._timeline_of(at): name for at, name in handles.items() if at != stream.handle}
-        captured = self.in_foreign_capture(stream) if captured is None else captured
-        return Section(self, self.timeline(stream), uses, timelines, captured)
+        capturing = self.is_capturing(stream) if capturing is None else capturing
+        return Section(self, self.timeline(stream), uses, timelines, capturing)
 
     def run_locked(self, do: Callable[[], None]) -> None:
         """Run `do` while nobody else changes uses or records marks.
@@ -165,7 +165,7 @@ class Order:
             timeline = self._timeline_of(handle)
         except DriverError:  # The stream was destroyed, and its work has ended or is its owner's.
             return None
-        if self.in_foreign_capture(timeline.stream):
+        if self.is_capturing(timeline.stream):
             raise CaptureError(
                 "another library that used this memory is capturing a graph",
                 where=caller(),
@@ -180,7 +180,7 @@ class Order:
         """
         before = [self._timeline_of(handle) for handle in self._library_streams()] if shared else []
         timelines = [self._timeline_of(handle) for handle in handles]
-        if any(self.in_foreign_capture(timeline.stream) for timeline in (*timelines, *before)):
+        if any(self.is_capturing(timeline.stream) for timeline in (*timelines, *before)):
             raise CaptureError(
                 "an array of preheat cannot be taken inside another library's capture",
                 where=caller(),
@@ -199,7 +199,7 @@ class Order:
         self.run_locked(export)
 
     def add_pending_reader(self, uses: Uses, stream: base.Stream) -> None:
-        """Let the next write of this memory wait for what `stream`, one of ours, has done."""
+        """Make the next write of this memory wait for all work in our `stream` before that write."""
         timeline = self.timeline(stream)
         self.run_locked(lambda: uses.add_pending_reader(timeline))
 
@@ -246,7 +246,7 @@ class Section:
     nothing waits: the replay of the graph is ordered as a whole.
     """
 
-    __slots__ = ("_captured", "_order", "_others", "_timeline", "_ungranted", "_uses")
+    __slots__ = ("_capturing", "_order", "_others", "_timeline", "_ungranted", "_uses")
 
     def __init__(
         self,
@@ -254,12 +254,12 @@ class Section:
         timeline: Timeline,
         uses: Mapping[Uses, bool],
         others: Mapping[Timeline, str],
-        captured: bool,
+        capturing: bool,
     ) -> None:
         self._order = order
         self._timeline = timeline
         self._uses = uses
-        self._captured = captured
+        self._capturing = capturing
         self._others = {other: name for other, name in others.items() if other is not timeline}
         self._ungranted: dict[Uses, bool] = {}  # uses without a right, which end with this work
 
@@ -274,7 +274,8 @@ class Section:
     ) -> None:
         del kind, traceback
         try:
-            self._leave()
+            if (self._ungranted or self._others) and not self._capturing:
+                self._order.run_locked(self._record_uses)
         except DeviceError:
             if error is None:  # Otherwise the error of the work itself is raised.
                 raise
@@ -282,11 +283,11 @@ class Section:
     def enter(self) -> None:
         """Wait for what comes before, and acquire the rights to the memory."""
         self._refuse_captures()
-        if not self._captured:
+        if not self._capturing:
             self._order.run_locked(self._enter)
 
     def _refuse_captures(self) -> None:
-        if self._uses and self._captured:
+        if self._uses and self._capturing:
             raise CaptureError(
                 "an array of preheat cannot be used inside another library's capture",
                 where=caller(),
@@ -294,8 +295,8 @@ class Section:
                 "capture; or capture with gpu.capture()",
             )
         for other, name in self._others.items():
-            if self._captured or self._order.in_foreign_capture(other.stream):
-                who = "another library" if self._captured else name
+            if self._capturing or self._order.is_capturing(other.stream):
+                who = "another library" if self._capturing else name
                 raise CaptureError(
                     f"{who} is capturing a graph, and this work must be ordered with another stream",
                     where=caller(),
@@ -317,10 +318,6 @@ class Section:
                 uses.grant(timeline, write=write)
             else:
                 self._ungranted[uses] = write
-
-    def _leave(self) -> None:
-        if (self._ungranted or self._others) and not self._captured:
-            self._order.run_locked(self._record_uses)
 
     def _record_uses(self) -> None:
         position = self._timeline.mark()

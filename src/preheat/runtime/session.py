@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from preheat import fork
 from preheat.arch import Arch
 from preheat.artifact import without_types
 from preheat.build.builder import Builder
@@ -47,8 +46,8 @@ class Entry(NamedTuple, Generic[T]):
 class Session:
     """What a device has loaded between its opening, or its last reset, and the next reset.
 
-    A load that a reset overtakes ends up in the session that it began in. `modules` and `kernels` have
-    what was asked for, by request. `loaded` has every module that something still holds, by artifact:
+    A load that is running during a reset stays in the old session. `modules` and `kernels` have what
+    was asked for, by request. `loaded` has every module that something still holds, by artifact:
     different requests may lead to the same one.
 
     `jit` lets the driver compile PTX for a device that is newer than the compiler, `blocking` waits
@@ -70,40 +69,32 @@ class Session:
         self.modules: dict[object, Entry[Module]] = {}
         self.kernels: dict[object, Entry[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-        self._renew_single_flights()
-        fork.register(self)
-
-    def _renew_single_flights(self) -> None:
-        self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(self.builder.events)
-        self._code_loads: SingleFlight[Module] = SingleFlight(self.builder.events)
-
-    def after_fork(self) -> None:
-        """Forget the loads that other threads of the parent were in."""
-        self._renew_single_flights()
+        self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(builder.events)
+        self._code_loads: SingleFlight[Module] = SingleFlight(builder.events)
 
     def kernel(self, request: ModuleRequest, name: str) -> Kernel:
         """Return the kernel `name` of a module; compile and load the module first if necessary."""
         key = (request, name)
-        found = self.kernels.get(key)
-        if found is not None:
-            if found.current:
-                return found.value
+        entry = self.kernels.get(key)
+        if entry is not None:
+            if entry.current:
+                return entry.value
             self.kernels.pop(key, None)
         instance = without_types(name)
         if "<" in instance and not isinstance(request.source, Program):
             request = request._replace(names=(instance, *request.names))
         module, files = self.module(request)
-        made = Entry(module[name], files)
-        shared = self.kernels.setdefault(key, made)
+        new = Entry(module[name], files)
+        shared = self.kernels.setdefault(key, new)
         if not shared.current:  # Another thread put it there before the last edit of a file.
-            shared = self.kernels[key] = made
+            shared = self.kernels[key] = new
         return shared.value
 
     def module(self, request: ModuleRequest) -> Entry[Module]:
         """Return a module with its files; compile and load it first if necessary."""
-        found = self.modules.get(request)
-        if found is not None and found.current:
-            return found
+        entry = self.modules.get(request)
+        if entry is not None and entry.current:
+            return entry
         self.context.require_alive()
         if self.context.active_captures():
             files = self._files(request)
@@ -114,18 +105,18 @@ class Session:
             self.context.refuse_in_capture(LOAD)
 
         def load() -> Entry[Module]:
-            found = self.modules.get(request)
-            if found is not None and found.current:  # The thread before this one loaded it.
-                return found
+            entry = self.modules.get(request)
+            if entry is not None and entry.current:  # The thread before this one loaded it.
+                return entry
             files = self._files(request)
             program = request.program()
             code = self.code(program, request.arch, strict=request.strict)
             return self._remember(request, self.load(code), program, files)
 
         title = f"load on {self.device.name}"
-        found = self._module_loads.run(request, load, title=title)
-        if found.current:
-            return found
+        entry = self._module_loads.run(request, load, title=title)
+        if entry.current:
+            return entry
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
@@ -148,8 +139,8 @@ class Session:
         """Return the module of a program that a warm-up, or an equal program, has loaded."""
         exact = request.strict or request.arch is not None
         artifact = self.builder.lookup(program, request.arch or self.device.arch, exact=exact).artifact
-        found = None if artifact is None else self.loaded.get(artifact.digest)
-        return None if found is None or found.artifact != artifact else found
+        module = None if artifact is None else self.loaded.get(artifact.digest)
+        return None if module is None or module.artifact != artifact else module
 
     def code(self, program: Program, arch: Arch | None, *, strict: bool = False) -> Code:
         """Return the code of a program for this device, compiled where no cache has it."""
@@ -160,12 +151,12 @@ class Session:
         artifact = code.artifact
 
         def load() -> Module:
-            found = self.loaded.get(artifact.digest)
+            module = self.loaded.get(artifact.digest)
             # Older bundles have different code under one digest, for example that of a program that
             # reads the clock.
-            if found is None or found.artifact != artifact:
-                found = self.loaded[artifact.digest] = self._load(code)
-            return found
+            if module is None or module.artifact != artifact:
+                module = self.loaded[artifact.digest] = self._load(code)
+            return module
 
         return self._code_loads.run(artifact, load, title=f"load on {self.device.name}")
 
@@ -234,8 +225,8 @@ def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
 
 def _drop_unused(entries: dict[object, Entry[T]]) -> None:
     """Remove what nothing but `entries` holds."""
-    held = {key: (weakref.ref(value), files) for key, (value, files) in entries.items()}
+    weak = {key: (weakref.ref(value), files) for key, (value, files) in entries.items()}
     entries.clear()
-    for key, (value, files) in held.items():
+    for key, (value, files) in weak.items():
         if (alive := value()) is not None:
             entries[key] = Entry(alive, files)

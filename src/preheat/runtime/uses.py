@@ -3,17 +3,32 @@
 Timeline   one stream: the marks in it, and the marks of other streams that it has waited for
 Uses       one allocation: the streams that may use it without waiting, and the last uses in the others
 
-A piece of memory is in one of three states.
+Open memory is in one of four states.
 
     exclusive   One stream of ours may read and write it without waiting. Launches of that stream need
                 no bookkeeping: this is the short path, and `Uses.writer` is the one thing it tests.
-    read        Several streams of ours may read it without waiting. `Uses.readers` has them.
+    read        Streams of ours may read it without waiting. `Uses.readers` has them.
+    free        No stream has a right to it, and the next use in a stream of ours acquires one.
     shared      Another library holds it and may use it at any time. No stream has a right to it: each
                 use waits for the current streams of the other libraries, and they wait for each use.
 
 A stream that has no right acquires it: it waits for the uses that it has not waited for yet. A read
 waits for writes alone, a write waits for reads as well. A stream that loses a right is marked with an
 event when another stream has to wait for it, so that its later uses are noticed again.
+
+    what happens                      exclusive (A)   read          free            shared
+    our stream B reads                read (A, B)     read (+ B)    exclusive (B) * shared
+    our stream B writes               exclusive (B)   same          same            shared
+    a foreign stream reads            read (A)        read          free            shared
+    a foreign stream writes           free            free          free            shared
+    `add_pending_reader`              read (A)        read          free            shared
+    export to another library         shared          shared        shared          shared
+    release of the last export                                                      free
+
+    * read (B) if other streams have read the memory since the last write: a write waits for them.
+
+A new allocation is exclusive to its home stream. A use in stream A itself leaves `exclusive (A)` as it
+is. A foreign stream is one of another library; it never gets a right. `close` ends every state.
 """
 
 from __future__ import annotations
@@ -102,7 +117,11 @@ LastUses = dict[int, tuple[Timeline, int]]  # the last use in each stream and it
 
 
 class Uses:
-    """The uses of one piece of memory. Only `Order` changes it.
+    """The uses of one piece of memory.
+
+    Rights and recorded uses change under the lock of the device's `Order`. Exports
+    (`preheat.runtime.export`) and parts that end (`preheat.graph.arena`) are added without it, because
+    finalizers take no lock.
 
     `writer` is the stream of ours with the exclusive right, and `readers` are the ones with the right
     to read, by id. Both are empty while the memory is shared, and stay empty once it is closed.
@@ -193,18 +212,19 @@ class Uses:
         """Give `timeline`, which has waited, the right to this use and to later ones like it."""
         if self.has_right(timeline, write=write):
             return
-        others = (self._pending_readers.keys() | self._last_reads.keys()) - {timeline.stream.id}
-        if write or (self._writer_timeline is None and not others):
+        other_readers = (self._pending_readers.keys() | self._last_reads.keys()) - {timeline.stream.id}
+        if write or (self._writer_timeline is None and not other_readers):
             self._replace_state(writer=timeline)
             return
         if self._writer_timeline is not None:  # `wait_for_uses` has just marked it.
             self._make_writer_a_reader(self._writer_timeline.position)
-        # Streams whose right ended earlier may be in `_pending_readers` alone: they have not waited.
+        # A stream whose right ended stays in `_pending_readers` and leaves `readers`: it has to wait
+        # before it reads again.
         self._pending_readers = {**self._pending_readers, timeline.stream.id: timeline}
         self.readers = {**self.readers, timeline.stream.id: timeline}
 
     def record_use(self, timeline: Timeline, position: int, *, write: bool) -> None:
-        """Remember a use by a stream that gets no right: it ended at a mark."""
+        """Record a use that ended at the mark `position`. The stream gets no right."""
         if write:
             self._replace_state(last_writes={timeline.stream.id: (timeline, position)})
             return
@@ -216,7 +236,7 @@ class Uses:
             self._last_reads = {number: last for number, last in recent if not last[0].done()}
 
     def add_pending_reader(self, timeline: Timeline) -> None:
-        """Let the next write wait for what `timeline`, a stream of ours, has done until then."""
+        """Make the next write wait for all work in our stream `timeline` before that write."""
         if self._writer_timeline is timeline:
             return
         if self._writer_timeline is not None:
@@ -224,7 +244,7 @@ class Uses:
         self._pending_readers = {**self._pending_readers, timeline.stream.id: timeline}
 
     def record_foreign_write(self, timeline: Timeline) -> None:
-        """Remember that a stream of another library may have written until now."""
+        """Record that a stream of another library may have written until now."""
         self._last_writes[timeline.stream.id] = (timeline, timeline.mark())
 
     def _make_writer_a_reader(self, position: int) -> None:
@@ -243,14 +263,12 @@ class Uses:
         Another thread may have tested a right and submit its read only now, so the next write waits
         for these streams once more.
         """
-        last_writes = self._last_writes
-        pending_readers = self._pending_readers
-        writer = self._writer_timeline
-        if writer is not None:
-            last_writes = {writer.stream.id: (writer, writer.mark())}
-            pending_readers = {writer.stream.id: writer}
+        if self._writer_timeline is not None:
+            self._make_writer_a_reader(self._writer_timeline.mark())
         self._replace_state(
-            last_writes=last_writes, last_reads=self._last_reads, pending_readers=pending_readers
+            last_writes=self._last_writes,
+            last_reads=self._last_reads,
+            pending_readers=self._pending_readers,
         )
 
     def _replace_state(

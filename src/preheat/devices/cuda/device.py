@@ -150,7 +150,7 @@ class CudaDevice:
 
     @contextmanager
     def beside_captures(self) -> Iterator[None]:
-        """Do the same for calls of another library that would invalidate captures of other threads."""
+        """Make the context current, and let calls of another library leave captures valid."""
         with self.current(), relaxed_capture_mode():
             yield
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from preheat.config import Config
-from preheat.devices.registry import Offer
+from preheat.devices.registry import DeviceDescription
 from preheat.errors import InputError, NoGpuError
 
-__all__ = ["available", "offer"]
+__all__ = ["available", "describe", "parse_setting"]
 
 
 def available() -> bool:
@@ -23,7 +23,12 @@ def available() -> bool:
         return False
 
 
-def offer(index: int, settings: Mapping[str, Any], config: Config) -> Offer:
+def parse_setting(text: str) -> None:
+    """Return None: a GPU has no settings."""
+    del text
+
+
+def describe(index: int, settings: Mapping[str, Any], config: Config) -> DeviceDescription:
     """Describe the GPU with this number, which has no settings."""
     del config
     if settings.get("sanitize"):
@@ -34,4 +39,4 @@ def offer(index: int, settings: Mapping[str, Any], config: Config) -> Offer:
         raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice
 
-    return Offer(f"cuda:{index}", partial(CudaDevice, index))
+    return DeviceDescription(f"cuda:{index}", partial(CudaDevice, index))

@@ -26,8 +26,8 @@ class CudaGraph:
     def nodes(self) -> list[GraphNode]:
         """Return the nodes in the order of their capture."""
         count = int(call("cuGraphGetNodes", self._graph, 0)[1])
-        found = call("cuGraphGetNodes", self._graph, count)[0] if count else []
-        return [_described(node) for node in found]
+        nodes = call("cuGraphGetNodes", self._graph, count)[0] if count else []
+        return [_described(node) for node in nodes]
 
     def instantiate(self, *, free_on_launch: bool = False) -> CudaExecutable:
         """Make the graph executable; a flag lets each launch free what the last one allocated."""
@@ -73,5 +73,5 @@ def _described(node: Any) -> GraphNode:
 def _name(node: Any) -> str:
     used = call("cuGraphKernelNodeGetParams", node)
     by_library = int(used.kern) != 0  # It was loaded by cuLibrary and has no CUfunction.
-    found = call("cuKernelGetName", used.kern) if by_library else call("cuFuncGetName", used.func)
-    return str(found.decode())
+    name = call("cuKernelGetName", used.kern) if by_library else call("cuFuncGetName", used.func)
+    return str(name.decode())

@@ -160,12 +160,12 @@ def _attribute(name: str) -> Any:
 def _launch_attributes(cu: Any, geometry: Geometry) -> list[Any]:
     """Return the launch attributes that `geometry` needs, as objects of the driver."""
     kinds = cu.CUlaunchAttributeID
-    found = []
+    attributes = []
 
     def attribute(kind: Any) -> Any:
-        found.append(cu.CUlaunchAttribute())
-        found[-1].id = kind
-        return found[-1].value
+        attributes.append(cu.CUlaunchAttribute())
+        attributes[-1].id = kind
+        return attributes[-1].value
 
     if geometry.cluster is not None:
         dimension = attribute(kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).clusterDim
@@ -175,4 +175,4 @@ def _launch_attributes(cu: Any, geometry: Geometry) -> list[Any]:
     if geometry.programmatic:
         kind = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute(kind).programmaticStreamSerializationAllowed = 1
-    return found
+    return attributes

@@ -176,7 +176,8 @@ def resolve(group: Group, values: Any, space: str) -> Addresses:
         if values.ndim:
             strided = _regular_strides(values, shape)
         else:
-            strided = _single_address(values, shape if own else ())
+            extents = shape if own else ()
+            strided = int(values), extents, (0,) * len(extents)
         if strided is not None:
             return _strided(space, values, base, strided)
     start = group.host_origins(space) if own else base.start
@@ -271,10 +272,6 @@ def in_space(group: Group, values: Any, space: str) -> Any:
     for start, size in group.wave.program.constants:
         constant = constant | ((values >= start) & (values < start + size))
     return constant if space == "const" else (values >= 0) & (values < SHARED_WINDOW) & ~constant
-
-
-def _single_address(value: Any, shape: tuple[int, ...]) -> Strided:
-    return int(value), shape, (0,) * len(shape)
 
 
 def _regular_strides(values: Array, shape: tuple[int, ...]) -> Strided | None:

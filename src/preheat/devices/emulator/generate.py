@@ -143,7 +143,9 @@ class Generator:
                     continue
                 types = (*found.results[:1], *found.sources)
                 for operand, dtype in zip(op.operands, types, strict=False):
-                    if isinstance(operand, Register) and _has_size(operand, dtype):
+                    if not isinstance(operand, Register):
+                        continue
+                    if register_type(operand.kind).itemsize == dtype.itemsize:
                         votes.setdefault(operand.name, Counter())[dtype] += 1
         for name, counts in votes.items():
             self.registers.types[self.registers.slots[name]] = counts.most_common(1)[0][0]
@@ -267,10 +269,6 @@ def _layout(variables: list[ptx.Variable | ptx.Param]) -> tuple[dict[str, int], 
         offsets[variable.name] = align_up(top, variable.align)
         top = offsets[variable.name] + variable.size
     return offsets, align_up(top, 16)
-
-
-def _has_size(register: Register, dtype: DType) -> bool:
-    return register_type(register.kind).itemsize == dtype.itemsize
 
 
 def generate(function: ptx.Function, *, sanitize: bool = False) -> CompiledFunction:

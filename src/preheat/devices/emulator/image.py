@@ -48,7 +48,8 @@ class Image:
         """Return a compiled entry, or raise `UnsupportedInstructionError`."""
         if name not in self._kernels:
             functions, missing = self._reachable(name)
-            reserved = RESERVED if any(map(_reads_reserved, functions.values())) else 0
+            special = [name for code in functions.values() for _, name in code.special_slots]
+            reserved = RESERVED if any(name.startswith("%reserved_smem") for name in special) else 0
             shared, size = self._shared_layout(functions, reserved)
             self._kernels[name] = Kernel(functions, missing, shared, size, reserved)
         return self._kernels[name]
@@ -121,10 +122,6 @@ class Image:
         step = max(dynamic.values(), default=1)  # All dynamic shared arrays have the same address.
         top = align_up(top, step)
         return offsets | dict.fromkeys(dynamic, top), top
-
-
-def _reads_reserved(code: CompiledFunction) -> bool:
-    return any(name.startswith("%reserved_smem") for _, name in code.special_slots)
 
 
 @functools.lru_cache(maxsize=64)

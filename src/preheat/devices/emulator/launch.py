@@ -171,7 +171,7 @@ class Launch:
             line=op.line,
             text=op.text,
             block=_block_of(wave, lane),
-            thread=_thread_of(wave, lane),
+            thread=_coordinates(lane % wave.layout.threads, wave.layout.block),
             address=bad.address,
             hint=bad.hint,
         )
@@ -211,11 +211,6 @@ def _block_of(wave: Wave, lane: int) -> Dim3:
     x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
     inner = _coordinates(rank, (cx, cy, cz))
     return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
-
-
-def _thread_of(wave: Wave, lane: int) -> Dim3:
-    """Return the coordinates of a thread in its block."""
-    return _coordinates(lane % wave.layout.threads, wave.layout.block)
 
 
 def _coordinates(number: int, extent: Dim3) -> Dim3:

@@ -141,7 +141,8 @@ class Memory:
         for buffer in reversed(self._freed):
             if buffer.start <= address < buffer.end and not overrun:
                 return f"{what}, in a freed {_name(buffer)}"
-        if near is None or _distance(near, address, size) > _reach(near):
+        reach = 0 if near is None else min(max(near.end - near.start, _MIN_REACH), _MAX_REACH)
+        if near is None or _distance(near, address, size) > reach:
             null = ": the pointer is null" if address < _PAGE else ""
             return f"{what}, which no allocation contains{null}"
         if address >= near.end:
@@ -165,8 +166,3 @@ def _bytes(count: int) -> str:
 
 def _distance(buffer: Buffer, address: int, size: int) -> int:
     return max(address - buffer.end, buffer.start - address - size, 0)
-
-
-def _reach(buffer: Buffer) -> int:
-    """Return how far from a buffer an access is still described relative to it."""
-    return min(max(buffer.end - buffer.start, _MIN_REACH), _MAX_REACH)

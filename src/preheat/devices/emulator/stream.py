@@ -51,10 +51,6 @@ class EmulatorEvent:
             raise driver_error("event elapsed", 600)
         return at
 
-    def belongs_to(self, captures: Captures) -> bool:
-        """Return whether this is an event of the device with these captures."""
-        return self._captures is captures
-
     def done(self) -> bool:
         """Return whether the work before it was executed."""
         self._reject_captured("event query")
@@ -100,7 +96,7 @@ class EmulatorStream:
         """Return an event recorded now: a new one, or `reuse` recorded once more."""
         del timing
         event = EmulatorEvent(self._captures, self._scheduler) if reuse is None else reuse
-        if not isinstance(event, EmulatorEvent) or not event.belongs_to(self._captures):
+        if not isinstance(event, EmulatorEvent) or event._captures is not self._captures:
             raise DeviceError("the event belongs to another device")
         event.record(self.id, self.capture)
         return event
