@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -223,3 +225,26 @@ def test_a_lazy_attribute_is_computed_once() -> None:
     thing = Thing()
     assert (thing.number, thing.number, thing.computed) == (5, 5, 1)
     assert Thing.number.__doc__ == "A number."
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="later versions collect at safe points only")
+def test_no_garbage_is_collected_while_the_frames_of_threads_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.11.0 to 3.11.8 deadlocks then."""
+    frames = sys._current_frames
+    enabled: list[bool] = []
+
+    def listed() -> dict[int, FrameType]:
+        enabled.append(gc.isenabled())
+        return frames()
+
+    monkeypatch.setattr(sys, "_current_frames", listed)
+    assert Call(sys._getframe()).alive()
+    assert (enabled, gc.isenabled()) == ([False], True)
+    gc.disable()
+    try:
+        assert Call(sys._getframe()).alive()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -23,6 +23,7 @@ so an interrupt never leaves a lock in an intermediate state.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -54,7 +55,7 @@ class Call:
         frame = self.frame
         if frame is None:
             return False
-        running = sys._current_frames().get(self.thread)
+        running = _current_frames().get(self.thread)
         while running is not None and running is not frame:
             running = running.f_back
         return running is not None
@@ -73,6 +74,21 @@ class Call:
     def take_over_from(self, before: Call) -> bool:
         """Become the holder after `before`; False when another call has taken over first."""
         return before._after.setdefault(None, self) is self
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """Return the frame that each thread runs.
+
+    Python 3.11 holds a lock of the interpreter meanwhile, and allocates under it. A garbage collection
+    at that point deadlocks with a thread that starts or ends (fixed in 3.11.9).
+    """
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        return sys._current_frames()
+    try:
+        gc.disable()
+        return sys._current_frames()
+    finally:
+        gc.enable()
 
 
 class Lock:
