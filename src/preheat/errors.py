@@ -235,11 +235,13 @@ class SealedError(PreheatError):
         self.nearest = nearest
         self.differences = differences
         what = f"{program} ({arch})" if entry is None else f"{entry} ({program}, {arch})"
-        _, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
+        kind, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
         lines = [f"{caller}: {what} cannot be compiled in this sealed process: {why or reason}"]
         if nearest is not None:
             lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
         hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
+        if kind in ("damaged", "unreadable"):
+            hint = "copy the bundle again, and check it: preheat bundle verify FILE"
         super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]), hint=hint)
 
     def naming(self, entry: str) -> SealedError:

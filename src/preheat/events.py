@@ -29,12 +29,12 @@ EVENTS: Mapping[str, str] = {
     "recall": "a remembered rejection was raised again without compiling [key, program, count]",
     "uncached": "an artifact was made and not stored [program, arch, reason]",
     "sealed": "a sealed process would have to compile [mode, program, arch, caller, reason]",
-    "put": "a tier took an artifact [tier, key, bytes]",
+    "put": "a tier stored an artifact or a list of header states [tier, key, bytes]",
     "fault": "a tier or file could not be used [where, verb, error]",
     "damaged": "an entry failed its check and counts as absent [tier, key, reason]",
     "evict": "entries were removed to stay within the limits [files, bytes]",
     "refused": "a directory or file of the cache or its locks was passed over [path, reason]",
-    "wait": "another thread or process was compiling the same program [key, seconds, outcome]",
+    "wait": "another thread or process compiled or loaded the same program [key, seconds, outcome]",
     "resolve": "a kernel of a loaded program was first asked for [key, program, entry]",
     "load": "a program was loaded on a device [device, program, key, seconds]",
     "lost": "a device can no longer be used, because of a fault on it [device, reason]",
@@ -188,7 +188,7 @@ class JsonLines:
 _INFO = 20  # the levels of `logging`
 _DEBUG = 10
 
-#: The level and the message of events that are not problems.
+#: The level and the message of events that are not problems, or whose error the caller gets.
 _LOG_MESSAGES: Mapping[str, tuple[int, str]] = {
     "compile": (_INFO, "{program} was compiled for {arch} in {seconds:.3f} s"),
     "reject": (_INFO, "{program} was rejected by the compiler for {arch} after {seconds:.3f} s"),

@@ -194,7 +194,7 @@ def test_a_program_that_no_cache_keeps_is_baked_with_a_note(builder: Builder, tm
     baked = bake(listed(CLOCK), output=tmp_path / "k.heat", builder=builder)
     assert "__TIME__" in baked.rows[0].note
     with Bundle.open(tmp_path / "k.heat") as bundle:
-        assert [promise.note for promise in entries_of(bundle)] == [baked.rows[0].note]
+        assert [promise.untracked_reason for promise in entries_of(bundle)] == [baked.rows[0].note]
 
 
 def test_settings_of_a_sealed_run_do_not_keep_a_bake_from_compiling(

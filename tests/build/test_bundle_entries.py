@@ -91,9 +91,34 @@ def test_a_damaged_entry_of_a_bundle_is_a_miss(
         found = whole.find(b"saxpy.cu", found)
     (tmp_path / "bad.heat").write_bytes(whole)
     builder = bare(bundles=(tmp_path / "bad.heat",), sealed=SealMode.ERROR)
-    with pytest.raises(SealedError, match="process: the entry failed its check"):
+    with pytest.raises(SealedError, match=r"the entry in .*bad\.heat failed its check") as caught:
         builder.build(PLAIN, "sm_90")
+    assert caught.value.hint == "copy the bundle again, and check it: preheat bundle verify FILE"
     assert recorded(builder, "damaged")
+
+
+def test_a_bundle_that_cannot_be_read_is_the_reason_of_a_miss(
+    baked: Baked, bare: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = bare(bundles=(baked.path,), sealed=SealMode.ERROR)
+
+    def fail(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Bundle, "get", fail)
+    with pytest.raises(SealedError, match=r"\.heat cannot be read: .*Input/output error") as caught:
+        builder.build(PLAIN, "sm_90")
+    assert "copy the bundle again" in str(caught.value.hint)
+    assert recorded(builder, "fault")
+
+
+def test_a_bundle_that_was_closed_is_mounted_again(baked: Baked, builder: Builder) -> None:
+    with builder.mount(baked.path) as closed:
+        pass
+    assert closed.closed
+    again = builder.mount(baked.path)
+    assert again.get(next(again.digests()))
+    assert builder.bundles == (again,)
 
 
 def with_damage(baked: Baked, label: str, place: Path) -> Path:
@@ -197,7 +222,9 @@ def test_invalid_data_under_a_right_checksum_is_a_damaged_entry(
     write(tmp_path / "odd.heat", {**entries, digest: codec.pack(digest, meta, sections)}, {})
     builder = open_builder()
     builder.mount(tmp_path / "odd.heat")
-    assert builder.why(program, "sm_90") == Miss("damaged: the entry failed its check")
+    assert builder.why(program, "sm_90") == Miss(
+        f"damaged: the entry in {tmp_path / 'odd.heat'} failed its check"
+    )
     assert builder.nearest(program, "sm_90") is None
     with Gpu(EmulatorDevice(0, "sm_90"), builder) as gpu, pytest.raises(WarmError):
         gpu.warm(tmp_path / "odd.heat")

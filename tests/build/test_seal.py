@@ -229,7 +229,7 @@ def test_a_program_that_no_cache_keeps_is_served_sealed_and_compiled_otherwise(
     assert bare(bundles=(baked.path,), sealed=SealMode.ERROR).build(CLOCK, "sm_90").label == "clock.cu"
     with pytest.raises(ToolchainNotFoundError):
         bare(bundles=(baked.path,)).build(CLOCK, "sm_90")
-    assert shared_builder.bundle_entry(CLOCK, "sm_90")[0].note.endswith("reads the clock")
+    assert shared_builder.bundle_entry(CLOCK, "sm_90")[0].untracked_reason.endswith("reads the clock")
 
 
 def test_a_program_that_could_not_be_tracked_is_used_only_when_sealed(
@@ -240,14 +240,17 @@ def test_a_program_that_could_not_be_tracked_is_used_only_when_sealed(
     source += "__global__ void k(int* x) { *x = BY; }"
     program = Program.of(source, label="maybe.cu", include=[tmp_path])
     promise = shared_builder.bundle_entry(program, "sm_90")[0]
-    assert promise.note == "__has_include of maybe.h, which is not a toolkit header, cannot be tracked"
+    assert (
+        promise.untracked_reason
+        == "__has_include of maybe.h, which is not a toolkit header, cannot be tracked"
+    )
     write(tmp_path / "maybe.heat", promise.encode(), {})
     builder = open_builder(replace(config, bundles=(tmp_path / "maybe.heat",)))
     with sealed():
         assert builder.build(program, "sm_90").cubin == promise.artifact.cubin
-        assert builder.bundle_entry(program, "sm_90")[0].note == promise.note
+        assert builder.bundle_entry(program, "sm_90")[0].untracked_reason == promise.untracked_reason
     (tmp_path / "maybe.h").write_text("#define BY 6\n")
-    assert builder.why(program, "sm_90") == Miss(f"untracked: {promise.note}")
+    assert builder.why(program, "sm_90") == Miss(f"untracked: {promise.untracked_reason}")
     assert builder.build(program, "sm_90").cubin != promise.artifact.cubin
 
 
@@ -256,7 +259,7 @@ def test_why_programs_could_not_be_stored_is_not_remembered_without_end(
 ) -> None:
     monkeypatch.setattr("preheat.build.compile._UNTRACKED", 1)
     for number in range(2):
-        assert builder.bundle_entry(replace(CLOCK, label=f"{number}.cu"), "sm_90")[0].note
+        assert builder.bundle_entry(replace(CLOCK, label=f"{number}.cu"), "sm_90")[0].untracked_reason
     assert len(builder._compiler._untracked) == 1
 
 

@@ -149,7 +149,7 @@ MUTATIONS = (
     ),
     Mutation(
         "parts of a block do not delay its free", "graph/arena.py",
-        "            span.block.uses.retired_parts[id(uses)] = uses  #",
+        "            span.block.uses.uses_of_freed_parts[id(uses)] = uses  #",
         "            #",
     ),
     Mutation(

@@ -223,7 +223,7 @@ def _run(open_builder: Callable[[], Builder], job: Job) -> _Output:
         source=tier,
         seconds=artifact.provenance.seconds,
         bytes=sum(map(len, entry.encode().values())),
-        note=entry.note,
+        note=entry.untracked_reason,
         changed=job.item.changed,
         include=program.include_spellings,
     )

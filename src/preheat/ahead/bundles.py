@@ -74,11 +74,11 @@ def faults(bundle: Bundle) -> list[str]:
     An entry is named by the key of its code, or by its own digest if it cannot be read.
     """
     keys = code_keys(bundle)
-    wrong = bundle.verify().items() or _unkept(bundle)
+    wrong = bundle.verify().items() or _unmatched_entries(bundle)
     return [f"entry {keys.get(digest, digest)[:12]}: {why}" for digest, why in wrong]
 
 
-def _unkept(bundle: Bundle) -> Iterator[tuple[str, str]]:
+def _unmatched_entries(bundle: Bundle) -> Iterator[tuple[str, str]]:
     """Yield digest and fault of requests without code and of code without a request."""
     reached: set[str] = set()
     for digest in bundle.digests():

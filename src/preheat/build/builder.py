@@ -169,7 +169,7 @@ class Builder:
         if request.program.uncacheable:
             return self._compile(request, found)
         return self._flights.run(
-            request.shared_key, lambda: self._obtain_alone(request), title=request.digest
+            request.flight_key, lambda: self._obtain_alone(request), title=request.digest
         )
 
     def _obtain_alone(self, request: Request) -> Hit:
@@ -246,7 +246,10 @@ class Builder:
         return miss
 
     def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
-        """Return what a build would find now, without building; header files are compared."""
+        """Return what a build would find now, without building.
+
+        Header files are compared, even in a sealed process, where a build trusts bundles.
+        """
         sealed = self.sealed is not SealMode.OFF
         found = self._stored.find(self._request(program, arch), sealed=sealed, verify=True)
         return found.artifact if isinstance(found, Hit) else found
@@ -368,7 +371,8 @@ class Builder:
     def clear_memory(self) -> None:
         """Drop what this process keeps in memory; the next lookup reads the other tiers.
 
-        Artifacts that are in use, mounted bundles and loaded kernels stay.
+        Mounted bundles and loaded kernels stay. Artifacts that callers hold stay valid, but a lookup
+        decodes them again.
         """
         for tier in self.cache.tiers:
             if isinstance(tier, MemoryTier):

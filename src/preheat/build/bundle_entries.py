@@ -39,17 +39,17 @@ class BundleEntry:
     """The artifact that a bundle holds for one request, and the header files it was compiled from.
 
     `key` is the digest of the `bundle_key` of the request. `entries` are the kernels that the manifest
-    names. `note` says why no cache can keep the artifact, where that is so. `include` is the part of
-    the request that `artifact` does not contain: the include directories as portable paths, empty for a
-    program that includes no file. It is None in a bundle that was baked before include directories were
-    part of requests.
+    names. `untracked_reason` says why no cache can keep the artifact, if so. `include` is the
+    part of the request that `artifact` does not contain: the include directories as portable paths,
+    empty for a program that includes no file. It is None in a bundle that was baked before include
+    directories were part of requests.
     """
 
     key: str
     artifact: Artifact
     state: HeaderState
     entries: tuple[str, ...] = ()
-    note: str = ""
+    untracked_reason: str = ""
     include: tuple[str, ...] | None = ()
 
     @property
@@ -69,7 +69,7 @@ class BundleEntry:
             "label": artifact.label,
             "arch": str(artifact.arch),
             "entries": self.entries,
-            "note": self.note,
+            "note": self.untracked_reason,
             "include": None if self.include is None else [*map(_writable, self.include)],
             "states": encode_states([(self.state, artifact.digest)]),
         }
@@ -123,7 +123,7 @@ def decode_entry(
     try:
         ((state, digest),) = decode_states(meta)
         entries = meta["entries"]
-        note = text(meta["note"])
+        untracked_reason = text(meta["note"])
         include = meta.get("include")
         if not isinstance(entries, list) or not isinstance(include, list | None):
             raise TypeError("its entries or include directories are not a list")
@@ -135,7 +135,7 @@ def decode_entry(
     except (KeyError, TypeError, ValueError) as bad:
         raise codec.DamagedEntryError(f"not an entry of a bundle: {bad}") from None
     named = None if include is None else tuple(include)
-    return BundleEntry(key, artifact, state, tuple(entries), note, named)
+    return BundleEntry(key, artifact, state, tuple(entries), untracked_reason, named)
 
 
 def _artifact(bundle: Bundle, digest: str) -> Artifact:
@@ -177,7 +177,7 @@ class MountedBundles:
         path = Path(os.path.abspath(path))
         opened = Bundle.open(path, trust=self._trust)
         known = self._mounted.get(path)
-        if known is not None and known.stamp == opened.stamp:
+        if known is not None and known.stamp == opened.stamp and not known.closed:
             return known
         self._mounted[path] = opened
         self._decoded = {place: row for place, row in self._decoded.items() if place[0] is not known}
@@ -203,11 +203,12 @@ class MountedBundles:
                 found = read(bundle, key, in_use)
             except OSError as fault:
                 self._events.fault("bundle", "read", fault)
+                yield f"unreadable: {bundle.path} cannot be read: {fault}"
             except codec.DamagedEntryError as bad:
                 self._events.emit("damaged", tier="bundle", key=key, reason=str(bad))
-                yield "damaged: the entry failed its check"
+                yield f"damaged: the entry in {bundle.path} failed its check"
             else:
                 if found is not None:
-                    rest = (found.state, found.entries, found.note, found.include)
+                    rest = (found.state, found.entries, found.untracked_reason, found.include)
                     self._decoded[bundle, key] = found.artifact.digest, rest
                     yield found

@@ -43,7 +43,8 @@ class Miss(NamedTuple):
 
 
 _ABSENT = Miss("absent: nothing is stored under this key")
-_IN_NO_BUNDLE = Miss("absent: it is in no bundle and in no cache")
+_IN_NO_BUNDLE = Miss("absent: no bundle has it")
+_NOWHERE = Miss("absent: it is in no bundle and in no cache")
 
 
 class Lookup:
@@ -75,7 +76,7 @@ class Lookup:
             miss = found
         if not self._has_key(request, required=not (sealed or verify is True)):
             return miss
-        return self.in_cache(request, miss)
+        return self.in_cache(request, _NOWHERE if miss is _IN_NO_BUNDLE else miss)
 
     def in_cache(self, request: Request, miss: Miss) -> Hit | Miss:
         """Return what the first usable tier has, or the last reason; `miss` where no tier has it."""
@@ -119,7 +120,7 @@ class Lookup:
             reason = self._objection(request, entry, sealed=sealed, verify=verify)
             if reason is None:
                 artifact = entry.artifact
-                if not entry.note:
+                if not entry.untracked_reason:
                     artifact = self.in_use.setdefault(artifact.digest, artifact)
                 return Hit(artifact, "bundle")
             miss = Miss(reason)
@@ -131,8 +132,10 @@ class Lookup:
         """Return why `entry` cannot be used in this process at this time; None when it can."""
         if entry.artifact.digest in self._refused:
             return "invalid: a device refused the code in the bundle"
-        if entry.note:  # Nothing about it can be verified, so only a sealed process may use it.
-            return None if sealed else f"untracked: {entry.note}"
+        if (
+            entry.untracked_reason
+        ):  # Nothing about it can be verified, so only a sealed process may use it.
+            return None if sealed else f"untracked: {entry.untracked_reason}"
         if verify and entry.state.headers:
             changed = self._changed(request, entry.state, mismatch)
             return None if changed is None else f"headers: {changed}"

@@ -39,7 +39,7 @@ class Request:
         return bundle_key(self.program, self.arch)
 
     @property
-    def shared_key(self) -> tuple[str, ...]:
+    def flight_key(self) -> tuple[str, ...]:
         """The key under which threads share one compile.
 
         Include directories are part of it, because they decide which headers the compiler opens.

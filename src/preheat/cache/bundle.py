@@ -126,8 +126,13 @@ class Bundle:
         """Pickle the path: the receiving process opens the file again."""
         return partial(Bundle.open, self.path, trust=self._trust), ()
 
+    @property
+    def closed(self) -> bool:
+        """Return True after `close`."""
+        return self._file is None
+
     def __repr__(self) -> str:
-        state = ", closed" if self._file is None else ""
+        state = ", closed" if self.closed else ""
         entries = count(len(self), "entry")
         return f"<Bundle {self.path}: {entries}, {self.nbytes:,} bytes{state}>"
 

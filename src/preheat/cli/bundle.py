@@ -66,8 +66,8 @@ def _listed(bundle: Bundle, rows: list[BundleEntry]) -> Iterator[str]:
     listed = [_row(entry, include=len(lists[_name(entry)]) > 1) for entry in rows]
     yield from columns([head, *listed], right=(3, 4))
     for entry in rows:
-        if entry.note:
-            yield f"{entry.artifact.label} for {entry.artifact.arch}: {entry.note}"
+        if entry.untracked_reason:
+            yield f"{entry.artifact.label} for {entry.artifact.arch}: {entry.untracked_reason}"
     if own := _own_headers(rows):
         yield "\nheader files outside of the toolkit"
         yield from (f"  {line}" for line in columns(sorted(own)))
@@ -111,7 +111,7 @@ def _as_dict(entry: BundleEntry) -> dict[str, Any]:
         "wanted": entry.entries,
         "include": entry.include,
         "headers": [header._asdict() for header in artifact.headers],
-        "note": entry.note,
+        "note": entry.untracked_reason,
         "parts": artifact.parts,
     }
 

@@ -103,7 +103,9 @@ class PoolBuffer(Buffer):
         returned = self._returned
 
         def return_to_arena() -> None:
-            span.block.uses.retired_parts[id(uses)] = uses  # A free of the block waits for them, too.
+            span.block.uses.uses_of_freed_parts[id(uses)] = (
+                uses  # A free of the block waits for them, too.
+            )
             returned.append((span, uses))
 
         return return_to_arena
@@ -161,7 +163,7 @@ class Arena:
         reclaimed = 0
         for (span, uses), is_ordered in zip(returned, ordered, strict=True):
             if is_ordered:
-                span.block.uses.retired_parts.pop(id(uses), None)
+                span.block.uses.uses_of_freed_parts.pop(id(uses), None)
                 self.free.put(span)
                 reclaimed += span.size
             else:

@@ -11,7 +11,7 @@ from preheat.graph import trees
 from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written_arguments
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node, diff
-from preheat.runtime.memory import next_generation
+from preheat.runtime.memory import new_generation_limit
 
 __all__ = ["CAPTURED", "Body", "CachedGraph", "Step"]
 
@@ -31,17 +31,21 @@ class Step(NamedTuple):
 class CachedGraph:
     """A graph with what its body returned, and the arrays that calls copy theirs into.
 
-    Memory with a generation above `since` was allocated inside the capture. None means that the limit
-    is not known.
+    Memory with a generation above `generation_limit` was allocated inside the capture. None means that
+    the limit is unknown.
     """
 
     def __init__(
-        self, graph: Graph, outputs: Any = None, inputs: Sequence[Any] = (), since: int | None = None
+        self,
+        graph: Graph,
+        outputs: Any = None,
+        inputs: Sequence[Any] = (),
+        generation_limit: int | None = None,
     ) -> None:
         self.graph = graph
         self.outputs = outputs
         self.inputs = inputs
-        self.since = since
+        self.generation_limit = generation_limit
         self.lock = threading.Lock()  # held from the copies of inputs to the copies of outputs
 
     @classmethod
@@ -49,7 +53,7 @@ class CachedGraph:
         """Capture a step into a graph that `new` makes, ready to replay."""
         inputs = [trees.clone_detached(array) for array in step.arrays]
         graph = new()
-        since = next_generation()
+        limit = new_generation_limit()
         try:
             with graph:
                 outputs = step.body(inputs)
@@ -58,7 +62,7 @@ class CachedGraph:
             if graph.state in CAPTURED:  # It was captured and cannot be uploaded.
                 graph.close()
             raise
-        return cls(graph, outputs, inputs, since)
+        return cls(graph, outputs, inputs, limit)
 
     @property
     def usable(self) -> bool:
@@ -102,14 +106,14 @@ class CachedGraph:
 
     def _recapture(self, new: Graph, body: Body[Any]) -> CachedGraph:
         """Capture `body` with the same inputs, without instantiating the graph."""
-        since = next_generation()
+        limit = new_generation_limit()
         new.begin()
         try:
             outputs = body(self.inputs)
         except BaseException as error:
             new.__exit__(type(error), error, error.__traceback__)
             raise
-        return CachedGraph(new.end(), outputs, since=since)
+        return CachedGraph(new.end(), outputs, generation_limit=limit)
 
     def _changes(self, new: CachedGraph) -> list[str]:
         """Describe what `new` does or returns differently."""
@@ -126,7 +130,7 @@ class CachedGraph:
 
     def _described(self, names: MemoryNames) -> tuple[list[Node], dict[str, Returned]]:
         """Return nodes and outputs, with memory from inside the capture named by its order."""
-        memory = CaptureMemory(self.since, names)
+        memory = CaptureMemory(self.generation_limit, names)
         nodes = [memory.node(node) for node in self.graph.nodes]
         device = self.graph.context.device
         foreign = bool(self.graph.foreign)

@@ -59,7 +59,7 @@ class Capture:
         self.foreign: list[Operand] = []
         self.libraries: set[str] = set()
         self.modules: dict[LoadedModule, None] = {}
-        self.first: tuple[str, Exception] | None = None
+        self.first_error: tuple[str, Exception] | None = None
         self._began = self._last = self._place = call_site()
         self._placed: dict[int, Node] = {}  # fills and copies, which have no name, by position
         self._opened = False  # True once the context lists the capture
@@ -102,12 +102,12 @@ class Capture:
         except DeviceError as error:
             if self.context.lost is not None:
                 raise
-            raise self._failure(error) from (self.first[1] if self.first else error)
+            raise self._failure(error) from (self.first_error[1] if self.first_error else error)
         finally:
             self._close()
         try:
-            if self.first is not None:
-                raise self._failure(self.first[1]) from self.first[1]
+            if self.first_error is not None:
+                raise self._failure(self.first_error[1]) from self.first_error[1]
             self._merge(graph)
         except BaseException:
             graph.close()
@@ -120,21 +120,26 @@ class Capture:
             if self.thread == threading.get_ident():
                 self.foreign_libraries.leave()
             self.context.require_alive("capture the graph again: gpu.capture()")
-        finally:
+        except BaseException:
             if self.context.lost is None:
-                try:
-                    graph = self.stream.end_capture()
-                    self._at_device = False
-                except DeviceError:
-                    self._at_device = False
-                    raise
+                self._end_at_device().close()
+            raise
+        return self._end_at_device()
+
+    def _end_at_device(self) -> base.Graph:
+        try:
+            graph = self.stream.end_capture()
+        except DeviceError:
+            self._at_device = False
+            raise
+        self._at_device = False
         return graph
 
     def discard(self, because: BaseException) -> None:
         """Abort the capture because its body raised `because`."""
         self.abort()
-        if self.first is not None and self.first[1] is not because:
-            where, error = self.first
+        if self.first_error is not None and self.first_error[1] is not because:
+            where, error = self.first_error
             text = str(error).removeprefix(f"{where}: ")
             because.add_note(f"the first error inside this capture was, at {where}: {text}")
 
@@ -142,11 +147,11 @@ class Capture:
     def abandoned(self) -> bool:
         """True if nobody can end the capture: its graph was dropped, or its thread has ended."""
         if self._owner is threading.current_thread():
-            return self.dropped
+            return self.graph_is_gone
         return not self._owner.is_alive()
 
     @property
-    def dropped(self) -> bool:
+    def graph_is_gone(self) -> bool:
         """True if the thread of the capture cannot end it: its graph was dropped."""
         return self._interrupted or self._graph() is None
 
@@ -160,7 +165,7 @@ class Capture:
         except ContextLostError:
             self._at_device = False  # A lost context has no captures.
         except DeviceError as error:
-            self.note(self._invalidated(error, self._last))
+            self.remember_error(self._invalidated(error, self._last))
         finally:
             self._close()
             self.release_pools()
@@ -181,8 +186,8 @@ class Capture:
             self.context.deferred_cleanups.append(partial(_release, pools))
 
     def _failure(self, error: DeviceError | Exception) -> CaptureError:
-        if self.first is not None:
-            where, first = self.first
+        if self.first_error is not None:
+            where, first = self.first_error
             text = str(first).removeprefix(f"{where}: ")
             return CaptureError(
                 f"the capture failed: {text}", where=where, hint=getattr(first, "hint", None)
@@ -215,13 +220,15 @@ class Capture:
     def refuse(self, operation: Operation, stream: base.Stream | None) -> None:
         """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
         mine = self.thread == threading.get_ident()
-        everywhere = operation.unsafe and self.mode == "global"
-        passes = operation.relaxed and self.mode == "relaxed" if mine else not everywhere
-        if passes and stream is not self.stream:
+        if mine:
+            permitted = operation.relaxed and self.mode == "relaxed"
+        else:
+            permitted = not (operation.unsafe and self.mode == "global")
+        if permitted and stream is not self.stream:
             return
         where = caller()
         if mine:
-            raise self.note(
+            raise self.remember_error(
                 CaptureError(f"{operation.name} inside a capture", where=where, hint=operation.hint)
             )
         raise CaptureError(
@@ -237,14 +244,14 @@ class Capture:
         if error is None:
             self._last = self._place
         elif isinstance(error, DriverError) and error.code == _INVALIDATED:
-            raise self.note(self._invalidated(error, self._place)) from error
+            raise self.remember_error(self._invalidated(error, self._place)) from error
         elif isinstance(error, Exception):
-            self.note(error)
+            self.remember_error(error)
 
-    def note(self, error: E) -> E:
+    def remember_error(self, error: E) -> E:
         """Keep the first error and return it, so that no frame of its traceback has to hold it."""
-        if self.first is None:
-            self.first = (getattr(error, "where", None) or caller(), error)
+        if self.first_error is None:
+            self.first_error = (getattr(error, "where", None) or caller(), error)
         return error
 
     def add_export(self, array: Array) -> None:
@@ -273,26 +280,26 @@ class Capture:
     ) -> None:
         """Add a node for a launch with the packed parameters `data`, and keep its arrays."""
         self.arrays |= dict.fromkeys(arrays.values())
-        for each, write in uses.items():
+        for each, write in uses.items():  # `add_use`, without a call for each
             self.uses[each] = write or self.uses.get(each, False)
         self.modules[launch.module] = None
         name = launch.signature.kernel
-        given = (arrays, data)
+        packed = (arrays, data)
         self.nodes.append(
-            Node("kernel", name, self._place, launch=launch, given=given, tensors=foreign)
+            Node("kernel", name, self._place, launch=launch, packed=packed, tensors=foreign)
         )
 
     def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
         """Add a node for filling an array."""
         self._use(array, write=True)
-        self._put(Node("fill", "fill", self._place, given=({0: array}, value)), pieces)
+        self._put(Node("fill", "fill", self._place, packed=({0: array}, value)), pieces)
 
     def add_copy(self, target: Array, source: Array) -> None:
         """Add a node for copying an array."""
         self._use(target, write=True)
         self._use(source, write=False)
-        given = ({0: target, 1: source}, b"")
-        self._put(Node("copy", "copy", self._place, given=given), 1)
+        packed = ({0: target, 1: source}, b"")
+        self._put(Node("copy", "copy", self._place, packed=packed), 1)
 
     def _put(self, node: Node, pieces: int) -> None:
         self.nodes.append(node)

@@ -42,16 +42,20 @@ class MemoryNames(NamedTuple):
 class CaptureMemory:
     """Names memory from inside a capture by its order, since each capture gets other memory.
 
-    Memory with a generation after `since` was handed out inside.
+    Memory with a generation after `generation_limit` was handed out inside.
     """
 
-    def __init__(self, since: int | None, names: MemoryNames) -> None:
-        self._since = since
+    def __init__(self, generation_limit: int | None, names: MemoryNames) -> None:
+        self._generation_limit = generation_limit
         self._names = names
         self._order: dict[int, int] = {}
 
     def _name(self, generation: int, text: str) -> int:
-        if self._since is None or generation <= self._since or generation in self._names.shared:
+        if (
+            self._generation_limit is None
+            or generation <= self._generation_limit
+            or generation in self._names.shared
+        ):
             return generation
         order = self._order.setdefault(generation, len(self._order))
         names = self._names.names

@@ -181,7 +181,7 @@ class Graph:
     def _fail(self, capture: Capture) -> None:
         self._stage = State.FAILED
         self._capture = None
-        capture.first = None  # Its traceback refers to the capture.
+        capture.first_error = None  # Its traceback refers to the capture.
         capture.release_pools()
 
     def __enter__(self) -> Graph:

@@ -18,7 +18,7 @@ from preheat.runtime.operands import Operand
 
 __all__ = ["Argument", "Node", "diff"]
 
-Given = tuple[Mapping[int, Array], bytes]  # arrays by position, and the packed parameters
+PackedArguments = tuple[Mapping[int, Array], bytes]  # arrays by position, and the packed parameters
 
 
 _WHOLE = "array"  # the type of an argument that is filled or copied as a whole
@@ -81,7 +81,7 @@ class Node:
     """
 
     __slots__ = (
-        "_arguments", "_given", "_params", "_place", "_tensors", "digest", "entry", "foreign",
+        "_arguments", "_packed", "_params", "_place", "_tensors", "digest", "entry", "foreign",
         "geometry", "kind", "name",
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ class Node:
         where: CallSite | None = None,
         *,
         launch: Launch | None = None,
-        given: Given = ({}, b""),
+        packed: PackedArguments = ({}, b""),
         tensors: Sequence[Operand] = (),
         foreign: bool = False,
     ) -> None:
@@ -104,7 +104,7 @@ class Node:
         self.name = name
         self.foreign = foreign
         self._place = where
-        self._given = given
+        self._packed = packed
         self._tensors = {each.address: _describe_tensor(each) for each in tensors}
         self._arguments: tuple[Argument, ...] | None = None
         self.digest = ""
@@ -125,7 +125,7 @@ class Node:
     @property
     def arrays(self) -> Iterable[Array]:
         """Arrays of preheat that the node uses."""
-        return self._given[0].values()
+        return self._packed[0].values()
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -135,7 +135,7 @@ class Node:
         return self._arguments
 
     def _describe_arguments(self) -> Iterator[Argument]:
-        arrays, data = self._given
+        arrays, data = self._packed
         if self._params is None:
             yield from map(array_argument, arrays.values())
             if data:  # the value of a fill
@@ -150,7 +150,7 @@ class Node:
     def release_arrays(self) -> None:
         """Keep the description of the arguments and release the arrays."""
         self._arguments = self.arguments
-        self._given = ({}, b"")
+        self._packed = ({}, b"")
 
     @property
     def grid(self) -> base.Dim3 | None:
@@ -168,13 +168,13 @@ class Node:
         return self.geometry.shared if self.geometry else 0
 
     def __str__(self) -> str:
-        given = ", ".join(map(str, self.arguments))
+        packed = ", ".join(map(str, self.arguments))
         if self.foreign:
             return f"{self.name or self.kind} (another library's)"
         if self.geometry is None:
-            return f"{self.kind}({given})"
+            return f"{self.kind}({packed})"
         shared = f", shared={self.shared}" if self.shared else ""
-        return f"{self.name}[{_dim(self.geometry.grid)}, {_dim(self.geometry.block)}{shared}]({given})"
+        return f"{self.name}[{_dim(self.geometry.grid)}, {_dim(self.geometry.block)}{shared}]({packed})"
 
     def __repr__(self) -> str:
         return f"<Node {self}>"

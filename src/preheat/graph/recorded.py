@@ -93,8 +93,8 @@ class RecordedWork:
     def operands(self, device: base.Device) -> LaunchArguments:
         """Return what a replay uses, with the current streams of the libraries that take part."""
         index = device.dlpack[1]
-        others = {LIBRARIES[library].current(index): library for library in self.libraries}
-        return LaunchArguments(uses=self.uses, foreign=self.foreign, others=others)
+        foreign_streams = {LIBRARIES[library].current(index): library for library in self.libraries}
+        return LaunchArguments(uses=self.uses, foreign=self.foreign, foreign_streams=foreign_streams)
 
     def release(self) -> None:
         """Keep nothing alive any more. The nodes can still be described."""

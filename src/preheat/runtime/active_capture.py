@@ -89,7 +89,7 @@ class ActiveCapture(Protocol):
         """Return True if nobody can end the capture: its graph was dropped, or its thread has ended."""
 
     @property
-    def dropped(self) -> bool:
+    def graph_is_gone(self) -> bool:
         """Return True if the thread of the capture cannot end it: its graph was dropped."""
 
     def abort(self) -> None:

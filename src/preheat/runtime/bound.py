@@ -30,7 +30,7 @@ class Bound:
         self._pointers = self._buffer.pointers
         self._submit = launch.prepared(self._stream)
         foreign = bool(arguments.foreign) or not launch.context.order.owns(self._stream)
-        self._careful = launch.blocking or foreign
+        self._always_checked = launch.blocking or foreign
         self._checked = False  # True while the next launch needs no check
 
     def __call__(self) -> None:
@@ -44,7 +44,7 @@ class Bound:
 
     def _launch_checked(self) -> None:
         """Launch with all checks and in order, and try to make the next launch a fast one."""
-        if self._careful or self._context.lost_or_capturing is not None:
+        if self._always_checked or self._context.lost_or_capturing is not None:
             self._launch.run(*self._args)
             return
         arguments = self._launch.convert(self._args, UNORDERED)  # Raises when memory was freed.

@@ -76,7 +76,7 @@ def _copy_of_tensor(
     if not operand.contiguous:
         raise InputError(f"{name} of shape {tuple(tensor.shape)} is not contiguous")
     array = new_array(context, tuple(tensor.shape), element, stream)
-    arguments = LaunchArguments(uses={array.uses: True}, held=[operand.owner])
+    arguments = LaunchArguments(uses={array.uses: True}, keep_alive=[operand.owner])
     arguments.order_with(kind, operand, device)
     with ordered(context, arguments, home):
         device.copy(array.address, operand.address, array.nbytes, home)

@@ -176,7 +176,7 @@ def _record(params: Sequence[ParamSpec]) -> str:
     if any(param.pointer and param.value is not None for param in params):
         return ""  # Whether an untyped word is an array is known at the call.
     tests, stores = _tests_and_stores(_RECORDED, "own", "", params)
-    conditions = ["context.lost is None", "not capture.dropped", "not more", "not named"]
+    conditions = ["context.lost is None", "not capture.graph_is_gone", "not more", "not named"]
     arrays = {position: param for position, param in enumerate(params) if param.pointer}
     # A later key of a dictionary replaces an equal one, so that writes stand last.
     uses = [f"a{n}.buffer.uses: False" for n, param in arrays.items() if not param.writes]

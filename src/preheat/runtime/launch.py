@@ -55,8 +55,10 @@ class LaunchArguments:
     values: list[Any] = field(default_factory=list)
     uses: dict[Uses, bool] = field(default_factory=dict)  # of our memory; True for a write
     foreign: list[Operand] = field(default_factory=list)
-    others: dict[int, str] = field(default_factory=dict)  # libraries of foreign streams, by handle
-    held: list[object] = field(default_factory=list)  # owners of memory that nobody else keeps
+    foreign_streams: dict[int, str] = field(
+        default_factory=dict
+    )  # libraries of foreign streams, by handle
+    keep_alive: list[object] = field(default_factory=list)  # owners of memory that nobody else keeps
     arrays: dict[int, Array] = field(default_factory=dict)  # ours, by argument position
     libraries: set[str] = field(default_factory=set)  # foreign ones with streams of their own
 
@@ -73,9 +75,9 @@ class LaunchArguments:
         has_stream = source is not None and source.device_type == device.dlpack[0]
         if source is not None and has_stream:
             self.libraries.add(source.name)
-            self.others[source.current(device.dlpack[1])] = source.name
+            self.foreign_streams[source.current(device.dlpack[1])] = source.name
         if operand.ready is not None:
-            self.others[operand.ready] = kind.library
+            self.foreign_streams[operand.ready] = kind.library
         return has_stream
 
 
@@ -203,7 +205,7 @@ class Call(ABC):
         in_library_order = args.order_with(kind, operand, here)
         args.foreign.append(operand)
         if self.stream is not None or not in_library_order:
-            args.held.append(operand.owner)
+            args.keep_alive.append(operand.owner)
         return operand.address
 
     def _refused(self, mismatch: ArgumentMismatch | InputError, position: int) -> LaunchError:
@@ -329,11 +331,11 @@ def ordered(
     `capturing` says that another library captures the stream. Its graph keeps the operands then.
     """
     context.drain_long_queue()
-    with context.order.section(stream, arguments.uses, arguments.others, capturing=capturing):
+    with context.order.section(stream, arguments.uses, arguments.foreign_streams, capturing=capturing):
         yield
     on_host = context.device.dlpack[0] == ON_HOST
-    if arguments.held and not on_host and not capturing:
-        context.hold_until(record_event(context, stream), arguments.held)
+    if arguments.keep_alive and not on_host and not capturing:
+        context.hold_until(record_event(context, stream), arguments.keep_alive)
 
 
 class _FreedMemory(ArgumentMismatch):

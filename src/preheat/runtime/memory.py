@@ -15,7 +15,7 @@ from preheat.runtime.uses import Uses
 if TYPE_CHECKING:
     from preheat.runtime.array import Array
 
-__all__ = ["Buffer", "next_generation"]
+__all__ = ["Buffer", "new_generation_limit"]
 
 _generations = itertools.count(1)
 
@@ -125,6 +125,6 @@ class Buffer:
             self.context.deferred_cleanups.append(self._deallocator())
 
 
-def next_generation() -> int:
+def new_generation_limit() -> int:
     """Return a number above the generation of every existing allocation and below every later one."""
     return next(_generations)

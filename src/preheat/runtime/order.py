@@ -95,7 +95,8 @@ class Order:
     def is_capturing(self, stream: base.Stream) -> bool:
         """Return True while `stream` is captured, by another library or into a graph of ours.
 
-        The streams that `register_stream` got are never captured.
+        Streams of `register_stream` are never captured; captures of ours use other streams, those of
+        `register_capture_stream`.
         """
         return not self.owns(stream) and stream.capture_status() != "none"
 
@@ -126,7 +127,7 @@ class Order:
         names of the libraries.
         `capturing` is `is_capturing(stream)`, where the caller knows it.
         """
-        shared = any(part.shared for each in uses for part in each.with_retired_parts())
+        shared = any(part.shared for each in uses for part in each.with_freed_parts())
         handles = {**others, **self._library_streams()} if shared else others
         timelines = {self._timeline_of(at): name for at, name in handles.items() if at != stream.handle}
         capturing = self.is_capturing(stream) if capturing is None else capturing
@@ -153,7 +154,7 @@ class Order:
 
     def record_released_exports(self, uses: Uses) -> None:
         """Count the work of consumers that released the memory as writes of the streams they used."""
-        for part in uses.with_retired_parts():
+        for part in uses.with_freed_parts():
             for handle in list(part.released_streams):
                 timeline = self._consumer_timeline(handle)
                 if timeline is not None:
@@ -242,8 +243,8 @@ class Section:
 
     On entry the stream waits for the earlier uses of the memory and, where other libraries take part,
     for their current streams. On leaving, those streams wait for the work. Where another library is
-    capturing one of these streams, the entry raises before anything was submitted. Inside its capture
-    nothing waits: the replay of the graph is ordered as a whole.
+    capturing one of these streams, the entry raises before anything was submitted. In a
+    stream that is being captured nothing waits: the replay of the graph is ordered as a whole.
     """
 
     __slots__ = ("_capturing", "_order", "_others", "_timeline", "_ungranted", "_uses")
@@ -314,7 +315,7 @@ class Section:
             if not uses.has_right(timeline, write=write):
                 uses.wait_for_uses(timeline, write=write, marks=marks)
         for uses, write in self._uses.items():
-            if timeline.owned and uses.grantable:
+            if timeline.owned and uses.allows_rights:
                 uses.grant(timeline, write=write)
             else:
                 self._ungranted[uses] = write

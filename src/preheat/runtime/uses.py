@@ -13,12 +13,12 @@ Open memory is in one of four states.
                 use waits for the current streams of the other libraries, and they wait for each use.
 
 A stream that has no right acquires it: it waits for the uses that it has not waited for yet. A read
-waits for writes alone, a write waits for reads as well. A stream that loses a right is marked with an
-event when another stream has to wait for it, so that its later uses are noticed again.
+waits for writes alone, a write waits for reads as well. Before a stream loses a right, an event is
+recorded in it for the others to wait for. Its next use of the memory acquires a right again.
 
     what happens                      exclusive (A)   read          free            shared
     our stream B reads                read (A, B)     read (+ B)    exclusive (B) * shared
-    our stream B writes               exclusive (B)   same          same            shared
+    our stream B writes               exclusive (B)   exclusive (B) exclusive (B)   shared
     a foreign stream reads            read (A)        read          free            shared
     a foreign stream writes           free            free          free            shared
     `add_pending_reader`              read (A)        read          free            shared
@@ -52,7 +52,7 @@ class Dependent(Protocol):
     """A bound launch or a graph, which skips checks as long as nothing happens to its memory."""
 
     def invalidate(self) -> None:
-        """Check everything before the next use. This runs under the lock of the device's `Order`."""
+        """Make the next use check everything. The caller holds the lock of the device's `Order`."""
 
 
 class Timeline:
@@ -129,7 +129,7 @@ class Uses:
 
     __slots__ = (
         "_dependents", "_last_reads", "_last_writes", "_pending_readers", "_writer_timeline", "closed",
-        "dlpack_exports", "exported_by_interface", "readers", "released_streams", "retired_parts",
+        "dlpack_exports", "exported_by_interface", "readers", "released_streams", "uses_of_freed_parts",
         "writer",
     )  # fmt: skip
 
@@ -144,7 +144,9 @@ class Uses:
         self.dlpack_exports: dict[int, Sequence[StreamHandle]] = {}  # current streams, by number
         self.exported_by_interface = False  # Nobody releases such an export.
         self.released_streams: dict[int, StreamHandle] = {}  # of consumers that are done, by handle
-        self.retired_parts: dict[int, Uses] = {}  # uses of parts that ended before the whole, by id()
+        self.uses_of_freed_parts: dict[
+            int, Uses
+        ] = {}  # uses of parts that ended before the whole, by id()
         self.closed = False
 
     @property
@@ -153,18 +155,18 @@ class Uses:
         return self.exported_by_interface or bool(self.dlpack_exports)
 
     @property
-    def grantable(self) -> bool:
+    def allows_rights(self) -> bool:
         """Return True while a stream of ours may get a right to this memory.
 
         A release in another thread adds to `released_streams` before it ends the export.
         """
         return not self.closed and not self.shared and not self.released_streams
 
-    def with_retired_parts(self) -> Iterator[Uses]:
+    def with_freed_parts(self) -> Iterator[Uses]:
         """Yield these uses, and those of the parts that have ended."""
         yield self
-        for part in list(self.retired_parts.values()):
-            yield from part.with_retired_parts()
+        for part in list(self.uses_of_freed_parts.values()):
+            yield from part.with_freed_parts()
 
     def release_export(self, number: int, streams: Iterable[StreamHandle]) -> None:
         """End an export by DLPack. A finalizer calls this: it takes no lock and makes no driver call.
@@ -179,7 +181,7 @@ class Uses:
 
     def has_right(self, timeline: Timeline, *, write: bool) -> bool:
         """Return True when `timeline` has the right to this use."""
-        if self.closed or self.retired_parts:
+        if self.closed or self.uses_of_freed_parts:
             return False
         return self._writer_timeline is timeline or (not write and timeline.stream.id in self.readers)
 
@@ -197,7 +199,7 @@ class Uses:
                 self._wait_for(timeline, reader, marks)
             for last in self._last_reads.values():
                 timeline.wait(*last)
-        for part in list(self.retired_parts.values()):
+        for part in list(self.uses_of_freed_parts.values()):
             part.wait_for_uses(timeline, write=True, marks=marks)
 
     @staticmethod
@@ -288,7 +290,7 @@ class Uses:
         self._pending_readers = pending_readers or {}
         self.readers = {} if readers is None or self.closed else readers
         if writer is not None:
-            self.retired_parts.clear()
+            self.uses_of_freed_parts.clear()
 
     def add_dependent(self, dependent: Dependent) -> None:
         """Invalidate `dependent` once, when a right is lost or the memory is closed."""
@@ -313,7 +315,9 @@ class Uses:
         """Return True when the order of `home` alone decides when this memory can be used again."""
         if self._last_writes or self._last_reads or self._pending_readers or self.released_streams:
             return False
-        return not self.retired_parts and not self.shared and self._writer_timeline in (home, None)
+        return (
+            not self.uses_of_freed_parts and not self.shared and self._writer_timeline in (home, None)
+        )
 
 
 def add_use(uses: dict[Uses, bool], one: Uses, *, write: bool) -> None:
