@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import suppress
 
 from preheat.locks import Lock
 
@@ -24,8 +23,10 @@ class MemoryTier:
     def get(self, digest: str) -> bytes | None:
         blob = self._blobs.get(digest)
         if blob is not None:
-            with suppress(KeyError):  # Another thread evicted it in the meantime.
+            try:
                 self._blobs.move_to_end(digest)
+            except KeyError:  # Another thread evicted it in the meantime.
+                return blob
         return blob
 
     def put(self, digest: str, blob: bytes) -> None:
