@@ -55,9 +55,7 @@ class LaunchArguments:
     values: list[Any] = field(default_factory=list)
     uses: dict[Uses, bool] = field(default_factory=dict)  # of our memory; True for a write
     foreign: list[Operand] = field(default_factory=list)
-    foreign_streams: dict[int, str] = field(
-        default_factory=dict
-    )  # libraries of foreign streams, by handle
+    foreign_streams: dict[int, str] = field(default_factory=dict)  # their libraries, by handle
     keep_alive: list[object] = field(default_factory=list)  # owners of memory that nobody else keeps
     arrays: dict[int, Array] = field(default_factory=dict)  # ours, by argument position
     libraries: set[str] = field(default_factory=set)  # foreign ones with streams of their own
