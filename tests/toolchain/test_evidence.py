@@ -100,6 +100,50 @@ def test_a_stamp_whose_time_was_put_back_is_not_believed(header: Path) -> None:
     assert look(memo, header).digest != first.digest
 
 
+def proves(memo: Memo, path: Path, digest: str) -> bool:
+    return FileHasher(memo).proves([(str(path), str(path.parent), digest)])
+
+
+def test_stamps_prove_hashes_without_a_read(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = settled(header)
+    digest = look(memo, header).digest
+    monkeypatch.setattr("os.open", lambda *_, **__: pytest.fail("the file was read"))
+    assert proves(memo, header, digest)
+    assert not proves(memo, header, "0" * 64)
+    assert not proves(Memo(), header, digest)
+    monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _: 7)
+    assert not proves(memo, header, digest)
+
+
+def test_stamps_that_are_new_prove_nothing(header: Path) -> None:
+    memo = Memo(clock=Clock())
+    assert not proves(memo, header, look(memo, header).digest)
+
+
+@pytest.mark.parametrize("change", ["write", "touch", "chmod", "replace", "remove"])
+def test_stamps_prove_nothing_after_a_change(header: Path, change: str) -> None:
+    memo = settled(header)
+    digest = look(memo, header).digest
+    before = header.stat()
+    while header.stat().st_ctime_ns == before.st_ctime_ns:  # file systems stamp by the tick
+        if change == "write":
+            header.write_text("new")
+        elif change == "touch":
+            os.utime(header)
+        elif change == "chmod":
+            header.chmod(0o600)
+            header.chmod(0o644)
+        elif change == "replace":
+            other = header.with_suffix(".new")
+            other.write_text("old")
+            os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+            other.replace(header)
+        else:
+            header.unlink()
+            break
+    assert not proves(memo, header, digest)
+
+
 def test_another_mount_or_boot_voids_every_stamp(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memo = settled(header)
     stamp = look(memo, header).stamp

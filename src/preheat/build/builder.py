@@ -377,8 +377,7 @@ class Builder:
         for tier in self.cache.tiers:
             if isinstance(tier, MemoryTier):
                 tier.clear()
-        self._stored.in_use.clear()
-        self._stored.memos.clear()
+        self._stored.clear_memory()
 
     def stats(self) -> dict[str, Stats]:
         """Return the counters of this process, and those of every process that used this cache."""

@@ -22,7 +22,9 @@ from preheat.toolchain.headers import TOOLKIT, HeaderState, change, decode_state
 
 __all__ = ["HeaderMemos", "Hit", "Lookup", "Miss"]
 
-_MEMOS = 256  # requests whose header stamps are kept in memory
+_MEMOS = 256  # requests whose header states and stamps are kept in memory
+
+_States = list[tuple[HeaderState, str]]  # each with the digest of its code
 
 
 class Hit(NamedTuple):
@@ -58,6 +60,8 @@ class Lookup:
         self.memos = memos
         self._events = events
         self._refused: set[str] = set()
+        # Lists of header states by the digest of the request, with the bytes they were decoded from.
+        self._states: OrderedDict[str, tuple[bytes, _States]] = OrderedDict()
         # Artifacts that someone holds. A hit on one of them does not decode its bytes again.
         self.in_use: weakref.WeakValueDictionary[str, Artifact] = weakref.WeakValueDictionary()
 
@@ -94,6 +98,12 @@ class Lookup:
         found = self.in_cache(request, Miss(""))
         other = found.artifact if isinstance(found, Hit) else None
         return None if other == refused else other
+
+    def clear_memory(self) -> None:
+        """Decode and compare everything again."""
+        self.in_use.clear()
+        self.memos.clear()
+        self._states.clear()
 
     def refuse(self, artifact: Artifact) -> None:
         """Never return this artifact from a bundle again: a device called its code invalid."""
@@ -157,18 +167,21 @@ class Lookup:
         try:
             if (artifact := self.in_use.get(digest)) is not None:
                 return artifact
-            meta, sections = codec.unpack_checked(found.blob)
-            if meta.get("kind") == "headers":
-                current = self._current_state(request, decode_states(meta))
+            if (states := self._known_states(digest, found.blob)) is None:
+                meta, sections = codec.unpack_checked(found.blob)
+                if meta.get("kind") == "headers":
+                    states = self._remember_states(digest, found.blob, decode_states(meta))
+            if states is not None:
+                current = self._current_state(request, states)
                 if isinstance(current, Miss):
                     return current
                 digest = current
+                if (artifact := self.in_use.get(digest)) is not None:
+                    return artifact
                 code = self.cache.get(digest)
                 if code is None:
                     return Miss("evicted: its headers are known, but its code was removed")
                 tier = code.tier
-                if (artifact := self.in_use.get(digest)) is not None:
-                    return artifact
                 meta, sections = codec.unpack_checked(code.blob)
             artifact = self.in_use[digest] = Artifact.decode(digest, meta, sections)
         except codec.DamagedEntryError as bad:
@@ -177,7 +190,18 @@ class Lookup:
             return Miss("damaged: the entry failed its check")
         return artifact
 
-    def _current_state(self, request: Request, states: list[tuple[HeaderState, str]]) -> str | Miss:
+    def _known_states(self, digest: str, blob: bytes) -> _States | None:
+        """Return the header states in a blob that was decoded before, or None."""
+        known = self._states.get(digest)
+        return known[1] if known is not None and known[0] == blob else None
+
+    def _remember_states(self, digest: str, blob: bytes, states: _States) -> _States:
+        self._states[digest] = (blob, states)
+        while len(self._states) > _MEMOS:
+            self._states.popitem(last=False)
+        return states
+
+    def _current_state(self, request: Request, states: _States) -> str | Miss:
         """Return the digest of the code that was made from the header files as they are now."""
         memo = self.memos.of(request.key)
         reason = "no header state is stored"

@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from preheat.files import opened
@@ -59,7 +59,7 @@ class Memo:
 
     def __init__(self, note: bytes | None = None, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or _now
-        self._rows: dict[str, _Row] = {}
+        self.rows: dict[str, _Row] = {}
         self.changed = False
         if note is not None:
             self._read(note)
@@ -70,31 +70,31 @@ class Memo:
             if boot != _boot():
                 return
             for path, (stamp, digest, seen, settled) in rows.items():
-                self._rows[str(path)] = _Row(
+                self.rows[str(path)] = _Row(
                     tuple(map(int, stamp)), str(digest), float(seen), settled is True
                 )
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-            self._rows.clear()
+            self.rows.clear()
             self.changed = True
 
     def note(self) -> bytes:
         """Return the bytes to store for the next process."""
-        rows = dict(self._rows)  # A copy, because other threads may add rows.
+        rows = dict(self.rows)  # A copy, because other threads may add rows.
         return json.dumps((_boot(), rows), separators=(",", ":")).encode()
 
     def known(self, path: str, stamp: tuple[int, ...]) -> str | None:
         """Return the hash of the file at `path` if its stamp proves it, else None."""
-        row = self._rows.get(path)
+        row = self.rows.get(path)
         return row.digest if row is not None and row.settled and row.stamp == stamp else None
 
     def learn(self, path: str, stamp: tuple[int, ...], digest: str) -> None:
         """Store the hash of a file that has just been read."""
         now = self._clock()
-        row = self._rows.get(path)
+        row = self.rows.get(path)
         if row is None or (row.stamp, row.digest) != (stamp, digest):
-            self._rows[path] = _Row(stamp, digest, now, settled=False)
+            self.rows[path] = _Row(stamp, digest, now, settled=False)
         elif now - row.seen >= _SETTLED:
-            self._rows[path] = row._replace(settled=True)
+            self.rows[path] = row._replace(settled=True)
         else:
             return
         self.changed = True
@@ -132,29 +132,62 @@ class FileHasher:
             self._memo.learn(path, stamp, digest)
         return Evidence(stamp, digest)
 
+    def proves(self, files: Iterable[tuple[str, str, str]]) -> bool:
+        """Return True if the stamps of files, given as (path, directory, hash), prove their hashes.
+
+        A lookup of a program with hundreds of headers spends its time in this loop, so the steps of
+        `evidence` are written out in it. An error means that nothing is proven.
+        """
+        mounts = self._mounts
+        known = self._memo.rows.get
+        status_of = os.stat
+        try:
+            for path, directory, wanted in files:
+                row = known(path)
+                if row is None:
+                    return False
+                stamp, digest, _, settled = row
+                if not settled or digest != wanted:
+                    return False
+                if directory not in mounts:
+                    mounts[directory] = _mount(directory)
+                status = status_of(path)
+                if stamp != (
+                    status.st_size,
+                    status.st_mtime_ns,
+                    status.st_ctime_ns,
+                    status.st_ino,
+                    status.st_dev,
+                    mounts[directory],
+                ):
+                    return False
+        except OSError:
+            return False
+        return True
+
     def _stamp(self, path: str, status: os.stat_result) -> tuple[int, ...]:
         """Return the stamp of a file. The mount id comes last."""
         directory = os.path.dirname(path)
-        mount = self._mounts.get(directory)
-        if mount is None:
-            mount = self._mounts[directory] = _mount(directory or ".")
-        return (*_times(status), mount)
+        if directory not in self._mounts:
+            self._mounts[directory] = _mount(directory)
+        return (*_times(status), self._mounts[directory])
 
 
 def _times(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
-def _mount(path: str) -> int:
+def _mount(directory: str) -> int:
     """Return a mount id that is unique since boot.
 
     If the kernel has no such id, it is 0 for a writable mount, where the kernel itself sets the times
     of changes. On a read-only mount no stamp proves anything: it may be an image with arbitrary times.
     """
-    unique = _unique_mount(path)
+    directory = directory or "."
+    unique = _unique_mount(directory)
     if unique is not None:
         return unique
-    return _NO_PROOF if os.statvfs(path).f_flag & os.ST_RDONLY else 0
+    return _NO_PROOF if os.statvfs(directory).f_flag & os.ST_RDONLY else 0
 
 
 def _unique_mount(path: str) -> int | None:

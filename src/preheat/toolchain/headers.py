@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from preheat.artifact import Header
@@ -56,6 +57,19 @@ class HeaderState:
     headers: tuple[Header, ...]
     absent: tuple[Place, ...]
     roots: tuple[str, ...] = ()  # Labels of the include roots, in search order.
+    _files: dict[tuple[str, ...], list[tuple[str, str, str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # the result of `files`, by the directories
+
+    def files(self, roots: Mapping[str, str]) -> list[tuple[str, str, str]]:
+        """Return the path, directory and hash of every header whose include root is in `roots`."""
+        directories = tuple(roots.values())
+        if directories not in self._files:
+            paths = [(_path(roots, root, name), digest) for root, name, digest in self.headers]
+            self._files[directories] = [
+                (path, os.path.dirname(path), digest) for path, digest in paths if path is not None
+            ]
+        return self._files[directories]
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
         """Yield the key parts that distinguish this state from others of the same program."""
@@ -98,13 +112,13 @@ def _decode_state(row: dict[str, Any]) -> tuple[HeaderState, str]:
     headers = codec.rows(row["headers"], 3)
     absent = codec.rows(row["absent"], 2)
     (roots,) = codec.rows([row["roots"]], len(row["roots"]))
-    if any("\0" in name for root, name, *_ in (*headers, *absent)):
+    if "\0" in "".join(chain.from_iterable((*headers, *absent))):
         raise ValueError("a name contains a NUL character")
     digest = codec.text(row["entry"])
     if not re.fullmatch("[0-9a-f]{64}", digest):  # The digest becomes a file name.
         raise ValueError(f"{digest!r} is not a digest")
     state = HeaderState(
-        tuple(map(Header._make, headers)), tuple((root, name) for root, name in absent), tuple(roots)
+        tuple(map(Header._make, headers)), tuple([(root, name) for root, name in absent]), tuple(roots)
     )
     return state, digest
 
@@ -117,6 +131,9 @@ def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | No
     if tuple(roots) != state.roots:
         return "the include directories differ, and another one may hide a tracked header"
     view = FileHasher(memo)
+    files = state.files(roots)
+    if len(files) == len(state.headers) and view.proves(files):
+        return _appeared(state, roots)
     for root, name, digest in state.headers:
         path = _path(roots, root, name)
         if path is None:
@@ -157,7 +174,11 @@ def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
         path = _path(roots, root, name)
         if path is None:
             continue
-        if os.path.lexists(path[:-1]) if name.endswith("/") else os.path.isfile(path):
+        if name.endswith("/"):
+            hides = os.path.lexists(path[:-1])
+        else:
+            hides = os.access(path, os.F_OK) and os.path.isfile(path)  # The first costs less.
+        if hides:
             return f"a new {name} in {roots.get(root, root)} may hide a tracked header"
     return None
 
