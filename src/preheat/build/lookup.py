@@ -18,7 +18,14 @@ from preheat.errors import ToolchainError
 from preheat.events import Events
 from preheat.key import Key
 from preheat.toolchain.evidence import Memo
-from preheat.toolchain.headers import TOOLKIT, HeaderState, change, decode_states, mismatch
+from preheat.toolchain.headers import (
+    HEADER_LIST,
+    TOOLKIT,
+    HeaderState,
+    change,
+    decode_states,
+    mismatch,
+)
 
 __all__ = ["HeaderMemos", "Hit", "Lookup", "Miss"]
 
@@ -142,9 +149,7 @@ class Lookup:
         """Return why `entry` cannot be used in this process at this time; None when it can."""
         if entry.artifact.digest in self._refused:
             return "invalid: a device refused the code in the bundle"
-        if (
-            entry.untracked_reason
-        ):  # Nothing about it can be verified, so only a sealed process may use it.
+        if entry.untracked_reason:  # It cannot be verified, so only a sealed process may use it.
             return None if sealed else f"untracked: {entry.untracked_reason}"
         if verify and entry.state.headers:
             changed = self._changed(request, entry.state, mismatch)
@@ -163,39 +168,36 @@ class Lookup:
     def _open(self, request: Request, found: Found) -> Artifact | Miss:
         """Return the artifact in a blob, or the one that its list of header states leads to."""
         digest = request.digest
-        tier = found.tier
         try:
             if (artifact := self.in_use.get(digest)) is not None:
                 return artifact
-            if (states := self._known_states(digest, found.blob)) is None:
-                meta, sections = codec.unpack_checked(found.blob)
-                if meta.get("kind") == "headers":
-                    states = self._remember_states(digest, found.blob, decode_states(meta))
-            if states is not None:
-                current = self._current_state(request, states)
+            if found.blob.startswith(HEADER_LIST, codec.JSON_AT):
+                current = self._current_state(request, self._header_states(digest, found.blob))
                 if isinstance(current, Miss):
                     return current
                 digest = current
-                if (artifact := self.in_use.get(digest)) is not None:
-                    return artifact
-                code = self.cache.get(digest)
+                code = self.cache.get(
+                    digest
+                )  # Even if the artifact is in use: reading prevents eviction.
                 if code is None:
                     return Miss("evicted: its headers are known, but its code was removed")
-                tier = code.tier
-                meta, sections = codec.unpack_checked(code.blob)
-            artifact = self.in_use[digest] = Artifact.decode(digest, meta, sections)
+                found = code
+                if (artifact := self.in_use.get(digest)) is not None:
+                    return artifact
+            artifact = Artifact.decode(digest, *codec.unpack_checked(found.blob))
+            self.in_use[digest] = artifact
         except codec.DamagedEntryError as bad:
-            self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
+            self._events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
         return artifact
 
-    def _known_states(self, digest: str, blob: bytes) -> _States | None:
-        """Return the header states in a blob that was decoded before, or None."""
+    def _header_states(self, digest: str, blob: bytes) -> _States:
+        """Return the states in a list of header states, which is decoded once."""
         known = self._states.get(digest)
-        return known[1] if known is not None and known[0] == blob else None
-
-    def _remember_states(self, digest: str, blob: bytes, states: _States) -> _States:
+        if known is not None and known[0] == blob:
+            return known[1]
+        states = decode_states(codec.unpack_checked(blob).meta)
         self._states[digest] = (blob, states)
         while len(self._states) > _MEMOS:
             self._states.popitem(last=False)

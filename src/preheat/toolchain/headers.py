@@ -26,6 +26,7 @@ from preheat.toolchain.evidence import FileHasher, Memo
 from preheat.toolchain.survey import ABSOLUTE, Place, Survey
 
 __all__ = [
+    "HEADER_LIST",
     "TOOLKIT",
     "HeaderState",
     "Unexpected",
@@ -39,8 +40,8 @@ __all__ = [
 #: The roots of the toolkit, as `worker.py` labels them.
 TOOLKIT = frozenset({"cuda", "cccl"})
 
-# The JSON of `pack_states` begins with this: its keys are sorted.
-_LIST = b'{"meta":{"kind":"headers",'
+#: The beginning of the JSON part of a list of header states, whose keys are sorted.
+HEADER_LIST = b'{"meta":{"kind":"headers",'
 
 
 class Unexpected(Exception):  # noqa: N818  (The compile itself succeeded.)
@@ -86,7 +87,7 @@ def pack_states(digest: str, label: str, states: Sequence[tuple[HeaderState, str
 
 def is_header_list(front: bytes) -> bool:
     """Return whether an entry that begins with `front` is a header list."""
-    return front.startswith(_LIST, codec.JSON_AT)
+    return front.startswith(HEADER_LIST, codec.JSON_AT)
 
 
 def encode_states(states: Sequence[tuple[HeaderState, str]]) -> list[dict[str, Any]]:
