@@ -184,7 +184,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a launch does not hold what its library does not wait for", "runtime/launch.py",
-        "        context.hold_until(record_event(context, stream), arguments.held)\n",
+        "        context.hold_until(record_event(context, stream), arguments.keep_alive)\n",
         "        pass\n",
     ),
     Mutation(
