@@ -149,8 +149,8 @@ MUTATIONS = (
     ),
     Mutation(
         "parts of a block do not delay its free", "graph/arena.py",
-        "            span.block.uses.uses_of_freed_parts[id(uses)] = uses  #",
-        "            #",
+        "            span.block.uses.uses_of_freed_parts[id(uses)] = uses\n",
+        "",
     ),
     Mutation(
         "memory is freed before its last use", "runtime/context.py",

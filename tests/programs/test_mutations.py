@@ -1,4 +1,4 @@
-"""The mutations of `mutations.py` fit the sources; `make mutations` runs the tests with each of them."""
+"""Every mutation of `mutations.py` fits its source; `make mutations` runs the tests with each."""
 
 from __future__ import annotations
 

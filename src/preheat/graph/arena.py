@@ -103,9 +103,8 @@ class PoolBuffer(Buffer):
         returned = self._returned
 
         def return_to_arena() -> None:
-            span.block.uses.uses_of_freed_parts[id(uses)] = (
-                uses  # A free of the block waits for them, too.
-            )
+            # A free of the block waits for these uses, too.
+            span.block.uses.uses_of_freed_parts[id(uses)] = uses
             returned.append((span, uses))
 
         return return_to_arena
