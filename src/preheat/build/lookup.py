@@ -176,9 +176,8 @@ class Lookup:
                 if isinstance(current, Miss):
                     return current
                 digest = current
-                code = self.cache.get(
-                    digest
-                )  # Even if the artifact is in use: reading prevents eviction.
+                # Also for an artifact in use: reading its code prevents eviction.
+                code = self.cache.get(digest)
                 if code is None:
                     return Miss("evicted: its headers are known, but its code was removed")
                 found = code
