@@ -211,7 +211,7 @@ def log_events() -> Sink:
     def sink(name: str, fields: Mapping[str, Any]) -> None:
         if name in _LOG_MESSAGES:
             level, text = _LOG_MESSAGES[name]
-            if "logging" not in sys.modules:
+            if "logging" not in sys.modules:  # Tested here, because hits of lookups are frequent.
                 return
             if (logger := _logger()) is not None and logger.isEnabledFor(level):
                 logger.log(level, "%s", text.format_map(fields))

@@ -267,7 +267,7 @@ def test_setting_a_scalar_inside_a_capture_is_an_error(mode: str, device: Gpu) -
     with pytest.raises(CaptureError, match=words) as caught, device.capture(mode=mode):
         made.note[1, 1](made.step, made.out, made.count)
         made.step.set(3)
-    assert caught.value.hint == "graph.replay(name=value) sets it for every replay anew"
+    assert caught.value.hint == "graph.replay(name=value) sets it for each replay"
     assert made.step.get() == -1
 
 

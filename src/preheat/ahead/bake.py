@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # The import takes milliseconds in every process.
 
 __all__ = ["BakeResult", "BakedProgram", "FailedProgram", "Job", "bake", "plan"]
 
-_ESTIMATE = {True: 2.0, False: 0.2}  # seconds of a compile nobody measured: with includes, without
+_ESTIMATE = {True: 2.0, False: 0.2}  # seconds of a compile without measurement: with includes, or not
 _POLL = 0.1  # seconds between two checks of which jobs an executor has started
 
 

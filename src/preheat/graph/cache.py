@@ -43,7 +43,7 @@ class GraphCache:
 
     Each `owner` has graphs of its own, which go when the owner does: it is referenced weakly where that
     is possible. Recordings and warm-ups know the cache by `name`, and events have keys as `key_text`
-    writes them. With `checked`, each call of `run` is captured anew and compared with the cached graph;
+    writes them. With `checked`, each call of `run` is captured too and compared with the cached graph;
     `BakedError` is raised where a replay would use something else. A reset of the device empties the
     cache, which then works with the new context. `title` is what warnings call the cache. Safe from any
     thread.

@@ -66,7 +66,7 @@ class CachedGraph:
 
     @property
     def usable(self) -> bool:
-        """True if the graph can be replayed; whoever installed it may have closed it."""
+        """True if the graph can be replayed; the code that installed it may have closed it."""
         return self.graph.usable
 
     def require_unwritten(self) -> None:

@@ -19,7 +19,7 @@ __all__ = ["ArgumentReader", "CallKey"]
 
 _GIVE_A_KEY = (
     "say what its calls differ in: @gpu.graphed(key=lambda …: …); then each such object has graphs of "
-    "its own, whatever is in it"
+    "its own, and its contents are not compared"
 )
 _FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, Enum, type(None), EllipsisType)
 _PLAIN = (*_FIXED, Number, str, bytes)

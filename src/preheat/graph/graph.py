@@ -214,7 +214,7 @@ class Graph:
 
     @property
     def stream(self) -> StreamHandle:
-        """The stream that is captured, for libraries that have to be told where to work."""
+        """The stream that is captured, for libraries that take a stream as an argument."""
         if self._capture is None:
             raise CaptureError("no capture is under way", hint="ask inside `with gpu.capture()`")
         return StreamHandle(self._capture.stream.handle)
@@ -222,7 +222,7 @@ class Graph:
     # Replay
 
     def instantiate(self) -> Graph:
-        """Make the graph executable and return it. The first replay does this if nobody did before."""
+        """Make the graph executable and return it. Otherwise the first replay does this."""
         replayer = self._replayer or self._not_captured()
         run_locked(replayer.lock, replayer.executable.instantiate)
         return self

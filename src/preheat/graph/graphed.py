@@ -81,7 +81,7 @@ class Graphed(Generic[P, R]):
     def _check_warmer(self) -> None:
         if self._key is None:
             hint = "say what its calls differ in: @gpu.graphed(key=lambda …: …)"
-            raise InputError(f"{self._name} has no keys that a warmer could be told", hint=hint)
+            raise InputError(f"{self._name} has no keys that a warmer could be called with", hint=hint)
         if "self" in tuple(inspect.signature(self.__wrapped__).parameters)[:1]:
             raise _method_warmer_error(self._name)
 

@@ -180,7 +180,7 @@ class Pool:
         return self._taken - self._arena.returned_bytes
 
     def _no_room_error(self, size: int, capture: ActiveCapture) -> CaptureError:
-        # Nobody knows how much more the body asks for: the next try gets twice what this one took.
+        # How much more the body needs is unknown: the next attempt gets twice what this one took.
         self._missing = max(self._missing, 2 * (self._requested.get(capture, 0) + size))
         free = self._arena.free
         return CaptureError(

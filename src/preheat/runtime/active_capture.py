@@ -53,7 +53,7 @@ FROM_HOST = Operation(
     "copying from the host", "write before the replay; the graph reads the array's newest content",
     unsafe=True,
 )  # fmt: skip
-SET_SCALAR = Operation("setting a scalar", "graph.replay(name=value) sets it for every replay anew")
+SET_SCALAR = Operation("setting a scalar", "graph.replay(name=value) sets it for each replay")
 INSTANTIATE = Operation("making a graph ready", "do so before or after the capture", unsafe=True)
 REPLAY = Operation("replaying a graph", "replay after the capture")
 RESET = Operation("resetting or closing the device", "leave the capture first", unsafe=True)

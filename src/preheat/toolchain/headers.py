@@ -58,19 +58,20 @@ class HeaderState:
     headers: tuple[Header, ...]
     absent: tuple[Place, ...]
     roots: tuple[str, ...] = ()  # Labels of the include roots, in search order.
-    _files: dict[tuple[str, ...], list[tuple[str, str, str]]] = field(
+    # The results of `files`, by the items of `roots`.
+    _files: dict[tuple[tuple[str, str], ...], list[tuple[str, str, str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
-    )  # the result of `files`, by the directories
+    )
 
     def files(self, roots: Mapping[str, str]) -> list[tuple[str, str, str]]:
         """Return the path, directory and hash of every header whose include root is in `roots`."""
-        directories = tuple(roots.values())
-        if directories not in self._files:
+        key = tuple(roots.items())
+        if key not in self._files:
             paths = [(_path(roots, root, name), digest) for root, name, digest in self.headers]
-            self._files[directories] = [
+            self._files[key] = [
                 (path, os.path.dirname(path), digest) for path, digest in paths if path is not None
             ]
-        return self._files[directories]
+        return self._files[key]
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
         """Yield the key parts that distinguish this state from others of the same program."""

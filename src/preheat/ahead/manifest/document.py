@@ -1,4 +1,4 @@
-"""The TOML text of a manifest: rendered anew, or edited so that comments, order and layout stay."""
+"""The TOML text of a manifest: rendered, or edited so that comments, order and layout stay."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def invalid_ptx(meaning: str) -> InvalidCodeError:
 
 
 class EmulatorModule:
-    """PTX with its variables in memory. Whoever launches holds the `lock` of its device."""
+    """PTX with its variables in memory. A launch holds the `lock` of its device."""
 
     def __init__(
         self,
