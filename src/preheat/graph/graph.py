@@ -22,7 +22,7 @@ from preheat.graph.executable import GraphExecutable
 from preheat.graph.nodes import Node, diff
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
-from preheat.graph.replay import CAPTURE_AGAIN, Replayer
+from preheat.graph.replay import CAPTURE_AGAIN, NOT_PREPARED, Replayer
 from preheat.messages import count
 from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Operation
 from preheat.runtime.array import Scalar
@@ -152,7 +152,7 @@ class Graph:
 
     def _take_over(self, capture: Capture, definition: base.Graph) -> None:
         """Own what the capture holds."""
-        if not capture.nodes:
+        if not capture.records:
             raise CaptureError(
                 "nothing was captured: this graph would be empty",
                 where=capture.began,
@@ -256,9 +256,12 @@ class Graph:
             if launch is not None:
                 context.last_replayed = replayer.name
                 status = launch()
-                if status[0]:
+                if not status[0]:
+                    replayer.num_replays += 1
+                elif status is NOT_PREPARED:
+                    launch = None
+                else:
                     replayer.raise_launch_error(status)
-                replayer.num_replays += 1
         finally:
             lock[0] = True
         if launch is None:

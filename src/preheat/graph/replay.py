@@ -1,8 +1,11 @@
 """Replays: checked and ordered with other work, or, in the steady state, nothing but the launch.
 
 `Replayer.run` does everything that a replay may need. It then finds out whether the next replay may
-skip all of that, and sets `Replayer.launch` if so. `Graph.replay` and, with scalars, `Replayer.replay`
-call that and nothing else. They are written out, since a Python call costs as much as the rest.
+skip all of that, and sets `Replayer.launch` if so. For a graph that uses tensors of one other library
+alone, that is a function that launches it in the current stream of the library. `Graph.replay` and,
+with scalars, `Replayer.replay` call `launch` and nothing else. They are written out, since a Python
+call costs as much as the rest.
+
 Whatever makes a check necessary again clears `launch` (`Replayer.invalidate`): another stream uses the
 memory, memory is closed, or a frame of a pool begins.
 """
@@ -28,9 +31,10 @@ from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
 from preheat.runtime.stream import raw_stream, record_event
 
-__all__ = ["CAPTURE_AGAIN", "Replayer"]
+__all__ = ["CAPTURE_AGAIN", "NOT_PREPARED", "Replayer"]
 
 CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
+NOT_PREPARED = (-1,)  # the status of a launch that did not happen, because a check is necessary
 _INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
 
 
@@ -65,6 +69,7 @@ class Replayer:
         self._options = options
         self._launches: dict[int, base.Replay] = {}  # by the id of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}  # by names and that id
+        self._library_streams: dict[int, tuple[base.Stream, base.Replay]] = {}  # by handle
         fork.register(self)
         for buffer in work.buffers:
             buffer.add_graph(self)
@@ -167,7 +172,11 @@ class Replayer:
         """Set `launch` if the next replay has nothing to do but what this one did in `stream`."""
         self.launch = None
         work = self.work
-        if given is not None or work.libraries or work.foreign or self._options != DEFAULT_OPTIONS:
+        plain = given is None and self._options == DEFAULT_OPTIONS
+        if plain and self._stream is None and work.needs_order_with_one_stream(self.context.device):
+            self._prepare_library_launch(stream)
+            return
+        if not plain or work.libraries or work.foreign:
             self.setters.clear()
             return
         if names:
@@ -181,6 +190,27 @@ class Replayer:
                 self.launch = None
 
         self.context.order.add_dependent(self, stream, work.uses, set_launch)
+
+    def _prepare_library_launch(self, stream: base.Stream) -> None:
+        """Set `launch` for the library's current streams of which this is known: they stay valid."""
+        library = self.work.library
+        assert library is not None
+        index = self.context.device.dlpack[1]
+        if not library.current_is_permanent(index):
+            return
+        self._library_streams[stream.handle] = (stream, self._launches[stream.id])
+        streams = self._library_streams
+        current = library.current
+        executable = self.executable
+
+        def launch() -> tuple[int, ...]:
+            known = streams.get(current(index))
+            if known is None or known[0].capture_status() != "none":
+                return NOT_PREPARED
+            executable.last_replay = known[0]
+            return known[1]()
+
+        self.launch = launch
 
     def upload(self, stream: object) -> None:
         """Instantiate the graph and copy it to the device, in `stream`."""
@@ -196,8 +226,10 @@ class Replayer:
             return stream
         if self._stream is not None:
             return self._stream
-        handle = self.work.stream_of_library(self.context.device)
-        return self.context.stream if handle is None else self.context.order.adopt(handle)
+        library = self.work.library
+        if library is None:
+            return self.context.stream
+        return self.context.order.adopt(library.current(self.context.device.dlpack[1]))
 
     def _launch_in(self, stream: base.Stream) -> base.Replay:
         launch = self._launches.get(stream.id)
@@ -205,6 +237,7 @@ class Replayer:
             if len(self._launches) >= MANY_STREAMS:
                 self._launches.clear()
                 self._setters.clear()
+                self._library_streams.clear()
             launch = self._launches[stream.id] = self.executable.instantiate().prepare(stream)
         return launch
 
@@ -263,5 +296,6 @@ class Replayer:
         self.launch = None
         self._launches.clear()
         self._setters.clear()
+        self._library_streams.clear()
         self.setters.clear()
         self.work.release()

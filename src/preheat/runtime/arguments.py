@@ -219,6 +219,11 @@ class Signature:
         return struct.Struct(text)
 
     @lazy
+    def memory_positions(self) -> tuple[tuple[int, bool], ...]:
+        """The positions of the parameters that take memory, with True where it may be written."""
+        return tuple((at, param.writes) for at, param in enumerate(self.params) if param.pointer)
+
+    @lazy
     def expected(self) -> str:
         """The number and types of the parameters, for messages."""
         return f"{len(self.params)} ({', '.join(param.title for param in self.params)})"

@@ -66,9 +66,10 @@ _OWN = _Templates(
     "own_submit",
 )
 # For a launch that becomes part of a capture. It waits for nothing: the replay is ordered.
+_OPEN = "{0}.buffer.context is context and {0}.buffer.open and {0}.uses is {0}.buffer.uses"
 _RECORDED = _Templates(
-    "{0}.buffer.context is context and {0}.buffer.lost is None",
-    "{0}.buffer.context is context and {0}.buffer.lost is None",
+    _OPEN,
+    _OPEN,
     "{0}.dtype is {1}",
     "{0}.address",
     "",
@@ -176,17 +177,13 @@ def _record(params: Sequence[ParamSpec]) -> str:
     if any(param.pointer and param.value is not None for param in params):
         return ""  # Whether an untyped word is an array is known at the call.
     tests, stores = _tests_and_stores(_RECORDED, "own", "", params)
-    conditions = ["context.lost is None", "not capture.graph_is_gone", "not more", "not named"]
-    arrays = {position: param for position, param in enumerate(params) if param.pointer}
-    # A later key of a dictionary replaces an equal one, so that writes stand last.
-    uses = [f"a{n}.buffer.uses: False" for n, param in arrays.items() if not param.writes]
-    uses += [f"a{n}.buffer.uses: True" for n, param in arrays.items() if param.writes]
+    conditions = ["context.lost is None", "capture.graph() is not None", "not capture.interrupted"]
+    conditions += ["not more", "not named"]
     return _RECORD.format(
         tests=" and ".join(conditions + tests),
         views=_views(params),
         stores=stores,
-        arrays=", ".join(f"{n}: a{n}" for n in arrays),
-        uses=", ".join(uses),
+        given="".join(f"a{n}, " for n in range(len(params))),
     )
 
 
@@ -264,7 +261,7 @@ _RECORD = """
                         buffer = None
                 if buffer is not None:
                     try:
-                        return record(capture, owner, {{{arrays}}}, {{{uses}}})
+                        return record(capture, owner, ({given}))
                     finally:
                         give(buffer)
 """

@@ -23,9 +23,13 @@ class CudaGraph:
         self._device = device
         self._graph = graph
 
+    def num_nodes(self) -> int:
+        """Return the number of nodes."""
+        return int(call("cuGraphGetNodes", self._graph, 0)[1])
+
     def nodes(self) -> list[GraphNode]:
         """Return the nodes in the order of their capture."""
-        count = int(call("cuGraphGetNodes", self._graph, 0)[1])
+        count = self.num_nodes()
         nodes = call("cuGraphGetNodes", self._graph, count)[0] if count else []
         return [_described(node) for node in nodes]
 
