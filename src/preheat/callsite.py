@@ -7,7 +7,9 @@ import sys
 from types import CodeType
 from typing import Any
 
-__all__ = ["CallSite", "call_site", "caller", "file_and_line", "format_site", "warn_caller"]
+__all__ = [
+    "CallSite", "call_site", "caller", "file_and_line", "format_site", "outside_files", "warn_caller",
+]  # fmt: skip
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library; installed packages are below it
@@ -27,7 +29,7 @@ class _OutsideFiles(dict[str, bool]):
         return outside
 
 
-_outside_files = _OutsideFiles()
+outside_files = _OutsideFiles()
 
 
 def call_site() -> CallSite:
@@ -35,7 +37,7 @@ def call_site() -> CallSite:
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if _outside_files[code.co_filename]:
+        if outside_files[code.co_filename]:
             return (code, frame.f_lasti)
         frame = frame.f_back
     return (None, 0)

@@ -22,7 +22,7 @@ from preheat.graph.executable import GraphExecutable
 from preheat.graph.nodes import Node, diff
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
-from preheat.graph.replay import CAPTURE_AGAIN, NOT_PREPARED, Replayer
+from preheat.graph.replay import CAPTURE_AGAIN, Replayer
 from preheat.messages import count
 from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Operation
 from preheat.runtime.array import Scalar
@@ -169,6 +169,8 @@ class Graph:
         self._replayer = Replayer(
             self.context, self.name, work, executable, stream=self._stream, options=self._options
         )
+        # Not a method, because a frame of Python would cost a tenth of a replay.
+        self.replay = self._replayer.function()  # type: ignore[method-assign]
         self._allocator = None  # The arrays that the graph uses keep their memory.
 
     def _abort(self) -> None:
@@ -240,32 +242,9 @@ class Graph:
         `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made. The value is
         copied and set in the same stream, so any number of replays can be queued ahead.
         """
-        replayer = self._replayer or self._not_captured(REPLAY)
-        context = replayer.context
-        lock = replayer.lock
-        if scalars or synchronize or stream is not None or context.lost_or_capturing is not None:
-            replayer.replay(stream, scalars, synchronize)
-            return
-        try:
-            del lock[0]
-        except KeyError:  # Another thread holds it.
-            replayer.run(None, scalars, False)
-            return
-        try:
-            launch = replayer.launch
-            if launch is not None:
-                context.last_replayed = replayer.name
-                status = launch()
-                if not status[0]:
-                    replayer.num_replays += 1
-                elif status is NOT_PREPARED:
-                    launch = None
-                else:
-                    replayer.raise_launch_error(status)
-        finally:
-            lock[0] = True
-        if launch is None:
-            replayer.run(None, scalars, False)
+        # Once the graph is captured, the instance has a `replay` of its own: see `_take_over`.
+        del stream, synchronize, scalars
+        self._not_captured(REPLAY)
 
     def _not_captured(self, operation: Operation | None = None) -> NoReturn:
         """Raise because there is nothing to replay."""

@@ -13,7 +13,7 @@ from preheat.graph.capture import Capture
 from preheat.graph.nodes import Node, Record
 from preheat.lazy import lazy
 from preheat.runtime.array import Array, Scalar
-from preheat.runtime.host import packer
+from preheat.runtime.host import number_format, packer
 from preheat.runtime.launch import LaunchArguments
 from preheat.runtime.libraries import LIBRARIES, Library
 from preheat.runtime.memory import Buffer
@@ -89,6 +89,11 @@ class RecordedWork:
                 or f"gpu.scalar(…, name={name!r}), given to a captured kernel",
             )
         return packer(scalar.dtype)(value)
+
+    def number_formats(self, names: Iterable[str]) -> str | None:
+        """Return the `struct` formats of these scalars; None if one of them is no plain number."""
+        formats = [number_format(self.scalars[name].dtype) for name in names]
+        return None if None in formats else "".join(filter(None, formats))
 
     def setter(self, names: Iterable[str], device: base.Device, stream: base.Stream) -> base.Setter:
         """Return the device's function that sets these scalars in `stream`."""

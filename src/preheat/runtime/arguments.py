@@ -88,6 +88,11 @@ class ParamSpec:
         return not (self.parameter.type or "").removesuffix("*").removesuffix("&").endswith("const")
 
     @property
+    def untyped(self) -> bool:
+        """Return True for a word that takes memory or a number."""
+        return self.pointer and self.value is not None
+
+    @property
     def format(self) -> str:
         """The `struct` format of the parameter."""
         if self.value is not None:

@@ -38,7 +38,7 @@ from preheat.runtime.launch import Launch
 from preheat.runtime.libraries import LIBRARIES
 from preheat.runtime.operands import tensor_kind
 
-__all__ = ["fast_launch"]
+__all__ = ["can_be_fast", "fast_launch"]
 
 _STORABLE = "bBhHiIqQfd"  # struct formats in which a memory view can be assigned
 
@@ -88,12 +88,11 @@ _TEMPLATES = {
 
 def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     """Return the function for launches with arguments like `args`, or `launch.run` without one."""
+    if not can_be_fast(launch):
+        return launch.run
     params = launch.signature.params
     context = launch.context
     stream = launch.stream or context.stream
-    # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
-    if launch.blocking or not context.order.owns(stream) or not all(map(_can_store, params)):
-        return launch.run
     used = {kind.library for kind in map(tensor_kind, args) if kind is not None}
     where = context.device.dlpack[0]
     by_name = {
@@ -115,6 +114,14 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     new_buffer = functools.partial(_buffer, launch.signature)
     function: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_buffer, **values)
     return function
+
+
+def can_be_fast(launch: Launch) -> bool:
+    """Return True if the fast functions can make such a launch with arguments that fit."""
+    order = launch.context.order
+    # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
+    in_own_stream = launch.stream is None or order.owns(launch.stream)
+    return in_own_stream and not launch.blocking and all(map(_can_store, launch.signature.params))
 
 
 def _can_store(param: ParamSpec) -> bool:
@@ -174,7 +181,7 @@ def _branch(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) ->
 
 
 def _record(params: Sequence[ParamSpec]) -> str:
-    if any(param.pointer and param.value is not None for param in params):
+    if any(param.untyped for param in params):
         return ""  # Whether an untyped word is an array is known at the call.
     tests, stores = _tests_and_stores(_RECORDED, "own", "", params)
     conditions = ["context.lost is None", "capture.graph() is not None", "not capture.interrupted"]

@@ -280,13 +280,25 @@ class Launch(Call):
         """Add a launch with checked and packed arguments, all of them ours, to a capture."""
         stream = capture.stream
         submit = self.submits.get(stream.handle) or self.prepared(stream)
-        status = submit(buffer.pointers, 0)
-        if status[0]:
-            with capture:
+        try:
+            status = submit(buffer.pointers, 0)
+            if status[0]:
                 self.raise_for_status(status)
+        except Exception as error:
+            self.raise_in_capture(capture, None, error)
         capture.last_site = site = call_site()
         data = bytes(buffer.data[: self.signature.layout.size])
         capture.records.append((self, data, args, site, ()))
+
+    def raise_in_capture(
+        self, capture: ActiveCapture, status: tuple[int, ...] | None, error: BaseException | None
+    ) -> None:
+        """Raise `error`, or the one that `status` means, inside a capture, which remembers it."""
+        with capture:
+            if error is not None:
+                raise error
+            if status is not None:
+                self.raise_for_status(status)
 
     def raise_for_status(self, status: tuple[int, ...]) -> None:
         """Raise the error that the status of a launch means."""

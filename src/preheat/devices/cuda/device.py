@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
+from preheat import native
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices.base import (
@@ -24,6 +25,7 @@ from preheat.devices.cuda.driver import (
     call,
     devices,
     error_of,
+    function_address,
     library,
     relaxed_capture_mode,
 )
@@ -150,6 +152,16 @@ class CudaDevice:
         with self.current(), relaxed_capture_mode():
             yield
 
+    def native_context(self, stream: Stream) -> tuple[int, int, int] | None:
+        """Return what native work in a default stream needs to make the context current, else None."""
+        if stream.handle not in DEFAULT_STREAMS:
+            return None
+        return (
+            int(self.context),
+            function_address("cuCtxPushCurrent"),
+            function_address("cuCtxPopCurrent"),
+        )
+
     def in_context(self, work: _Call, stream: Stream) -> _Call:
         """Return prepared work that makes the context current when it runs in a default stream.
 
@@ -265,19 +277,29 @@ class CudaDevice:
 
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
         """Prepare a fill for each word. A copy would have to wait until the host memory was read."""
+        if (
+            native.core is not None
+            and len(places) <= native.core.MOST_SCALARS
+            and all(n <= 8 for _, n in places)
+        ):
+            fills = tuple(map(function_address, _FILLS.values()))
+            setter: Setter = native.core.WordSetter(
+                fills, stream.handle, list(places), self.native_context(stream)
+            )
+            return setter
         cu = library()
         handle = cu.CUstream(stream.handle)
-        fills: list[tuple[int, int, int, Any, Any]] = []  # value, its bytes, driver function, address
+        words: list[tuple[int, int, int, Any, Any]] = []  # value, its bytes, driver function, address
         for at, (address, size) in enumerate(places):
             word = min(size, 4)
             fill = getattr(cu, _FILLS[word])
             for start in range(0, size, word):
-                fills.append((at, start, start + word, fill, cu.CUdeviceptr(address + start)))
+                words.append((at, start, start + word, fill, cu.CUdeviceptr(address + start)))
 
         def set_words(values: Sequence[bytes]) -> tuple[int, ...]:
             status: tuple[int, ...] = (0,)
-            for at, start, end, fill, address in fills:
-                status = fill(address, int.from_bytes(values[at][start:end], "little"), 1, handle)
+            for at, start, end, fill, place in words:
+                status = fill(place, int.from_bytes(values[at][start:end], "little"), 1, handle)
                 if status[0]:
                     break
             return status
