@@ -18,7 +18,7 @@ from preheat.runtime.operands import Pointer, tensor_kind
 
 __all__ = [
     "Memory", "address_range", "can_clone", "children", "clone", "clone_detached", "copy_arrays",
-    "copy_containers", "copy_into", "is_array", "leaves", "map_leaves", "memory_of",
+    "copy_containers", "copy_into", "is_array", "is_constant", "leaves", "map_leaves", "memory_of",
 ]  # fmt: skip
 
 _CLONES = {"torch": "clone", "cupy": "copy", "numpy": "copy"}  # the method that copies an array
@@ -155,6 +155,13 @@ def copy_arrays(value: Any) -> Any:
 def copy_containers(value: Any) -> Any:
     """Return a copy of the structure with the same arrays."""
     return map_leaves(value, lambda item: item, copy_containers=True)
+
+
+def is_constant(value: Any) -> bool:
+    """Return True if `copy_containers` returns `value` itself, whatever is done to it until then."""
+    if isinstance(value, tuple):
+        return all(map(is_constant, value))
+    return children(value) is None
 
 
 def can_clone(array: Any) -> bool:
