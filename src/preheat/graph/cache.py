@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from preheat import fork
 from preheat.callsite import warn_caller
@@ -100,12 +100,12 @@ class GraphCache:
         """
         if type(key) is not str and type(key) is not int:
             key = key_of(key)
-        result: Any = self.replay_step(key, (), owner, copy)
+        result: R = self.replay_step(key, (), owner, copy)
         if result is NOT_REPLAYED:
             result = self.run_step(key, lambda _: body(), (), owner=owner, copy=copy)
-        return cast(R, result)
+        return result
 
-    def replay_step(self, key: Hashable, arrays: Sequence[Any], owner: object, copy: bool) -> object:
+    def replay_step(self, key: Hashable, arrays: Sequence[Any], owner: object, copy: bool) -> Any:
         """Replay the graph of a key as `run_step` does, if no more than that is to be done.
 
         Return `NOT_REPLAYED` otherwise. The key may be a tuple that is equal to it.

@@ -123,11 +123,11 @@ class Graphed(Generic[P, R]):
         arrays: list[Any] = []
         key = self._call_key(args, kwargs, arrays)
         owner = bound[0] if bound else None
-        result = self.graphs.replay_step(key, arrays, owner, self._copy)
+        result: R = self.graphs.replay_step(key, arrays, owner, self._copy)
         if result is NOT_REPLAYED:
             body = partial(self._body, bound, args, kwargs, arrays)
             result = self.graphs.run_step(CallKey(*key), body, arrays, owner=owner, copy=self._copy)
-        return cast(R, result)
+        return result
 
     def _warm(self, bound: tuple[Any, ...], calls: Iterable[Any]) -> None:
         arguments = sorted(map(_arguments, _require_iterable(calls)), key=_nbytes, reverse=True)
