@@ -117,7 +117,8 @@ class GraphCache:
         cached = entries.graphs.get((token, key))
         if cached is None or (arrays and not cached.usable):  # Nothing is copied in vain.
             return NOT_REPLAYED
-        cached.last_use = entries.next_use()
+        if cached.last_use != entries.latest_use:  # This is `note_use`, without a call.
+            entries.latest_use = cached.last_use = entries.next_use()
         try:
             return cached.run(arrays, copy)
         except GraphError:
@@ -162,8 +163,8 @@ class GraphCache:
             cached = entries.find(entry)
         else:  # This is what `find` does then. A graph that is unusable says so when it is replayed.
             cached = entries.graphs.get(entry)
-            if cached is not None:
-                cached.last_use = entries.next_use()
+            if cached is not None and cached.last_use != entries.latest_use:
+                entries.latest_use = cached.last_use = entries.next_use()
         if cached is None:
             return False
         try:

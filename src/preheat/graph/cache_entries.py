@@ -90,7 +90,9 @@ class Entries:
         self._capacity = capacity
         self.context = current_context()
         self.graphs: dict[Any, CachedGraph] = {}  # by `EntryKey`, or a tuple that is equal to one
+        # The graph whose `last_use` is the latest one needs no other number when it is used again.
         self.next_use = itertools.count(1).__next__
+        self.latest_use = -1  # A graph that was never used has 0.
         # The least recently used key is the first one.
         self.uncaptured: OrderedDict[EntryKey, UncapturedKey] = OrderedDict()
         self._pending: dict[EntryKey, PendingCapture] = {}
@@ -147,8 +149,13 @@ class Entries:
         if not cached.usable:
             self.drop(entry, cached)
             return None
-        cached.last_use = self.next_use()
+        self.note_use(cached)
         return cached
+
+    def note_use(self, cached: CachedGraph) -> None:
+        """Count a graph as used now."""
+        if cached.last_use != self.latest_use:
+            self.latest_use = cached.last_use = self.next_use()
 
     def has(self, entry: EntryKey) -> bool:
         """Return True if a key has a usable graph, without counting it as used."""
@@ -281,7 +288,7 @@ class Entries:
 
     def _put(self, entry: EntryKey, cached: CachedGraph, removed: _Removed) -> list[EntryKey]:
         self._forget(entry, removed)
-        cached.last_use = self.next_use()
+        self.note_use(cached)
         self.graphs[entry] = cached
         excess = len(self.graphs) - self._capacity
         evicted = sorted(self.graphs.items(), key=_last_use)[:excess] if excess > 0 else []

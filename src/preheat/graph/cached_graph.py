@@ -50,7 +50,7 @@ class CachedGraph:
         self.generation_limit = generation_limit
         self.last_use = 0
         self.lock: DictLock = {0: True}  # held from the copies of inputs to the copies of outputs
-        self._constant = trees.is_constant(outputs)
+        self._nothing_to_copy = not inputs and trees.is_constant(outputs)
 
     @classmethod
     def capture(cls, new: Callable[[], Graph], step: Step) -> CachedGraph:
@@ -95,18 +95,18 @@ class CachedGraph:
         except KeyError:  # Another thread holds it.
             return run_locked(lock, partial(self._run, arrays, copy))
         try:
-            return self._run(arrays, copy)
+            if copy or arrays or not self._nothing_to_copy:
+                return self._run(arrays, copy)
+            self.graph.replay()
+            return self.outputs
         finally:
             lock[0] = True
 
     def _run(self, arrays: Sequence[Any], copy: bool) -> Any:
-        if self.inputs or arrays:
-            for own, given in zip(self.inputs, arrays, strict=True):
-                trees.copy_into(own, given)
+        for own, given in zip(self.inputs, arrays, strict=True):
+            trees.copy_into(own, given)
         self.graph.replay()
-        if copy:
-            return trees.copy_arrays(self.outputs)
-        return self.outputs if self._constant else trees.copy_containers(self.outputs)
+        return trees.copy_arrays(self.outputs) if copy else trees.copy_containers(self.outputs)
 
     def check(self, new: Graph, body: Body[Any]) -> None:
         """Capture `body` as `new` and raise if that would do something else than this graph does."""
