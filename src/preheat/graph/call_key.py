@@ -170,11 +170,15 @@ class ArgumentReader:
         values = self._values
         copied = self._copied
         keys: list[Hashable] = []
+        place: tuple[int, ...]
         for item in items:
             item_kind = type(item)
-            if item_kind is Array and not copied:
-                buffer = item.buffer
-                place = (buffer.generation, item.address - buffer.address)
+            if item_kind is Array:
+                if copied:
+                    place = (_position(item, arrays),)
+                else:
+                    buffer = item.buffer
+                    place = (buffer.generation, item.address - buffer.address)
                 keys.append((Memory, item.dtype.name, item.shape, None, place))
             elif item_kind not in _VALUES:
                 keys.append(self._argument_key(item, arrays))
@@ -192,11 +196,7 @@ class ArgumentReader:
             return self._non_array_key(given, arrays)
         if not self._copied or not trees.can_clone(given):
             return (Memory, *memory)
-        matches = [array is given for array in arrays]
-        if True not in matches:
-            arrays.append(given)
-            matches.append(True)
-        return (Memory, *memory._replace(place=(matches.index(True),)))
+        return (Memory, *memory._replace(place=(_position(given, arrays),)))
 
     def _non_array_key(self, given: Any, arrays: list[Any]) -> Hashable:
         if isinstance(given, MethodType):
@@ -221,6 +221,15 @@ class ArgumentReader:
             what = f"{self._title}: an argument of type {type(given).__name__}"
             raise InputError(f"{what} cannot be part of a key: {bad}", hint=_GIVE_A_KEY) from None
         return (_ValueKey, type(given), repr(given) if isinstance(given, Number) else given)
+
+
+def _position(array: Any, arrays: list[Any]) -> int:
+    """Return where `array` itself is in `arrays`, after appending it if it is not there."""
+    for position, other in enumerate(arrays):
+        if other is array:
+            return position
+    arrays.append(array)
+    return len(arrays) - 1
 
 
 def _described(part: Any) -> Any:
