@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import statistics
+import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,18 +34,25 @@ N, NODES, GRID, BLOCK = 1000, 320, 4, 256
 SCALARS = ("step", "token", "length", "seed")
 VALUES, WEIGHTS = (7, 3, 8, 5), (1, 2, 4, 8)
 NATIVE, BARE, OURS = "native C, cuGraphLaunch", "cuda.bindings, cuGraphLaunch", "preheat"
+FLOOR = "native C on the graph of "
+CACHED, TENSORS = "preheat, cached", f"{NODES} launches"
 TORCH, CUPY, CORE = "torch.cuda.CUDAGraph", "CuPy", "cuda.core"
 
 
 @dataclass
 class Contender:
-    """One way to do the work: a statement, the names in it, and its operands."""
+    """One way to do the work: a statement, the names in it, and its operands.
+
+    `loop` takes the place of the timed statement in native C: it runs so many replays, and returns the
+    microseconds of one.
+    """
 
     title: str
     statement: str = ""
     names: dict[str, Any] = field(default_factory=dict)
     x: int = 0
     y: int = 0
+    loop: Callable[[int], float] | None = None
     replays: int = 1  # In one statement.
     adds: int = 0  # What the scalars add to each element in one replay.
     failure: str = ""
@@ -59,6 +67,8 @@ class Contender:
 
     def run(self, replays: int) -> float:
         """Return the microseconds of host time of a replay."""
+        if self.loop is not None:
+            return self.loop(replays)
         return self._timer.timeit(replays // self.replays) / replays * 1e6
 
     @property
@@ -68,6 +78,43 @@ class Contender:
     @property
     def end(self) -> float:
         return statistics.median(self.ends)
+
+
+@dataclass
+class Capturer:
+    """One way to capture the work.
+
+    `capture` returns the microseconds for each node, from the begin of the capture to its end, and a
+    function that launches the graph once and drops it.
+    """
+
+    title: str
+    statement: str = ""
+    capture: Callable[[], tuple[float, Callable[[], object]]] | None = None
+    x: int = 0
+    y: int = 0
+    failure: str = ""
+    costs: list[float] = field(default_factory=list)
+
+    @property
+    def cost(self) -> float:
+        return statistics.median(self.costs)
+
+
+class NativeLoop:
+    """The loop of `native/burst.c` in this process."""
+
+    def __init__(self, library: Path) -> None:
+        self._burst = ctypes.CDLL(str(library)).burst
+        self._burst.restype = ctypes.c_double
+        self._burst.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+
+    def contender(self, title: str, graph: int, stream: int, like: Contender) -> Contender:
+        """Return the contender that launches the graph of another one, in its stream."""
+        burst = self._burst
+        given = names(burst=burst, graph=graph, stream=stream, owner=like)
+        loop: Callable[[int], float] = lambda count: burst(graph, stream, count)  # noqa: E731
+        return Contender(title, "burst(graph, stream, 1)", given, like.x, like.y, loop)
 
 
 class Raw:
@@ -111,13 +158,25 @@ class Raw:
         """Return the step as an instantiated and uploaded graph."""
         step(stream)
         self.check(self.cu.cuStreamSynchronize(stream))
-        mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self.check(self.cu.cuStreamBeginCapture(stream, mode))
-        step(stream)
-        graph = self.check(self.cu.cuStreamEndCapture(stream))
+        graph = self.captured(step, stream)
         ready = self.check(self.cu.cuGraphInstantiate(graph, 0))
         self.check(self.cu.cuGraphUpload(ready, stream))
         return ready
+
+    def captured(self, step: Callable[[Any], None], stream: Any) -> Any:
+        """Return the step as a graph."""
+        mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self.check(self.cu.cuStreamBeginCapture(stream, mode))
+        step(stream)
+        return self.check(self.cu.cuStreamEndCapture(stream))
+
+    def launch_once(self, graph: Any, stream: Any) -> None:
+        """Launch a graph once and destroy it."""
+        ready = self.check(self.cu.cuGraphInstantiate(graph, 0))
+        self.check(self.cu.cuGraphLaunch(ready, stream))
+        self.check(self.cu.cuStreamSynchronize(stream))
+        self.check(self.cu.cuGraphExecDestroy(ready))
+        self.check(self.cu.cuGraphDestroy(graph))
 
 
 class Ours:
@@ -133,11 +192,15 @@ class Ours:
         self.tick(self.y, self.x, N, 0)
         self.mix(self.y, *self.scalars, N)
 
+    def step(self, y: Any, x: Any) -> None:
+        """Launch all kernels of a step."""
+        for _ in range(NODES):
+            self.tick(y, x, N, 0)
+
     def graph(self, *, scalars: bool = False) -> Any:
         """Return the step as an instantiated and uploaded graph."""
         with self.gpu.capture() as graph:
-            for _ in range(NODES):
-                self.tick(self.y, self.x, N, 0)
+            self.step(self.y, self.x)
             if scalars:
                 self.mix(self.y, *self.scalars, N)
         return graph.upload()
@@ -157,6 +220,12 @@ def bare(driver: Driver, raw: Raw) -> Iterator[Contender]:
     given = names(launch=raw.cu.cuGraphLaunch, stream=stream)
     given |= names(ready=raw.capture(raw.step(y, x), stream))
     yield Contender(BARE, "launch(ready, stream)", given, x, y)
+
+
+def native(loop: NativeLoop, like: Contender) -> Iterator[Contender]:
+    """Return native C on the very graph, and in the very stream, of the bare call."""
+    graph, stream = int(like.names["ready"]), int(like.names["stream"])
+    yield loop.contender(NATIVE, graph, stream, like)
 
 
 def preheat_replay(ours: Ours) -> Iterator[Contender]:
@@ -250,6 +319,168 @@ def core_replay(driver: Driver, cubin: bytes) -> Iterator[Contender]:
     graph.upload(stream)
     given = names(graph=graph, stream=stream, keep=(kernel, builder))
     yield Contender(CORE, "graph.launch(stream)", given, x, y)
+
+
+# The graphs of the others in native C, which shows what the graph itself costs the driver
+
+
+def native_preheat(loop: NativeLoop, ours: Ours, like: Contender) -> Iterator[Contender]:
+    """Return native C on a graph of preheat, from which the device makes its launch."""
+    executable: Any = like.names["graph"]._replayer.executable.instantiate()
+    stream = ours.gpu._context.stream.handle
+    yield loop.contender(f"{FLOOR}{OURS}", int(executable._handle), stream, like)
+
+
+def native_torch(loop: NativeLoop, torch: Torch, like: Contender) -> Iterator[Contender]:
+    graph = like.names["graph"].raw_cuda_graph_exec()
+    yield loop.contender(f"{FLOOR}{TORCH}", int(graph), torch.stream.cuda_stream, like)
+
+
+def native_cupy(loop: NativeLoop, cupy: Cupy, like: Contender) -> Iterator[Contender]:
+    graph = like.names["graph"].graphExec
+    yield loop.contender(f"{FLOOR}{CUPY}", int(graph), cupy.stream.ptr, like)
+
+
+def native_core(loop: NativeLoop, like: Contender) -> Iterator[Contender]:
+    graph, stream = (int(like.names[each].handle) for each in ("graph", "stream"))
+    yield loop.contender(f"{FLOOR}{CORE}", graph, stream, like)
+
+
+# What the cache of graphs and the decorator cost beyond the replay
+
+
+def cached(ours: Ours) -> Iterator[Contender]:
+    """Return ways to replay through the cache; the first three replay the same graph."""
+    gpu: Any = ours.gpu
+    graph = ours.graph()
+    graphs = gpu.graphs(capacity=8)
+    graphs.install("step", graph)
+    given = names(graph=graph, graphs=graphs, body=lambda: ours.step(ours.y, ours.x))
+    given |= names(step=gpu.graphed(ours.step), y=ours.y, x=ours.x)
+    given |= names(keyed=gpu.graphed(key=lambda y, _: y.shape)(ours.step))
+    for title, statement in (
+        ("graph.replay", "graph.replay()"),
+        ("graphs.replay", "graphs.replay('step')"),
+        ("graphs.run", "graphs.run('step', body)"),
+        ("@graphed", "step(y, x)"),
+        ("@graphed(key=…)", "keyed(y, x)"),
+    ):
+        yield Contender(f"{CACHED}, {title}", statement, given, ours.x.address, ours.y.address)
+
+
+# Graphs on tensors of torch
+
+
+def preheat_on_tensors(ours: Ours, torch: Torch) -> Iterator[Contender]:
+    """Return replays of launches on our arrays, on tensors of torch, and on one of each."""
+    ours_x, ours_y = (ours.x, ours.x.address), (ours.y, ours.y.address)
+    torch_x, torch_y = ((each, each.data_ptr()) for each in (torch.x, torch.y))
+    for title, (y, y_address), (x, x_address) in (
+        ("preheat on our arrays", ours_y, ours_x),
+        ("preheat on torch tensors", torch_y, torch_x),
+        ("preheat on one of each", torch_y, ours_x),
+    ):
+        ours.tick(y, x, N, 0)
+        with ours.gpu.capture() as graph:
+            ours.step(y, x)
+        title = f"{TENSORS}, {title}"
+        yield Contender(title, "graph.replay()", names(graph=graph.upload()), x_address, y_address)
+
+
+def torch_on_tensors(torch: Torch) -> Iterator[Contender]:
+    yield torch.contender(f"{TENSORS}, torch", "graph.replay()", graph=torch.graph())
+
+
+# Captures
+
+
+def timed(act: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the microseconds of a capture for each of its nodes, and what it returned."""
+    started = time.perf_counter()
+    made = act()
+    return (time.perf_counter() - started) / NODES * 1e6, made
+
+
+def preheat_capture(ours: Ours) -> Iterator[Capturer]:
+    def record() -> Any:
+        graph = ours.gpu.capture().begin()
+        ours.step(ours.y, ours.x)
+        return graph.end()
+
+    def capture() -> tuple[float, Callable[[], object]]:
+        cost, graph = timed(record)
+        return cost, lambda: (graph.replay(synchronize=True), graph.close())
+
+    statement = f"tick(y, x, {N}, 0)"
+    yield Capturer(OURS, statement, capture, ours.x.address, ours.y.address)
+
+
+def bare_capture(driver: Driver, raw: Raw) -> Iterator[Capturer]:
+    x = driver.allocate()
+    y = driver.allocate()
+    stream = raw.stream()
+    step = raw.step(y, x)
+
+    def capture() -> tuple[float, Callable[[], object]]:
+        cost, graph = timed(lambda: raw.captured(step, stream))
+        return cost, lambda: raw.launch_once(graph, stream)
+
+    yield Capturer("cuda.bindings", "cuLaunchKernel(…), prepacked", capture, x, y)
+
+
+def core_capture(driver: Driver, cubin: bytes) -> Iterator[Capturer]:
+    core = importlib.import_module("cuda.core")
+    device = core.Device()
+    device.set_current()
+    stream = device.create_stream()
+    x, y = driver.allocate(), driver.allocate()
+    kernel = core.ObjectCode.from_cubin(cubin).get_kernel("tick")
+    config = core.LaunchConfig(grid=GRID, block=BLOCK)
+    args = (y, x, np.int32(N), np.int32(0))
+
+    def record() -> Any:
+        builder = device.create_graph_builder()
+        builder.begin_building("thread_local")
+        for _ in range(NODES):
+            core.launch(builder, config, kernel, *args)
+        return builder.end_building()
+
+    def capture() -> tuple[float, Callable[[], object]]:
+        cost, builder = timed(record)
+
+        def launch_once() -> None:
+            graph = builder.complete()
+            graph.launch(stream)
+            stream.sync()
+
+        return cost, launch_once
+
+    yield Capturer(CORE, "launch(builder, config, kernel, *args)", capture, x, y)
+
+
+def torch_capture(torch: Torch) -> Iterator[Capturer]:
+    """Return captures of an operator of torch, which chooses its kernel."""
+    x, y = torch.x, torch.y
+
+    def record() -> Any:
+        graph = torch.torch.cuda.CUDAGraph(keep_graph=True)  # It is not instantiated at the end.
+        graph.capture_begin(capture_error_mode="thread_local")
+        for _ in range(NODES):
+            y.add_(x)
+        graph.capture_end()
+        return graph
+
+    def capture() -> tuple[float, Callable[[], object]]:
+        cost, graph = timed(record)
+
+        def launch_once() -> None:
+            graph.instantiate()
+            graph.replay()
+            torch.stream.synchronize()
+
+        return cost, launch_once
+
+    yield Capturer(TORCH, "y.add_(x), torch's own kernel", capture, x.data_ptr(), y.data_ptr())
 
 
 # Two graphs in turn

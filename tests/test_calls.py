@@ -59,6 +59,19 @@ with gpu.capture() as graph:
 for _ in range(3):
     graph.replay()
 found["replay"] = count(lambda: graph.replay())
+graphs = gpu.graphs()
+graphed = gpu.graphed(lambda x, n: kernel[1, 32](x, n))
+keyed = gpu.graphed(key=lambda x, n: x.shape)(lambda x, n: kernel[1, 32](x, n))
+for name, act in {
+    "graphs.replay": lambda: graphs.replay("k"),
+    "graphs.run": lambda: graphs.run("k", lambda: kernel[1, 32](x, 4)),
+    "graphed": lambda: graphed(x, 4),
+    "graphed by key": lambda: keyed(x, n=4),
+}.items():
+    for _ in range(4):
+        graphs.run("k", lambda: kernel[1, 32](x, 4))
+        act()
+    found[name] = count(act)
 program = Program.of(SOURCE, label="k.cu")
 entry, _ = gpu.builder.bundle_entry(program, "sm_90")
 path = os.environ["PREHEAT_CACHE_DIR"] + ".heat"
@@ -71,8 +84,12 @@ with preheat.sealed():
 print(json.dumps(found))
 """
 #: The largest number of calls of each path: a kernel that is loaded, a launch that was made before, a
-#: replay, a kernel that an earlier process stored, a hit of a sealed process, a launch in a capture.
-MOST = {"hot": 2, "launch": 2, "replay": 1, "stored": 200, "sealed": 40, "recorded": 12}
+#: replay, a kernel that an earlier process stored, a hit of a sealed process, a launch in a capture;
+#: replays of cached graphs, the replay itself included.
+MOST = {
+    "hot": 2, "launch": 2, "replay": 1, "stored": 200, "sealed": 40, "recorded": 12,
+    "graphs.replay": 2, "graphs.run": 4, "graphed": 7, "graphed by key": 11,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

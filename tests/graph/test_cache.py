@@ -237,14 +237,13 @@ def test_a_graph_that_its_owner_closes_under_way_counts_as_absent(
     graphs = device.graphs()
     graph = made.captured(100)
     graphs.install("k", graph)
-    found = graphs._entries.find
+    replay = graph.replay
 
-    def close_then(place: Any) -> Any:
-        cached = found(place)
+    def close_then(**more: Any) -> None:
         graph.close()  # as another thread might, just now
-        return cached
+        replay(**more)
 
-    monkeypatch.setattr(graphs._entries, "find", close_then)
+    monkeypatch.setattr(graph, "replay", close_then)
     if verb == "replay":
         assert graphs.replay("k") is False
     else:
@@ -402,7 +401,7 @@ def test_a_graph_that_another_thread_replays_is_evicted_without_harm(device: Gpu
     assert cached is not None
     cache_graphs(graphs, step, "b")
     assert "a" not in graphs
-    cached.run((), copy=False)
+    cached.run((), False)
     made.check(15)
 
 

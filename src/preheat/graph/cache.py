@@ -29,8 +29,9 @@ from preheat.runtime.active_capture import WARM_GRAPHS
 from preheat.runtime.context import Context
 from preheat.runtime.host import integer
 
-__all__ = ["GraphCache"]
+__all__ = ["NOT_REPLAYED", "GraphCache"]
 
+NOT_REPLAYED = object()  # what `GraphCache.replay_step` returns for a step that it did not replay
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[[Any], object])
 
@@ -97,17 +98,42 @@ class GraphCache:
         `report`. A `CaptureWarning` says so once for each reason. An error that the device does not
         survive is raised. Inside a capture the body becomes part of that capture.
         """
-        result: R = self.run_step(key_of(key), lambda _: body(), owner=owner, copy=copy)
+        if type(key) is not str and type(key) is not int:
+            key = key_of(key)
+        result: R = self.replay_step(key, (), owner, copy)
+        if result is NOT_REPLAYED:
+            result = self.run_step(key, lambda _: body(), (), owner=owner, copy=copy)
         return result
 
+    def replay_step(self, key: Hashable, arrays: Sequence[Any], owner: object, copy: bool) -> Any:
+        """Replay the graph of a key as `run_step` does, if no more than that is to be done.
+
+        Return `NOT_REPLAYED` otherwise. The key may be a tuple that is equal to it.
+        """
+        entries = self._entries
+        if entries.context.lost_or_capturing is not None or entries.collected or self.checked:
+            return NOT_REPLAYED
+        token = None if owner is None else entries.owner_token(owner)
+        cached = entries.graphs.get((token, key))
+        if cached is None or (arrays and not cached.usable):  # Nothing is copied in vain.
+            return NOT_REPLAYED
+        if cached.last_use != entries.latest_use:  # This is `note_use`, without a call.
+            entries.latest_use = cached.last_use = entries.next_use()
+        try:
+            return cached.run(arrays, copy)
+        except GraphError:
+            if cached.usable:
+                raise
+        return NOT_REPLAYED  # `run_step` drops the graph.
+
     def run_step(
-        self, key: Hashable, body: Body[Any], arrays: Sequence[Any] = (), *, owner: object, copy: bool
+        self, key: Hashable, body: Body[Any], arrays: Sequence[Any], *, owner: object, copy: bool
     ) -> Any:
         """Do what `run` does for a body of arrays, of which a cached graph has copies: see `Step`."""
         if self._context().active_capture() is not None:
             return body(arrays)
         entries = self._entries
-        entry = EntryKey(entries.owner_token(owner), key)
+        entry = entries.entry_key(key, owner)
         cached = entries.find(entry)
         failure = None
         if cached is None:
@@ -116,7 +142,7 @@ class GraphCache:
             cached.check(self._new_graph(key), body)
         if cached is not None:
             try:
-                return cached.run(arrays, copy=copy)
+                return cached.run(arrays, copy)
             except GraphError:
                 if cached.usable:
                     raise
@@ -129,16 +155,27 @@ class GraphCache:
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
         """Replay the graph of `key` with scalars as in `Graph.replay`; return False without a graph."""
-        entry = self._entry_key(key, owner)
-        cached = self._entries.find(entry)
+        if type(key) is not str and type(key) is not int:
+            key = key_of(key)
+        entries = self._entries
+        entry = (None if owner is None else entries.owner_token(owner), key)
+        if scalars or entries.context.lost_or_capturing is not None or entries.collected:
+            cached = entries.find(entry)
+        else:  # This is what `find` does then. A graph that is unusable says so when it is replayed.
+            cached = entries.graphs.get(entry)
+            if cached is not None and cached.last_use != entries.latest_use:
+                entries.latest_use = cached.last_use = entries.next_use()
         if cached is None:
             return False
         try:
-            cached.graph.replay(**scalars)
+            if scalars:
+                cached.graph.replay(**scalars)
+            else:
+                cached.graph.replay()
         except GraphError:
             if cached.usable:
                 raise
-            self._entries.drop(entry, cached)
+            entries.drop(entry, cached)
             return False
         return True
 

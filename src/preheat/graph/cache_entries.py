@@ -10,6 +10,7 @@ Each owner has entries of its own. They go when the owner is collected.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -80,18 +81,23 @@ class Entries:
     """The entries of one cache, which has at most `capacity` graphs. Safe from any thread.
 
     Everything is forgotten when the device begins a new context. Graphs are dropped outside the lock,
-    because dropping one may run other code.
+    because dropping one may run other code. A call that finds a graph takes no lock: it reads `graphs`
+    once and notes in the graph itself when it was used.
     """
 
     def __init__(self, current_context: Callable[[], Context], capacity: int) -> None:
         self._current_context = current_context
         self._capacity = capacity
         self.context = current_context()
-        self.graphs: OrderedDict[EntryKey, CachedGraph] = OrderedDict()  # least recently used first
-        self.uncaptured: OrderedDict[EntryKey, UncapturedKey] = OrderedDict()  # likewise
+        self.graphs: dict[Any, CachedGraph] = {}  # by `EntryKey`, or a tuple that is equal to one
+        # The graph whose `last_use` is the latest one needs no other number when it is used again.
+        self.next_use = itertools.count(1).__next__
+        self.latest_use = -1  # A graph that was never used has 0.
+        # The least recently used key is the first one.
+        self.uncaptured: OrderedDict[EntryKey, UncapturedKey] = OrderedDict()
         self._pending: dict[EntryKey, PendingCapture] = {}
         self.owners: dict[int, _OwnerRef] = {}  # by id
-        self._collected: deque[_OwnerRef] = deque()
+        self.collected: deque[_OwnerRef] = deque()
         self._on_collected = partial(_owner_collected, weakref.ref(self))
         self.lock = threading.Lock()
 
@@ -100,7 +106,7 @@ class Entries:
         self.lock = threading.Lock()
         self._pending.clear()
         for cached in self.graphs.values():
-            cached.lock = threading.Lock()
+            cached.lock[0] = True
 
     # Keys
 
@@ -127,19 +133,29 @@ class Entries:
 
     # Graphs
 
-    def find(self, entry: EntryKey) -> CachedGraph | None:
-        """Return the graph of a key and count it as used. A graph that is unusable is dropped."""
-        with self.lock:
-            removed = self._refresh()
-            cached = self.graphs.get(entry)
-            if cached is not None:
-                self.graphs.move_to_end(entry)
-        if cached is not None and not cached.usable:
+    def find(self, entry: tuple[Hashable, Hashable]) -> CachedGraph | None:
+        """Return the graph of a key and count it as used. A graph that is unusable is dropped.
+
+        The key is given as an `EntryKey` or as a tuple that is equal to one, which costs less to make.
+        """
+        # A context that is not lost is the current one. While no owner was collected either, there is
+        # nothing to remove.
+        if self.context.lost_or_capturing is not None or self.collected:
+            with self._refreshed():
+                pass
+        cached = self.graphs.get(entry)
+        if cached is None:
+            return None
+        if not cached.usable:
             self.drop(entry, cached)
-            cached = None
-        if removed:
-            self._drop_graphs(removed)
+            return None
+        self.note_use(cached)
         return cached
+
+    def note_use(self, cached: CachedGraph) -> None:
+        """Count a graph as used now."""
+        if cached.last_use != self.latest_use:
+            self.latest_use = cached.last_use = self.next_use()
 
     def has(self, entry: EntryKey) -> bool:
         """Return True if a key has a usable graph, without counting it as used."""
@@ -152,7 +168,7 @@ class Entries:
         with self._refreshed() as removed:
             return self._put(entry, cached, removed)
 
-    def drop(self, entry: EntryKey, cached: CachedGraph) -> None:
+    def drop(self, entry: tuple[Hashable, Hashable], cached: CachedGraph) -> None:
         """Remove a graph, unless its key has another one by now."""
         with self.lock:
             if self.graphs.get(entry) is cached:
@@ -175,7 +191,8 @@ class Entries:
     def report(self) -> CacheReport:
         """Describe all graphs and the keys in quarantine."""
         with self._refreshed():
-            graphs = tuple(_report(*item) for item in self.graphs.items() if item[1].usable)
+            in_order = sorted(self.graphs.items(), key=_last_use)
+            graphs = tuple(_report(*item) for item in in_order if item[1].usable)
             quarantined = tuple(
                 QuarantinedKey(entry.key, entry.owner_object, one.reason, one.failures, one.wait)
                 for entry, one in self.uncaptured.items()
@@ -253,8 +270,8 @@ class Entries:
             for entry in self._all_keys():
                 self._forget(entry, removed)
             self.context = context
-        while self._collected:
-            owner = self._collected.popleft()
+        while self.collected:
+            owner = self.collected.popleft()
             for entry in self._all_keys():
                 if entry.owner is owner:
                     self._forget(entry, removed)
@@ -271,9 +288,12 @@ class Entries:
 
     def _put(self, entry: EntryKey, cached: CachedGraph, removed: _Removed) -> list[EntryKey]:
         self._forget(entry, removed)
+        self.note_use(cached)
         self.graphs[entry] = cached
         excess = len(self.graphs) - self._capacity
-        evicted = [self.graphs.popitem(last=False) for _ in range(excess)]
+        evicted = sorted(self.graphs.items(), key=_last_use)[:excess] if excess > 0 else []
+        for each, _ in evicted:
+            del self.graphs[each]
         removed += evicted
         return [each for each, _ in evicted]
 
@@ -298,7 +318,7 @@ class Entries:
         This runs in the garbage collector, perhaps inside a call that holds the lock, so it must not
         wait.
         """
-        self._collected.append(owner)
+        self.collected.append(owner)
         lock = self.lock
         if lock.acquire(blocking=False):
             try:
@@ -312,6 +332,10 @@ def _owner_collected(entries: weakref.ref[Entries], owner: _OwnerRef) -> None:
     alive = entries()
     if alive is not None:
         alive.remove_collected(owner)
+
+
+def _last_use(item: tuple[EntryKey, CachedGraph]) -> int:
+    return item[1].last_use
 
 
 def _report(entry: EntryKey, cached: CachedGraph) -> CachedGraphReport:

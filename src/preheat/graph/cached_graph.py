@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from preheat.errors import BakedError, GraphError
@@ -11,6 +11,7 @@ from preheat.graph import trees
 from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written_arguments
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node, diff
+from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.memory import new_generation_limit
 
 __all__ = ["CAPTURED", "Body", "CachedGraph", "Step"]
@@ -32,7 +33,8 @@ class CachedGraph:
     """A graph with what its body returned, and the arrays that calls copy theirs into.
 
     Memory with a generation above `generation_limit` was allocated inside the capture. None means that
-    the limit is unknown.
+    the limit is unknown. `last_use` orders the graphs of a cache: the larger it is, the later was the
+    last use.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class CachedGraph:
         self.outputs = outputs
         self.inputs = inputs
         self.generation_limit = generation_limit
-        self.lock = threading.Lock()  # held from the copies of inputs to the copies of outputs
+        self.last_use = 0
+        self.lock: DictLock = {0: True}  # held from the copies of inputs to the copies of outputs
+        self._nothing_to_copy = not inputs and trees.is_constant(outputs)
 
     @classmethod
     def capture(cls, new: Callable[[], Graph], step: Step) -> CachedGraph:
@@ -83,19 +87,30 @@ class CachedGraph:
                         "outside its arguments; declare const what a kernel only reads",
                     )
 
-    def run(self, arrays: Sequence[Any], *, copy: bool) -> Any:
+    def run(self, arrays: Sequence[Any], copy: bool) -> Any:
         """Replay with the content of `arrays`; return what the body returned, or copies of it."""
-        with self.lock:
-            for own, given in zip(self.inputs, arrays, strict=True):
-                trees.copy_into(own, given)
+        lock = self.lock
+        try:
+            del lock[0]
+        except KeyError:  # Another thread holds it.
+            return run_locked(lock, partial(self._run, arrays, copy))
+        try:
+            if copy or arrays or not self._nothing_to_copy:
+                return self._run(arrays, copy)
             self.graph.replay()
-            return trees.copy_arrays(self.outputs) if copy else trees.copy_containers(self.outputs)
+            return self.outputs
+        finally:
+            lock[0] = True
+
+    def _run(self, arrays: Sequence[Any], copy: bool) -> Any:
+        for own, given in zip(self.inputs, arrays, strict=True):
+            trees.copy_into(own, given)
+        self.graph.replay()
+        return trees.copy_arrays(self.outputs) if copy else trees.copy_containers(self.outputs)
 
     def check(self, new: Graph, body: Body[Any]) -> None:
         """Capture `body` as `new` and raise if that would do something else than this graph does."""
-        with self.lock:
-            changes = self._changes(self._recapture(new, body))
-            new.close()
+        changes = run_locked(self.lock, partial(self._changes_as, new, body))
         if changes:
             raise BakedError(
                 f"{self.graph} was captured for another call; "
@@ -103,6 +118,11 @@ class CachedGraph:
                 changes,
                 hint="put what changes into the key, or into a gpu.scalar",
             )
+
+    def _changes_as(self, new: Graph, body: Body[Any]) -> list[str]:
+        changes = self._changes(self._recapture(new, body))
+        new.close()
+        return changes
 
     def _recapture(self, new: Graph, body: Body[Any]) -> CachedGraph:
         """Capture `body` with the same inputs, without instantiating the graph."""

@@ -1,4 +1,14 @@
-"""Keys of calls: which calls of a graphed function share a graph."""
+"""Keys of calls: which calls of a graphed function share a graph.
+
+Every call makes a key, so its parts are plain tuples, which cost a fraction of what tuples with names
+cost. The first item of such a tuple is the class that describes the part:
+
+    step(x, 3)  ->  ("step", None, (_ContainerKey, tuple, (), (
+                        (Memory, "float32", (8,), None, (5, 0)),
+                        (_ValueKey, int, "3"))), …)
+
+`CallKey` is equal to that tuple. It is made for a call that has no graph yet.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +23,11 @@ from preheat.devices import base
 from preheat.errors import InputError
 from preheat.graph import trees
 from preheat.graph.keys import stable_repr
+from preheat.graph.trees import Memory
+from preheat.runtime.array import Array
 from preheat.runtime.operands import tensor_kind
 
-__all__ = ["ArgumentReader", "CallKey"]
+__all__ = ["NO_NAMES", "ArgumentReader", "CallKey"]
 
 _GIVE_A_KEY = (
     "say what its calls differ in: @gpu.graphed(key=lambda …: …); then each such object has graphs of "
@@ -23,7 +35,12 @@ _GIVE_A_KEY = (
 )
 _FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, Enum, type(None), EllipsisType)
 _PLAIN = (*_FIXED, Number, str, bytes)
+_NUMBERS = frozenset((int, float, bool, complex))
+_VALUES = _NUMBERS | {str, bytes, type(None)}  # types of plain values, all of which can be hashed
 _DESCRIBES_ARRAYS = ("numpy", "numpy.dtypes", "torch")  # modules of dtypes and the like
+
+
+Part = tuple[Any, ...]  # the class that describes a part of a key, then its fields
 
 
 class CallKey(NamedTuple):
@@ -31,13 +48,14 @@ class CallKey(NamedTuple):
 
     function: str
     user_key: tuple[Hashable] | None
-    positional: _ContainerKey
-    named: _ContainerKey
+    positional: Part
+    named: Part
 
     def __repr__(self) -> str:
         if self.user_key is not None:
             return f"{self.function} {self.user_key[0]!r}"
-        return f"{self.function}({', '.join((*self.positional.rows(), *self.named.rows()))})"
+        rows = [row for part in (self.positional, self.named) for row in _described(part).rows()]
+        return f"{self.function}({', '.join(rows)})"
 
 
 class _ContainerKey(NamedTuple):
@@ -49,12 +67,17 @@ class _ContainerKey(NamedTuple):
 
     def rows(self) -> list[str]:
         """Return each item as text."""
+        items = [repr(_described(item)) for item in self.items]
         if not self.names:
-            return [repr(item) for item in self.items]
-        return [f"{name}={item!r}" for name, item in zip(self.names, self.items, strict=True)]
+            return items
+        return [f"{name}={item}" for name, item in zip(self.names, items, strict=True)]
 
     def __repr__(self) -> str:
         return f"{self.kind.__name__}({', '.join(self.rows())})"
+
+
+#: The key of the named arguments of a call without any.
+NO_NAMES: Part = (_ContainerKey, dict, (), ())
 
 
 class _ValueKey(NamedTuple):
@@ -65,6 +88,16 @@ class _ValueKey(NamedTuple):
 
     def __repr__(self) -> str:
         return str(self.value) if issubclass(self.type, Number) else stable_repr(self.value)
+
+
+class _MethodKey(NamedTuple):
+    """A method of an object, which may be an array."""
+
+    function: Any
+    instance: Hashable
+
+    def __repr__(self) -> str:
+        return f"({self.function!r}, {_described(self.instance)!r})"
 
 
 class _ByIdentity(weakref.ref[Any]):
@@ -108,9 +141,9 @@ class _ByIdentityStrong:
 class ArgumentReader:
     """Makes the key of a call from its arguments.
 
-    Arrays are compared by their memory or, where they are `copied`, by their layout: `arrays` has each
-    of those once. With `values`, other arguments are compared by value. Without, the user's key stands
-    for plain values, and any other object is compared by identity, since it may hold memory.
+    Arrays are compared by their memory or, where they are `copied`, by their layout: each of those is
+    appended to `arrays` once. With `values`, other arguments are compared by value. Without, the user's
+    key stands for plain values, and any other object is compared by identity, since it may hold memory.
     """
 
     def __init__(self, device: base.Device, *, values: bool, copied: bool, title: str) -> None:
@@ -118,31 +151,56 @@ class ArgumentReader:
         self._values = values
         self._copied = copied
         self._title = title
-        self.arrays: list[Any] = []
 
-    def container_key(self, given: Any) -> _ContainerKey:
-        """Return the key of the arguments in a container."""
-        children = trees.children(given) or {}
-        names = () if isinstance(given, tuple | list) else tuple(children)
-        return _ContainerKey(type(given), names, tuple(map(self._argument_key, children.values())))
+    def container_key(self, given: Any, arrays: list[Any]) -> Part:
+        """Return the key of the arguments in a container.
 
-    def _argument_key(self, given: Any) -> Hashable:
+        The most frequent kinds of arguments are read here, without a call for each.
+        """
+        kind = type(given)
+        names: tuple[Hashable, ...] = ()
+        items = given
+        if kind is dict:
+            names = tuple(given)
+            items = given.values()
+        elif kind is not tuple and kind is not list:
+            children = trees.children(given) or {}
+            names = () if isinstance(given, tuple | list) else tuple(children)
+            items = children.values()
+        values = self._values
+        copied = self._copied
+        keys: list[Hashable] = []
+        place: tuple[int, ...]
+        for item in items:
+            item_kind = type(item)
+            if item_kind is Array:
+                if copied:
+                    place = (_position(item, arrays),)
+                else:
+                    buffer = item.buffer
+                    place = (buffer.generation, item.address - buffer.address)
+                keys.append((Memory, item.dtype.name, item.shape, None, place))
+            elif item_kind not in _VALUES:
+                keys.append(self._argument_key(item, arrays))
+            elif not values:
+                keys.append(None)
+            else:
+                keys.append((_ValueKey, item_kind, repr(item) if item_kind in _NUMBERS else item))
+        return (_ContainerKey, kind, names, tuple(keys))
+
+    def _argument_key(self, given: Any, arrays: list[Any]) -> Hashable:
         if trees.children(given) is not None:
-            return self.container_key(given)
+            return self.container_key(given, arrays)
         memory = trees.memory_of(given, self._device)
         if memory is None:
-            return self._non_array_key(given)
+            return self._non_array_key(given, arrays)
         if not self._copied or not trees.can_clone(given):
-            return memory
-        matches = [array is given for array in self.arrays]
-        if True not in matches:
-            self.arrays.append(given)
-            matches.append(True)
-        return memory._replace(place=(matches.index(True),))
+            return (Memory, *memory)
+        return (Memory, *memory._replace(place=(_position(given, arrays),)))
 
-    def _non_array_key(self, given: Any) -> Hashable:
+    def _non_array_key(self, given: Any, arrays: list[Any]) -> Hashable:
         if isinstance(given, MethodType):
-            return (given.__func__, self._argument_key(given.__self__))
+            return (_MethodKey, given.__func__, self._argument_key(given.__self__, arrays))
         if self._values:
             return self._value_key(given)
         if isinstance(given, _PLAIN) or _describes_arrays(given) or trees.is_array(given):
@@ -152,7 +210,7 @@ class ArgumentReader:
         except TypeError:
             return _ByIdentityStrong(given)
 
-    def _value_key(self, given: Any) -> _ValueKey:
+    def _value_key(self, given: Any) -> Part:
         try:
             if tensor_kind(given) is not None:
                 raise TypeError("its memory is not on this device")
@@ -162,7 +220,21 @@ class ArgumentReader:
         except TypeError as bad:
             what = f"{self._title}: an argument of type {type(given).__name__}"
             raise InputError(f"{what} cannot be part of a key: {bad}", hint=_GIVE_A_KEY) from None
-        return _ValueKey(type(given), repr(given) if isinstance(given, Number) else given)
+        return (_ValueKey, type(given), repr(given) if isinstance(given, Number) else given)
+
+
+def _position(array: Any, arrays: list[Any]) -> int:
+    """Return where `array` itself is in `arrays`, after appending it if it is not there."""
+    for position, other in enumerate(arrays):
+        if other is array:
+            return position
+    arrays.append(array)
+    return len(arrays) - 1
+
+
+def _described(part: Any) -> Any:
+    """Return a part of a key as an object of the class that describes it."""
+    return part[0](*part[1:]) if isinstance(part, tuple) else part
 
 
 def _compares_by_identity(given: Any) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 from preheat.errors import InputError
 from preheat.graph import trees
-from preheat.graph.cache import GraphCache
+from preheat.graph.cache import NOT_REPLAYED, GraphCache
 from preheat.graph.cached_graph import Step
-from preheat.graph.call_key import ArgumentReader, CallKey
+from preheat.graph.call_key import NO_NAMES, ArgumentReader, CallKey
 from preheat.graph.keys import key_of, key_text, stable_repr
 
 __all__ = ["Graphed", "Method", "call_key_text"]
@@ -46,7 +47,9 @@ class Graphed(Generic[P, R]):
         self._key = key
         self._name = name_of(function) or stable_repr(function)
         self._copy = copy
-        self._copy_inputs = copy_inputs
+        self._reader = ArgumentReader(
+            graphs.device, values=key is None, copied=copy_inputs, title=self._name
+        )
         graphs.title = f"{self._name}.graphs"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -103,7 +106,7 @@ class Graphed(Generic[P, R]):
     def _warmer_step(self, key: Any) -> Step:
         """Return the call that the warmer gives for a key."""
         args, kwargs = _arguments(self._warmer(key))
-        step = self._step((), args, kwargs)
+        step = self._new_step((), args, kwargs)
         user_key = cast(CallKey, step.key).user_key
         if user_key != (key,):
             raise InputError(
@@ -115,37 +118,52 @@ class Graphed(Generic[P, R]):
         """Forget all calls and their failures."""
         self.graphs.invalidate()
 
-    def _call(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    def _call(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run a call, `bound` to an instance or to nothing."""
-        step = self._step(bound, args, kwargs)
+        arrays: list[Any] = []
+        key = self._call_key(args, kwargs, arrays)
         owner = bound[0] if bound else None
-        result: R = self.graphs.run_step(*step, owner=owner, copy=self._copy)
+        result: R = self.graphs.replay_step(key, arrays, owner, self._copy)
+        if result is NOT_REPLAYED:
+            body = partial(self._body, bound, args, kwargs, arrays)
+            result = self.graphs.run_step(CallKey(*key), body, arrays, owner=owner, copy=self._copy)
         return result
 
     def _warm(self, bound: tuple[Any, ...], calls: Iterable[Any]) -> None:
         arguments = sorted(map(_arguments, _require_iterable(calls)), key=_nbytes, reverse=True)
-        steps = [self._step(bound, *each) for each in arguments]
+        steps = [self._new_step(bound, *each) for each in arguments]
         self.graphs.warm_steps(steps, bound[0] if bound else None)
 
-    def _step(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
+    def _call_key(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], arrays: list[Any]
+    ) -> tuple[Any, ...]:
+        """Return the fields of the `CallKey` of a call, and append what is copied to `arrays`."""
         user_key = None if self._key is None else (key_of(self._key(*args, **kwargs)),)
-        reader = ArgumentReader(
-            self.graphs.device, values=self._key is None, copied=self._copy_inputs, title=self._name
-        )
-        key = CallKey(
-            self._name, user_key, reader.container_key(args), reader.container_key(dict(kwargs))
-        )
+        positional = self._reader.container_key(args, arrays)
+        named = self._reader.container_key(kwargs, arrays) if kwargs else NO_NAMES
+        return (self._name, user_key, positional, named)
+
+    def _new_step(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+        arrays: list[Any] = []
+        key = CallKey(*self._call_key(args, kwargs, arrays))
+        return Step(key, partial(self._body, bound, args, kwargs, arrays), arrays)
+
+    def _body(
+        self,
+        bound: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arrays: Sequence[Any],
+        inputs: Sequence[Any],
+    ) -> R:
+        """Call the function itself, with `inputs` in the place of `arrays`."""
+        place = {id(array): own for array, own in zip(arrays, inputs, strict=True)}
+        call: Any = (args, kwargs)
+        if inputs:
+            call = trees.map_leaves(call, lambda item: place.get(id(item), item))
         function: Any = self.__wrapped__
-
-        def body(inputs: Sequence[Any]) -> R:
-            place = {id(array): own for array, own in zip(reader.arrays, inputs, strict=True)}
-            call: Any = (args, kwargs)
-            if inputs:
-                call = trees.map_leaves((args, dict(kwargs)), lambda item: place.get(id(item), item))
-            result: R = function(*bound, *call[0], **call[1])
-            return result
-
-        return Step(key, body, reader.arrays)
+        result: R = function(*bound, *call[0], **call[1])
+        return result
 
     def __repr__(self) -> str:
         return f"<graphed {self._name}: {self.graphs!r}>"
@@ -255,16 +273,16 @@ def _require_iterable(calls: Any) -> Iterable[Any]:
     return calls
 
 
-def _arguments(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(call, tuple):
         return call, {}
     if isinstance(call, Mapping):
-        return (), call
+        return (), dict(call)
     hint = "use tuples of arguments, or dicts of named ones: step.warm([(x, y), …])"
     raise InputError(f"{call!r} is not a call to warm", hint=hint)
 
 
-def _nbytes(call: tuple[tuple[Any, ...], Mapping[str, Any]]) -> int:
+def _nbytes(call: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
     """Return the bytes of all arrays among the arguments."""
-    items = (item for _, item in trees.leaves((call[0], dict(call[1]))))
+    items = (item for _, item in trees.leaves(call))
     return sum(len(trees.address_range(item)) for item in items)

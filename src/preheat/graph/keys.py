@@ -10,19 +10,38 @@ from typing import Any
 
 from preheat.errors import InputError
 from preheat.graph import trees
+from preheat.runtime.operands import tensor_kind
 
 __all__ = ["hashable", "key_of", "key_text", "stable_repr"]
 
 _NO_ARRAYS = "use what it is like instead: x.shape"
+_PLAIN = frozenset((str, int, bool, bytes, type(None)))  # types whose values can all be keys
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
 
 
 def key_of(value: Any) -> Hashable:
     """Return `value` if it can be a key; `InputError` if it cannot be found again or holds memory."""
+    if _is_plain(value):
+        plain: Hashable = value
+        return plain
     key = hashable(value, "a key")
     if not isinstance(value, str | int):
         _check_parts(value)
     return key
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for most values that can be keys, without a closer look at them."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    hashed: object = kind.__hash__  # A shape of torch is a tuple of a type of its own.
+    if kind is not tuple and (hashed is not tuple.__hash__ or tensor_kind(value) is not None):
+        return False
+    for item in value:  # noqa: SIM110  (a generator costs as much as the tests)
+        if type(item) not in _PLAIN:
+            return False
+    return True
 
 
 def hashable(value: Any, what: str) -> Hashable:

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from preheat.devices import base
-from preheat.devices.base import ON_HOST
+from preheat.devices.base import ON_GPU, ON_HOST
 from preheat.runtime.array import Array
 from preheat.runtime.launch import UNORDERED
 from preheat.runtime.operands import Pointer, tensor_kind
 
 __all__ = [
     "Memory", "address_range", "can_clone", "children", "clone", "clone_detached", "copy_arrays",
-    "copy_containers", "copy_into", "is_array", "leaves", "map_leaves", "memory_of",
+    "copy_containers", "copy_into", "is_array", "is_constant", "leaves", "map_leaves", "memory_of",
 ]  # fmt: skip
 
+_text = functools.cache(str)  # of the element types and layouts of torch, which are few
 _CLONES = {"torch": "clone", "cupy": "copy", "numpy": "copy"}  # the method that copies an array
 
 
@@ -54,10 +56,26 @@ def memory_of(value: Any, device: base.Device) -> Memory | None:
     kind = tensor_kind(value)
     if kind is None or (kind.library == "numpy" and device.dlpack[0] != ON_HOST):
         return None
+    if kind.source is not None and kind.source.api == "torch" and _is_plain_tensor(value, device):
+        address = value.data_ptr()
+        return Memory(_text(value.dtype), tuple(value.shape), tuple(value.stride()), (hex(address),))
     operand = kind.read(value, UNORDERED)
     if not operand.is_usable_on(device.dlpack):
         return None
     return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(operand.address),))
+
+
+def _is_plain_tensor(value: Any, device: base.Device) -> bool:
+    """Return True for most tensors of torch on `device`, of which an `Operand` says nothing more."""
+    where, index = device.dlpack
+    return bool(
+        _text(value.layout) == "torch.strided"
+        and not value.is_conj()
+        and not value.is_neg()
+        and value.get_device() == index
+        and (ON_GPU if value.is_cuda else value.__dlpack_device__()[0]) == where
+        and value.data_ptr()
+    )
 
 
 def address_range(array: Any) -> range:
@@ -155,6 +173,13 @@ def copy_arrays(value: Any) -> Any:
 def copy_containers(value: Any) -> Any:
     """Return a copy of the structure with the same arrays."""
     return map_leaves(value, lambda item: item, copy_containers=True)
+
+
+def is_constant(value: Any) -> bool:
+    """Return True if `copy_containers` returns `value` itself, whatever is done to it until then."""
+    if isinstance(value, tuple):
+        return all(map(is_constant, value))
+    return children(value) is None
 
 
 def can_clone(array: Any) -> bool:
