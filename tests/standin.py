@@ -27,6 +27,7 @@ from preheat.dtypes import DTYPES
 from preheat.gpu import Gpu
 from preheat.runtime import dlpack, libraries
 from preheat.runtime.host import host_bytes
+from tests.exchange import exchange_api
 
 __all__ = ["FakeCuPy", "FakeTorch", "Storage", "introduce"]
 
@@ -240,7 +241,9 @@ class FakeTorch(FakeLibrary):
 
     def __init__(self, gpu: Gpu, name: str = "faketorch") -> None:
         super().__init__(gpu, name)
-        tensor = type("Tensor", (FakeTensor,), {"__module__": name})
+        exchange = exchange_api(lambda: self.current.handle)
+        fields = {"__module__": name, "__dlpack_c_exchange_api__": exchange}
+        tensor = type("Tensor", (FakeTensor,), fields)
         self.Tensor: Any = tensor
         self.module: Any = types.ModuleType(name)
         self.module.__dict__.update(

@@ -7,13 +7,12 @@
      KernelLaunch   a prepared launch of the driver      devices/cuda/module.py
      GraphLaunch    a prepared replay of the driver      devices/cuda/graph.py
      WordSetter     prepared fills of the driver         devices/cuda/device.py
-     Launcher       checks arguments and launches        runtime/fast_launch.py
-     NumberSetter   packs numbers for scalars            graph/replay.py
+     Launcher       checks arguments and launches        runtime/native_launch.py
      Replay         sets scalars and replays a graph     graph/replay.py
 
    The driver's functions are given as addresses, so that this file needs neither its headers nor its
    library. The GIL is released during their calls. Arrays of preheat are read at the offsets of their
-   slots, without a lookup by name. */
+   slots, without a lookup by name; tensors of torch through the C functions that DLPack 1.3 defines. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -21,8 +20,14 @@
 
 #define INTERFACE 1 /* `preheat.native` refuses an extension with another number. */
 
-enum { MOST_PARAMS = 64, PARAM_BYTES = 8, MOST_SCALARS = 16, SCALAR_BYTES = 8 };
+enum { MOST_PARAMS = 64, MOST_BYTES = 8 * MOST_PARAMS, MOST_TYPES = 8, MOST_SCALARS = 16 };
 enum { INVALID_CONTEXT = 201, INVALID_HANDLE = 400 }; /* of a launch under another context */
+
+/* The start of every object here. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+} Callable;
 
 /* The result of an attempt: done, not for this path (without an error set), or an error. */
 typedef enum { DONE, UNFIT, FAILED } Outcome;
@@ -30,9 +35,8 @@ typedef enum { DONE, UNFIT, FAILED } Outcome;
 static PyObject *zero, *no_error, *empty;
 static PyObject* unfit_errors; /* exceptions which mean that an argument is for the general path */
 static struct {
-    PyObject *capture, *current, *data_ptr, *dtype, *get_device, *graph, *handle, *interrupted;
-    PyObject *is_conj, *is_contiguous, *is_neg, *last_replayed, *last_site, *launch, *lost;
-    PyObject *lost_or_capturing, *num_replays, *records, *stream;
+    PyObject *capture, *graph, *handle, *interrupted, *is_conj, *is_neg, *last_replayed, *last_site;
+    PyObject *launch, *lost, *lost_or_capturing, *num_replays, *records, *stream;
 } name;
 
 /* Turn the errors that a wrong argument causes into UNFIT. Others, such as an interrupt, stay set. */
@@ -82,9 +86,41 @@ static int is_false(PyObject* value) { /* Steals the reference. */
     return result;
 }
 
-static void* address_of(PyObject* number) { /* NULL with an error, or for 0 */
-    return (void*)(uintptr_t)PyLong_AsUnsignedLongLong(number);
+static inline void* pointer(unsigned long long number) { return (void*)(uintptr_t)number; }
+
+/* Allocate an object that is called by `vectorcall`. Its fields are zero. */
+static void* alloc_from(PyTypeObject* type, PyObject* kwargs, vectorcallfunc vectorcall) {
+    if (kwargs && PyDict_GET_SIZE(kwargs))
+        return PyErr_Format(PyExc_TypeError, "%s takes no names", type->tp_name);
+    Callable* self = (Callable*)type->tp_alloc(type, 0);
+    if (self)
+        self->vectorcall = vectorcall;
+    return self;
 }
+
+/* Keep the items of a tuple in the fields from `first` to `end`. */
+static int take_references(PyObject* tuple, PyObject** first, PyObject** end) {
+    if (PyTuple_GET_SIZE(tuple) != end - first) {
+        PyErr_Format(PyExc_TypeError, "%zd references are needed", (Py_ssize_t)(end - first));
+        return -1;
+    }
+    for (Py_ssize_t at = 0; at < end - first; at++)
+        first[at] = Py_NewRef(PyTuple_GET_ITEM(tuple, at));
+    return 0;
+}
+
+/* Define what the garbage collector needs for a type with references from one field to another. */
+#define TRACK(Name, first, last)                                                                            \
+    static int Name##_traverse(Name* self, visitproc visit, void* arg) {                                    \
+        for (PyObject** each = &self->first; each <= &self->last; each++)                                   \
+            Py_VISIT(*each);                                                                                \
+        return 0;                                                                                           \
+    }                                                                                                       \
+    static int Name##_clear(Name* self) {                                                                   \
+        for (PyObject** each = &self->first; each <= &self->last; each++)                                   \
+            Py_CLEAR(*each);                                                                                \
+        return 0;                                                                                           \
+    }
 
 /* Read a slot of a Python class at its offset. The reference is borrowed. NULL if it is not set. */
 static inline PyObject* slot(PyObject* object, Py_ssize_t offset) {
@@ -126,15 +162,14 @@ static void leave(const InContext* in) {
 }
 
 static int parse_in_context(PyObject* given, InContext* in) { /* None, or context, push and pop */
-    in->context = NULL;
     if (given == Py_None)
         return 0;
     unsigned long long context, push, pop;
     if (!PyArg_ParseTuple(given, "KKK", &context, &push, &pop))
         return -1;
-    in->context = (void*)(uintptr_t)context;
-    in->push = (int (*)(void*))(uintptr_t)push;
-    in->pop = (int (*)(void**))(uintptr_t)pop;
+    in->context = pointer(context);
+    *(void**)&in->push = pointer(push);
+    *(void**)&in->pop = pointer(pop);
     return 0;
 }
 
@@ -194,46 +229,32 @@ static int has_failed(PyObject* status) {
 
 static PyObject* KernelLaunch_call(PyObject* callable, PyObject* const* args, size_t nargsf,
                                    PyObject* kwnames) {
-    if (PyVectorcall_NARGS(nargsf) != 2 || kwnames) {
-        PyErr_SetString(PyExc_TypeError, "a prepared launch takes the address of the pointers, and 0");
-        return NULL;
-    }
-    void** pointers = address_of(args[0]);
+    if (PyVectorcall_NARGS(nargsf) != 2 || kwnames)
+        return PyErr_Format(PyExc_TypeError, "a prepared launch takes the address of the pointers, and 0");
+    void** pointers = pointer(PyLong_AsUnsignedLongLong(args[0]));
     return PyErr_Occurred() ? NULL : submit(callable, pointers);
 }
 
 static PyObject* KernelLaunch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static char* names[] = {"launch", "function", "grid", "block", "shared", "stream", "retry", NULL};
     unsigned long long launch, function, stream;
-    unsigned grid[3], block[3], shared;
-    PyObject* retry = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KK(III)(III)IK|O", names, &launch, &function,
-                                     &grid[0], &grid[1], &grid[2], &block[0], &block[1], &block[2],
-                                     &shared, &stream, &retry))
-        return NULL;
-    KernelLaunch* self = (KernelLaunch*)type->tp_alloc(type, 0);
+    KernelLaunch* self = alloc_from(type, kwargs, KernelLaunch_call);
     if (!self)
         return NULL;
-    self->vectorcall = KernelLaunch_call;
-    *(void**)&self->launch = (void*)(uintptr_t)launch;
-    self->function = (void*)(uintptr_t)function;
-    self->stream = (void*)(uintptr_t)stream;
-    memcpy(self->grid, grid, sizeof grid);
-    memcpy(self->block, block, sizeof block);
-    self->shared = shared;
+    PyObject* retry = Py_None;
+    if (!PyArg_ParseTuple(args, "KK(III)(III)IK|O", &launch, &function, &self->grid[0], &self->grid[1],
+                          &self->grid[2], &self->block[0], &self->block[1], &self->block[2], &self->shared,
+                          &stream, &retry)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    *(void**)&self->launch = pointer(launch);
+    self->function = pointer(function);
+    self->stream = pointer(stream);
     self->retry = Py_NewRef(retry);
     return (PyObject*)self;
 }
 
-static int KernelLaunch_traverse(KernelLaunch* self, visitproc visit, void* arg) {
-    Py_VISIT(self->retry);
-    return 0;
-}
-
-static int KernelLaunch_clear(KernelLaunch* self) {
-    Py_CLEAR(self->retry);
-    return 0;
-}
+TRACK(KernelLaunch, retry, retry)
 
 /* GraphLaunch */
 
@@ -262,30 +283,25 @@ static int call_graph(GraphLaunch* self) {
 static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, size_t nargsf,
                                   PyObject* kwnames) {
     (void)args;
-    if (PyVectorcall_NARGS(nargsf) || kwnames) {
-        PyErr_SetString(PyExc_TypeError, "a prepared replay takes no arguments");
-        return NULL;
-    }
+    if (PyVectorcall_NARGS(nargsf) || kwnames)
+        return PyErr_Format(PyExc_TypeError, "a prepared replay takes no arguments");
     return status_tuple(call_graph((GraphLaunch*)callable));
 }
 
 static PyObject* GraphLaunch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static char* names[] = {"launch", "executable", "stream", "in_context", NULL};
     unsigned long long launch, executable, stream;
-    PyObject* in_context = Py_None;
-    InContext in;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKK|O", names, &launch, &executable, &stream,
-                                     &in_context) ||
-        parse_in_context(in_context, &in))
-        return NULL;
-    GraphLaunch* self = (GraphLaunch*)type->tp_alloc(type, 0);
+    PyObject* in_context;
+    GraphLaunch* self = alloc_from(type, kwargs, GraphLaunch_call);
     if (!self)
         return NULL;
-    self->vectorcall = GraphLaunch_call;
-    *(void**)&self->launch = (void*)(uintptr_t)launch;
-    self->executable = (void*)(uintptr_t)executable;
-    self->stream = (void*)(uintptr_t)stream;
-    self->in_context = in;
+    if (!PyArg_ParseTuple(args, "KKKO", &launch, &executable, &stream, &in_context) ||
+        parse_in_context(in_context, &self->in_context)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    *(void**)&self->launch = pointer(launch);
+    self->executable = pointer(executable);
+    self->stream = pointer(stream);
     return (PyObject*)self;
 }
 
@@ -293,7 +309,7 @@ static PyObject* GraphLaunch_new(PyTypeObject* type, PyObject* args, PyObject* k
 
 typedef struct {
     uint64_t address;
-    unsigned char value, start, size; /* which bytes of which value: `size` bytes from `start` */
+    unsigned start, size; /* which bytes of the values */
 } Word;
 
 typedef struct {
@@ -304,32 +320,30 @@ typedef struct {
     int (*fill32)(uint64_t, unsigned, size_t, void*);
     void* stream;
     InContext in_context;
-    int num_values, num_words;
-    unsigned char sizes[MOST_SCALARS];
+    int num_words;
+    unsigned size; /* of all values */
     Word words[2 * MOST_SCALARS];
 } WordSetter;
 
 static PyTypeObject WordSetter_Type;
 
-static int fill_word(WordSetter* self, const Word* word, const unsigned char* bytes) {
-    uint16_t half;
-    uint32_t whole;
+static int fill_word(WordSetter* self, const Word* word, const unsigned char* values) {
+    uint32_t bits = 0;
+    memcpy(&bits, values + word->start, word->size);
     switch (word->size) {
-    case 1: return self->fill8(word->address, *bytes, 1, self->stream);
-    case 2: memcpy(&half, bytes, 2); return self->fill16(word->address, half, 1, self->stream);
-    default: memcpy(&whole, bytes, 4); return self->fill32(word->address, whole, 1, self->stream);
+    case 1: return self->fill8(word->address, (unsigned char)bits, 1, self->stream);
+    case 2: return self->fill16(word->address, (unsigned short)bits, 1, self->stream);
+    default: return self->fill32(word->address, bits, 1, self->stream);
     }
 }
 
-static int set_words(WordSetter* self, unsigned char values[][SCALAR_BYTES]) {
+static int set_words(WordSetter* self, const unsigned char* values) {
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = enter(&self->in_context);
     if (!status) {
-        for (int at = 0; at < self->num_words && !status; at++) {
-            const Word* word = &self->words[at];
-            status = fill_word(self, word, values[word->value] + word->start);
-        }
+        for (int at = 0; at < self->num_words && !status; at++)
+            status = fill_word(self, &self->words[at], values);
         leave(&self->in_context);
     }
     Py_END_ALLOW_THREADS
@@ -339,68 +353,50 @@ static int set_words(WordSetter* self, unsigned char values[][SCALAR_BYTES]) {
 static PyObject* WordSetter_call(PyObject* callable, PyObject* const* args, size_t nargsf,
                                  PyObject* kwnames) {
     WordSetter* self = (WordSetter*)callable;
-    unsigned char values[MOST_SCALARS][SCALAR_BYTES];
-    if (PyVectorcall_NARGS(nargsf) != 1 || kwnames) {
-        PyErr_SetString(PyExc_TypeError, "a setter takes a sequence of bytes");
-        return NULL;
-    }
-    PyObject* given = PySequence_Fast(args[0], "a setter takes a sequence of bytes");
-    if (!given)
-        return NULL;
-    int fits = PySequence_Fast_GET_SIZE(given) == self->num_values;
-    for (int at = 0; fits && at < self->num_values; at++) {
-        PyObject* value = PySequence_Fast_GET_ITEM(given, at);
-        fits = PyBytes_Check(value) && PyBytes_GET_SIZE(value) == self->sizes[at];
-        if (fits)
-            memcpy(values[at], PyBytes_AS_STRING(value), self->sizes[at]);
-    }
-    Py_DECREF(given);
-    if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "each value needs as many bytes as its address was given with");
-        return NULL;
-    }
-    return status_tuple(set_words(self, values));
+    if (PyVectorcall_NARGS(nargsf) != 1 || kwnames || !PyBytes_Check(args[0]) ||
+        PyBytes_GET_SIZE(args[0]) != self->size)
+        return PyErr_Format(PyExc_TypeError, "this setter takes %u bytes", self->size);
+    PyObject* values = Py_NewRef(args[0]);
+    int status = set_words(self, (const unsigned char*)PyBytes_AS_STRING(values));
+    Py_DECREF(values);
+    return status_tuple(status);
 }
 
-static int add_words(WordSetter* self, uint64_t address, int size) {
-    int word_size = size < 4 ? size : 4;
-    if (self->num_values == MOST_SCALARS || (size != 1 && size != 2 && size != 4 && size != 8)) {
-        PyErr_Format(PyExc_ValueError, "a setter takes up to %d values of 1, 2, 4 or 8 bytes", MOST_SCALARS);
+static int add_words(WordSetter* self, uint64_t address, unsigned size) {
+    unsigned word_size = size < 4 ? size : 4;
+    if (size != 1 && size != 2 && size != 4 && size != 8) {
+        PyErr_Format(PyExc_ValueError, "a setter takes values of 1, 2, 4 or 8 bytes, not %u", size);
         return -1;
     }
-    for (int start = 0; start < size; start += word_size)
-        self->words[self->num_words++] = (Word){address + start, self->num_values, start, word_size};
-    self->sizes[self->num_values++] = size;
+    for (unsigned start = 0; start < size; start += word_size)
+        self->words[self->num_words++] = (Word){address + start, self->size + start, word_size};
+    self->size += size;
     return 0;
 }
 
 static PyObject* WordSetter_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static char* names[] = {"fills", "stream", "places", "in_context", NULL};
-    unsigned long long fill8, fill16, fill32, stream;
-    PyObject *places, *in_context = Py_None;
-    InContext in;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(KKK)KO!|O", names, &fill8, &fill16, &fill32, &stream,
-                                     &PyList_Type, &places, &in_context) ||
-        parse_in_context(in_context, &in))
-        return NULL;
-    WordSetter* self = (WordSetter*)type->tp_alloc(type, 0);
+    unsigned long long fill8, fill16, fill32, stream, address;
+    unsigned size;
+    PyObject *places, *in_context;
+    WordSetter* self = alloc_from(type, kwargs, WordSetter_call);
     if (!self)
         return NULL;
-    self->vectorcall = WordSetter_call;
-    *(void**)&self->fill8 = (void*)(uintptr_t)fill8;
-    *(void**)&self->fill16 = (void*)(uintptr_t)fill16;
-    *(void**)&self->fill32 = (void*)(uintptr_t)fill32;
-    self->stream = (void*)(uintptr_t)stream;
-    self->in_context = in;
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(places); at++) {
-        unsigned long long address;
-        int size;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(places, at), "Ki", &address, &size) ||
-            add_words(self, address, size)) {
-            Py_DECREF(self);
-            return NULL;
-        }
+    int parsed = PyArg_ParseTuple(args, "(KKK)KO!O", &fill8, &fill16, &fill32, &stream, &PyList_Type, &places,
+                                  &in_context) &&
+                 !parse_in_context(in_context, &self->in_context);
+    if (parsed && PyList_GET_SIZE(places) > MOST_SCALARS)
+        PyErr_Format(PyExc_ValueError, "a setter takes up to %d values", MOST_SCALARS);
+    for (Py_ssize_t at = 0; parsed && !PyErr_Occurred() && at < PyList_GET_SIZE(places); at++)
+        if (PyArg_ParseTuple(PyList_GET_ITEM(places, at), "KI", &address, &size))
+            add_words(self, address, size);
+    if (PyErr_Occurred()) {
+        Py_DECREF(self);
+        return NULL;
     }
+    *(void**)&self->fill8 = pointer(fill8);
+    *(void**)&self->fill16 = pointer(fill16);
+    *(void**)&self->fill32 = pointer(fill32);
+    self->stream = pointer(stream);
     return (PyObject*)self;
 }
 
@@ -477,8 +473,9 @@ typedef struct {
     char writes;        /* The kernel may write that memory. */
     char maybe_complex; /* The memory may hold complex numbers. */
     unsigned offset;    /* in the packed parameters */
-    PyObject* dtypes;   /* a tuple of element types of preheat, or None for any */
-    PyObject* elements; /* a tuple of sets of element types of the library, or None for any */
+    int num_types;      /* of the element types that the memory may have; 0 for any */
+    PyObject* dtypes[MOST_TYPES];       /* as preheat has them. They live as long as the process. */
+    uint32_t dlpack_types[MOST_TYPES]; /* as DLPack has them: code, bits and lanes */
 } Param;
 
 typedef struct {
@@ -487,12 +484,13 @@ typedef struct {
     PyObject *launch, *fallback, *prepare, *raise_for_status, *raise_in_capture; /* with functions of it */
     PyObject *context, *thread_state, *submits;
     PyObject *stream, *stream_id, *stream_handle;
-    PyObject *library, *index; /* the library whose tensors are taken, or None; the number of the GPU */
+    PyObject* exchange; /* functions for the tensors of a library, as capsules, by the type of a tensor */
     PyObject *call_site, *outside_files;
     PyObject *array_type, *uses_type, *buffer_type;
     Py_ssize_t array_address, array_buffer, array_dtype, array_uses, uses_writer, uses_readers;
     Py_ssize_t buffer_context, buffer_open, buffer_uses;
-    int records; /* Launches can be recorded into captures. */
+    int device_type, device; /* as DLPack numbers them */
+    int records;             /* Launches can be recorded into captures. */
     int num_params;
     unsigned size; /* of the packed parameters */
     Param params[MOST_PARAMS];
@@ -500,13 +498,18 @@ typedef struct {
 
 static PyTypeObject Launcher_Type;
 
-typedef enum { NOBODY, OURS, LIBRARY } Owner; /* whose memory a launch uses */
-
-static int has_item(PyObject* tuple, PyObject* item) {
-    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tuple); at++)
-        if (PyTuple_GET_ITEM(tuple, at) == item)
+static int has_dtype(const Param* param, PyObject* dtype) {
+    for (int at = 0; at < param->num_types; at++)
+        if (param->dtypes[at] == dtype)
             return 1;
-    return 0;
+    return !param->num_types;
+}
+
+static int has_dlpack_type(const Param* param, uint32_t type) {
+    for (int at = 0; at < param->num_types; at++)
+        if (param->dlpack_types[at] == type)
+            return 1;
+    return !param->num_types;
 }
 
 /* Return DONE if the stream may use this memory of ours without waiting. */
@@ -536,72 +539,94 @@ static Outcome store_array(Launcher* self, const Param* param, PyObject* array, 
     PyObject* address = slot(array, self->array_address);
     if (!uses || !Py_IS_TYPE(uses, (PyTypeObject*)self->uses_type) || !address || !PyLong_CheckExact(address))
         return UNFIT;
-    if (param->dtypes != Py_None && !has_item(param->dtypes, dtype))
+    if (!has_dtype(param, dtype))
         return UNFIT;
     Outcome usable = recording ? is_open(self, array, uses) : has_right(self, uses, param->writes);
     return usable == DONE ? store_integer(address, 'Q', out) : usable;
 }
 
-static Outcome has_element(PyObject* tensor, PyObject* elements) {
-    PyObject* dtype = PyObject_GetAttr(tensor, name.dtype);
-    int found = dtype ? 0 : -1;
-    for (Py_ssize_t at = 0; !found && at < PyTuple_GET_SIZE(elements); at++)
-        found = PySet_Contains(PyTuple_GET_ITEM(elements, at), dtype);
-    Py_XDECREF(dtype);
-    return found > 0 ? DONE : unfit_or_failed();
+/* DLPack: the description of a tensor, and the table of functions that a library offers. */
+typedef struct {
+    void* data;
+    int32_t device_type, device, ndim;
+    uint32_t type; /* code, bits and lanes */
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} DLTensor;
+
+typedef struct {
+    uint32_t major, minor;
+    void *previous, *allocate, *from_object, *to_object;
+    int (*describe)(void* object, DLTensor* out);
+    int (*current_stream)(int32_t device_type, int32_t device, void** out);
+} ExchangeApi;
+
+/* The functions for a tensor, or NULL: without an error if its type offers none. */
+static const ExchangeApi* exchange_api(Launcher* self, PyObject* tensor) {
+    PyObject* capsule = PyDict_GetItemWithError(self->exchange, (PyObject*)Py_TYPE(tensor));
+    const ExchangeApi* api = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    return api && api->major == 1 && api->describe && api->current_stream ? api : NULL;
+}
+
+static int is_contiguous(const DLTensor* tensor) {
+    int64_t step = 1, dense = 1;
+    for (int axis = tensor->ndim - 1; axis >= 0; axis--) {
+        if (!tensor->shape[axis])
+            return 1;
+        if (tensor->strides && tensor->shape[axis] != 1 && tensor->strides[axis] != step)
+            dense = 0;
+        step *= tensor->shape[axis];
+    }
+    return (int)dense;
 }
 
 /* Store the address of a tensor of the library, after testing what its memory must be like. */
-static Outcome store_tensor(Launcher* self, const Param* param, PyObject* tensor, void* out) {
-    if (param->elements != Py_None) {
-        Outcome fits = has_element(tensor, param->elements);
-        if (fits != DONE)
-            return fits;
-    }
-    PyObject* device = PyObject_CallMethodNoArgs(tensor, name.get_device);
-    if (!device)
+static Outcome store_tensor(Launcher* self, const Param* param, PyObject* tensor, void* out,
+                            const ExchangeApi** api) {
+    DLTensor found;
+    if (!(*api = exchange_api(self, tensor)) || (*api)->describe(tensor, &found))
         return unfit_or_failed();
-    int here = PyObject_RichCompareBool(device, self->index, Py_EQ);
-    Py_DECREF(device);
-    if (here <= 0)
-        return unfit_or_failed();
-    if (is_false(PyObject_CallMethodNoArgs(tensor, name.is_contiguous)) != 0 ||
+    if (found.device_type != self->device_type || found.device != self->device ||
+        !has_dlpack_type(param, found.type) || !is_contiguous(&found) ||
         is_false(PyObject_CallMethodNoArgs(tensor, name.is_neg)) != 1 ||
         (param->maybe_complex && is_false(PyObject_CallMethodNoArgs(tensor, name.is_conj)) != 1))
         return unfit_or_failed();
-    PyObject* address = PyObject_CallMethodNoArgs(tensor, name.data_ptr);
-    if (!address)
-        return unfit_or_failed();
-    Outcome stored = PyLong_CheckExact(address) ? store_integer(address, 'Q', out) : UNFIT;
-    Py_DECREF(address);
-    return stored;
+    uint64_t address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
+    memcpy(out, &address, 8);
+    return DONE;
 }
 
-/* Test all arguments and store them. `pointers` point to them; `owner` tells whose memory they are. */
-static Outcome pack(Launcher* self, PyObject* const* args, int recording, unsigned char* data,
-                    void** pointers, Owner* owner) {
-    *owner = NOBODY;
+/* The packed parameters of one launch. */
+typedef struct {
+    _Alignas(16) unsigned char data[MOST_BYTES];
+    void* pointers[MOST_PARAMS];
+    int of_ours;            /* Memory of preheat is among them. */
+    const ExchangeApi* api; /* of the library whose memory is among them, or NULL */
+} Packed;
+
+/* Test all arguments and store them. UNFIT for memory of preheat and of a library together. */
+static Outcome pack(Launcher* self, PyObject* const* args, int recording, Packed* packed) {
+    packed->of_ours = 0;
+    packed->api = NULL;
     PyTypeObject* array_type = (PyTypeObject*)self->array_type;
     for (int at = 0; at < self->num_params; at++) {
         const Param* param = &self->params[at];
         PyObject* given = args[at];
-        void* out = pointers[at] = data + param->offset;
+        void* out = packed->pointers[at] = packed->data + param->offset;
         Outcome stored = UNFIT;
         if (param->boolean)
             stored = store_boolean(given, out);
         else if (param->code && is_plain_number(given, param->code))
             stored = store_number(given, param->code, out);
-        else if (param->memory && PyObject_TypeCheck(given, array_type) && *owner != LIBRARY) {
-            *owner = OURS;
+        else if (param->memory && PyObject_TypeCheck(given, array_type)) {
+            packed->of_ours = 1;
             stored = store_array(self, param, given, recording, out);
-        } else if (param->memory && self->library != Py_None && *owner != OURS && !recording) {
-            *owner = LIBRARY;
-            stored = store_tensor(self, param, given, out);
-        }
+        } else if (param->memory && !recording)
+            stored = store_tensor(self, param, given, out, &packed->api);
         if (stored != DONE)
             return stored;
     }
-    return DONE;
+    return packed->of_ours && packed->api ? UNFIT : DONE;
 }
 
 /* The prepared launch in the stream with this handle, a new reference. NULL if there is none. */
@@ -617,9 +642,10 @@ static PyObject* own_submit(Launcher* self) {
     return prepared || PyErr_Occurred() ? prepared : PyObject_CallOneArg(self->prepare, self->stream);
 }
 
-static PyObject* library_submit(Launcher* self) {
-    PyObject* args[] = {self->library, self->index};
-    return prepared_in(self, PyObject_VectorcallMethod(name.current, args, 2, NULL));
+static PyObject* library_submit(Launcher* self, const ExchangeApi* api) {
+    void* stream;
+    int failed = api->current_stream(self->device_type, self->device, &stream);
+    return prepared_in(self, failed ? NULL : PyLong_FromVoidPtr(stream));
 }
 
 /* Submit, and let Python raise the error of a status. A capture remembers every error. */
@@ -643,18 +669,16 @@ static Outcome submit_packed(Launcher* self, PyObject* prepared, void** pointers
 }
 
 static Outcome launch_now(Launcher* self, PyObject* const* args) {
-    _Alignas(16) unsigned char data[MOST_PARAMS * PARAM_BYTES];
-    void* pointers[MOST_PARAMS];
-    Owner owner;
-    Outcome packed = pack(self, args, 0, data, pointers, &owner);
-    if (packed != DONE)
-        return packed;
-    PyObject* prepared = owner == LIBRARY ? library_submit(self) : own_submit(self);
+    Packed packed;
+    Outcome outcome = pack(self, args, 0, &packed);
+    if (outcome != DONE)
+        return outcome;
+    PyObject* prepared = packed.api ? library_submit(self, packed.api) : own_submit(self);
     if (!prepared)
-        return owner == LIBRARY ? unfit_or_failed() : FAILED;
-    Outcome submitted = submit_packed(self, prepared, pointers, NULL);
+        return packed.api ? unfit_or_failed() : FAILED;
+    outcome = submit_packed(self, prepared, packed.pointers, NULL);
     Py_DECREF(prepared);
-    return submitted;
+    return outcome;
 }
 
 /* Return the place in the program that called the launcher: see `preheat.callsite`. */
@@ -721,9 +745,7 @@ static PyObject* captured_submit(Launcher* self, PyObject* capture) {
 
 /* Make a launch of a thread that captures part of its graph. */
 static Outcome record_launch(Launcher* self, PyObject* const* args) {
-    _Alignas(16) unsigned char data[MOST_PARAMS * PARAM_BYTES];
-    void* pointers[MOST_PARAMS];
-    Owner owner;
+    Packed packed;
     if (!self->records)
         return UNFIT;
     PyObject* capture = PyObject_GetAttr(self->thread_state, name.capture);
@@ -731,16 +753,16 @@ static Outcome record_launch(Launcher* self, PyObject* const* args) {
         return FAILED;
     Outcome outcome = capture == Py_None ? UNFIT : can_record(self, capture);
     if (outcome == DONE) {
-        memset(data, 0, self->size);
-        outcome = pack(self, args, 1, data, pointers, &owner);
+        memset(packed.data, 0, self->size);
+        outcome = pack(self, args, 1, &packed);
     }
     if (outcome == DONE) {
         PyObject* prepared = captured_submit(self, capture);
-        outcome = prepared ? submit_packed(self, prepared, pointers, capture) : unfit_or_failed();
+        outcome = prepared ? submit_packed(self, prepared, packed.pointers, capture) : unfit_or_failed();
         Py_XDECREF(prepared);
     }
     if (outcome == DONE)
-        outcome = append_record(self, capture, args, data);
+        outcome = append_record(self, capture, args, packed.data);
     Py_DECREF(capture);
     return outcome;
 }
@@ -762,197 +784,68 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
 
 static int find_offsets(Launcher* self) {
     PyObject *array = self->array_type, *uses = self->uses_type, *buffer = self->buffer_type;
-    return (self->array_address = slot_offset(array, "address")) < 0 ||
-           (self->array_buffer = slot_offset(array, "buffer")) < 0 ||
-           (self->array_dtype = slot_offset(array, "dtype")) < 0 ||
-           (self->array_uses = slot_offset(array, "uses")) < 0 ||
-           (self->uses_writer = slot_offset(uses, "writer")) < 0 ||
-           (self->uses_readers = slot_offset(uses, "readers")) < 0 ||
-           (self->buffer_context = slot_offset(buffer, "context")) < 0 ||
-           (self->buffer_open = slot_offset(buffer, "open")) < 0 ||
-           (self->buffer_uses = slot_offset(buffer, "uses")) < 0;
+    struct { PyObject* type; const char* slot; Py_ssize_t* offset; } wanted[] = {
+        {array, "address", &self->array_address}, {array, "buffer", &self->array_buffer},
+        {array, "dtype", &self->array_dtype},     {array, "uses", &self->array_uses},
+        {uses, "writer", &self->uses_writer},     {uses, "readers", &self->uses_readers},
+        {buffer, "context", &self->buffer_context}, {buffer, "open", &self->buffer_open},
+        {buffer, "uses", &self->buffer_uses},
+    };
+    for (size_t at = 0; at < sizeof wanted / sizeof *wanted; at++)
+        if ((*wanted[at].offset = slot_offset(wanted[at].type, wanted[at].slot)) < 0)
+            return -1;
+    return 0;
 }
 
 static int add_param(Launcher* self, PyObject* given) {
-    Param* param = &self->params[self->num_params];
+    Param* param = &self->params[self->num_params++];
     const char* code;
     int boolean, memory, writes, maybe_complex;
-    if (!PyArg_ParseTuple(given, "IsppppOO", &param->offset, &code, &boolean, &memory, &writes,
-                          &maybe_complex, &param->dtypes, &param->elements)) {
-        param->dtypes = param->elements = NULL;
+    PyObject* types;
+    if (!PyArg_ParseTuple(given, "IsppppO!", &param->offset, &code, &boolean, &memory, &writes,
+                          &maybe_complex, &PyTuple_Type, &types))
         return -1;
-    }
-    Py_INCREF(param->dtypes);
-    Py_INCREF(param->elements);
-    self->num_params++;
     param->code = *code;
     param->boolean = (char)boolean;
     param->memory = (char)memory;
     param->writes = (char)writes;
     param->maybe_complex = (char)maybe_complex;
-    int tuples = (param->dtypes == Py_None || PyTuple_Check(param->dtypes)) &&
-                 (param->elements == Py_None || PyTuple_Check(param->elements));
-    if (param->offset + PARAM_BYTES > MOST_PARAMS * PARAM_BYTES || !tuples) {
-        PyErr_SetString(PyExc_ValueError, "a parameter lies beyond the buffer, or its types are no tuple");
+    if (PyTuple_GET_SIZE(types) > MOST_TYPES || param->offset + 8 > MOST_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "a parameter has too many types, or lies beyond the buffer");
         return -1;
+    }
+    for (; param->num_types < PyTuple_GET_SIZE(types); param->num_types++) {
+        int at = param->num_types;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(types, at), "OI", &param->dtypes[at], &param->dlpack_types[at]))
+            return -1;
     }
     return 0;
 }
 
 static PyObject* Launcher_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static char* names[] = {"launch", "fallback", "prepare", "raise_for_status", "raise_in_capture",
-                            "context", "thread_state", "submits", "stream", "stream_id", "stream_handle",
-                            "library", "index", "call_site", "outside_files", "array_type", "uses_type",
-                            "buffer_type", "records", "size", "params", NULL};
-    PyObject* params;
-    Launcher* self = (Launcher*)type->tp_alloc(type, 0);
+    PyObject *references, *params;
+    Launcher* self = alloc_from(type, kwargs, Launcher_call);
     if (!self)
         return NULL;
-    PyObject_GC_UnTrack(self); /* Its references are borrowed for a while. */
-    self->vectorcall = Launcher_call;
-    int parsed = PyArg_ParseTupleAndKeywords(
-        args, kwargs, "OOOOOOOO!OOOOOOO!O!O!O!pIO!", names, &self->launch, &self->fallback, &self->prepare,
-        &self->raise_for_status, &self->raise_in_capture, &self->context, &self->thread_state, &PyDict_Type,
-        &self->submits, &self->stream, &self->stream_id, &self->stream_handle, &self->library, &self->index,
-        &self->call_site, &PyDict_Type, &self->outside_files, &PyType_Type, &self->array_type,
-        &PyType_Type, &self->uses_type, &PyType_Type, &self->buffer_type, &self->records, &self->size,
-        &PyTuple_Type, &params);
-    if (!parsed) { /* Some references are borrowed and some are not set. */
-        memset(&self->launch, 0, (char*)(&self->buffer_type + 1) - (char*)&self->launch);
-        Py_DECREF(self);
-        return NULL;
-    }
-    for (PyObject** each = &self->launch; each <= &self->buffer_type; each++)
-        Py_INCREF(*each);
-    if (PyTuple_GET_SIZE(params) > MOST_PARAMS || self->size > MOST_PARAMS * PARAM_BYTES)
+    if (!PyArg_ParseTuple(args, "O!(ii)pIO!", &PyTuple_Type, &references, &self->device_type, &self->device,
+                          &self->records, &self->size, &PyTuple_Type, &params) ||
+        take_references(references, &self->launch, &self->buffer_type + 1))
+        goto failed;
+    if (PyTuple_GET_SIZE(params) > MOST_PARAMS || self->size > MOST_BYTES)
         PyErr_SetString(PyExc_ValueError, "too many parameters");
     for (Py_ssize_t at = 0; !PyErr_Occurred() && at < PyTuple_GET_SIZE(params); at++)
         add_param(self, PyTuple_GET_ITEM(params, at));
-    PyObject_GC_Track(self);
-    if (PyErr_Occurred() || find_offsets(self)) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject*)self;
+    if (!PyErr_Occurred() && !find_offsets(self))
+        return (PyObject*)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
 }
 
-static int Launcher_traverse(Launcher* self, visitproc visit, void* arg) {
-    for (PyObject** each = &self->launch; each <= &self->buffer_type; each++)
-        Py_VISIT(*each);
-    for (int at = 0; at < self->num_params; at++) {
-        Py_VISIT(self->params[at].dtypes);
-        Py_VISIT(self->params[at].elements);
-    }
-    return 0;
-}
-
-static int Launcher_clear(Launcher* self) {
-    for (PyObject** each = &self->launch; each <= &self->buffer_type; each++)
-        Py_CLEAR(*each);
-    for (int at = 0; at < self->num_params; at++) {
-        Py_CLEAR(self->params[at].dtypes);
-        Py_CLEAR(self->params[at].elements);
-    }
-    return 0;
-}
+TRACK(Launcher, launch, buffer_type)
 
 static PyObject* Launcher_repr(Launcher* self) {
     return PyUnicode_FromFormat("<launcher of %R>", self->launch);
-}
-
-/* NumberSetter */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject* setter; /* of the device, called with a sequence of bytes */
-    int num_values;
-    char codes[MOST_SCALARS];
-} NumberSetter;
-
-static PyTypeObject NumberSetter_Type;
-
-static int size_of(char code) { /* 0 for a format that is not packed here */
-    switch (code) {
-    case 'b': case 'B': return 1;
-    case 'h': case 'H': return 2;
-    case 'i': case 'I': case 'f': return 4;
-    case 'q': case 'Q': case 'd': return 8;
-    }
-    return 0;
-}
-
-static PyObject* NumberSetter_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static char* names[] = {"setter", "codes", NULL};
-    PyObject* setter;
-    const char* codes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Os", names, &setter, &codes))
-        return NULL;
-    size_t count = strlen(codes);
-    int known = count <= MOST_SCALARS;
-    for (size_t at = 0; known && at < count; at++)
-        known = size_of(codes[at]) > 0;
-    if (known && Py_IS_TYPE(setter, &WordSetter_Type)) {
-        WordSetter* words = (WordSetter*)setter;
-        known = words->num_values == (int)count;
-        for (size_t at = 0; known && at < count; at++)
-            known = words->sizes[at] == size_of(codes[at]);
-    }
-    if (!known) {
-        PyErr_Format(PyExc_ValueError, "%s are not the formats of these scalars", codes);
-        return NULL;
-    }
-    NumberSetter* self = (NumberSetter*)type->tp_alloc(type, 0);
-    if (!self)
-        return NULL;
-    self->setter = Py_NewRef(setter);
-    self->num_values = (int)count;
-    memcpy(self->codes, codes, count);
-    return (PyObject*)self;
-}
-
-/* Pack numbers as the module struct does. UNFIT for what it would not pack. */
-static Outcome pack_numbers(NumberSetter* self, PyObject* const* args, unsigned char values[][SCALAR_BYTES]) {
-    for (int at = 0; at < self->num_values; at++) {
-        char code = self->codes[at];
-        if (!is_plain_number(args[at], code))
-            return UNFIT;
-        Outcome stored = store_number(args[at], code, values[at]);
-        if (stored != DONE)
-            return stored;
-        if (code == 'f') { /* Struct refuses a finite number that becomes infinite. */
-            float single;
-            memcpy(&single, values[at], 4);
-            if (Py_IS_INFINITY(single) && !Py_IS_INFINITY(PyFloat_AsDouble(args[at])))
-                return UNFIT;
-        }
-    }
-    return DONE;
-}
-
-static PyObject* set_numbers(NumberSetter* self, unsigned char values[][SCALAR_BYTES]) {
-    if (Py_IS_TYPE(self->setter, &WordSetter_Type))
-        return status_tuple(set_words((WordSetter*)self->setter, values));
-    PyObject* list = PyList_New(self->num_values);
-    for (int at = 0; list && at < self->num_values; at++) {
-        PyObject* bytes = PyBytes_FromStringAndSize((char*)values[at], size_of(self->codes[at]));
-        if (!bytes)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, at, bytes);
-    }
-    PyObject* status = list ? PyObject_CallOneArg(self->setter, list) : NULL;
-    Py_XDECREF(list);
-    return status;
-}
-
-static int NumberSetter_traverse(NumberSetter* self, visitproc visit, void* arg) {
-    Py_VISIT(self->setter);
-    return 0;
-}
-
-static int NumberSetter_clear(NumberSetter* self) {
-    Py_CLEAR(self->setter);
-    return 0;
 }
 
 /* Replay */
@@ -961,7 +854,8 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *replayer, *fallback, *raise_launch_error, *raise_setter_error; /* a Replayer and functions */
-    PyObject *context, *title, *lock, *number_setters, *not_prepared;
+    PyObject *context, *title, *lock, *not_prepared;
+    PyObject* number_setters; /* by the names of scalars: the device's function and their formats */
 } Replay;
 
 static PyTypeObject Replay_Type;
@@ -982,9 +876,53 @@ static PyObject* launch_graph(PyObject* launch) {
     return PyObject_CallNoArgs(launch);
 }
 
+static unsigned size_of(char code) { /* of a format of the module struct */
+    switch (code) {
+    case 'b': case 'B': return 1;
+    case 'h': case 'H': return 2;
+    case 'i': case 'I': case 'f': return 4;
+    default: return 8;
+    }
+}
+
+/* The scalars of one replay: the device's function that sets them, their formats and their bytes. */
+typedef struct {
+    PyObject *setter, *names;
+    const char* codes;
+    unsigned size;
+    unsigned char values[MOST_SCALARS * 8];
+} Scalars;
+
+/* Pack numbers as the module struct does. UNFIT for what it would not pack. */
+static Outcome pack_scalars(Scalars* scalars, PyObject* const* args) {
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(scalars->names); at++) {
+        char code = scalars->codes[at];
+        unsigned char* out = scalars->values + scalars->size;
+        if (!is_plain_number(args[at], code))
+            return UNFIT;
+        Outcome stored = store_number(args[at], code, out);
+        if (stored != DONE)
+            return stored;
+        float single;
+        memcpy(&single, out, 4);
+        if (code == 'f' && Py_IS_INFINITY(single) && !Py_IS_INFINITY(PyFloat_AsDouble(args[at])))
+            return UNFIT; /* Struct refuses a finite number that becomes infinite. */
+        scalars->size += size_of(code);
+    }
+    return DONE;
+}
+
+static PyObject* set_scalars(Scalars* scalars) {
+    if (Py_IS_TYPE(scalars->setter, &WordSetter_Type))
+        return status_tuple(set_words((WordSetter*)scalars->setter, scalars->values));
+    PyObject* bytes = PyBytes_FromStringAndSize((const char*)scalars->values, scalars->size);
+    PyObject* status = bytes ? PyObject_CallOneArg(scalars->setter, bytes) : NULL;
+    Py_XDECREF(bytes);
+    return status;
+}
+
 /* Replay while this thread holds the lock. */
-static Outcome replay_locked(Replay* self, NumberSetter* setter, unsigned char values[][SCALAR_BYTES],
-                             PyObject* names) {
+static Outcome replay_locked(Replay* self, Scalars* scalars) {
     Outcome outcome = FAILED;
     PyObject* status = NULL;
     PyObject* launch = PyObject_GetAttr(self->replayer, name.launch);
@@ -996,11 +934,11 @@ static Outcome replay_locked(Replay* self, NumberSetter* setter, unsigned char v
     }
     if (PyObject_SetAttr(self->context, name.last_replayed, self->title))
         goto done;
-    if (setter) {
-        status = set_numbers(setter, values);
+    if (scalars) {
+        status = set_scalars(scalars);
         int failed = status ? has_failed(status) : -1;
         if (failed > 0)
-            Py_XDECREF(PyObject_CallFunctionObjArgs(self->raise_setter_error, status, names, NULL));
+            Py_XDECREF(PyObject_CallFunctionObjArgs(self->raise_setter_error, status, scalars->names, NULL));
         if (failed)
             goto done;
         Py_CLEAR(status);
@@ -1022,17 +960,13 @@ done:
 }
 
 /* Take the lock, a dictionary with one item, replay and put the item back: see `dict_lock`. */
-static Outcome replay_now(Replay* self, NumberSetter* setter, PyObject* const* args, PyObject* names) {
-    unsigned char values[MOST_SCALARS][SCALAR_BYTES];
+static Outcome replay_now(Replay* self, Scalars* scalars) {
     int idle = is_none(self->context, name.lost_or_capturing);
     if (idle <= 0)
         return idle ? FAILED : UNFIT;
-    Outcome outcome = setter ? pack_numbers(setter, args, values) : DONE;
-    if (outcome != DONE)
-        return outcome;
     if (PyDict_DelItem(self->lock, zero))
         return unfit_or_failed(); /* Another thread holds it. */
-    outcome = replay_locked(self, setter, values, names);
+    Outcome outcome = replay_locked(self, scalars);
     PyObject* error = take_error();
     if (PyDict_SetItem(self->lock, zero, Py_True))
         outcome = FAILED;
@@ -1041,18 +975,24 @@ static Outcome replay_now(Replay* self, NumberSetter* setter, PyObject* const* a
     return outcome;
 }
 
+static Outcome replay_with(Replay* self, PyObject* const* args, PyObject* names) {
+    Scalars scalars = {.names = names};
+    PyObject* entry = PyDict_GetItemWithError(self->number_setters, names);
+    if (!entry || !PyArg_ParseTuple(entry, "Os", &scalars.setter, &scalars.codes))
+        return unfit_or_failed();
+    Py_INCREF(entry); /* Closing the graph drops it. */
+    Outcome outcome = pack_scalars(&scalars, args);
+    if (outcome == DONE)
+        outcome = replay_now(self, &scalars);
+    Py_DECREF(entry);
+    return outcome;
+}
+
 static PyObject* Replay_call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
     Replay* self = (Replay*)callable;
     Outcome outcome = UNFIT;
-    PyObject* setter = NULL;
-    if (!PyVectorcall_NARGS(nargsf)) {
-        if (kwnames && PyTuple_GET_SIZE(kwnames)) {
-            setter = Py_XNewRef(PyDict_GetItemWithError(self->number_setters, kwnames));
-            outcome = setter ? replay_now(self, (NumberSetter*)setter, args, kwnames) : unfit_or_failed();
-            Py_XDECREF(setter);
-        } else
-            outcome = replay_now(self, NULL, args, NULL);
-    }
+    if (!PyVectorcall_NARGS(nargsf))
+        outcome = kwnames ? replay_with(self, args, kwnames) : replay_now(self, NULL);
     if (outcome == UNFIT)
         return PyObject_Vectorcall(self->fallback, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
     if (outcome == FAILED)
@@ -1061,38 +1001,13 @@ static PyObject* Replay_call(PyObject* callable, PyObject* const* args, size_t n
 }
 
 static PyObject* Replay_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static char* names[] = {"replayer", "fallback", "raise_launch_error", "raise_setter_error", "context",
-                            "title", "lock", "number_setters", "not_prepared", NULL};
-    Replay* self = (Replay*)type->tp_alloc(type, 0);
-    if (!self)
-        return NULL;
-    PyObject_GC_UnTrack(self); /* Its references are borrowed for a while. */
-    self->vectorcall = Replay_call;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOO!O!O", names, &self->replayer, &self->fallback,
-                                     &self->raise_launch_error, &self->raise_setter_error, &self->context,
-                                     &self->title, &PyDict_Type, &self->lock, &PyDict_Type,
-                                     &self->number_setters, &self->not_prepared)) {
-        memset(&self->replayer, 0, (char*)(&self->not_prepared + 1) - (char*)&self->replayer);
-        Py_DECREF(self);
-        return NULL;
-    }
-    for (PyObject** each = &self->replayer; each <= &self->not_prepared; each++)
-        Py_INCREF(*each);
-    PyObject_GC_Track(self);
+    Replay* self = alloc_from(type, kwargs, Replay_call);
+    if (self && take_references(args, &self->replayer, &self->number_setters + 1))
+        Py_CLEAR(self);
     return (PyObject*)self;
 }
 
-static int Replay_traverse(Replay* self, visitproc visit, void* arg) {
-    for (PyObject** each = &self->replayer; each <= &self->not_prepared; each++)
-        Py_VISIT(*each);
-    return 0;
-}
-
-static int Replay_clear(Replay* self) {
-    for (PyObject** each = &self->replayer; each <= &self->not_prepared; each++)
-        Py_CLEAR(*each);
-    return 0;
-}
+TRACK(Replay, replayer, number_setters)
 
 /* The module */
 
@@ -1123,8 +1038,6 @@ TYPE(WordSetter, "Prepared fills: setter(values) sets each address to its bytes.
 TYPE(Launcher, "Launches a kernel with the arguments that most launches have.", CALLABLE(Launcher),
      TRACKED(Launcher), .tp_repr = (reprfunc)Launcher_repr,
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
-TYPE(NumberSetter, "Packs numbers for scalars and sets them.", TRACKED(NumberSetter),
-     .tp_flags = PLAIN | Py_TPFLAGS_HAVE_GC)
 TYPE(Replay, "Replays a graph: replay(**scalars).", CALLABLE(Replay), TRACKED(Replay),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 
@@ -1136,27 +1049,26 @@ static int intern_names(void) {
 #define INTERN(word)                                                                                        \
     if (!(name.word = PyUnicode_InternFromString(#word)))                                                   \
         return -1;
-    INTERN(capture) INTERN(current) INTERN(data_ptr) INTERN(dtype) INTERN(get_device) INTERN(graph) INTERN(handle)
-    INTERN(interrupted) INTERN(is_conj) INTERN(is_contiguous) INTERN(is_neg) INTERN(last_replayed)
-    INTERN(last_site) INTERN(launch) INTERN(lost) INTERN(lost_or_capturing) INTERN(num_replays)
-    INTERN(records) INTERN(stream)
+    INTERN(capture) INTERN(graph) INTERN(handle) INTERN(interrupted) INTERN(is_conj) INTERN(is_neg)
+    INTERN(last_replayed) INTERN(last_site) INTERN(launch) INTERN(lost) INTERN(lost_or_capturing)
+    INTERN(num_replays) INTERN(records) INTERN(stream)
 #undef INTERN
     return 0;
 }
 
 PyMODINIT_FUNC PyInit__native(void) {
-    PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type,  &WordSetter_Type,
-                             &Launcher_Type,     &NumberSetter_Type, &Replay_Type};
+    PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type, &WordSetter_Type, &Launcher_Type,
+                             &Replay_Type};
     PyObject* made = PyModule_Create(&module);
     zero = PyLong_FromLong(0);
     no_error = Py_BuildValue("(i)", 0);
     empty = PyTuple_New(0);
-    unfit_errors = PyTuple_Pack(6, PyExc_LookupError, PyExc_AttributeError, PyExc_TypeError,
-                                PyExc_ValueError, PyExc_OverflowError, PyExc_RuntimeError);
+    unfit_errors = PyTuple_Pack(7, PyExc_LookupError, PyExc_AttributeError, PyExc_TypeError, PyExc_ValueError,
+                                PyExc_OverflowError, PyExc_BufferError, PyExc_RuntimeError);
     if (!made || !zero || !no_error || !empty || !unfit_errors || intern_names() ||
         PyModule_AddIntConstant(made, "INTERFACE", INTERFACE) ||
         PyModule_AddIntConstant(made, "MOST_PARAMS", MOST_PARAMS) ||
-        PyModule_AddIntConstant(made, "MOST_BYTES", MOST_PARAMS * PARAM_BYTES) ||
+        PyModule_AddIntConstant(made, "MOST_BYTES", MOST_BYTES) ||
         PyModule_AddIntConstant(made, "MOST_SCALARS", MOST_SCALARS)) {
         Py_XDECREF(made);
         return NULL;

@@ -103,7 +103,7 @@ HARMLESS: dict[str, Call] = {
     "load": lambda s: s.load(),
     "function": lambda s: s.module.function("note"),
     "symbol": lambda s: s.module.symbol("table"),
-    "set": lambda s: s.device.setter([(s.address, 4)], s.other)([b"\1\0\0\0"]),
+    "set": lambda s: s.device.setter([(s.address, 4)], s.other)(b"\1\0\0\0"),
     "captured.record": lambda s: s.captured.record().close(),
     "status": lambda s: s.captured.capture_status(),
     "stream": lambda s: s.device.stream().close(),

@@ -60,10 +60,10 @@ FindLines = Callable[[], "Lines | None"]
 #: A prepared replay of a graph in one stream. `Device.check` takes its status, as that of a launch.
 Replay = Callable[[], tuple[int, ...]]
 
-#: A prepared write of several values to several addresses in one operation. Each value has the size
-#: that was given for its address, and is read before the call returns. Only one thread at a time may
-#: call it. `Device.check` takes its status.
-Setter = Callable[[Sequence[bytes]], tuple[int, ...]]
+#: A prepared write of several values to several addresses. It takes the bytes of all values, one after
+#: the other, each with the size that was given for its address. They are read before the call returns.
+#: `Device.check` takes the status.
+Setter = Callable[[bytes], tuple[int, ...]]
 
 
 class Limits(NamedTuple):

@@ -63,7 +63,8 @@ class Replayer:
         self.lock: DictLock = {0: True}
         self.launch: base.Replay | None = None
         self.setters: dict[tuple[str, ...], base.Setter] = {}
-        self.number_setters: dict[tuple[str, ...], object] = {}  # the same for the native core
+        # The same for the native core, with the formats of the scalars.
+        self.number_setters: dict[tuple[str, ...], tuple[base.Setter, str]] = {}
         self._scratch = {each.stack for each in work.buffers if isinstance(each, ScratchBuffer)}
         self._stream = stream
         self._options = options
@@ -86,16 +87,10 @@ class Replayer:
         if native.core is None:
             return self.replay
         replay: Callable[..., None] = native.core.Replay(
-            replayer=self,
-            fallback=self.replay,
-            raise_launch_error=self.raise_launch_error,
-            raise_setter_error=self.raise_setter_error,
-            context=self.context,
-            title=self.name,
-            lock=self.lock,
-            number_setters=self.number_setters,
-            not_prepared=NOT_PREPARED,
-        )
+            # in the order of the fields of `Replay` in `_native.c`
+            self, self.replay, self.raise_launch_error, self.raise_setter_error,
+            self.context, self.name, self.lock, NOT_PREPARED, self.number_setters,
+        )  # fmt: skip
         return replay
 
     def replay(self, /, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
@@ -206,7 +201,7 @@ class Replayer:
     ) -> None:
         self.context.last_replayed = self.name
         if setter is not None:
-            status = setter(values)
+            status = setter(b"".join(values))
             if status[0]:
                 self.raise_setter_error(status, names)
         status = launch()
@@ -228,7 +223,7 @@ class Replayer:
             setter = self.setters[names] = self._setters[names, stream.id]
             codes = self.work.number_formats(names)
             if native.core is not None and codes is not None and len(codes) <= native.core.MOST_SCALARS:
-                self.number_setters[names] = native.core.NumberSetter(setter, codes)
+                self.number_setters[names] = (setter, codes)
         launch = self._launches[stream.id]
 
         def set_launch() -> None:

@@ -354,7 +354,7 @@ class Scalar(Array):
         context.refuse_in_capture(SET_SCALAR, target)
         data = element_bytes(value, self.dtype)
         with self._section(target, write=True):
-            status = device.setter([(self.address, self.dtype.size)], target)([data])
+            status = device.setter([(self.address, self.dtype.size)], target)(data)
         if status[0]:
             device.check(status, f"setting {self!r}")
 

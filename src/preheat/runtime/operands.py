@@ -14,7 +14,7 @@ from preheat.errors import InputError
 from preheat.runtime import dlpack
 from preheat.runtime.libraries import LIBRARIES, Library
 
-__all__ = ["Operand", "Pointer", "Strided", "TensorKind", "strided", "tensor_kind"]
+__all__ = ["Operand", "Pointer", "Strided", "TensorKind", "exchange_apis", "strided", "tensor_kind"]
 
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
 
@@ -221,6 +221,9 @@ def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tup
 
 
 _kinds: dict[type, TensorKind | None] = {}
+
+#: The C functions of DLPack for tensors of torch, as capsules, by the type of a tensor.
+exchange_apis: dict[type, object] = {}
 _READERS: dict[str, Callable[[Any, int], Operand]] = {"torch": _from_torch, "cupy": _from_cupy}
 
 
@@ -229,6 +232,9 @@ def _find(kind: type) -> TensorKind | None:
     for library in LIBRARIES.values():
         if library.is_tensor_type(kind):
             library.inspect()
+            exchange = getattr(kind, "__dlpack_c_exchange_api__", None)
+            if library.api == "torch" and type(exchange).__name__ == "PyCapsule":
+                exchange_apis[kind] = exchange
             return TensorKind(library.name, _READERS[library.api], library)
     library_name = kind.__module__.partition(".")[0]
     if any((each.__module__, each.__name__) == ("numpy", "ndarray") for each in kind.__mro__):

@@ -158,10 +158,10 @@ def test_host_bytes_and_parameters_are_read_at_submission(seed: int) -> None:
     device.copy_in(address, data.data, stream)
     data[:] = 9
     Bump(device, stream)(address + 8, 1)
-    values = [bytearray(b"\x05"), bytearray(b"\x06\x06")]
+    values = bytearray(b"\x05\x06\x06")
     set_all = device.setter([(address, 1), (address + 2, 2)], stream)
     assert set_all(values) == (0,)  # type: ignore[arg-type]
-    values[0][0] = 1
+    values[0] = 1
     expected = b"\x05\x07\x06\x06" + b"\x07" * 4 + b"\x08" + b"\x07" * (SIZE - 9)
     assert contents(device, address, stream) == expected
 
@@ -367,7 +367,7 @@ TOUCHES: dict[str, Touch] = {
     "copy": lambda d, at, s: d.copy(ready(d, 0), at, SIZE, s),
     "copy from the host": lambda d, at, s: d.copy_in(at, memoryview(b"12"), s),
     "copy to the host": lambda d, at, s: contents(d, at, s),
-    "set": lambda d, at, s: d.setter([(at, 2)], s)([b"12"]),
+    "set": lambda d, at, s: d.setter([(at, 2)], s)(b"12"),
 }
 
 

@@ -289,17 +289,19 @@ class CudaDevice:
             return setter
         cu = library()
         handle = cu.CUstream(stream.handle)
-        words: list[tuple[int, int, int, Any, Any]] = []  # value, its bytes, driver function, address
-        for at, (address, size) in enumerate(places):
+        words: list[tuple[int, int, Any, Any]] = []  # the bytes of a word, driver function, address
+        start = 0
+        for address, size in places:
             word = min(size, 4)
             fill = getattr(cu, _FILLS[word])
-            for start in range(0, size, word):
-                words.append((at, start, start + word, fill, cu.CUdeviceptr(address + start)))
+            for offset in range(0, size, word):
+                words.append((start, start + word, fill, cu.CUdeviceptr(address + offset)))
+                start += word
 
-        def set_words(values: Sequence[bytes]) -> tuple[int, ...]:
+        def set_words(data: bytes) -> tuple[int, ...]:
             status: tuple[int, ...] = (0,)
-            for at, start, end, fill, place in words:
-                status = fill(place, int.from_bytes(values[at][start:end], "little"), 1, handle)
+            for start, end, fill, place in words:
+                status = fill(place, int.from_bytes(data[start:end], "little"), 1, handle)
                 if status[0]:
                     break
             return status

@@ -7,6 +7,7 @@ With a schedule, the memory counts as that of another device, and work is queued
 from __future__ import annotations
 
 import ctypes
+import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -295,11 +296,13 @@ class EmulatorDevice:
     def setter(self, places: Sequence[tuple[int, int]], stream: base.Stream) -> base.Setter:
         """Return a function that writes several values."""
 
-        def set_all(values: Sequence[bytes]) -> tuple[int, ...]:
+        def set_all(data: bytes) -> tuple[int, ...]:
+            given = io.BytesIO(data)
+            values = [given.read(size) for _, size in places]
             if (capture := self.captures.find(stream.id)) is not None:
                 raise capture.invalidate("set")
             if self.scheduler is not None:
-                work = self._deferred_write("set", places, [bytes(value) for value in values])
+                work = self._deferred_write("set", places, values)
                 self.scheduler.submit(stream.id, work)
                 return (0,)
             with self.lock:
