@@ -6,24 +6,27 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter
 from preheat.callsite import caller
 from preheat.devices import base
-from preheat.devices.base import ON_GPU
+from preheat.devices.base import LEGACY_STREAMS, ON_GPU
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
 from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension
+from preheat.kernels.plan import ADDRESSES, UNFIT, Launcher, NotPlanned, library_of
 from preheat.runtime.active_capture import ALLOCATE, ActiveCapture
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Call, LaunchArguments
+from preheat.runtime.operands import tensor_kind
 from preheat.runtime.stream import raw_stream
+from preheat.runtime.uses import Uses
 
 __all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
 
@@ -47,6 +50,8 @@ MATH = {
 }
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 _RECREATE = "create it again: preheat.Blas(gpu)"
+_FACTORS = (ctypes.c_float * 2)(0, 1)
+_ZERO, _ONE = (ctypes.addressof(_FACTORS) + n * ctypes.sizeof(ctypes.c_float) for n in range(2))
 _ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS selects the algorithm.
 _FOREIGN_HANDLES = 4  # handles kept for streams of other libraries, whose end is not reported
 
@@ -135,7 +140,11 @@ class Blas:
         for _, stream in list(context.idle_streams):
             self._handles.pop(stream.id, None)
         own = {stream.id for stream in context.order.streams()}
-        foreign = [key for key in self._handles if key not in own]
+        foreign = [
+            key
+            for key, handle in self._handles.items()
+            if key not in own and handle.default_stream is None
+        ]
         for key in foreign[: max(len(foreign) - _FOREIGN_HANDLES, 0)]:
             del self._handles[key]
         active = context.active_captures()
@@ -155,11 +164,24 @@ class Blas:
                     self.reserve()
                 handle = self._bind(stream)
             self._handles[stream.id] = handle
+            self._tidy()
+            return handle
+
+    def _tidy(self) -> None:
+        """Drop handles that nothing uses any more, and have one ready for a capture."""
+        with self._lock:
             self._prune()
             if not self._ready:
                 with suppress(CaptureError):  # A capture of another thread forbids allocations.
                     self.reserve()
-            return handle
+
+    @property
+    def _is_untidy(self) -> bool:
+        """Return True when `_tidy` has something to do, except for what `_handle_of` causes."""
+        if self._captured or not self._ready:
+            return True
+        idle = self._library.context.idle_streams
+        return bool(idle) and any(stream.id in self._handles for _, stream in list(idle))
 
     def _handle_in_foreign_capture(self, stream: base.Stream) -> _Handle:
         """Return the handle for the capture of another library, whose graph keeps the handle."""
@@ -200,6 +222,132 @@ class Blas:
         _Product(self, op, dtype, add, stream).run(a, b, c)
         add_to_traces(by_cublas(op))
 
+    def _launcher(
+        self, op: Op, dtype: DType, arrays: tuple[Any, ...], *, add: bool, stream: object
+    ) -> Launcher | None:
+        """Return a launcher for products like that of `arrays`, which `_multiply` has computed.
+
+        It is None where every product needs all checks: in streams of other libraries that may be
+        captured or destroyed.
+        """
+        context = self._library.context
+        raw = None if stream is None else raw_stream(context, stream)
+        api = library_of(arrays)
+        if self.gpu.blocking or api is None:
+            return None
+        multiply = self._gemm(op, dtype, add)
+        address = ADDRESSES[api]
+        if not api:
+            raw = raw or context.stream
+            return Launcher(
+                partial(_multiply_quickly, self, raw, _fits_own(dtype, raw), address, multiply)
+            )
+        kind = tensor_kind(arrays[0])
+        source = None if kind is None else kind.source
+        place, index = context.device.dlpack
+        if raw is not None or source is None or source.device_type != place:
+            return None
+        current = source.current
+        handle = current(index)
+        if handle not in LEGACY_STREAMS:
+            return None
+        fits = _FITS[api](arrays[0].dtype, index)
+        quick = partial(_multiply_quickly, self, context.order.adopt(handle), fits, address, multiply)
+
+        def multiply_in_default_stream(a: Any, b: Any, c: Any, *_: object) -> None:
+            if current(index) != handle:
+                raise NotPlanned
+            quick(a, b, c)
+
+        return Launcher(multiply_in_default_stream)
+
+    def _gemm(self, op: Op, dtype: DType, add: bool) -> Callable[[_Handle, int, int, int], None]:
+        """Return the function that computes a product with a handle, given three addresses."""
+        # cuBLAS stores matrices by columns, so it sees each of ours transposed. Therefore it computes
+        # the transposed result, which has the operands in reverse order.
+        cublas = self._library.cublas
+        math = MATH[self.math]
+        dims = dict(op.dims)
+        axes = _AXES[op.name]
+        rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
+        kind = _TYPES[dtype.name]
+        compute = getattr(cublas.ComputeType, math.shorter if dtype.size < 4 else math.float32)
+        first = cublas.Operation(int(axes.b))
+        second = cublas.Operation(int(axes.a))
+        first_stride = length if axes.b else columns
+        second_stride = rows if axes.a else length
+        alpha, beta = _ONE, _ONE if add else _ZERO
+        gemm_ex = self._library.function("gemm_ex")
+
+        def gemm(handle: _Handle, a: int, b: int, c: int) -> None:
+            gemm_ex(
+                handle.number, first, second, columns, rows, length, alpha,
+                b, kind, first_stride, a, kind, second_stride, beta, c, kind, columns,
+                compute, _ALGORITHM,
+            )  # fmt: skip
+
+        return gemm
+
+
+def _multiply_quickly(
+    blas: Blas,
+    stream: base.Stream,
+    fits: Callable[[Any, bool], bool],
+    address: Callable[[Any], int],
+    multiply: Callable[[_Handle, int, int, int], None],
+    a: Any,
+    b: Any,
+    c: Any,
+    *_: object,
+) -> None:
+    """Compute a product in a stream that has a handle; `NotPlanned` where it needs all checks."""
+    try:
+        handle = blas._handles[stream.id]
+        ready = blas._library.context.lost_or_capturing is None and handle.can_work_in(stream)
+        if not ready or not (fits(a, False) and fits(b, False) and fits(c, True)):
+            raise NotPlanned
+        addresses = address(a), address(b), address(c)
+    except UNFIT:
+        raise NotPlanned from None
+    if blas._is_untidy:
+        blas._tidy()
+    multiply(handle, *addresses)
+
+
+def _fits_own(dtype: DType, stream: base.Stream) -> Callable[[Any, bool], bool]:
+    """Return the test whether `stream` can use an array of ours without waiting."""
+    number = stream.id
+
+    def fits(array: Any, write: bool) -> bool:
+        uses = array.uses
+        right = uses.writer is stream or (not write and number in uses.readers)
+        return right and array.dtype is dtype
+
+    return fits
+
+
+def _fits_torch(dtype: object, index: int) -> Callable[[Any, bool], bool]:
+    """Return the test whether work on a GPU can use a tensor of torch."""
+
+    def fits(tensor: Any, _: bool) -> bool:
+        here = tensor.get_device() == index and tensor.dtype == dtype
+        return here and tensor.is_contiguous() and not tensor.is_neg()
+
+    return fits
+
+
+def _fits_cupy(dtype: object, index: int) -> Callable[[Any, bool], bool]:
+    """Return the test whether work on a GPU can use an array of CuPy."""
+
+    def fits(array: Any, _: bool) -> bool:
+        here = array.data.device_id == index and array.dtype == dtype
+        return bool(here and array._c_contiguous)
+
+    return fits
+
+
+_FITS = {"torch": _fits_torch, "cupy": _fits_cupy}
+
 
 def _no_workspace() -> CaptureError:
     return CaptureError(
@@ -217,18 +365,54 @@ class _Library(NamedTuple):
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of cuBLAS on this GPU; its errors become `DeviceError`."""
-        with _current(self.context.device):
+        return self.function(name)(*args)
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function of cuBLAS that works on this GPU; its errors become `DeviceError`."""
+        error_type = self.cublas.cuBLASError
+        function = _beside_captures(self.context.device, getattr(self.cublas, name))
+
+        def call(*args: Any) -> Any:
             try:
-                return getattr(self.cublas, name)(*args)
-            except self.cublas.cuBLASError as error:
+                return function(*args)
+            except error_type as error:
                 raise DeviceError(f"{name} of cuBLAS failed: {error}") from None
 
+        return call
 
-def _current(device: base.Device) -> AbstractContextManager[object]:
-    """Make the context of the device current for cuBLAS. The emulator, used in tests, has none."""
-    current: Callable[[], AbstractContextManager[object]]
-    current = getattr(device, "beside_captures", nullcontext)
-    return current()
+
+def _beside_captures(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with the context of the device current, and without effect on captures.
+
+    It calls the driver directly, because a product is called as often as a kernel is launched. The
+    emulator, used in tests, has no context.
+    """
+    if device.dlpack[0] != ON_GPU:
+        return function
+    from preheat.devices.cuda.driver import error_of, library
+
+    driver = library()
+    context = device.context
+    push, pop = driver.cuCtxPushCurrent, driver.cuCtxPopCurrent
+    exchange = driver.cuThreadExchangeStreamCaptureMode
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+    def call(*args: Any) -> Any:
+        (status,) = push(context)
+        if status:
+            raise error_of("cuCtxPushCurrent", status)
+        try:
+            status, mode = exchange(relaxed)
+            if status:
+                raise error_of("cuThreadExchangeStreamCaptureMode", status)
+            try:
+                return function(*args)
+            finally:
+                exchange(mode)
+        finally:
+            pop()
+
+    return call
 
 
 class _RawHandle:
@@ -265,6 +449,7 @@ class _Handle:
         self._raw = raw
         self.workspace = workspace
         self._unused = unused
+        self.default_stream: base.Stream | None = None  # the legacy one, once it uses the workspace
 
     @property
     def number(self) -> int:
@@ -280,8 +465,22 @@ class _Handle:
         call("set_math_mode", self.number, mode)
         return self
 
+    def can_work_in(self, stream: base.Stream) -> bool:
+        """Return True when `stream` has waited for the workspace and nothing else has used it since."""
+        return self.workspace.uses.writer is stream or self.default_stream is stream
+
     def __del__(self) -> None:
+        if self.default_stream is not None:  # Products after the last mark are not recorded yet.
+            context = self._library.context
+            uses = self.workspace.buffer.uses
+            context.deferred_cleanups.append(partial(_record_use, context, self.default_stream, uses))
         self._unused.append(self._raw)
+
+
+def _record_use(context: Context, stream: base.Stream, uses: Uses) -> None:
+    """Record that a stream, which is never captured, has used memory until now."""
+    with context.order.section(stream, {uses: True}, capturing=False):
+        pass
 
 
 class _Axes(NamedTuple):
@@ -328,6 +527,8 @@ class _Product(Call):
         handle = self._blas._handle_of(stream)
         with self.context.order.section(stream, {handle.workspace.buffer.uses: True}, capturing=False):
             self._call(handle, *arguments.values)
+        if stream.handle in LEGACY_STREAMS:  # It is never captured or destroyed.
+            handle.default_stream = stream
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
         handle = self._blas._handle_in_capture(capture)
@@ -336,25 +537,7 @@ class _Product(Call):
         capture.add_export(handle.workspace)
 
     def _call(self, handle: _Handle, a: int, b: int, c: int) -> None:
-        # cuBLAS stores matrices by columns, so it sees each of ours transposed. Therefore it computes
-        # the transposed result, which has the operands in reverse order.
-        library = self._blas._library
-        math = MATH[self._blas.math]
-        operation = library.cublas.Operation
-        dims = dict(self._op.dims)
-        axes = _AXES[self._op.name]
-        rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
-        kind = _TYPES[self._dtype.name]
-        compute = math.shorter if self._dtype.size < 4 else math.float32
-        alpha, beta = ctypes.c_float(1), ctypes.c_float(self._add)
-        library.call(
-            "gemm_ex", handle.number, operation(int(axes.b)), operation(int(axes.a)),
-            columns, rows, length, ctypes.addressof(alpha),
-            b, kind, length if axes.b else columns,
-            a, kind, rows if axes.a else length,
-            ctypes.addressof(beta), c, kind, columns,
-            getattr(library.cublas.ComputeType, compute), _ALGORITHM,
-        )  # fmt: skip
+        self._blas._gemm(self._op, self._dtype, self._add)(handle, a, b, c)
 
 
 @cache
