@@ -17,16 +17,15 @@ from preheat.devices.base import LEGACY_STREAMS, ON_GPU
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
+from preheat.kernels.blas_handle import Handle, Library, RawHandle, beside_captures, failed
 from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension
 from preheat.kernels.plan import ADDRESSES, UNFIT, Launcher, NotPlanned, library_of
 from preheat.runtime.active_capture import ALLOCATE, ActiveCapture
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
-from preheat.runtime.context import Context
 from preheat.runtime.launch import Call, LaunchArguments
 from preheat.runtime.operands import tensor_kind
 from preheat.runtime.stream import raw_stream
-from preheat.runtime.uses import Uses
 
 __all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
 
@@ -90,7 +89,7 @@ class Blas:
     Every stream has a handle of its own, with a workspace. Results have the same bits every time for
     operands with the same alignment, by which cuBLAS selects its kernels. The workspace of a closed
     stream or a deleted graph is freed at the next product, once its work has completed. Of the streams
-    of other libraries, only the most recently used ones keep a workspace.
+    of other libraries, only the default stream and the most recently used ones keep a workspace.
 
     A captured graph, of preheat or another library, keeps a workspace for itself. No workspace can be
     allocated inside a capture, so one is kept ready: from the start, and after every product outside of
@@ -110,15 +109,15 @@ class Blas:
         self.gpu = gpu
         self.math = math
         self.version = found.version
-        self._library = _Library(gpu._context, found.cublas)
+        self._library = Library(gpu._context, found.cublas)
         self._lock = threading.RLock()  # A forked child cannot use a GPU, so it never takes the lock.
-        self._handles: dict[int, _Handle] = {}  # by stream id, the most recently used last
+        self._handles: dict[int, Handle] = {}  # by stream id, the most recently used last
         # With the captures that use them.
-        self._captured: list[tuple[weakref.ref[ActiveCapture], _Handle]] = []
+        self._captured: list[tuple[weakref.ref[ActiveCapture], Handle]] = []
         # Handles that graphs of other libraries keep, by the id of the stream during the capture.
-        self._retained: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
-        self._ready: list[_Handle] = []
-        self._unused: list[_RawHandle] = []  # of handles that were dropped
+        self._retained: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+        self._ready: list[Handle] = []
+        self._unused: list[RawHandle] = []  # of handles that were dropped
         self.reserve()
 
     def reserve(self, captures: int = 1) -> None:
@@ -131,8 +130,8 @@ class Blas:
             self._prune()
             while len(self._ready) < count:
                 workspace = Array.new(context, (self._workspace_size,), DTYPES["uint8"], context.stream)
-                raw = self._unused.pop() if self._unused else _RawHandle(self._library)
-                self._ready.append(_Handle(self._library, raw, workspace, self._unused))
+                raw = self._unused.pop() if self._unused else RawHandle(self._library)
+                self._ready.append(Handle(self._library, raw, workspace, self._unused))
 
     def _prune(self) -> None:
         """Drop the handles of streams that nothing holds any more, and of captures that have ended."""
@@ -155,7 +154,7 @@ class Blas:
         """The size of a workspace in bytes that NVIDIA recommends."""
         return (32 if self.gpu.arch.major >= 9 else 4) << 20
 
-    def _handle_of(self, stream: base.Stream) -> _Handle:
+    def _handle_of(self, stream: base.Stream) -> Handle:
         """Return the handle of a stream."""
         with self._lock:
             handle = self._handles.pop(stream.id, None)
@@ -176,14 +175,12 @@ class Blas:
                     self.reserve()
 
     @property
-    def _is_untidy(self) -> bool:
-        """Return True when `_tidy` has something to do, except for what `_handle_of` causes."""
-        if self._captured or not self._ready:
-            return True
-        idle = self._library.context.idle_streams
-        return bool(idle) and any(stream.id in self._handles for _, stream in list(idle))
+    def _has_idle_handles(self) -> bool:
+        """Return True when a stream that nothing holds any more has a handle."""
+        idle = list(self._library.context.idle_streams)
+        return any(stream.id in self._handles for _, stream in idle)
 
-    def _handle_in_foreign_capture(self, stream: base.Stream) -> _Handle:
+    def _handle_in_foreign_capture(self, stream: base.Stream) -> Handle:
         """Return the handle for the capture of another library, whose graph keeps the handle."""
         with self._lock:
             handle = self._retained.get(stream.id)
@@ -194,7 +191,7 @@ class Blas:
                 stream.retain(handle)
             return handle
 
-    def _handle_in_capture(self, capture: ActiveCapture) -> _Handle:
+    def _handle_in_capture(self, capture: ActiveCapture) -> Handle:
         """Return the handle for a capture of preheat."""
         with self._lock:
             for owner, handle in self._captured:
@@ -206,7 +203,7 @@ class Blas:
             self._captured.append((weakref.ref(capture), handle))
             return handle
 
-    def _bind(self, stream: base.Stream) -> _Handle:
+    def _bind(self, stream: base.Stream) -> Handle:
         """Take a handle that is ready and let it work in `stream`."""
         handle = self._ready.pop()
         modes = self._library.cublas.Math
@@ -261,7 +258,7 @@ class Blas:
 
         return Launcher(multiply_in_default_stream)
 
-    def _gemm(self, op: Op, dtype: DType, add: bool) -> Callable[[_Handle, int, int, int], None]:
+    def _gemm(self, op: Op, dtype: DType, add: bool) -> Callable[[Handle, int, int, int], None]:
         """Return the function that computes a product with a handle, given three addresses."""
         # cuBLAS stores matrices by columns, so it sees each of ours transposed. Therefore it computes
         # the transposed result, which has the operands in reverse order.
@@ -277,14 +274,17 @@ class Blas:
         first_stride = length if axes.b else columns
         second_stride = rows if axes.a else length
         alpha, beta = _ONE, _ONE if add else _ZERO
-        gemm_ex = self._library.function("gemm_ex")
+        gemm_ex = beside_captures(self._library.context.device, cublas.gemm_ex)
 
-        def gemm(handle: _Handle, a: int, b: int, c: int) -> None:
-            gemm_ex(
-                handle.number, first, second, columns, rows, length, alpha,
-                b, kind, first_stride, a, kind, second_stride, beta, c, kind, columns,
-                compute, _ALGORITHM,
-            )  # fmt: skip
+        def gemm(handle: Handle, a: int, b: int, c: int) -> None:
+            try:
+                gemm_ex(
+                    handle.number, first, second, columns, rows, length, alpha,
+                    b, kind, first_stride, a, kind, second_stride, beta, c, kind, columns,
+                    compute, _ALGORITHM,
+                )  # fmt: skip
+            except cublas.cuBLASError as error:
+                raise failed("gemm_ex", error) from None
 
         return gemm
 
@@ -294,22 +294,26 @@ def _multiply_quickly(
     stream: base.Stream,
     fits: Callable[[Any, bool], bool],
     address: Callable[[Any], int],
-    multiply: Callable[[_Handle, int, int, int], None],
+    multiply: Callable[[Handle, int, int, int], None],
     a: Any,
     b: Any,
     c: Any,
     *_: object,
 ) -> None:
     """Compute a product in a stream that has a handle; `NotPlanned` where it needs all checks."""
+    context = blas._library.context
     try:
         handle = blas._handles[stream.id]
-        ready = blas._library.context.lost_or_capturing is None and handle.can_work_in(stream)
-        if not ready or not (fits(a, False) and fits(b, False) and fits(c, True)):
+        # The stream has waited for the workspace, and nothing else has used the workspace since.
+        ready = handle.workspace.uses.writer is stream or handle.default_stream is stream
+        if not ready or context.lost_or_capturing is not None:
+            raise NotPlanned
+        if not (fits(a, False) and fits(b, False) and fits(c, True)):
             raise NotPlanned
         addresses = address(a), address(b), address(c)
     except UNFIT:
         raise NotPlanned from None
-    if blas._is_untidy:
+    if blas._captured or not blas._ready or (context.idle_streams and blas._has_idle_handles):
         blas._tidy()
     multiply(handle, *addresses)
 
@@ -355,132 +359,6 @@ def _no_workspace() -> CaptureError:
         where=caller(),
         hint="compute a product before each capture, or call blas.reserve(n) before n captures",
     )
-
-
-class _Library(NamedTuple):
-    """cuBLAS in one session of a GPU."""
-
-    context: Context
-    cublas: Any
-
-    def call(self, name: str, *args: Any) -> Any:
-        """Call a function of cuBLAS on this GPU; its errors become `DeviceError`."""
-        return self.function(name)(*args)
-
-    def function(self, name: str) -> Callable[..., Any]:
-        """Return a function of cuBLAS that works on this GPU; its errors become `DeviceError`."""
-        error_type = self.cublas.cuBLASError
-        function = _beside_captures(self.context.device, getattr(self.cublas, name))
-
-        def call(*args: Any) -> Any:
-            try:
-                return function(*args)
-            except error_type as error:
-                raise DeviceError(f"{name} of cuBLAS failed: {error}") from None
-
-        return call
-
-
-def _beside_captures(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with the context of the device current, and without effect on captures.
-
-    It calls the driver directly, because a product is called as often as a kernel is launched. The
-    emulator, used in tests, has no context.
-    """
-    if device.dlpack[0] != ON_GPU:
-        return function
-    from preheat.devices.cuda.driver import error_of, library
-
-    driver = library()
-    context = device.context
-    push, pop = driver.cuCtxPushCurrent, driver.cuCtxPopCurrent
-    exchange = driver.cuThreadExchangeStreamCaptureMode
-    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-
-    def call(*args: Any) -> Any:
-        (status,) = push(context)
-        if status:
-            raise error_of("cuCtxPushCurrent", status)
-        try:
-            status, mode = exchange(relaxed)
-            if status:
-                raise error_of("cuThreadExchangeStreamCaptureMode", status)
-            try:
-                return function(*args)
-            finally:
-                exchange(mode)
-        finally:
-            pop()
-
-    return call
-
-
-class _RawHandle:
-    """A cuBLAS handle by its number; it is destroyed when the object is dropped."""
-
-    def __init__(self, library: _Library) -> None:
-        self._library = library
-        self.number: int = library.call("create")
-        library.context.resources.add(self)
-
-    def release(self) -> None:
-        """Destroy the handle now, because the device is closed."""
-        self._library.call("destroy", self.number)
-
-    def __del__(self) -> None:
-        context = self._library.context
-        call = self._library.call
-        if hasattr(self, "number") and context.lost is None:
-            number = self.number
-            context.deferred_cleanups.append(lambda: call("destroy", number))
-
-
-class _Handle:
-    """A cuBLAS handle with a workspace of its own.
-
-    When it is dropped, the raw handle goes to `unused` for the next one. The workspace is freed as any
-    memory is: once the work that uses it has completed, and the graphs that use it are gone.
-    """
-
-    def __init__(
-        self, library: _Library, raw: _RawHandle, workspace: Array, unused: list[_RawHandle]
-    ) -> None:
-        self._library = library
-        self._raw = raw
-        self.workspace = workspace
-        self._unused = unused
-        self.default_stream: base.Stream | None = None  # the legacy one, once it uses the workspace
-
-    @property
-    def number(self) -> int:
-        """The number by which cuBLAS knows the handle."""
-        return self._raw.number
-
-    def bind(self, stream: base.Stream, mode: int) -> _Handle:
-        """Let the handle work in `stream`, in a math mode."""
-        call = self._library.call
-        call("set_stream", self.number, stream.handle)
-        # After the stream, because setting a stream discards the workspace.
-        call("set_workspace", self.number, self.workspace.address, self.workspace.nbytes)
-        call("set_math_mode", self.number, mode)
-        return self
-
-    def can_work_in(self, stream: base.Stream) -> bool:
-        """Return True when `stream` has waited for the workspace and nothing else has used it since."""
-        return self.workspace.uses.writer is stream or self.default_stream is stream
-
-    def __del__(self) -> None:
-        if self.default_stream is not None:  # Products after the last mark are not recorded yet.
-            context = self._library.context
-            uses = self.workspace.buffer.uses
-            context.deferred_cleanups.append(partial(_record_use, context, self.default_stream, uses))
-        self._unused.append(self._raw)
-
-
-def _record_use(context: Context, stream: base.Stream, uses: Uses) -> None:
-    """Record that a stream, which is never captured, has used memory until now."""
-    with context.order.section(stream, {uses: True}, capturing=False):
-        pass
 
 
 class _Axes(NamedTuple):
@@ -536,7 +414,7 @@ class _Product(Call):
         capture.add_uses(arguments)
         capture.add_export(handle.workspace)
 
-    def _call(self, handle: _Handle, a: int, b: int, c: int) -> None:
+    def _call(self, handle: Handle, a: int, b: int, c: int) -> None:
         self._blas._gemm(self._op, self._dtype, self._add)(handle, a, b, c)
 
 
