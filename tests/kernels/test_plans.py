@@ -294,6 +294,113 @@ def test_a_pair_of_results_is_checked_in_repeated_calls(emulator: Gpu, out: Any)
         assert outcome(lambda: ready.swiglu_backward(x, x, x, out=out)) == wanted
 
 
+class Backward:
+    """Operands, results and the workspace of `rms_norm_backward`, which takes several launches."""
+
+    def __init__(self, arrays: Arrays, rows: int = 40) -> None:
+        self.shapes = (rows, 4), (rows, 4), (4,), (rows, 4), (4,), (2000,)
+        self.arrays = arrays
+
+    def good(self) -> list[Any]:
+        return [self.arrays.new(shape) for shape in self.shapes]
+
+    @staticmethod
+    def call(ops: Ops, gy: Any, x: Any, gamma: Any, gx: Any, g_gamma: Any, workspace: Any) -> Any:
+        out = (gx, g_gamma)
+        return ops.rms_norm_backward(gy, x, gamma, eps=0.5, out=out, workspace=workspace)
+
+    def planned(self) -> Ops:
+        ops = Ops(self.arrays.gpu, blas=False)
+        for _ in range(3):
+            self.call(ops, *self.good())
+        assert any(isinstance(plan, Plan) for plan in ops._plans.values())
+        return ops
+
+
+@pytest.mark.parametrize("position", range(6))
+def test_a_repeated_call_of_several_launches_checks_each_array(arrays: Arrays, position: int) -> None:
+    backward = Backward(arrays, rows=4)
+    ready = backward.planned()
+    more: dict[str, Callable[[Arrays], Any]] = {
+        "small workspace": lambda arrays: arrays.new((3,)),
+        "large workspace": lambda arrays: arrays.new((5000,)),
+        "16 bits": lambda arrays: arrays.new((2000,), "float16"),
+        "row": lambda arrays: arrays.new((4,)),
+    }
+    for what, change in (CHANGES | more).items():
+
+        def given(change: Make = change) -> list[Any]:
+            operands = backward.good()
+            operands[position] = change(arrays)
+            return operands
+
+        wanted = outcome(partial(backward.call, Ops(arrays.gpu), *given()))
+        for turn in range(3):
+            assert outcome(partial(backward.call, ready, *given())) == wanted, (what, turn)
+
+
+@pytest.mark.parametrize("first", range(6))
+@pytest.mark.parametrize("second", range(6))
+def test_a_repeated_call_of_several_launches_checks_overlaps(
+    arrays: Arrays, first: int, second: int
+) -> None:
+    backward = Backward(arrays)
+    ready = backward.planned()
+    for offset in (0, 1, 4):
+
+        def given(offset: int = offset) -> list[Any]:
+            operands = backward.good()
+            arrays.whole = arrays.new((2100,))
+            operands[first] = arrays.part(0, backward.shapes[first])
+            operands[second] = arrays.part(offset, backward.shapes[second])
+            return operands
+
+        wanted = outcome(partial(backward.call, Ops(arrays.gpu), *given()))
+        for _ in range(2):
+            assert outcome(partial(backward.call, ready, *given())) == wanted, offset
+
+
+def test_a_planned_call_of_several_launches_makes_them_all(
+    emulator: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward = Backward(Arrays(emulator, emulator, None))
+    ready = backward.planned()
+    fresh = Ops(emulator)
+    given = backward.good()
+    with trace_ops() as wanted:
+        results = [array.numpy() for array in backward.call(fresh, *given)]
+    assert len(wanted) == 2
+    with emulator.capture() as graph:
+        backward.call(ready, *given)
+    assert len(graph.nodes) == 2
+    given[3].fill(0)
+    given[4].fill(0)
+    monkeypatch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
+    with trace_ops() as found:
+        backward.call(ready, *given)
+    assert found == wanted
+    assert all(map(np.array_equal, [array.numpy() for array in given[3:5]], results))
+    assert counted(lambda: backward.call(ready, *given)) <= MOST_CALLS_OF_TWO_LAUNCHES
+
+
+def test_a_plan_of_several_launches_keeps_no_module_loaded(emulator: Gpu) -> None:
+    backward = Backward(Arrays(emulator, emulator, None))
+    ready = backward.planned()
+    assert emulator.trim() == 2
+    assert len(backward.call(ready, *backward.good())) == 2
+
+
+def test_a_new_workspace_is_as_good_as_a_given_one(emulator: Gpu) -> None:
+    backward = Backward(Arrays(emulator, emulator, None))
+    ready = Ops(emulator)
+    given = backward.good()
+    wanted = outcome(lambda: backward.call(Ops(emulator), *given))
+    for missing in ((5,), (3, 5), (3, 4, 5), (4,)):
+        some = [None if n in missing else array for n, array in enumerate(given)]
+        for _ in range(4):
+            assert outcome(partial(backward.call, ready, *some)) == wanted
+
+
 # What a plan is
 
 
@@ -324,6 +431,7 @@ def counted(act: Callable[[], object]) -> int:
 MOST_CALLS = 3
 MOST_CALLS_WITH_A_PAIR = 4
 MOST_CALLS_OF_CUBLAS = 10
+MOST_CALLS_OF_TWO_LAUNCHES = 12
 
 
 @pytest.mark.parametrize("name", SINGLE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from preheat.dtypes import DTYPES
@@ -29,6 +30,7 @@ from preheat.kernels.plan import (
     Launcher,
     Plan,
     Plans,
+    Step,
     add_plan,
     address_getter,
     functions,
@@ -49,6 +51,9 @@ _planned_pair, _key_of_pair = functions(3, 2, values=1)
 _planned_softmax, _key_of_softmax = functions(1, 1, values=2)
 _planned_softmax_backward, _key_of_softmax_backward = functions(2, 1, values=2)
 _planned_rms_norm, _key_of_rms_norm = functions(2, 1, values=3, choice=True)
+_planned_rms_norm_backward, _key_of_rms_norm_backward = functions(
+    3, 2, values=4, choice=True, workspace=True
+)
 _planned_product, _key_of_product = functions(2, 1, values=4, choice=True)
 
 
@@ -87,40 +92,49 @@ class Ops:
 
     def _launch(
         self,
-        op: Op,
+        steps: tuple[Step, ...],
         operands: tuple[ArrayArgument, ...],
         results: tuple[ArrayArgument, ...],
         values: tuple[Any, ...],
         stream: object,
         key: object,
         *,
+        workspace: tuple[ArrayArgument, ...] = (),
         in_place: bool = True,
     ) -> None:
-        """Launch `op`, and have a plan for later calls with the same key.
+        """Make the launches of a call, and have a plan for later calls with the same key.
 
-        `values` are the kernel's arguments after the arrays. A result may be an operand if `in_place`.
+        `values` are the arguments after the arrays. A result may be an operand if `in_place`.
         """
-        arrays = [each.array for each in (*operands, *results)]
+        arguments = (*operands, *results, *workspace)
+        args = (*(each.array for each in arguments), *values)
         is_aligned = aligned(*results, *operands)
-        op.launch(self.gpu, *arrays, *values, stream=stream, aligned=is_aligned)
+        for step in steps:
+            no_report = is_aligned or not step.reports_alignment
+            step.op.launch(self.gpu, *step.pick(args), stream=stream, aligned=no_report)
 
         def launcher() -> Callable[[], Launcher | None] | None:
-            args = (*arrays, *values)
-            found = kernel_launcher(op.kernel(self.gpu), op.geometry(self.gpu), stream, args)
+            found = kernel_launcher(self.gpu, steps, stream, args)
             return None if found is None else weakref.ref(found)
 
-        self._plan(key, op, operands, results, values, launcher, in_place=in_place)
+        ops = tuple(step.op for step in steps)
+        reporting = tuple(
+            each.op for each in steps if each.reports_alignment and not each.op.slow_reason
+        )
+        results += workspace
+        self._plan(key, ops, operands, results, values, launcher, reporting, in_place=in_place)
 
     def _plan(
         self,
         key: object,
-        op: Op,
+        ops: tuple[Op, ...],
         operands: tuple[ArrayArgument, ...],
         results: tuple[ArrayArgument, ...],
         values: tuple[Any, ...],
         launcher: Callable[[], Callable[[], Launcher | None] | None],
+        reporting: tuple[Op, ...] = (),
         *,
-        in_place: bool,
+        in_place: bool = False,
     ) -> None:
         """Have a plan for calls with this key, if there is a launcher for their arrays."""
 
@@ -129,12 +143,12 @@ class Ops:
             found = None if address is None else launcher()
             if address is None or found is None:
                 return None
+            sizes = tuple(each.end - each.start for each in (*results, *operands))
+            specs = tuple(each.spec for each in results)
+            context = self.gpu._context
             return Plan(
-                found, self.gpu._context, self.gpu, op, values, address,
-                tuple(each.end - each.start for each in (*results, *operands)), in_place,
-                tuple(each.spec for each in results),
-                reports_alignment=op.by is None and not op.slow_reason,
-            )  # fmt: skip
+                found, context, self.gpu, ops, reporting, values, address, sizes, in_place, specs
+            )
 
         add_plan(self._plans, key, make)
 
@@ -149,7 +163,7 @@ class Ops:
         y = self._result("out", out, spec, stream, operands)
         op = elementwise.silu(spec.size, spec.dtype)
         key = _key_of_silu(self._plans, "silu", x, out, stream)
-        self._launch(op, operands, (y,), (spec.size,), stream, key)
+        self._launch((Step(op),), operands, (y,), (spec.size,), stream, key)
         return y.array
 
     def silu_backward(self, gy: Any, x: Any, *, out: Any = None, stream: object = None) -> Any:
@@ -161,7 +175,7 @@ class Ops:
         gx = self._result("out", out, spec, stream, operands)
         op = elementwise.silu_backward(spec.size, spec.dtype)
         key = _key_of_elements(self._plans, "silu_backward", gy, x, out, stream)
-        self._launch(op, operands, (gx,), (spec.size,), stream, key)
+        self._launch((Step(op),), operands, (gx,), (spec.size,), stream, key)
         return gx.array
 
     def swiglu(self, gate: Any, up: Any, *, out: Any = None, stream: object = None) -> Any:
@@ -173,7 +187,7 @@ class Ops:
         y = self._result("out", out, spec, stream, operands)
         op = elementwise.swiglu(spec.size, spec.dtype)
         key = _key_of_elements(self._plans, "swiglu", gate, up, out, stream)
-        self._launch(op, operands, (y,), (spec.size,), stream, key)
+        self._launch((Step(op),), operands, (y,), (spec.size,), stream, key)
         return y.array
 
     def swiglu_backward(
@@ -189,7 +203,7 @@ class Ops:
         results = self._results(out, (spec, spec), stream, operands)
         op = elementwise.swiglu_backward(spec.size, spec.dtype)
         key = _key_of_pair(self._plans, "swiglu_backward", gy, gate, up, *_unchecked_pair(out), stream)
-        self._launch(op, operands, results, (spec.size,), stream, key)
+        self._launch((Step(op),), operands, results, (spec.size,), stream, key)
         return results[0].array, results[1].array
 
     # Rows: the last axis
@@ -204,7 +218,7 @@ class Ops:
         y = self._result("out", out, spec, stream, operands)
         op = softmax.softmax(rows, width, spec.dtype)
         key = _key_of_softmax(self._plans, "softmax", x, out, stream)
-        self._launch(op, operands, (y,), (rows, width), stream, key)
+        self._launch((Step(op),), operands, (y,), (rows, width), stream, key)
         return y.array
 
     def softmax_backward(self, gy: Any, y: Any, *, out: Any = None, stream: object = None) -> Any:
@@ -217,7 +231,7 @@ class Ops:
         gx = self._result("out", out, spec, stream, operands)
         op = softmax.softmax_backward(rows, width, spec.dtype)
         key = _key_of_softmax_backward(self._plans, "softmax_backward", gy, y, out, stream)
-        self._launch(op, operands, (gx,), (rows, width), stream, key)
+        self._launch((Step(op),), operands, (gx,), (rows, width), stream, key)
         return gx.array
 
     def rms_norm(
@@ -234,7 +248,7 @@ class Ops:
         number = nonnegative("eps", eps)
         op = rms_norm.rms_norm(rows, width, spec.dtype)
         key = _key_of_rms_norm(self._plans, "rms_norm", x, gamma, out, stream, eps)
-        self._launch(op, operands, (y,), (number, rows, width), stream, key)
+        self._launch((Step(op),), operands, (y,), (number, rows, width), stream, key)
         return y.array
 
     def rms_norm_backward(
@@ -252,26 +266,27 @@ class Ops:
 
         `workspace` is float32 with at least as many elements as `rms_norm_workspace` returns.
         """
+        arrays = (gy, x, gamma, *_unchecked_pair(out), workspace)
+        call = self._plans, "rms_norm_backward", *arrays, stream, eps
+        done: tuple[Any, Any] | None = _planned_rms_norm_backward(*call)
+        if done is not None:
+            return done
         spec, operands = matching_operands(gy=gy, x=x)
         rows, width = spec.matrix("gy")
         operands += (operand("gamma", gamma).require(spec.row, "a row of x"),)
         results = self._results(out, (spec, spec.row), stream, operands)
         needed = ArraySpec(self.rms_norm_workspace(rows, width, spec.dtype), DTYPES["float32"])
-        workspace = self._workspace(workspace, needed, stream, (*operands, *results))
-        eps = nonnegative("eps", eps)
-        gx, g_gamma = results[0].array, results[1].array
+        room = self._workspace(workspace, needed, stream, (*operands, *results))
         groups = rms_norm.groups(rows, width, spec.dtype)
-        is_aligned = aligned(*results, *operands)
-        arguments = {
-            "rms_norm_strips": (gy, x, gamma, workspace, rows, width, groups),
-            "rms_norm_backward": (gy, x, gamma, gx, workspace, g_gamma, eps, rows, width, groups),
-            "rms_norm_gamma": (workspace, g_gamma, groups, width),
-        }
-        for op in rms_norm.rms_norm_backward(rows, width, spec.dtype):
+        values = (nonnegative("eps", eps), rows, width, groups)
+        steps = tuple(
             # rms_norm_gamma reads only the workspace, whose alignment is not reported.
-            no_report = is_aligned or op.name == "rms_norm_gamma"
-            op.launch(self.gpu, *arguments[op.name], stream=stream, aligned=no_report)
-        return gx, g_gamma
+            Step(op, partial(rms_norm.backward_arguments, op.name), op.name != "rms_norm_gamma")
+            for op in rms_norm.rms_norm_backward(rows, width, spec.dtype)
+        )
+        key = _key_of_rms_norm_backward(*call)
+        self._launch(steps, operands, results, values, stream, key, workspace=(room,))
+        return results[0].array, results[1].array
 
     def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int]:
         """Return the shape of a workspace for `rms_norm_backward` with an `x` of these dimensions."""
@@ -369,7 +384,7 @@ class Ops:
         add = bool(accumulate)
         values = (*(size for _, size in op.dims), add)
         if blas is None:
-            self._launch(op, of.operands, (c,), values, stream, key, in_place=False)
+            self._launch((Step(op),), of.operands, (c,), values, stream, key, in_place=False)
             return c.array
         arrays = tuple(each.array for each in (*of.operands, c))
         blas._multiply(op, of.dtype, *arrays, add=add, stream=stream)
@@ -378,7 +393,7 @@ class Ops:
             found = blas._launcher(op, of.dtype, arrays, add=add, stream=stream)
             return None if found is None else lambda: found
 
-        self._plan(key, by_cublas(op), of.operands, (c,), values, launcher, in_place=False)
+        self._plan(key, (by_cublas(op),), of.operands, (c,), values, launcher)
         return c.array
 
     def _product_result(
@@ -425,10 +440,10 @@ class Ops:
 
     def _workspace(
         self, out: Any, spec: ArraySpec, stream: object, others: Iterable[ArrayArgument]
-    ) -> Any:
+    ) -> ArrayArgument:
         """Return `out` if it is large enough and overlaps no other array, or new memory if None."""
         if out is None:
-            return new_result(self.gpu, "workspace", spec, stream)
+            return array_argument("workspace", new_result(self.gpu, "workspace", spec, stream))
         workspace = array_argument("workspace", out).require_contiguous()
         if workspace.spec.dtype is not spec.dtype or workspace.spec.size < spec.size:
             hint = "allocate ops.rms_norm_workspace(rows, width, dtype) elements of float32"
@@ -436,7 +451,7 @@ class Ops:
         if not workspace.writable:
             raise InputError("workspace is read-only")
         reject_overlap(workspace, others)
-        return out
+        return workspace
 
 
 def _unchecked_pair(out: Any) -> tuple[Any, Any]:

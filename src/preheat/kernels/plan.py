@@ -54,8 +54,8 @@ from preheat.runtime.operands import tensor_kind
 from preheat.runtime.stream import raw_stream
 
 __all__ = [
-    "ADDRESSES", "UNFIT", "Launcher", "NotPlanned", "Plan", "Plans", "add_plan", "address_getter",
-    "functions", "kernel_launcher", "library_of", "new_result",
+    "ADDRESSES", "UNFIT", "Launcher", "NotPlanned", "Plan", "Plans", "Step", "add_plan",
+    "address_getter", "functions", "kernel_launcher", "library_of", "new_result",
 ]  # fmt: skip
 
 #: What the tests of arguments raise for arguments that are not arrays, or are of another library.
@@ -89,21 +89,21 @@ class Plan(NamedTuple):
     """How a call with arrays of certain shapes, types and libraries is launched.
 
     `launcher` is weak, because what launches keeps a module loaded: `Gpu.trim` unloads it. `values` are
-    the arguments after the arrays. `op` is traced; with `reports_alignment`, operands that are not
-    aligned are reported as a slow path of it. `sizes` are the bytes of the results and the operands.
-    A result may be an operand if `in_place`. `specs` describe the results.
+    the arguments after the arrays. `ops` are traced; operands that are not aligned are reported as a
+    slow path of those in `reporting`. `sizes` are the bytes of the results and the operands. A result
+    may be an operand if `in_place`. `specs` describe the results. A workspace counts as a result.
     """
 
     launcher: Callable[[], Launcher | None]
     context: Context
     gpu: Gpu
-    op: Op
+    ops: tuple[Op, ...]
+    reporting: tuple[Op, ...]
     values: tuple[Any, ...]
     address: Callable[[Any], int]
     sizes: tuple[int, ...]
     in_place: bool
     specs: tuple[ArraySpec, ...]
-    reports_alignment: bool
 
     @property
     def usable(self) -> bool:
@@ -176,31 +176,69 @@ _launchers: weakref.WeakKeyDictionary[Kernel, dict[object, Launcher]] = weakref.
 _changing = Lock()
 
 
-def kernel_launcher(
-    kernel: Kernel, geometry: dict[str, Any], stream: object, args: tuple[Any, ...]
-) -> Launcher | None:
-    """Return the launcher of a kernel for arguments like `args`, which lives as long as the kernel.
+class Step(NamedTuple):
+    """One launch of a call: its op, and which arguments of the call it takes; None means all.
 
-    It is None where every launch needs all checks.
+    `reports_alignment` says that a launch with operands that are not aligned is reported.
     """
-    context = kernel.module.context
-    raw = None if stream is None else raw_stream(context, stream)
-    made = kernel._launch(kernel.geometry(**geometry), raw)
-    launch = _PlannedLaunch(
-        context, made.function, made.signature, made.geometry, raw,
-        module=made.module, blocking=made.blocking,
-    )  # fmt: skip
-    key = (made.geometry, raw and raw.id, library_of(args[:1]))
+
+    op: Op
+    arguments: Callable[..., tuple[Any, ...]] | None = None
+    reports_alignment: bool = True
+
+    def pick(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of this launch, given those of the call."""
+        return args if self.arguments is None else self.arguments(*args)
+
+
+def kernel_launcher(
+    gpu: Gpu, steps: tuple[Step, ...], stream: object, args: tuple[Any, ...]
+) -> Launcher | None:
+    """Return the launcher of a call with arguments like `args`, which lives as long as its kernel.
+
+    It is None where every launch needs all checks. The first launch tests its arguments before anything
+    is done. The ones after it handle any arguments.
+    """
+    raw = None if stream is None else raw_stream(gpu._context, stream)
+    kernels = [step.op.kernel(gpu) for step in steps]
+    geometries = [step.op.geometry(gpu) for step in steps]
+    made = [
+        kernel._launch(kernel.geometry(**geometry), raw)
+        for kernel, geometry in zip(kernels, geometries, strict=True)
+    ]
+    entries = [(step.op.entry, launch.geometry) for step, launch in zip(steps, made, strict=True)]
+    key = (*entries, raw and raw.id, library_of(args[:1]))
     with _changing:
-        known = _launchers.setdefault(kernel, {})
+        known = _launchers.setdefault(kernels[0], {})
         if key not in known:
-            fast = fast_launch(launch, args)
-            if fast == launch.run:
+            first = made[0]
+            launch = _PlannedLaunch(
+                first.context, first.function, first.signature, first.geometry, raw,
+                module=first.module, blocking=first.blocking,
+            )  # fmt: skip
+            functions = [
+                fast_launch(one, step.pick(args))
+                for one, step in zip((launch, *made[1:]), steps, strict=True)
+            ]
+            if functions[0] == launch.run:
                 return None
             if len(known) >= _MOST_LAUNCHERS:
                 known.clear()
-            known[key] = Launcher(fast)
+            known[key] = Launcher(_chained(steps, functions))
         return known[key]
+
+
+def _chained(steps: tuple[Step, ...], functions: list[Callable[..., None]]) -> Callable[..., object]:
+    """Return one function that calls all, each with its part of the arguments."""
+    if len(steps) == 1 and steps[0].arguments is None:
+        return functions[0]
+    parts = list(zip(functions, steps, strict=True))
+
+    def launch_all(*args: Any) -> None:
+        for function, step in parts:
+            function(*step.pick(args))
+
+    return launch_all
 
 
 # The generated functions
@@ -208,25 +246,28 @@ def kernel_launcher(
 
 @cache
 def functions(
-    operands: int, results: int, values: int, *, choice: bool = False
+    operands: int, results: int, values: int, *, choice: bool = False, workspace: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the function that launches by a plan, and the one that returns the key of a plan.
 
     Both take the plans, the name of the op, the operands, the results or None for new memory, a stream
     and, with `choice`, one further value on which the plan depends. The first one returns the results,
     or None where the complete path has to be taken. The second one returns None where there is no key.
-    `values` is the number of arguments of a launch after the arrays.
+    `values` is the number of arguments of a launch after the arrays. With `workspace`, there is one
+    more array after the results, which is neither returned nor an operand.
     """
     ins = range(operands)
-    outs = range(results)
+    outs = range(results + workspace)
     arrays = [*(f"a{n}" for n in ins), *(f"r{n}" for n in outs)]
     key = "name, a0.dtype, "
     key += "".join(f"type(a{n}), a{n}.shape, " for n in ins)
     key += "".join(f"type(r{n}), None if r{n} is None else r{n}.shape, " for n in outs)
     key += "None if stream is None else stream._raw.id"
     key += ", type(choice), choice" if choice else ""
-    names = ["out"] if results == 1 else [f"out[{n}]" for n in outs]
-    overlaps = [_OVERLAP.format(r=r, a=a) for r in outs for a in ins]
+    names = ["out"] if results == 1 else [f"out[{n}]" for n in range(results)]
+    names += ["workspace"] * workspace
+    overlaps = [_OVERLAP.format(r=r, a=a) for r in range(results) for a in ins]
+    overlaps += [f"-n{results} < q{results} - p{a} < s{a}" for a in ins] if workspace else []
     overlaps += [f"-n{r} < q{r} - q{other} < n{other}" for r in outs for other in range(r)]
     text = _FUNCTIONS.format(
         parameters=", ".join(["plans", "name", *arrays, "stream", *(["choice"] if choice else ())]),
@@ -240,8 +281,8 @@ def functions(
         allocations="".join(_ALLOCATION.format(n=n, name=names[n]) for n in outs),
         values="".join(f"v{n}, " for n in range(values)),
         arguments=", ".join([*arrays, *(f"v{n}" for n in range(values))]),
-        bits=" | ".join([*(f"p{n}" for n in ins), *(f"q{n}" for n in outs)]),
-        result=", ".join(f"r{n}" for n in outs),
+        bits=" | ".join([*(f"p{n}" for n in ins), *(f"q{n}" for n in range(results))]),
+        result=", ".join(f"r{n}" for n in range(results)),
     )
     scope: dict[str, Any] = {"UNFIT": UNFIT, "NotPlanned": NotPlanned, "open_traces": open_traces}
     exec(compile(text, f"{__file__}: generated", "exec"), scope)
@@ -287,8 +328,9 @@ def planned({parameters}):
     except NotPlanned:
         return None
     for trace in open_traces():
-        trace.append(plan.op)
-    if ({bits}) & 15 and plan.reports_alignment:
-        plan.op.report_misaligned(plan.gpu)
+        trace.extend(plan.ops)
+    if ({bits}) & 15:
+        for op in plan.reporting:
+            op.report_misaligned(plan.gpu)
     return {result}
 """
