@@ -705,8 +705,12 @@ def torch(emulator: Gpu, monkeypatch: pytest.MonkeyPatch) -> FloatTorch:
     return made
 
 
-def test_products_in_another_stream_of_a_library_take_the_complete_path(
-    emulator: Gpu, blas: Blas, torch: FloatTorch, cublas: Cublas
+def test_planned_products_go_to_the_current_stream_of_the_library(
+    emulator: Gpu,
+    blas: Blas,
+    torch: FloatTorch,
+    cublas: Cublas,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ops = Ops(emulator, blas=blas)
     a, b, c = (torch.tensor(np.resize(VALUES, (4, 4))) for _ in range(3))
@@ -715,11 +719,44 @@ def test_products_in_another_stream_of_a_library_take_the_complete_path(
     first = cublas.named("gemm_ex")[-1][0]
     with torch.stream(torch.new_stream()) as other:
         ops.gemm(a, b, out=c)
-    handles = dict(cublas.named("set_stream"))
-    assert handles[cublas.named("gemm_ex")[-1][0]] == other.handle
+        monkeypatch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
+        ops.gemm(a, b, out=c)
+    streams = dict(cublas.named("set_stream"))
+    used = [handle for handle, *_ in cublas.named("gemm_ex")]
+    assert [streams[handle] for handle in used[-2:]] == [other.handle] * 2
     ops.gemm(a, b, out=c)
     assert cublas.named("gemm_ex")[-1][0] == first
-    assert handles[first] == 0
+    assert streams[first] == 0
+
+
+def test_a_planned_product_in_a_stream_of_a_library_is_recorded_for_its_workspace(
+    emulator: Gpu, blas: Blas, torch: FloatTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = Ops(emulator, blas=blas)
+    a, b, c = (torch.tensor(np.resize(VALUES, (4, 4))) for _ in range(3))
+    with torch.stream(torch.new_stream()) as other:
+        for _ in range(4):
+            ops.gemm(a, b, out=c)
+        uses = blas._handles[other.id].workspace.uses
+        before = uses._last_writes[other.id][1]
+        monkeypatch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
+        ops.gemm(a, b, out=c)
+    assert uses._last_writes[other.id][1] > before
+
+
+def test_a_planned_product_in_a_capture_of_a_library_has_a_workspace_of_its_own(
+    emulator: Gpu, blas: Blas, torch: FloatTorch, cublas: Cublas
+) -> None:
+    ops = Ops(emulator, blas=blas)
+    a, b, c = (torch.tensor(np.resize(VALUES, (4, 4))) for _ in range(3))
+    with torch.stream(torch.new_stream()) as other:
+        for _ in range(4):
+            ops.gemm(a, b, out=c)
+        outside = {handle for handle, *_ in cublas.named("gemm_ex")}
+        other.begin_capture("thread_local")
+        ops.gemm(a, b, out=c)
+        assert cublas.named("gemm_ex")[-1][0] not in outside
+        other.end_capture()
 
 
 def test_the_workspace_of_the_default_stream_is_released_behind_its_last_product(

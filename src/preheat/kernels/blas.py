@@ -224,39 +224,48 @@ class Blas:
     ) -> Launcher | None:
         """Return a launcher for products like that of `arrays`, which `_multiply` has computed.
 
-        It is None where every product needs all checks: in streams of other libraries that may be
-        captured or destroyed.
+        It is None where every product needs all checks.
         """
         context = self._library.context
         raw = None if stream is None else raw_stream(context, stream)
         api = library_of(arrays)
         if self.gpu.blocking or api is None:
             return None
-        multiply = self._gemm(op, dtype, add)
-        address = ADDRESSES[api]
+        product = partial(_multiply_quickly, self, ADDRESSES[api], self._gemm(op, dtype, add))
         if not api:
             raw = raw or context.stream
-            return Launcher(
-                partial(_multiply_quickly, self, raw, _fits_own(dtype, raw), address, multiply)
-            )
+            return Launcher(partial(product, _fits_own(dtype, raw), raw))
         kind = tensor_kind(arrays[0])
         source = None if kind is None else kind.source
         place, index = context.device.dlpack
         if raw is not None or source is None or source.device_type != place:
             return None
-        current = source.current
-        handle = current(index)
-        if handle not in LEGACY_STREAMS:
-            return None
         fits = _FITS[api](arrays[0].dtype, index)
-        quick = partial(_multiply_quickly, self, context.order.adopt(handle), fits, address, multiply)
+        current = source.current
+        adopt = context.order.adopt
 
-        def multiply_in_default_stream(a: Any, b: Any, c: Any, *_: object) -> None:
-            if current(index) != handle:
+        def multiply_in_current_stream(a: Any, b: Any, c: Any, *_: object) -> None:
+            if context.lost_or_capturing is not None:  # A lost context adopts no stream.
                 raise NotPlanned
-            quick(a, b, c)
+            product(fits, adopt(current(index)), a, b, c)
 
-        return Launcher(multiply_in_default_stream)
+        return Launcher(multiply_in_current_stream)
+
+    def _multiply_in_order(
+        self,
+        stream: base.Stream,
+        multiply: Callable[[Handle, int, int, int], None],
+        a: int,
+        b: int,
+        c: int,
+    ) -> None:
+        """Compute a product in a stream that is not captured, ordered with uses of the workspace."""
+        handle = self._handle_of(stream)
+        uses = handle.workspace.buffer.uses
+        with self._library.context.order.section(stream, {uses: True}, capturing=False):
+            multiply(handle, a, b, c)
+        if stream.handle in LEGACY_STREAMS:  # It is never captured or destroyed.
+            handle.default_stream = stream
 
     def _gemm(self, op: Op, dtype: DType, add: bool) -> Callable[[Handle, int, int, int], None]:
         """Return the function that computes a product with a handle, given three addresses."""
@@ -291,10 +300,10 @@ class Blas:
 
 def _multiply_quickly(
     blas: Blas,
-    stream: base.Stream,
-    fits: Callable[[Any, bool], bool],
     address: Callable[[Any], int],
     multiply: Callable[[Handle, int, int, int], None],
+    fits: Callable[[Any, bool], bool],
+    stream: base.Stream,
     a: Any,
     b: Any,
     c: Any,
@@ -303,19 +312,23 @@ def _multiply_quickly(
     """Compute a product in a stream that has a handle; `NotPlanned` where it needs all checks."""
     context = blas._library.context
     try:
-        handle = blas._handles[stream.id]
-        # The stream has waited for the workspace, and nothing else has used the workspace since.
-        ready = handle.workspace.uses.writer is stream or handle.default_stream is stream
-        if not ready or context.lost_or_capturing is not None:
+        if context.lost_or_capturing is not None:
             raise NotPlanned
         if not (fits(a, False) and fits(b, False) and fits(c, True)):
             raise NotPlanned
         addresses = address(a), address(b), address(c)
+        handle = blas._handles[stream.id]
     except UNFIT:
         raise NotPlanned from None
-    if blas._captured or not blas._ready or (context.idle_streams and blas._has_idle_handles):
-        blas._tidy()
-    multiply(handle, *addresses)
+    # The stream has waited for the workspace, and nothing else has used the workspace since.
+    if handle.workspace.uses.writer is stream or handle.default_stream is stream:
+        if blas._captured or not blas._ready or (context.idle_streams and blas._has_idle_handles):
+            blas._tidy()
+        multiply(handle, *addresses)
+        return
+    if context.order.owns(stream) or context.order.is_capturing(stream):
+        raise NotPlanned
+    blas._multiply_in_order(stream, multiply, *addresses)
 
 
 def _fits_own(dtype: DType, stream: base.Stream) -> Callable[[Any, bool], bool]:
@@ -402,11 +415,8 @@ class _Product(Call):
         if self.context.order.is_capturing(stream):
             self._call(self._blas._handle_in_foreign_capture(stream), *arguments.values)
             return
-        handle = self._blas._handle_of(stream)
-        with self.context.order.section(stream, {handle.workspace.buffer.uses: True}, capturing=False):
-            self._call(handle, *arguments.values)
-        if stream.handle in LEGACY_STREAMS:  # It is never captured or destroyed.
-            handle.default_stream = stream
+        multiply = self._blas._gemm(self._op, self._dtype, self._add)
+        self._blas._multiply_in_order(stream, multiply, *arguments.values)
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
         handle = self._blas._handle_in_capture(capture)
