@@ -1,4 +1,4 @@
-"""Stand-ins for tensors of torch with the shapes and element types that the shipped kernels take."""
+"""Stand-ins for tensors of torch and arrays of CuPy, with shapes and types for the shipped kernels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from preheat.dtypes import DTYPES
 from preheat.gpu import Gpu
 from preheat.runtime.host import host_bytes
-from tests.standin import ITEM, FakeTensor, FakeTorch, Storage
+from tests.standin import ITEM, FakeArray, FakeCuPy, FakeTensor, FakeTorch, Storage
 
-__all__ = ["FloatTorch"]
+__all__ = ["FloatCuPy", "FloatTorch"]
 
 
 class Element:
@@ -82,4 +82,47 @@ class FloatTorch(FakeTorch):
         made = self.view(Storage(self, max(words, 1)), host.shape, element=str(host.dtype))
         if host.nbytes:
             self.device.copy_in(made.data_ptr(), host_bytes(host), self.current)
+        return made
+
+
+class FloatArray(FakeArray):
+    """An array of CuPy of float32 with any shape."""
+
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype("float32")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.sizes
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        step = 1 if self._c_contiguous else 2
+        return tuple(math.prod(self.sizes[n + 1 :]) * step * ITEM for n in range(len(self.sizes)))
+
+    def numpy(self) -> Any:
+        out = np.empty(self.sizes, "float32")
+        self.library.device.copy_out(host_bytes(out), self.data.ptr, self.library.current)
+        return out
+
+
+class FloatCuPy(FakeCuPy):
+    """CuPy, with arrays of float32 in its default stream."""
+
+    def __init__(self, gpu: Gpu, name: str = "fakecupy") -> None:
+        super().__init__(gpu, name)
+        self.ndarray = type("ndarray", (FloatArray,), {"__module__": name})
+        self.module.ndarray = self.ndarray
+        self.module.float32 = np.float32
+        self.current = self.default = gpu._device.adopt(0)
+
+    def array(self, values: Any) -> Any:
+        """Return a copy of an array of NumPy."""
+        host = np.ascontiguousarray(values, "float32")
+        made = self.ndarray(self, Storage(self, host.size), host.size)
+        made.sizes = host.shape
+        self.device.copy_in(made.data.ptr, host_bytes(host), self.current)
         return made

@@ -26,7 +26,7 @@ from tests.conftest import Recorder
 from tests.graph.support import replayer
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas
-from tests.kernels.tensors import FloatTorch
+from tests.kernels.tensors import FloatCuPy, FloatTorch
 from tests.standin import introduce
 
 Make = Callable[..., Any]
@@ -481,6 +481,30 @@ def test_a_planned_call_takes_no_complete_path(
     OPS[name](ops, *operands)
     monkeypatch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
     OPS[name](ops, *operands)
+
+
+@pytest.mark.parametrize("by_cublas", [False, True])
+@pytest.mark.parametrize("name", ["silu", "silu_backward", "gemm"])
+def test_arrays_of_cupy_have_plans(
+    emulator: Gpu, blas: Blas, name: str, by_cublas: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy = FloatCuPy(emulator)
+    introduce(cupy, monkeypatch)
+    values = np.resize(VALUES, (4, 4))
+    own = Arrays(emulator, emulator, None).good(name)
+    wanted = outcome(partial(OPS[name], Ops(emulator, blas=blas if by_cublas else False), *own))
+    ready = Ops(emulator, blas=blas if by_cublas else False)
+    x, y, out = (cupy.array(values) for _ in range(3))
+    for _ in range(3):
+        OPS[name](ready, x, y, out)
+    cupy.fill(out.data.ptr, 16, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
+        OPS[name](ready, x, y, out)
+    assert out.numpy().tobytes() == wanted[0][1]
+    x._c_contiguous = False
+    with pytest.raises(InputError, match="is not contiguous"):
+        OPS[name](ready, x, y, out)
 
 
 def test_a_trace_has_planned_calls(arrays: Arrays, new_ops: Callable[[], Ops]) -> None:
