@@ -45,6 +45,9 @@ OPS: dict[str, Callable[..., Any]] = {
     ),
 }
 PRODUCTS = "gemm", "gemm_backward_a", "gemm_backward_b"
+#: Every op, and products by cuBLAS as well.
+EVERY = [*((name, "shipped") for name in OPS), *((name, "cuBLAS") for name in PRODUCTS)]
+every = pytest.mark.parametrize(("name", "new_ops"), EVERY, indirect=["new_ops"])
 SINGLE = [name for name in OPS if name != "swiglu_backward"]  # with one result
 VALUES = np.cos(np.arange(64, dtype="float32"))
 
@@ -200,7 +203,7 @@ def planned(ops: Ops, name: str, arrays: Arrays, **more: Any) -> Ops:
     return ops
 
 
-@pytest.mark.parametrize("name", OPS)
+@every
 def test_a_repeated_call_with_other_operands_gives_what_a_first_call_gives(
     arrays: Arrays, new_ops: Callable[[], Ops], name: str
 ) -> None:
@@ -221,7 +224,7 @@ def test_a_repeated_call_with_other_operands_gives_what_a_first_call_gives(
                 assert found == wanted, (position, what, turn)
 
 
-@pytest.mark.parametrize("name", OPS)
+@every
 def test_a_repeated_call_checks_overlaps(arrays: Arrays, new_ops: Callable[[], Ops], name: str) -> None:
     ready = planned(new_ops(), name, arrays)
 
