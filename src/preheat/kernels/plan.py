@@ -40,6 +40,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from preheat import native
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.kernels.op import Op, open_traces
@@ -47,9 +48,10 @@ from preheat.kernels.operands import ArraySpec
 from preheat.locks import Lock
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.fast_launch import fast_launch
+from preheat.runtime.fast_launch import can_be_fast, fast_launch
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.launch import Launch
+from preheat.runtime.native_launch import native_launcher
 from preheat.runtime.operands import tensor_kind
 from preheat.runtime.stream import raw_stream
 
@@ -216,16 +218,23 @@ def kernel_launcher(
                 first.context, first.function, first.signature, first.geometry, raw,
                 module=first.module, blocking=first.blocking,
             )  # fmt: skip
+            if not can_be_fast(launch):
+                return None
             functions = [
-                fast_launch(one, step.pick(args))
+                _fast(one, step.pick(args))
                 for one, step in zip((launch, *made[1:]), steps, strict=True)
             ]
-            if functions[0] == launch.run:
-                return None
             if len(known) >= _MOST_LAUNCHERS:
                 known.clear()
             known[key] = Launcher(_chained(steps, functions))
         return known[key]
+
+
+def _fast(launch: Launch, args: tuple[Any, ...]) -> Callable[..., None]:
+    """Return the fastest function for launches with arguments like `args`."""
+    fast = fast_launch(launch, args)
+    native_one = None if native.core is None else native_launcher(launch, fast)
+    return native_one or fast
 
 
 def _chained(steps: tuple[Step, ...], functions: list[Callable[..., None]]) -> Callable[..., object]:
