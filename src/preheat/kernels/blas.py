@@ -6,23 +6,25 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter
 from preheat.callsite import caller
 from preheat.devices import base
-from preheat.devices.base import ON_GPU
+from preheat.devices.base import LEGACY_STREAMS, ON_GPU
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
+from preheat.kernels.blas_handle import Handle, Library, RawHandle, beside_captures, failed
 from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension
+from preheat.kernels.plan import ADDRESSES, UNFIT, Launcher, NotPlanned, library_of
 from preheat.runtime.active_capture import ALLOCATE, ActiveCapture
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
-from preheat.runtime.context import Context
 from preheat.runtime.launch import Call, LaunchArguments
+from preheat.runtime.operands import tensor_kind
 from preheat.runtime.stream import raw_stream
 
 __all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
@@ -47,6 +49,8 @@ MATH = {
 }
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 _RECREATE = "create it again: preheat.Blas(gpu)"
+_FACTORS = (ctypes.c_float * 2)(0, 1)
+_ZERO, _ONE = (ctypes.addressof(_FACTORS) + n * ctypes.sizeof(ctypes.c_float) for n in range(2))
 _ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS selects the algorithm.
 _FOREIGN_HANDLES = 4  # handles kept for streams of other libraries, whose end is not reported
 
@@ -85,7 +89,7 @@ class Blas:
     Every stream has a handle of its own, with a workspace. Results have the same bits every time for
     operands with the same alignment, by which cuBLAS selects its kernels. The workspace of a closed
     stream or a deleted graph is freed at the next product, once its work has completed. Of the streams
-    of other libraries, only the most recently used ones keep a workspace.
+    of other libraries, only the default stream and the most recently used ones keep a workspace.
 
     A captured graph, of preheat or another library, keeps a workspace for itself. No workspace can be
     allocated inside a capture, so one is kept ready: from the start, and after every product outside of
@@ -105,15 +109,15 @@ class Blas:
         self.gpu = gpu
         self.math = math
         self.version = found.version
-        self._library = _Library(gpu._context, found.cublas)
+        self._library = Library(gpu._context, found.cublas)
         self._lock = threading.RLock()  # A forked child cannot use a GPU, so it never takes the lock.
-        self._handles: dict[int, _Handle] = {}  # by stream id, the most recently used last
+        self._handles: dict[int, Handle] = {}  # by stream id, the most recently used last
         # With the captures that use them.
-        self._captured: list[tuple[weakref.ref[ActiveCapture], _Handle]] = []
+        self._captured: list[tuple[weakref.ref[ActiveCapture], Handle]] = []
         # Handles that graphs of other libraries keep, by the id of the stream during the capture.
-        self._retained: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
-        self._ready: list[_Handle] = []
-        self._unused: list[_RawHandle] = []  # of handles that were dropped
+        self._retained: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+        self._ready: list[Handle] = []
+        self._unused: list[RawHandle] = []  # of handles that were dropped
         self.reserve()
 
     def reserve(self, captures: int = 1) -> None:
@@ -126,8 +130,8 @@ class Blas:
             self._prune()
             while len(self._ready) < count:
                 workspace = Array.new(context, (self._workspace_size,), DTYPES["uint8"], context.stream)
-                raw = self._unused.pop() if self._unused else _RawHandle(self._library)
-                self._ready.append(_Handle(self._library, raw, workspace, self._unused))
+                raw = self._unused.pop() if self._unused else RawHandle(self._library)
+                self._ready.append(Handle(self._library, raw, workspace, self._unused))
 
     def _prune(self) -> None:
         """Drop the handles of streams that nothing holds any more, and of captures that have ended."""
@@ -135,7 +139,11 @@ class Blas:
         for _, stream in list(context.idle_streams):
             self._handles.pop(stream.id, None)
         own = {stream.id for stream in context.order.streams()}
-        foreign = [key for key in self._handles if key not in own]
+        foreign = [
+            key
+            for key, handle in self._handles.items()
+            if key not in own and handle.default_stream is None
+        ]
         for key in foreign[: max(len(foreign) - _FOREIGN_HANDLES, 0)]:
             del self._handles[key]
         active = context.active_captures()
@@ -146,7 +154,7 @@ class Blas:
         """The size of a workspace in bytes that NVIDIA recommends."""
         return (32 if self.gpu.arch.major >= 9 else 4) << 20
 
-    def _handle_of(self, stream: base.Stream) -> _Handle:
+    def _handle_of(self, stream: base.Stream) -> Handle:
         """Return the handle of a stream."""
         with self._lock:
             handle = self._handles.pop(stream.id, None)
@@ -155,13 +163,24 @@ class Blas:
                     self.reserve()
                 handle = self._bind(stream)
             self._handles[stream.id] = handle
+            self._tidy()
+            return handle
+
+    def _tidy(self) -> None:
+        """Drop handles that nothing uses any more, and have one ready for a capture."""
+        with self._lock:
             self._prune()
             if not self._ready:
                 with suppress(CaptureError):  # A capture of another thread forbids allocations.
                     self.reserve()
-            return handle
 
-    def _handle_in_foreign_capture(self, stream: base.Stream) -> _Handle:
+    @property
+    def _has_idle_handles(self) -> bool:
+        """Return True when a stream that nothing holds any more has a handle."""
+        idle = list(self._library.context.idle_streams)
+        return any(stream.id in self._handles for _, stream in idle)
+
+    def _handle_in_foreign_capture(self, stream: base.Stream) -> Handle:
         """Return the handle for the capture of another library, whose graph keeps the handle."""
         with self._lock:
             handle = self._retained.get(stream.id)
@@ -172,7 +191,7 @@ class Blas:
                 stream.retain(handle)
             return handle
 
-    def _handle_in_capture(self, capture: ActiveCapture) -> _Handle:
+    def _handle_in_capture(self, capture: ActiveCapture) -> Handle:
         """Return the handle for a capture of preheat."""
         with self._lock:
             for owner, handle in self._captured:
@@ -184,7 +203,7 @@ class Blas:
             self._captured.append((weakref.ref(capture), handle))
             return handle
 
-    def _bind(self, stream: base.Stream) -> _Handle:
+    def _bind(self, stream: base.Stream) -> Handle:
         """Take a handle that is ready and let it work in `stream`."""
         handle = self._ready.pop()
         modes = self._library.cublas.Math
@@ -200,6 +219,152 @@ class Blas:
         _Product(self, op, dtype, add, stream).run(a, b, c)
         add_to_traces(by_cublas(op))
 
+    def _launcher(
+        self, op: Op, dtype: DType, arrays: tuple[Any, ...], *, add: bool, stream: object
+    ) -> Launcher | None:
+        """Return a launcher for products like that of `arrays`, which `_multiply` has computed.
+
+        It is None where every product needs all checks.
+        """
+        context = self._library.context
+        raw = None if stream is None else raw_stream(context, stream)
+        api = library_of(arrays)
+        if self.gpu.blocking or api is None:
+            return None
+        product = partial(_multiply_quickly, self, ADDRESSES[api], self._gemm(op, dtype, add))
+        if not api:
+            raw = raw or context.stream
+            return Launcher(partial(product, _fits_own(dtype, raw), raw))
+        kind = tensor_kind(arrays[0])
+        source = None if kind is None else kind.source
+        place, index = context.device.dlpack
+        if raw is not None or source is None or source.device_type != place:
+            return None
+        fits = _FITS[api](arrays[0].dtype, index)
+        current = source.current
+        adopt = context.order.adopt
+
+        def multiply_in_current_stream(a: Any, b: Any, c: Any, *_: object) -> None:
+            if context.lost_or_capturing is not None:  # A lost context adopts no stream.
+                raise NotPlanned
+            product(fits, adopt(current(index)), a, b, c)
+
+        return Launcher(multiply_in_current_stream)
+
+    def _multiply_in_order(
+        self,
+        stream: base.Stream,
+        multiply: Callable[[Handle, int, int, int], None],
+        a: int,
+        b: int,
+        c: int,
+    ) -> None:
+        """Compute a product in a stream that is not captured, ordered with uses of the workspace."""
+        handle = self._handle_of(stream)
+        uses = handle.workspace.buffer.uses
+        with self._library.context.order.section(stream, {uses: True}, capturing=False):
+            multiply(handle, a, b, c)
+        if stream.handle in LEGACY_STREAMS:  # It is never captured or destroyed.
+            handle.default_stream = stream
+
+    def _gemm(self, op: Op, dtype: DType, add: bool) -> Callable[[Handle, int, int, int], None]:
+        """Return the function that computes a product with a handle, given three addresses."""
+        # cuBLAS stores matrices by columns, so it sees each of ours transposed. Therefore it computes
+        # the transposed result, which has the operands in reverse order.
+        cublas = self._library.cublas
+        math = MATH[self.math]
+        dims = dict(op.dims)
+        axes = _AXES[op.name]
+        rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
+        kind = _TYPES[dtype.name]
+        compute = getattr(cublas.ComputeType, math.shorter if dtype.size < 4 else math.float32)
+        first = cublas.Operation(int(axes.b))
+        second = cublas.Operation(int(axes.a))
+        first_stride = length if axes.b else columns
+        second_stride = rows if axes.a else length
+        alpha, beta = _ONE, _ONE if add else _ZERO
+        gemm_ex = beside_captures(self._library.context.device, cublas.gemm_ex)
+
+        def gemm(handle: Handle, a: int, b: int, c: int) -> None:
+            try:
+                gemm_ex(
+                    handle.number, first, second, columns, rows, length, alpha,
+                    b, kind, first_stride, a, kind, second_stride, beta, c, kind, columns,
+                    compute, _ALGORITHM,
+                )  # fmt: skip
+            except cublas.cuBLASError as error:
+                raise failed("gemm_ex", error) from None
+
+        return gemm
+
+
+def _multiply_quickly(
+    blas: Blas,
+    address: Callable[[Any], int],
+    multiply: Callable[[Handle, int, int, int], None],
+    fits: Callable[[Any, bool], bool],
+    stream: base.Stream,
+    a: Any,
+    b: Any,
+    c: Any,
+    *_: object,
+) -> None:
+    """Compute a product in a stream that has a handle; `NotPlanned` where it needs all checks."""
+    context = blas._library.context
+    try:
+        if context.lost_or_capturing is not None:
+            raise NotPlanned
+        if not (fits(a, False) and fits(b, False) and fits(c, True)):
+            raise NotPlanned
+        addresses = address(a), address(b), address(c)
+        handle = blas._handles[stream.id]
+    except UNFIT:
+        raise NotPlanned from None
+    # The stream has waited for the workspace, and nothing else has used the workspace since.
+    if handle.workspace.uses.writer is stream or handle.default_stream is stream:
+        if blas._captured or not blas._ready or (context.idle_streams and blas._has_idle_handles):
+            blas._tidy()
+        multiply(handle, *addresses)
+        return
+    if context.order.owns(stream) or context.order.is_capturing(stream):
+        raise NotPlanned
+    blas._multiply_in_order(stream, multiply, *addresses)
+
+
+def _fits_own(dtype: DType, stream: base.Stream) -> Callable[[Any, bool], bool]:
+    """Return the test whether `stream` can use an array of ours without waiting."""
+    number = stream.id
+
+    def fits(array: Any, write: bool) -> bool:
+        uses = array.uses
+        right = uses.writer is stream or (not write and number in uses.readers)
+        return right and array.dtype is dtype
+
+    return fits
+
+
+def _fits_torch(dtype: object, index: int) -> Callable[[Any, bool], bool]:
+    """Return the test whether work on a GPU can use a tensor of torch."""
+
+    def fits(tensor: Any, _: bool) -> bool:
+        here = tensor.get_device() == index and tensor.dtype == dtype
+        return here and tensor.is_contiguous() and not tensor.is_neg()
+
+    return fits
+
+
+def _fits_cupy(dtype: object, index: int) -> Callable[[Any, bool], bool]:
+    """Return the test whether work on a GPU can use an array of CuPy."""
+
+    def fits(array: Any, _: bool) -> bool:
+        here = array.data.device_id == index and array.dtype == dtype
+        return bool(here and array._c_contiguous)
+
+    return fits
+
+
+_FITS = {"torch": _fits_torch, "cupy": _fits_cupy}
+
 
 def _no_workspace() -> CaptureError:
     return CaptureError(
@@ -207,81 +372,6 @@ def _no_workspace() -> CaptureError:
         where=caller(),
         hint="compute a product before each capture, or call blas.reserve(n) before n captures",
     )
-
-
-class _Library(NamedTuple):
-    """cuBLAS in one session of a GPU."""
-
-    context: Context
-    cublas: Any
-
-    def call(self, name: str, *args: Any) -> Any:
-        """Call a function of cuBLAS on this GPU; its errors become `DeviceError`."""
-        with _current(self.context.device):
-            try:
-                return getattr(self.cublas, name)(*args)
-            except self.cublas.cuBLASError as error:
-                raise DeviceError(f"{name} of cuBLAS failed: {error}") from None
-
-
-def _current(device: base.Device) -> AbstractContextManager[object]:
-    """Make the context of the device current for cuBLAS. The emulator, used in tests, has none."""
-    current: Callable[[], AbstractContextManager[object]]
-    current = getattr(device, "beside_captures", nullcontext)
-    return current()
-
-
-class _RawHandle:
-    """A cuBLAS handle by its number; it is destroyed when the object is dropped."""
-
-    def __init__(self, library: _Library) -> None:
-        self._library = library
-        self.number: int = library.call("create")
-        library.context.resources.add(self)
-
-    def release(self) -> None:
-        """Destroy the handle now, because the device is closed."""
-        self._library.call("destroy", self.number)
-
-    def __del__(self) -> None:
-        context = self._library.context
-        call = self._library.call
-        if hasattr(self, "number") and context.lost is None:
-            number = self.number
-            context.deferred_cleanups.append(lambda: call("destroy", number))
-
-
-class _Handle:
-    """A cuBLAS handle with a workspace of its own.
-
-    When it is dropped, the raw handle goes to `unused` for the next one. The workspace is freed as any
-    memory is: once the work that uses it has completed, and the graphs that use it are gone.
-    """
-
-    def __init__(
-        self, library: _Library, raw: _RawHandle, workspace: Array, unused: list[_RawHandle]
-    ) -> None:
-        self._library = library
-        self._raw = raw
-        self.workspace = workspace
-        self._unused = unused
-
-    @property
-    def number(self) -> int:
-        """The number by which cuBLAS knows the handle."""
-        return self._raw.number
-
-    def bind(self, stream: base.Stream, mode: int) -> _Handle:
-        """Let the handle work in `stream`, in a math mode."""
-        call = self._library.call
-        call("set_stream", self.number, stream.handle)
-        # After the stream, because setting a stream discards the workspace.
-        call("set_workspace", self.number, self.workspace.address, self.workspace.nbytes)
-        call("set_math_mode", self.number, mode)
-        return self
-
-    def __del__(self) -> None:
-        self._unused.append(self._raw)
 
 
 class _Axes(NamedTuple):
@@ -325,9 +415,8 @@ class _Product(Call):
         if self.context.order.is_capturing(stream):
             self._call(self._blas._handle_in_foreign_capture(stream), *arguments.values)
             return
-        handle = self._blas._handle_of(stream)
-        with self.context.order.section(stream, {handle.workspace.buffer.uses: True}, capturing=False):
-            self._call(handle, *arguments.values)
+        multiply = self._blas._gemm(self._op, self._dtype, self._add)
+        self._blas._multiply_in_order(stream, multiply, *arguments.values)
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
         handle = self._blas._handle_in_capture(capture)
@@ -335,26 +424,8 @@ class _Product(Call):
         capture.add_uses(arguments)
         capture.add_export(handle.workspace)
 
-    def _call(self, handle: _Handle, a: int, b: int, c: int) -> None:
-        # cuBLAS stores matrices by columns, so it sees each of ours transposed. Therefore it computes
-        # the transposed result, which has the operands in reverse order.
-        library = self._blas._library
-        math = MATH[self._blas.math]
-        operation = library.cublas.Operation
-        dims = dict(self._op.dims)
-        axes = _AXES[self._op.name]
-        rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
-        kind = _TYPES[self._dtype.name]
-        compute = math.shorter if self._dtype.size < 4 else math.float32
-        alpha, beta = ctypes.c_float(1), ctypes.c_float(self._add)
-        library.call(
-            "gemm_ex", handle.number, operation(int(axes.b)), operation(int(axes.a)),
-            columns, rows, length, ctypes.addressof(alpha),
-            b, kind, length if axes.b else columns,
-            a, kind, rows if axes.a else length,
-            ctypes.addressof(beta), c, kind, columns,
-            getattr(library.cublas.ComputeType, compute), _ALGORITHM,
-        )  # fmt: skip
+    def _call(self, handle: Handle, a: int, b: int, c: int) -> None:
+        self._blas._gemm(self._op, self._dtype, self._add)(handle, a, b, c)
 
 
 @cache

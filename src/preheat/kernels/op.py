@@ -15,8 +15,11 @@ from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.program import Program
+from preheat.runtime.kernel import Kernel
 
-__all__ = ["MAX_BLOCKS", "Op", "add_to_traces", "cpp_of", "dimension", "memoize", "trace_ops"]
+__all__ = [
+    "MAX_BLOCKS", "Op", "add_to_traces", "cpp_of", "dimension", "memoize", "open_traces", "trace_ops"
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,19 +65,21 @@ class Op(NamedTuple):
 
         `aligned` says whether all operands begin at a multiple of 16 bytes.
         """
-        kernel = gpu.kernel(self.program, self.entry)
-        if self.shared:
-            kernel.launch(*args, block=self.block, stream=stream, **self._fitted(gpu))
-        else:
-            kernel.launch(*args, grid=self.grid, block=self.block, stream=stream)
+        self.kernel(gpu).launch(*args, stream=stream, **self.geometry(gpu))
         add_to_traces(self)
         if self.slow_reason:
             self._report_slow_path(gpu, self.slow_reason)
         elif not aligned:
-            self._report_slow_path(gpu, _MISALIGNED)
+            self.report_misaligned(gpu)
 
-    def _fitted(self, gpu: Gpu) -> dict[str, Any]:
-        """Return grid, cluster and shared memory of the launch within the limits of `gpu`."""
+    def kernel(self, gpu: Gpu) -> Kernel:
+        """Return the kernel on `gpu`, compiled and loaded."""
+        return gpu.kernel(self.program, self.entry)
+
+    def geometry(self, gpu: Gpu) -> dict[str, Any]:
+        """Return the geometry of the launch within the limits of `gpu`, as `Kernel.launch` takes it."""
+        if not self.shared:
+            return {"grid": self.grid, "block": self.block}
         limits = gpu.limits
         blocks = self.cluster if limits.cluster >= self.cluster else 1
         merged = self.cluster // blocks
@@ -83,7 +88,14 @@ class Op(NamedTuple):
         if wanted > most and self.overflow_reason:
             self._report_slow_path(gpu, self.overflow_reason)
         grid = (self.grid[0] // merged,)
-        return {"grid": grid, "shared": min(wanted, most), "cluster": blocks if blocks > 1 else None}
+        cluster = blocks if blocks > 1 else None
+        return {
+            "grid": grid, "block": self.block, "shared": min(wanted, most), "cluster": cluster
+        }  # fmt: skip
+
+    def report_misaligned(self, gpu: Gpu) -> None:
+        """Report once for each kernel that an operand is not aligned."""
+        self._report_slow_path(gpu, _MISALIGNED)
 
     def _report_slow_path(self, gpu: Gpu, reason: str) -> None:
         reported = _reported.setdefault(gpu, set())
@@ -113,9 +125,13 @@ def trace_ops() -> Iterator[list[Op]]:
         _traces.reset(token)
 
 
+#: Returns the traces that are open in this thread.
+open_traces = _traces.get
+
+
 def add_to_traces(op: Op) -> None:
     """Append `op` to every trace that is open in this thread."""
-    for ops in _traces.get():
+    for ops in open_traces():
         ops.append(op)
 
 

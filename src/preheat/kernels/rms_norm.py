@@ -8,6 +8,7 @@ of all groups. The groups and the order depend on the shape alone, so every run 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from preheat.dtypes import DType
 from preheat.kernels.op import Op, cpp_of, memoize
@@ -22,7 +23,7 @@ from preheat.kernels.rows import (
     two_operand_layouts,
 )
 
-__all__ = ["groups", "rms_norm", "rms_norm_backward", "workspace"]
+__all__ = ["backward_arguments", "groups", "rms_norm", "rms_norm_backward", "workspace"]
 
 _SOURCE = Path(__file__).with_name("rms_norm.cu")
 _SCALARS = (
@@ -83,6 +84,27 @@ def rms_norm_backward(rows: int, width: int, dtype: object) -> tuple[Op, ...]:
     entry = f"{name}_strips<{cpp}>"
     grid = (strips * number,)
     return first, Op(name, dims, _SOURCE, entry, grid, block, slow_reason=_READ_TWICE), *more
+
+
+def backward_arguments(
+    name: str,
+    gy: Any,
+    x: Any,
+    gamma: Any,
+    gx: Any,
+    g_gamma: Any,
+    workspace: Any,
+    eps: float,
+    rows: int,
+    width: int,
+    groups: int,
+) -> tuple[Any, ...]:
+    """Return the kernel arguments of the launch `name` of `rms_norm_backward`."""
+    if name == "rms_norm_gamma":
+        return workspace, g_gamma, groups, width
+    if name == "rms_norm_strips":
+        return gy, x, gamma, workspace, rows, width, groups
+    return gy, x, gamma, gx, workspace, g_gamma, eps, rows, width, groups
 
 
 @memoize

@@ -1,0 +1,134 @@
+"""cuBLAS in one session of a GPU: calls of its functions, and handles with a workspace each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from preheat.devices import base
+from preheat.devices.base import ON_GPU
+from preheat.errors import DeviceError
+from preheat.runtime.array import Array
+from preheat.runtime.context import Context
+from preheat.runtime.uses import Uses
+
+__all__ = ["Handle", "Library", "RawHandle", "beside_captures", "failed"]
+
+
+class Library(NamedTuple):
+    """cuBLAS in one session of a GPU."""
+
+    context: Context
+    cublas: Any
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a function of cuBLAS on this GPU; its errors become `DeviceError`."""
+        function = beside_captures(self.context.device, getattr(self.cublas, name))
+        try:
+            return function(*args)
+        except self.cublas.cuBLASError as error:
+            raise failed(name, error) from None
+
+
+def failed(name: str, error: Exception) -> DeviceError:
+    """Return the error for a function of cuBLAS that failed."""
+    return DeviceError(f"{name} of cuBLAS failed: {error}")
+
+
+def beside_captures(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with the context of the device current, and without effect on captures.
+
+    It calls the driver directly, because a product is called as often as a kernel is launched. The
+    emulator, used in tests, has no context.
+    """
+    if device.dlpack[0] != ON_GPU:
+        return function
+    from preheat.devices.cuda.driver import error_of, library
+
+    driver = library()
+    context = device.context
+    push, pop = driver.cuCtxPushCurrent, driver.cuCtxPopCurrent
+    exchange = driver.cuThreadExchangeStreamCaptureMode
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+    def call(*args: Any) -> Any:
+        (status,) = push(context)
+        if status:
+            raise error_of("cuCtxPushCurrent", status)
+        try:
+            status, mode = exchange(relaxed)
+            if status:
+                raise error_of("cuThreadExchangeStreamCaptureMode", status)
+            try:
+                return function(*args)
+            finally:
+                exchange(mode)
+        finally:
+            pop()
+
+    return call
+
+
+class RawHandle:
+    """A cuBLAS handle by its number; it is destroyed when the object is dropped."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.number: int = library.call("create")
+        library.context.resources.add(self)
+
+    def release(self) -> None:
+        """Destroy the handle now, because the device is closed."""
+        self._library.call("destroy", self.number)
+
+    def __del__(self) -> None:
+        context = self._library.context
+        call = self._library.call
+        if hasattr(self, "number") and context.lost is None:
+            number = self.number
+            context.deferred_cleanups.append(lambda: call("destroy", number))
+
+
+class Handle:
+    """A cuBLAS handle with a workspace of its own.
+
+    When it is dropped, the raw handle goes to `unused` for the next one. The workspace is freed as any
+    memory is: once the work that uses it has completed, and the graphs that use it are gone.
+    """
+
+    def __init__(
+        self, library: Library, raw: RawHandle, workspace: Array, unused: list[RawHandle]
+    ) -> None:
+        self._library = library
+        self._raw = raw
+        self.workspace = workspace
+        self._unused = unused
+        self.default_stream: base.Stream | None = None  # the legacy one, once it uses the workspace
+
+    @property
+    def number(self) -> int:
+        """The number by which cuBLAS knows the handle."""
+        return self._raw.number
+
+    def bind(self, stream: base.Stream, mode: int) -> Handle:
+        """Let the handle work in `stream`, in a math mode."""
+        call = self._library.call
+        call("set_stream", self.number, stream.handle)
+        # After the stream, because setting a stream discards the workspace.
+        call("set_workspace", self.number, self.workspace.address, self.workspace.nbytes)
+        call("set_math_mode", self.number, mode)
+        return self
+
+    def __del__(self) -> None:
+        if self.default_stream is not None:  # Products after the last mark are not recorded yet.
+            context = self._library.context
+            uses = self.workspace.buffer.uses
+            context.deferred_cleanups.append(partial(_record_use, context, self.default_stream, uses))
+        self._unused.append(self._raw)
+
+
+def _record_use(context: Context, stream: base.Stream, uses: Uses) -> None:
+    """Record that a stream, which is never captured, has used memory until now."""
+    with context.order.section(stream, {uses: True}, capturing=False):
+        pass
