@@ -341,7 +341,9 @@ class Kernel:
 
     def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
         """Check grid, block and shared memory against the limits."""
-        limits, uses = self._context.device.limits, self.attributes
+        self._context.require_alive(Launch.RECREATE)
+        limits = self._context.device.limits
+        uses = self._function.bounds
         geometry = base.Geometry(
             self._dim("grid", grid, limits.grid),
             self._dim("block", block, limits.block),
@@ -388,7 +390,7 @@ class Kernel:
         return (x, y, z)
 
     def _check_cluster(self, made: base.Geometry) -> None:
-        fixed = self.attributes.cluster
+        fixed = self._function.bounds.cluster
         most = self._context.device.limits.cluster
         if fixed is not None and not any(fixed):
             if made.cluster is None:
