@@ -207,24 +207,29 @@ class Artifact:
         try:
             label, arch, toolchain = meta["label"], meta["arch"], meta["toolchain"]
             text("".join((label, arch, toolchain)))
-            return cls(
-                digest=digest,
-                label=label,
-                arch=Arch.parse(arch),
-                toolchain=toolchain,
-                parts=tuple(map(_part, rows(meta["parts"], 2))),
-                entries=tuple(map(_entry_point, _list(meta["entries"]))),
-                names=dict(rows(list(map(list, meta["names"].items())), 2)),
-                headers=tuple(map(_header, rows(meta["headers"], 3))),
-                cubin=sections["cubin"],
-                ptx=sections["ptx"],
-                log=sections["log"].decode(),
-                templates=tuple(map(text, _list(meta.get("templates", [])))),
-                sources=_sources(sections["sources"]) if "sources" in sections else {},
-                provenance=_provenance(parse_json(sections.get("provenance", b"[]").decode())),
-            )
+            fields = {
+                "digest": digest,
+                "label": label,
+                "arch": Arch.parse(arch),
+                "toolchain": toolchain,
+                "parts": tuple(map(_part, rows(meta["parts"], 2))),
+                "entries": tuple(map(_entry_point, _list(meta["entries"]))),
+                "names": _names(meta["names"]),
+                "headers": tuple(map(_header, rows(meta["headers"], 3))),
+                "cubin": sections["cubin"],
+                "ptx": sections["ptx"],
+                "log": sections["log"].decode(),
+                "templates": tuple(map(text, _list(meta.get("templates", [])))),
+                "sources": _sources(sections["sources"]) if "sources" in sections else {},
+                "provenance": _provenance(parse_json(sections.get("provenance", b"[]").decode())),
+            }
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
             raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
+        artifact = object.__new__(cls)
+        # All fields at once: the constructor of a frozen class sets them one by one, which takes longer
+        # than decoding most of them.
+        artifact.__dict__.update(fields)
+        return artifact
 
 
 # Decoding: a correct checksum does not prove that the content is an artifact. All texts and numbers of
@@ -234,9 +239,9 @@ class Artifact:
 _part: Callable[[Sequence[str]], Part] = partial(tuple.__new__, Part)
 _header: Callable[[Sequence[str]], Header] = partial(tuple.__new__, Header)
 _parameter: Callable[[Sequence[Any]], Parameter] = partial(tuple.__new__, Parameter)
+_entry: Callable[[Sequence[Any]], EntryPoint] = partial(tuple.__new__, EntryPoint)
 
 _ENTRY_POINTS = set(product((str,), (list,), (str, NoneType), (list, NoneType), (list,)))
-_PARAMETERS = set(product((int,), (int,), (int,), (str,), (bool,), (str, NoneType)))
 
 
 def _entry_point(row: Any) -> EntryPoint:
@@ -246,22 +251,31 @@ def _entry_point(row: Any) -> EntryPoint:
     texts = [name, cpp or "", *directives]
     numbers = [*(resources or ())]
     for parameter in parameters:
-        if tuple(map(type, parameter)) not in _PARAMETERS:
+        offset, size, align, kind, pointer, cpp_type = parameter
+        if type(pointer) is not bool:
             raise TypeError(f"{parameter!r} is not a parameter")
-        numbers += parameter[:3]
-        texts += parameter[3], parameter[5] or ""
+        numbers += offset, size, align
+        texts += kind, "" if cpp_type is None else cpp_type
     text("".join(texts))
-    if not set(map(type, numbers)) <= {int}:
-        raise TypeError(f"{numbers!r} are not integers")
-    if numbers and not 0 <= min(numbers) <= max(numbers) < _MOST:
-        raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
-    return EntryPoint(
-        name=name,
-        parameters=tuple(map(_parameter, parameters)),
-        cpp=cpp,
-        resources=None if resources is None else Resources(*resources),
-        directives=tuple(directives),
-    )
+    if numbers:
+        if not set(map(type, numbers)) <= {int}:
+            raise TypeError(f"{numbers!r} are not integers")
+        if min(numbers) < 0 or max(numbers) >= _MOST:
+            raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
+    return _entry((
+        name,
+        tuple(map(_parameter, parameters)),
+        cpp,
+        None if resources is None else Resources(*resources),
+        tuple(directives),
+    ))
+
+
+def _names(value: Any) -> dict[str, str]:
+    if type(value) is not dict:
+        raise TypeError(f"{value!r} is not a table of names")
+    text("".join((*value, *value.values())))
+    return value
 
 
 def _provenance(row: Any) -> Provenance:

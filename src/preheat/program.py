@@ -148,14 +148,16 @@ class Program:
         return cls.of(source, **given) if path is None else cls.from_file(path, **given)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        known = dict(reversed(self.spellings))  # The first spelling of a directory wins.
-        complete = [
-            (directory, known.get(directory) or spelled(directory, self.path))
-            for directory in dict.fromkeys(self.include)
-        ]
-        object.__setattr__(self, "spellings", tuple(complete))
+        if self.include or self.spellings:
+            known = dict(reversed(self.spellings))  # The first spelling of a directory wins.
+            complete = [
+                (directory, known.get(directory) or spelled(directory, self.path))
+                for directory in dict.fromkeys(self.include)
+            ]
+            object.__setattr__(self, "spellings", tuple(complete))
         self._check_texts()
-        self._check_options()
+        if self.options:
+            self._check_options()
 
     def _check_texts(self) -> None:
         """Raise `InputError` for a source, label, header or name that no compiler takes."""
@@ -166,21 +168,29 @@ class Program:
                 f"label {self.label!r} must be a plain name without '/'",
                 hint="the label reaches the binary and the key: a path would differ per machine",
             )
+        headers = tuple(chain.from_iterable(self.headers))
+        everything = "".join((self.source, *self.options, *self.names, *headers, self.label))
+        if "\0" in everything or not (everything.isascii() or _is_unicode(everything)):
+            raise self._text_error(headers)
+        if self.language == "ptx" and (self.headers or self.names):
+            what = "headers" if self.headers else "names"
+            raise InputError(f"{self.label}: PTX takes no {what}")
+
+    def _text_error(self, headers: tuple[str, ...]) -> InputError:
+        """Return the error for the first text that has a NUL byte or is not valid Unicode."""
         for what, texts in (
             ("source", (self.source,)),
             ("an option", self.options),
             ("a name", self.names),
-            ("a header", chain.from_iterable(self.headers)),
-            ("label", (self.label,)),
+            ("a header", headers),
         ):
             for text in texts:
                 if "\0" in text:
-                    raise InputError(f"{self.label!r}: {what} contains a NUL byte")
-                if not text.isascii() and not _is_unicode(text):
-                    raise InputError(f"{self.label!r}: {what} is not valid Unicode text")
-        if self.language == "ptx" and (self.headers or self.names):
-            what = "headers" if self.headers else "names"
-            raise InputError(f"{self.label}: PTX takes no {what}")
+                    return InputError(f"{self.label!r}: {what} contains a NUL byte")
+                if not _is_unicode(text):
+                    return InputError(f"{self.label!r}: {what} is not valid Unicode text")
+        problem = "contains a NUL byte" if "\0" in self.label else "is not valid Unicode text"
+        return InputError(f"{self.label!r}: label {problem}")
 
     def _check_options(self) -> None:
         """Raise `InputError` for an option that contradicts what preheat does."""

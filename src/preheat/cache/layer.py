@@ -88,7 +88,8 @@ class LayerTier:
     def _check(self, shard: str) -> None:
         """Raise `OSError` if other users can write the directory `shard` or its parent."""
         if not self._trust:
-            for directory in (self._base, f"{self._base}/{shard}"):
+            parent = () if self._checked_shards else (self._base,)
+            for directory in (*parent, f"{self._base}/{shard}"):
                 status = os.lstat(directory)
                 if not stat.S_ISDIR(status.st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
