@@ -262,13 +262,15 @@ def _entry_point(row: Any) -> EntryPoint:
             raise TypeError(f"{numbers!r} are not integers")
         if min(numbers) < 0 or max(numbers) >= _MOST:
             raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
-    return _entry((
-        name,
-        tuple(map(_parameter, parameters)),
-        cpp,
-        None if resources is None else Resources(*resources),
-        tuple(directives),
-    ))
+    return _entry(
+        (
+            name,
+            tuple(map(_parameter, parameters)),
+            cpp,
+            None if resources is None else Resources(*resources),
+            tuple(directives),
+        )
+    )
 
 
 def _names(value: Any) -> dict[str, str]:
@@ -324,26 +326,27 @@ def without_types(name: str) -> str:
     return name
 
 
-# The forms of a demangler for types that C++ allows to write in several ways.
+# The forms of a demangler for types that C++ allows to write in several ways. The patterns here are
+# compiled when they are first used: only C++ names need them.
 _SPELLINGS = (
-    (re.compile(r"\(\s*void\s*\)"), "()"),
-    (re.compile(r"\b(long|short)(\s+long)?\s+int\b"), r"\1\2"),
-    (re.compile(r"\bunsigned\b(?!\s+(?:int|long|short|char)\b)"), "unsigned int"),
-    (re.compile(r"\bsigned\s+(?=int|long|short)"), ""),
+    (r"\(\s*void\s*\)", "()"),
+    (r"\b(long|short)(\s+long)?\s+int\b", r"\1\2"),
+    (r"\bunsigned\b(?!\s+(?:int|long|short|char)\b)", "unsigned int"),
+    (r"\bsigned\s+(?=int|long|short)", ""),
 )
-_CONST_FIRST = re.compile(r"\bconst\s+([\w:]+(?:\s+(?!const\b)[\w:]+)*)")
+_CONST_FIRST = r"\bconst\s+([\w:]+(?:\s+(?!const\b)[\w:]+)*)"
 # Of the parameter itself: it is not part of the signature.
-_OWN_CONST = re.compile(r"\bconst\s*(?=[,)]|$)")
+_OWN_CONST = r"\bconst\s*(?=[,)]|$)"
 
 
 def _folded(name: str) -> str:
     """Normalise a name: no spaces, and `const` after its type as demanglers write it."""
     for pattern, spelling in _SPELLINGS:
-        name = pattern.sub(spelling, name)
-    while (match := _CONST_FIRST.search(name)) is not None:
+        name = re.sub(pattern, spelling, name)
+    while (match := re.search(_CONST_FIRST, name)) is not None:
         end = _after_arguments(name, match.end())
         name = f"{name[: match.start()]}{match[1]}{name[match.end() : end]} \0{name[end:]}"
-    return "".join(_OWN_CONST.sub("", name.replace("\0", "const")).split())
+    return "".join(re.sub(_OWN_CONST, "", name.replace("\0", "const")).split())
 
 
 def _after_arguments(name: str, start: int) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ JSON_AT = _HEAD.size
 _CHECKSUM = 16
 
 _decoder = json.JSONDecoder()
-_scan = _decoder.scan_once
+_scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
 
 
 class DamagedEntryError(ValueError):
