@@ -331,11 +331,13 @@ class Kernel:
         programmatic: bool = False,
     ) -> base.Geometry:
         """Check a geometry for this kernel on its device; `LaunchError` when it cannot be launched."""
-        geometry = self._sized(grid, block, shared)._replace(
-            cluster=None if cluster is None else self._dim("cluster", cluster),
-            cooperative=bool(cooperative),
-            programmatic=bool(programmatic),
-        )
+        geometry = self._sized(grid, block, shared)
+        if cluster is not None or cooperative or programmatic:
+            geometry = geometry._replace(
+                cluster=None if cluster is None else self._dim("cluster", cluster),
+                cooperative=bool(cooperative),
+                programmatic=bool(programmatic),
+            )
         self._check_cluster(geometry)
         return geometry
 
@@ -371,6 +373,8 @@ class Kernel:
             ) from None
 
     def _dim(self, what: str, given: Any, limits: base.Dim3 | None = None) -> base.Dim3:
+        if type(given) is int and limits is not None and 1 <= given <= limits[0]:
+            return (given, 1, 1)  # Most grids and blocks.
         parts = given if isinstance(given, tuple | list) else (given,)
         try:
             sizes = [operator.index(part) for part in parts]
