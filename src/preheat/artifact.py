@@ -206,7 +206,13 @@ class Artifact:
         """Decode an unpacked entry. Raises `DamagedEntryError` when it is not an artifact."""
         try:
             label, arch, toolchain = meta["label"], meta["arch"], meta["toolchain"]
-            text("".join((label, arch, toolchain)))
+            names = meta["names"]
+            if type(names) is not dict:
+                raise TypeError(f"{names!r} is not a table of names")
+            templates = _list(meta.get("templates", []))
+            provenance = _provenance(parse_json(sections.get("provenance", b"[]").decode()))
+            texts = (label, arch, toolchain, provenance.created, provenance.timing)
+            text("".join((*texts, *names, *names.values(), *templates)))
             fields = {
                 "digest": digest,
                 "label": label,
@@ -214,14 +220,14 @@ class Artifact:
                 "toolchain": toolchain,
                 "parts": tuple(map(_part, rows(meta["parts"], 2))),
                 "entries": tuple(map(_entry_point, _list(meta["entries"]))),
-                "names": _names(meta["names"]),
+                "names": names,
                 "headers": tuple(map(_header, rows(meta["headers"], 3))),
                 "cubin": sections["cubin"],
                 "ptx": sections["ptx"],
                 "log": sections["log"].decode(),
-                "templates": tuple(map(text, _list(meta.get("templates", [])))),
+                "templates": tuple(templates),
                 "sources": _sources(sections["sources"]) if "sources" in sections else {},
-                "provenance": _provenance(parse_json(sections.get("provenance", b"[]").decode())),
+                "provenance": provenance,
             }
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
             raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
@@ -232,8 +238,9 @@ class Artifact:
         return artifact
 
 
-# Decoding: a correct checksum does not prove that the content is an artifact. All texts and numbers of
-# a kernel are checked together, because a program that starts decodes hundreds of them.
+# Decoding: a correct checksum does not prove that the content is an artifact. Texts are checked
+# together, and so are the numbers of a kernel, because a program that starts decodes hundreds of them.
+# Joining texts raises an error for anything but text.
 
 # `_make` of named tuples, as functions in C.
 _part: Callable[[Sequence[str]], Part] = partial(tuple.__new__, Part)
@@ -273,18 +280,10 @@ def _entry_point(row: Any) -> EntryPoint:
     )
 
 
-def _names(value: Any) -> dict[str, str]:
-    if type(value) is not dict:
-        raise TypeError(f"{value!r} is not a table of names")
-    text("".join((*value, *value.values())))
-    return value
-
-
 def _provenance(row: Any) -> Provenance:
     found = Provenance(*_list(row))
     if type(found.seconds) not in (int, float) or not 0 <= found.seconds < _MOST:
         raise ValueError(f"{found.seconds!r} is not a number of seconds")
-    text(found.created + found.timing)
     return found
 
 
