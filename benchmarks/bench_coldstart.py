@@ -3,9 +3,13 @@
 Contenders take turns, one fresh Python each. Before that each ran twice, to fill its cache and to find
 everything there, and the sum of all 50 kernels was checked. Import + context is the time from the
 script's first line until arrays are on the device; a kernel is what follows, up to the end of the last
-launch, divided by 50; "to last launch" counts from the start of the interpreter. "raw" reads cubin
-files and knows the names of the kernels: what is left is the driver's share. "preheat, sealed" has an
-empty cache, a bundle and a seal; "preheat, nothing cached" is what that spares: it compiles.
+launch, divided by 50; "to last launch" counts from the start of the interpreter, and the process ends
+when Python has ended. Times are medians, spreads the interquartile range as a share of the median.
+
+"raw" reads cubin files and knows the names of the kernels: what is left is the driver's share.
+"preheat, sealed" has an empty cache, a bundle and a seal. "preheat, nothing cached" compiles, which is
+what the others need not do.
+A second table has the parts of preheat's own process, from processes of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import preheat
-from common import options, report, spread
+from common import options, report, spread, us
 from preheat.ahead.manifest import ManifestProgram
 
 COUNT, N = 50, 1000
@@ -98,6 +102,26 @@ for i in range(COUNT):
 gpu.synchronize()
 def values():
     return y.numpy()
+"""
+PARTS = """
+from time import monotonic
+import preheat.gpu
+imported = monotonic()
+gpu = preheat.device("cuda")
+opened = monotonic()
+x, y = gpu.empty(N).fill(1.5), gpu.empty(N).fill(0.25)
+ready = monotonic()
+found = launched = again = 0.0
+for i in range(COUNT):
+    started = monotonic()
+    kernel = gpu.kernel(source(i), f"k_{i}")
+    after = monotonic()
+    kernel[4, 256](2.0, x, y, N)
+    found += after - started
+    launched += monotonic() - after
+gpu.synchronize()
+ended = monotonic()
+print(imported - first, opened - imported, ready - opened, found / COUNT, launched / COUNT, ended)
 """
 CORE = """
 import numpy as np
@@ -210,6 +234,16 @@ class Stage:
         first, ready, last = map(float, output.split()[-3:])
         return Run(ended - started, last - started, ready - first, last - ready)
 
+    def parts(self, contender: Contender) -> list[float]:
+        """Return the seconds of each part of one fresh process of preheat, and of its end."""
+        cache = self.cache(contender)
+        names = f"COUNT, N, SOURCE = {COUNT}, {N}, {SOURCE!r}\n"
+        command = [sys.executable, "-c", names + HEAD + PARTS]
+        env = self.environment(cache)
+        output = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+        *seconds, last = map(float, output.split())
+        return [*seconds, time.monotonic() - last]
+
     def prime(self, contender: Contender, arch: preheat.Arch) -> bool:
         """Fill the cache and check that it is used. Return False and print the reason otherwise."""
         cache = self.cache(contender)
@@ -252,10 +286,13 @@ def table(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
     for each in contenders:
         mine = middle[each.title]
         per_kernel = [run.kernels / COUNT * 1e6 for run in each.runs]
+        processes = [run.process for run in each.runs]
         rows.append(
             (
                 each.title,
                 f"{mine.process:.3f} s",
+                spread(processes) if len(processes) > 1 else "-",
+                f"{mine.process / raw.process:.2f} x" if raw else "-",
                 f"{mine.last:.3f} s",
                 f"{mine.ready:.3f} s",
                 f"{mine.kernels / COUNT * 1e6:.0f} µs",
@@ -266,6 +303,13 @@ def table(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def part_rows(parts: Sequence[Sequence[float]]) -> list[tuple[str, ...]]:
+    """Return a row for each part of a process, with its median over several processes."""
+    names = ("import", "device", "two arrays", "find a kernel", "its first launch", "end of Python")
+    columns = zip(names, zip(*parts, strict=True), strict=True)
+    return [(name, us(statistics.median(each) * 1e6), spread(each)) for name, each in columns]
 
 
 def arguments() -> argparse.Namespace:
@@ -295,14 +339,22 @@ def main() -> None:
             gpu = preheat.device("cuda")  # Kept open: a driver without any user starts again.
         except preheat.NoGpuError as why:
             sys.exit(str(why))
-        done = compete(Stage(Path(place)), contenders, gpu.arch)
+        stage = Stage(Path(place))
+        done = compete(stage, contenders, gpu.arch)
+        ours = next((each for each in done if each.title == "preheat"), None)
+        parts = [] if ours is None else [stage.parts(ours) for _ in range(args.rounds)]
         gpu.close()
     head = (
-        *("", "process", "to last launch", "import + context", "a kernel", "spread"),
+        *("", "process", "spread", "process, of raw", "to last launch", "import + context"),
+        *("a kernel", "spread"),
         *("kernel, of raw", "last launch, of raw", "runs"),
     )
     title = f"A new process, {COUNT} cached kernels, first launch of each"
     report("bench_coldstart", title, head, table(done), into=args.json)
+    if len(parts) > 1:
+        title = "Parts of preheat's process"
+        rows = part_rows(parts)
+        report("bench_coldstart", title, ("part", "median", "spread"), rows, into=args.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Measure complete lookups beside cuda.core: in one process, in a new process, in many processes.
 
-The kernel is the same text in both. Cold compiles bypass the compiler's own cache. The process rows
-include starting Python, importing the library, making the key and reading the entry; neither touches a
-GPU. Not like for like: cuda.core's cache has no verification, no header tracking and no single flight.
+The kernel is the same text in both. Cold compiles bypass the compiler's own cache. In a running process
+the contenders take turns, and "stats alone" asks for the status of each header and does nothing else.
+The process rows include starting Python, importing the library, making the key and reading the entry;
+neither touches a GPU. Not like for like: cuda.core's cache has no verification, no header tracking and
+no single flight.
 """
 
 from __future__ import annotations
@@ -13,11 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
-from common import median_us, program_cache, ratio, report, us
+from common import ratio, report, spread, us
+from preheat.artifact import Artifact
 from preheat.build.builder import Builder
+from preheat.cache import MemoryTier
 from preheat.config import Config
 from preheat.events import Events
 from preheat.program import Program
@@ -38,6 +44,8 @@ extern "C" __global__ void total(int* x) {
 }
 """
 PROCESSES, KERNELS = 8, 20
+ROUNDS, CALLS = 15, 50
+SETTLED = 2.1  # seconds after which the stamp of a header file is trusted
 
 OURS = """
 import sys
@@ -81,76 +89,116 @@ def run(body: str, root: Path, *args: str) -> str:
     ).stdout
 
 
-def median_run(body: str, root: Path, count: int = 15) -> float:
-    times = []
-    for _ in range(count):
-        started = time.perf_counter()
-        run(body, root, "1")
-        times.append((time.perf_counter() - started) * 1e6)
-    return statistics.median(times)
+def timed_run(body: str, root: Path) -> float:
+    started = time.perf_counter()
+    run(body, root, "1")
+    return (time.perf_counter() - started) * 1e6
+
+
+def scripts() -> dict[str, str]:
+    """Return the scripts of the contenders that are installed, by name."""
+    core = {"cuda.core": THEIRS} if find_spec("cuda.core") is not None else {}
+    return {"preheat": OURS, **core}
 
 
 def bench_in_process(root: Path) -> None:
-    from cuda.core import ProgramOptions
-    from cuda.core.utils import make_program_cache_key
-
     config = Config(cache_dirs=(root / "ours",), lock_dir=root / "locks")
     builder = Builder.open(config, events=Events())
+    memory = builder.cache.tiers[0]
+    assert isinstance(memory, MemoryTier)
     rows = []
-    options = ProgramOptions(arch="sm_90")
-    theirs = program_cache()(root / "theirs")
     for name, source in (("saxpy", SOURCE), ("cub block reduce", CUB)):
-        program = Program.of(source, label="k.cu")
-        held = builder.build(program, "sm_90")
-        cubin = held.cubin
-        files = len(held.headers)
-        memory = median_us(partial(builder.build, program, "sm_90"), number=100)
-        del held  # No one holds the artifact any more, so every hit reads and decodes it.
-
-        def from_disk(p: Program = program) -> None:
-            builder.cache.tiers[0].clear()  # type: ignore[attr-defined]
-            builder.build(p, "sm_90")
-
-        disk = median_us(from_disk, number=100)
-
-        def lookup(code: str = source, blob: bytes = cubin) -> None:
-            key = make_program_cache_key(
-                code=code,
-                code_type="c++",
-                options=options,
-                target_type="cubin",
-                **({"extra_digest": b"headers"} if "#include" in code else {}),
-            )
-            if theirs.get(key) is None:
-                theirs[key] = blob
-
-        plain = median_us(lookup, number=100)
-        rows.append((name, files, us(memory), us(disk), us(plain), ratio(plain, disk)))
+        held = builder.build(Program.of(source, label="k.cu"), "sm_90")
+        time.sleep(SETTLED)  # From then on, the stamps of the headers are trusted.
+        builder.build(Program.of(source, label="k.cu"), "sm_90")
+        files = header_files(builder, held)
+        contenders = {
+            "preheat memory": partial(build, builder, source),
+            "preheat disk": partial(build, builder, source, memory),
+            "stats alone": partial(stat_all, files),
+            "cuda.core file": core_lookup(root, source, held.cubin),
+        }
+        del held  # No one holds the artifact any more, so every hit decodes it.
+        times = in_turns({name: act for name, act in contenders.items() if act is not None})
+        median = {title: statistics.median(each) for title, each in times.items()}
+        cells = [f"{us(median[c])} ± {spread(times[c])}" if c in times else "-" for c in contenders]
+        theirs = median.get("cuda.core file")
+        ours = median["preheat disk"]
+        rows.append((name, len(files), *cells, "-" if theirs is None else ratio(theirs, ours)))
     builder.close()
-    head = (
-        "program",
-        "headers checked",
-        "preheat memory",
-        "preheat disk",
-        "cuda.core file",
-        "disk ratio",
-    )
-    report("bench_hit", "Key and hit in a running process", head, rows)
+    head = ("program", "headers checked", *contenders, "disk ratio")
+    report("bench_hit", "Key and hit in a running process, in turns, ± interquartile range", head, rows)
+
+
+def build(builder: Builder, source: str, memory: MemoryTier | None = None) -> None:
+    """Make the program and its key, and find it: on the disk, if `memory` is emptied first."""
+    if memory is not None:
+        memory.clear()
+    builder.build(Program.of(source, label="k.cu"), "sm_90")
+
+
+def header_files(builder: Builder, artifact: Artifact) -> list[str]:
+    """Return the paths of the header files that a lookup of `artifact` compares."""
+    roots = builder.toolchain.located.roots
+    return [f"{roots[header.root]}/{header.name}" for header in artifact.headers]
+
+
+def stat_all(files: list[str]) -> None:
+    """Ask the system for the status of each file, which no check of headers can do without."""
+    for file in files:
+        os.stat(file)
+
+
+def core_lookup(root: Path, source: str, cubin: bytes) -> Callable[[], None] | None:
+    """Return the same lookup in cuda.core's cache; None where cuda.core is not installed."""
+    try:
+        from cuda.core import ProgramOptions
+        from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+    except ImportError:
+        return None
+    cache = FileStreamProgramCache(root / "theirs")
+    options = ProgramOptions(arch="sm_90")
+    more = {"extra_digest": b"headers"} if "#include" in source else {}
+
+    def lookup() -> None:
+        key = make_program_cache_key(
+            code=source, code_type="c++", options=options, target_type="cubin", **more
+        )
+        if cache.get(key) is None:
+            cache[key] = cubin
+
+    return lookup
+
+
+def in_turns(contenders: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Return the microseconds of a call of each contender, once for every round."""
+    times: dict[str, list[float]] = {title: [] for title in contenders}
+    for _ in range(ROUNDS + 1):
+        for title, act in contenders.items():
+            started = time.perf_counter()
+            for _ in range(CALLS):
+                act()
+            times[title].append((time.perf_counter() - started) / CALLS * 1e6)
+    return {title: each[1:] for title, each in times.items()}  # The first round is a warm-up.
 
 
 def bench_process_start(root: Path) -> None:
-    run(OURS, root, "1")
-    run(THEIRS, root, "1")
-    bare = median_run("import sys", root)
-    ours, theirs = median_run(OURS, root), median_run(THEIRS, root)
-    rows = [("process start to first hit", us(bare), us(ours), us(theirs), ratio(theirs, ours))]
-    report("bench_hit", "A fresh process", ("", "bare Python", "preheat", "cuda.core", "ratio"), rows)
+    contenders = {"bare Python": "import sys", **scripts()}
+    times: dict[str, list[float]] = {title: [] for title in contenders}
+    for turn in range(ROUNDS + 1):
+        for title, body in contenders.items():
+            seconds = timed_run(body, root)
+            if turn:  # The first one fills the cache.
+                times[title].append(seconds)
+    cells = [f"{us(statistics.median(each))} ± {spread(each)}" for each in times.values()]
+    title = "A fresh process, in turns, ± interquartile range"
+    report("bench_hit", title, ("", *contenders), [("process start to first hit", *cells)])
 
 
 def bench_storm(root: Path) -> None:
     """Every process requests the same kernels, and nothing is cached."""
     rows = []
-    for name, body in (("preheat", OURS), ("cuda.core", THEIRS)):
+    for name, body in scripts().items():
         place = root / f"storm-{name}"
         place.mkdir()
         run(body, place, "0")  # Locate the compilers once, in a process of its own.
@@ -162,9 +210,9 @@ def bench_storm(root: Path) -> None:
         ]
         compiles = sum(int(process.communicate()[0]) for process in running)
         rows.append((name, compiles, time.perf_counter() - started))
-    theirs = rows[1][2]
-    table = [(n, c, f"{s:.2f} s", f"{theirs / s:.2f} x") for n, c, s in rows]
-    head = ("", "compiles", "wall", "against cuda.core")
+    last = rows[-1][2]
+    table = [(n, c, f"{s:.2f} s", f"{last / s:.2f} x") for n, c, s in rows]
+    head = ("", "compiles", "wall", f"against {rows[-1][0]}")
     report("bench_hit", f"{PROCESSES} processes, {KERNELS} kernels, empty cache", head, table)
 
 

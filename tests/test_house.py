@@ -18,7 +18,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "files", "fork", "lazy", "lexer", "locks", "messages"},
+    {"_version", "files", "fork", "lazy", "lexer", "locks"},
+    {"messages"},
     {"errors", "callsite"},
     {"events", "config", "arch", "dtypes"},
     {"native"},
@@ -133,6 +134,36 @@ def test_importing_touches_nothing_and_loads_next_to_nothing(tmp_path: Path) -> 
     assert seen["cuda"] is False
     assert not {"cuda", "numpy", "click", "rich", "subprocess", "logging"} & set(seen["loaded"])
     assert list(home.iterdir()) == []
+
+
+LAUNCH = """
+import json, sys
+import preheat
+SOURCE = 'extern "C" __global__ void k(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 1; }'
+gpu = preheat.device("emulator")
+x = gpu.zeros(32)
+for _ in range(3):
+    gpu.kernel(SOURCE, "k")[1, 32](x, 4)
+print(json.dumps(sorted(sys.modules)))
+"""
+#: What a process that only launches stored kernels need not import: captures, compilers and the headers
+#: that they report, bundles, messages of errors, and modules of the standard library that take long.
+NOT_FOR_A_LAUNCH = {
+    *("preheat.graph.graph", "preheat.graph.cache", "preheat.graph.graphed", "preheat.graph.pool"),
+    *("preheat.graph.nodes", "preheat.graph.capture", "preheat.graph.trees", "preheat.graph.keys"),
+    *("preheat.toolchain.pool", "preheat.toolchain.translate", "preheat.toolchain.survey"),
+    *("preheat.toolchain.includes", "preheat.toolchain.absent_names", "preheat.toolchain.observe"),
+    *("preheat.build.compile", "preheat.build.nearest"),
+    *("preheat.ahead.manifest", "preheat.warmup", "preheat.cache.bundle", "preheat.kernels.ops"),
+    *("preheat.cli", "click", "rich", "logging", "subprocess", "tempfile", "difflib", "shutil"),
+    *("asyncio", "concurrent.futures", "multiprocessing", "cuda.core"),
+}
+
+
+def test_a_process_that_launches_stored_kernels_imports_little_else(tmp_path: Path) -> None:
+    for _ in range(2):  # The first process compiles and stores.
+        imported = set(json.loads(python(LAUNCH, tmp_path).stdout))
+    assert imported & NOT_FOR_A_LAUNCH == set()
 
 
 def test_the_public_surface_is_what_all_says() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from preheat.lexer import blanked, first_token, joined, mentioned, scan, stripped, trigraph_variants
+from preheat.lexer import blanked, joined, mentioned, scan, stripped, trigraph_variants
 
 CODE = {
     "a line comment": ("a // b\nc", "a  \nc"),
@@ -103,22 +103,6 @@ def test_blanked_text_keeps_every_line_and_column(text: str) -> None:
     clean = blanked(text)
     assert len(clean) == len(text)
     assert [len(line) for line in clean.split("\n")] == [len(line) for line in text.split("\n")]
-
-
-@pytest.mark.parametrize(
-    ("text", "token"),
-    [
-        ("", ""),
-        (" \n\t", ""),
-        ("/* a */ // b\n.version", ".version"),
-        ("\ufeff.version", ".version"),
-        ("/* a", ""),
-        ("// a", ""),
-        ("/ a", "/ a"),
-    ],
-)
-def test_the_first_token_follows_blanks_and_comments(text: str, token: str) -> None:
-    assert text[first_token(text) :] == token
 
 
 SPELLED = {

@@ -12,7 +12,7 @@ import pytest
 import preheat
 from preheat.errors import InputError
 from preheat.gpu import Gpu
-from preheat.program import Program
+from preheat.program import Program, first_token
 
 PTX = "//\n// Generated\n//\n.version 8.0\n.target sm_90\n.address_size 64\n"
 
@@ -286,3 +286,19 @@ def test_a_program_of_text_refuses_the_name_of_a_file(source: Any) -> None:
     with pytest.raises(InputError, match=r"names a file, and Program\.of takes source text") as caught:
         Program.of(source)
     assert f"Program.from_file({str(source)!r})" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "token"),
+    [
+        ("", ""),
+        (" \n\t", ""),
+        ("/* a */ // b\n.version", ".version"),
+        ("\ufeff.version", ".version"),
+        ("/* a", ""),
+        ("// a", ""),
+        ("/ a", "/ a"),
+    ],
+)
+def test_the_first_token_follows_blanks_and_comments(text: str, token: str) -> None:
+    assert text[first_token(text) :] == token

@@ -206,37 +206,49 @@ class Artifact:
         """Decode an unpacked entry. Raises `DamagedEntryError` when it is not an artifact."""
         try:
             label, arch, toolchain = meta["label"], meta["arch"], meta["toolchain"]
-            text("".join((label, arch, toolchain)))
-            return cls(
-                digest=digest,
-                label=label,
-                arch=Arch.parse(arch),
-                toolchain=toolchain,
-                parts=tuple(map(_part, rows(meta["parts"], 2))),
-                entries=tuple(map(_entry_point, _list(meta["entries"]))),
-                names=dict(rows(list(map(list, meta["names"].items())), 2)),
-                headers=tuple(map(_header, rows(meta["headers"], 3))),
-                cubin=sections["cubin"],
-                ptx=sections["ptx"],
-                log=sections["log"].decode(),
-                templates=tuple(map(text, _list(meta.get("templates", [])))),
-                sources=_sources(sections["sources"]) if "sources" in sections else {},
-                provenance=_provenance(parse_json(sections.get("provenance", b"[]").decode())),
-            )
+            names = meta["names"]
+            if type(names) is not dict:
+                raise TypeError(f"{names!r} is not a table of names")
+            templates = _list(meta.get("templates", []))
+            provenance = _provenance(parse_json(sections.get("provenance", b"[]").decode()))
+            texts = (label, arch, toolchain, provenance.created, provenance.timing)
+            text("".join((*texts, *names, *names.values(), *templates)))
+            fields = {
+                "digest": digest,
+                "label": label,
+                "arch": Arch.parse(arch),
+                "toolchain": toolchain,
+                "parts": tuple(map(_part, rows(meta["parts"], 2))),
+                "entries": tuple(map(_entry_point, _list(meta["entries"]))),
+                "names": names,
+                "headers": tuple(map(_header, rows(meta["headers"], 3))),
+                "cubin": sections["cubin"],
+                "ptx": sections["ptx"],
+                "log": sections["log"].decode(),
+                "templates": tuple(templates),
+                "sources": _sources(sections["sources"]) if "sources" in sections else {},
+                "provenance": provenance,
+            }
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
             raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
+        artifact = object.__new__(cls)
+        # All fields at once: the constructor of a frozen class sets them one by one, which takes longer
+        # than decoding most of them.
+        artifact.__dict__.update(fields)
+        return artifact
 
 
-# Decoding: a correct checksum does not prove that the content is an artifact. All texts and numbers of
-# a kernel are checked together, because a program that starts decodes hundreds of them.
+# Decoding: a correct checksum does not prove that the content is an artifact. Texts are checked
+# together, and so are the numbers of a kernel, because a program that starts decodes hundreds of them.
+# Joining texts raises an error for anything but text.
 
 # `_make` of named tuples, as functions in C.
 _part: Callable[[Sequence[str]], Part] = partial(tuple.__new__, Part)
 _header: Callable[[Sequence[str]], Header] = partial(tuple.__new__, Header)
 _parameter: Callable[[Sequence[Any]], Parameter] = partial(tuple.__new__, Parameter)
+_entry: Callable[[Sequence[Any]], EntryPoint] = partial(tuple.__new__, EntryPoint)
 
 _ENTRY_POINTS = set(product((str,), (list,), (str, NoneType), (list, NoneType), (list,)))
-_PARAMETERS = set(product((int,), (int,), (int,), (str,), (bool,), (str, NoneType)))
 
 
 def _entry_point(row: Any) -> EntryPoint:
@@ -246,21 +258,25 @@ def _entry_point(row: Any) -> EntryPoint:
     texts = [name, cpp or "", *directives]
     numbers = [*(resources or ())]
     for parameter in parameters:
-        if tuple(map(type, parameter)) not in _PARAMETERS:
+        offset, size, align, kind, pointer, cpp_type = parameter
+        if type(pointer) is not bool:
             raise TypeError(f"{parameter!r} is not a parameter")
-        numbers += parameter[:3]
-        texts += parameter[3], parameter[5] or ""
+        numbers += offset, size, align
+        texts += kind, "" if cpp_type is None else cpp_type
     text("".join(texts))
-    if not set(map(type, numbers)) <= {int}:
-        raise TypeError(f"{numbers!r} are not integers")
-    if numbers and not 0 <= min(numbers) <= max(numbers) < _MOST:
-        raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
-    return EntryPoint(
-        name=name,
-        parameters=tuple(map(_parameter, parameters)),
-        cpp=cpp,
-        resources=None if resources is None else Resources(*resources),
-        directives=tuple(directives),
+    if numbers:
+        if not set(map(type, numbers)) <= {int}:
+            raise TypeError(f"{numbers!r} are not integers")
+        if min(numbers) < 0 or max(numbers) >= _MOST:
+            raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
+    return _entry(
+        (
+            name,
+            tuple(map(_parameter, parameters)),
+            cpp,
+            None if resources is None else Resources(*resources),
+            tuple(directives),
+        )
     )
 
 
@@ -268,7 +284,6 @@ def _provenance(row: Any) -> Provenance:
     found = Provenance(*_list(row))
     if type(found.seconds) not in (int, float) or not 0 <= found.seconds < _MOST:
         raise ValueError(f"{found.seconds!r} is not a number of seconds")
-    text(found.created + found.timing)
     return found
 
 
@@ -310,26 +325,27 @@ def without_types(name: str) -> str:
     return name
 
 
-# The forms of a demangler for types that C++ allows to write in several ways.
+# The forms of a demangler for types that C++ allows to write in several ways. The patterns here are
+# compiled when they are first used: only C++ names need them.
 _SPELLINGS = (
-    (re.compile(r"\(\s*void\s*\)"), "()"),
-    (re.compile(r"\b(long|short)(\s+long)?\s+int\b"), r"\1\2"),
-    (re.compile(r"\bunsigned\b(?!\s+(?:int|long|short|char)\b)"), "unsigned int"),
-    (re.compile(r"\bsigned\s+(?=int|long|short)"), ""),
+    (r"\(\s*void\s*\)", "()"),
+    (r"\b(long|short)(\s+long)?\s+int\b", r"\1\2"),
+    (r"\bunsigned\b(?!\s+(?:int|long|short|char)\b)", "unsigned int"),
+    (r"\bsigned\s+(?=int|long|short)", ""),
 )
-_CONST_FIRST = re.compile(r"\bconst\s+([\w:]+(?:\s+(?!const\b)[\w:]+)*)")
+_CONST_FIRST = r"\bconst\s+([\w:]+(?:\s+(?!const\b)[\w:]+)*)"
 # Of the parameter itself: it is not part of the signature.
-_OWN_CONST = re.compile(r"\bconst\s*(?=[,)]|$)")
+_OWN_CONST = r"\bconst\s*(?=[,)]|$)"
 
 
 def _folded(name: str) -> str:
     """Normalise a name: no spaces, and `const` after its type as demanglers write it."""
     for pattern, spelling in _SPELLINGS:
-        name = pattern.sub(spelling, name)
-    while (match := _CONST_FIRST.search(name)) is not None:
+        name = re.sub(pattern, spelling, name)
+    while (match := re.search(_CONST_FIRST, name)) is not None:
         end = _after_arguments(name, match.end())
         name = f"{name[: match.start()]}{match[1]}{name[match.end() : end]} \0{name[end:]}"
-    return "".join(_OWN_CONST.sub("", name.replace("\0", "const")).split())
+    return "".join(re.sub(_OWN_CONST, "", name.replace("\0", "const")).split())
 
 
 def _after_arguments(name: str, start: int) -> int:

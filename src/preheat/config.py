@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from preheat.errors import ConfigError, InputError
 
@@ -40,8 +40,7 @@ class SealMode(IntEnum):
         return cls.WARN if text == "warn" else cls.ERROR
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(NamedTuple):
     """One environment variable: its name, its parser, its default in words, and its effect."""
 
     name: str

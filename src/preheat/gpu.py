@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+from preheat import graph
 from preheat.arch import Arch
 from preheat.artifact import check_name
 from preheat.build.builder import Builder
@@ -22,11 +23,6 @@ from preheat.errors import (
     short_repr,
 )
 from preheat.events import Events, JsonLines
-from preheat.graph.cache import GraphCache
-from preheat.graph.graph import RESERVED, Graph
-from preheat.graph.graphed import Graphed, call_key_text
-from preheat.graph.keys import key_text
-from preheat.graph.pool import Pool
 from preheat.graph.profile import DEFAULT_OPTIONS, EVERY, Profile, ReplayOptions, RowSink, to_stderr
 from preheat.graph.warmers import Warmers
 from preheat.locks import Lock
@@ -44,6 +40,7 @@ from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:
     from preheat.ahead.report import WarmReport
+    from preheat.graph import Graph, GraphCache, Graphed, Pool
     from preheat.warmup import WarmSource
 
 __all__ = ["Gpu", "device"]
@@ -228,7 +225,7 @@ class Gpu:
         """Return one value at a fixed device address; graphs set it by its `name`."""
         if name is not None and not isinstance(name, str):
             raise InputError(f"the name of a scalar is text, not {short_repr(name)}")
-        if name in RESERVED:
+        if name is not None and name in graph.RESERVED:
             raise InputError(
                 f"a scalar cannot be called {name!r}: graph.replay({name}=…) means something else"
             )
@@ -277,14 +274,14 @@ class Gpu:
         libraries allocated in the graph and did not free; without it, such a graph can be replayed
         again only after they have freed it.
         """
-        return Graph(
+        return graph.Graph(
             self._context, stream=stream, mode=mode, name=name, pool=self._own_pool(pool),
             free_on_launch=free_on_launch, replay_options=self._replay_options,
         )  # fmt: skip
 
     def _own_pool(self, pool: Pool | None) -> Pool | None:
         """Return `pool`; `InputError` when captures of this device cannot allocate from it."""
-        if pool is not None and not isinstance(pool, Pool):
+        if pool is not None and not isinstance(pool, graph.Pool):
             raise InputError(f"pool={pool!r} is not a pool of memory", hint="pool=gpu.pool()")
         if pool is not None and pool._context is not self._context:
             raise InputError(
@@ -295,7 +292,7 @@ class Gpu:
 
     def pool(self, size: int | None = None) -> Pool:
         """Return memory for captures: `size` bytes, or as much as `pool.measure(body)` finds later."""
-        return Pool(self._context, size)
+        return graph.Pool(self._context, size)
 
     def graphs(
         self, capacity: int = 64, *, name: str | None = None, checked: bool = False
@@ -305,10 +302,11 @@ class Gpu:
         With a `name`, keys are recorded and can be warmed: see `GraphCache.warmer`. `checked` captures
         every call again and compares, to find values that a graph has fixed: it is slow, and for tests.
         """
-        return self._graphs(capacity, name=name, checked=checked, key_text=key_text)
+        return self._graphs(capacity, name=name, checked=checked, key_text=graph.key_text)
 
     def _graphs(self, capacity: int, **more: Any) -> GraphCache:
-        return GraphCache(lambda: self._context, self.capture, capacity, warmers=self._warmers, **more)
+        warmers = self._warmers
+        return graph.GraphCache(lambda: self._context, self.capture, capacity, warmers=warmers, **more)
 
     @overload
     def graphed(self, function: Callable[P, R], /) -> Graphed[P, R]: ...
@@ -358,8 +356,8 @@ class Gpu:
         more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
 
         def graphed(function: Callable[P, R]) -> Graphed[P, R]:
-            graphs = self._graphs(capacity, name=name, checked=checked, key_text=call_key_text)
-            return Graphed(function, graphs, **more)
+            graphs = self._graphs(capacity, name=name, checked=checked, key_text=graph.call_key_text)
+            return graph.Graphed(function, graphs, **more)
 
         return graphed if function is None else graphed(function)
 

@@ -41,12 +41,10 @@ class Key:
     @lazy
     def digest(self) -> str:
         """The SHA-256 of all labels and payloads. Each has its length as a prefix."""
-        state = hashlib.sha256()
+        pieces: list[bytes] = []
         for label, payload in self.parts:
-            name = label.encode()
-            state.update(b"%d:%b%d:" % (len(name), name, len(payload)))
-            state.update(payload)
-        return state.hexdigest()
+            pieces += _PREFIXES.get(label) or _prefix(label), b"%d:" % len(payload), payload
+        return hashlib.sha256(b"".join(pieces)).hexdigest()
 
     @lazy
     def table(self) -> tuple[Part, ...]:
@@ -56,6 +54,19 @@ class Key:
     def extended(self, parts: Iterable[tuple[str, bytes]]) -> Key:
         """Return this key with more parts."""
         return Key((*self.parts, *parts))
+
+
+def _prefix(label: str) -> bytes:
+    """Return a label as it is hashed: its length and its bytes."""
+    name = label.encode()
+    return b"%d:%b" % (len(name), name)
+
+
+#: The prefixes of the labels that every key has.
+_PREFIXES = {
+    label: _prefix(label)
+    for label in ("schema", "toolchain", "arch", "language", "form", "label", "source", *_COUNTS)
+}
 
 
 def request_key(program: Program, arch: Arch, toolchain: str) -> Key:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 __all__ = [
     "Piece",
     "blanked",
-    "first_token",
     "joined",
     "mentioned",
     "pasted",
@@ -125,22 +124,6 @@ def blanked(text: str) -> str:
         at = end
     parts.append(text[at:])
     return "".join(parts)
-
-
-def first_token(text: str) -> int:
-    """Return the position of the first character that is neither white space nor in a comment."""
-    at = 1 if text.startswith("\ufeff") else 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-        elif text.startswith("//", at):
-            at = _end(_PTX_LINE, text, at)
-        elif text.startswith("/*", at):
-            closing = text.find("*/", at + 2)
-            at = len(text) if closing < 0 else closing + 2
-        else:
-            break
-    return at
 
 
 def joined(text: str) -> str:

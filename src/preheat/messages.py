@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from preheat.locks import no_fork
 
 __all__ = ["Diagnostic", "SourceLine", "count", "did_you_mean", "kernel_hint", "short_repr"]
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
+class Diagnostic(NamedTuple):
     """One diagnostic of a compiler's log."""
 
     file: str
@@ -59,6 +58,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 def _closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to `name`, or None when no name is close."""
+    with no_fork:
+        import difflib  # It takes a millisecond that only an error needs.
+
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 

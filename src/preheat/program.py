@@ -14,7 +14,7 @@ from preheat.callsite import call_site
 from preheat.errors import InputError, short_repr
 from preheat.files import read_whole
 from preheat.lazy import lazy
-from preheat.lexer import first_token, joined, mentioned, trigraph_variants
+from preheat.locks import no_fork
 from preheat.portable_paths import spelled
 
 __all__ = ["Program"]
@@ -32,9 +32,10 @@ _UNKEYED = (
     (r"-{1,2}use-bundled-headers(?:=.*)?", "{} brings headers that cannot be tracked"),
     (r".*(?:-options-file|-optf).*", "{} reads options from a file"),
 )
-_ARCH_OPTION = re.compile(r"-{1,2}(?:gpu-architecture|arch)(?:=.*)?")
-_INCLUDE_OPTION = re.compile(r"(?:-I|--include-path)(=?)(.*)", re.S)
-_UNLINKED = re.compile(
+# Compiled when they are first used: most programs have no options.
+_ARCH_OPTION = r"-{1,2}(?:gpu-architecture|arch)(?:=.*)?"
+_INCLUDE_OPTION = r"(?s)(?:-I|--include-path)(=?)(.*)"
+_UNLINKED = (
     r"(?:-rdc|--relocatable-device-code)[= ]true|-dc|--device-c|-r"
     r"|-{1,2}(?:lto|dlto|device-link-time-opt|dlink-time-opt|gen-opt-lto)(?:=.*)?"
 )
@@ -148,14 +149,16 @@ class Program:
         return cls.of(source, **given) if path is None else cls.from_file(path, **given)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        known = dict(reversed(self.spellings))  # The first spelling of a directory wins.
-        complete = [
-            (directory, known.get(directory) or spelled(directory, self.path))
-            for directory in dict.fromkeys(self.include)
-        ]
-        object.__setattr__(self, "spellings", tuple(complete))
+        if self.include or self.spellings:
+            known = dict(reversed(self.spellings))  # The first spelling of a directory wins.
+            complete = [
+                (directory, known.get(directory) or spelled(directory, self.path))
+                for directory in dict.fromkeys(self.include)
+            ]
+            object.__setattr__(self, "spellings", tuple(complete))
         self._check_texts()
-        self._check_options()
+        if self.options:
+            self._check_options()
 
     def _check_texts(self) -> None:
         """Raise `InputError` for a source, label, header or name that no compiler takes."""
@@ -166,32 +169,40 @@ class Program:
                 f"label {self.label!r} must be a plain name without '/'",
                 hint="the label reaches the binary and the key: a path would differ per machine",
             )
-        for what, texts in (
-            ("source", (self.source,)),
-            ("an option", self.options),
-            ("a name", self.names),
-            ("a header", chain.from_iterable(self.headers)),
-            ("label", (self.label,)),
-        ):
-            for text in texts:
-                if "\0" in text:
-                    raise InputError(f"{self.label!r}: {what} contains a NUL byte")
-                if not text.isascii() and not _is_unicode(text):
-                    raise InputError(f"{self.label!r}: {what} is not valid Unicode text")
+        headers = tuple(chain.from_iterable(self.headers))
+        everything = "".join((self.source, *self.options, *self.names, *headers, self.label))
+        if "\0" in everything or not (everything.isascii() or _is_unicode(everything)):
+            raise self._text_error(headers)
         if self.language == "ptx" and (self.headers or self.names):
             what = "headers" if self.headers else "names"
             raise InputError(f"{self.label}: PTX takes no {what}")
 
+    def _text_error(self, headers: tuple[str, ...]) -> InputError:
+        """Return the error for the first text that has a NUL byte or is not valid Unicode."""
+        for what, texts in (
+            ("source", (self.source,)),
+            ("an option", self.options),
+            ("a name", self.names),
+            ("a header", headers),
+        ):
+            for text in texts:
+                if "\0" in text:
+                    return InputError(f"{self.label!r}: {what} contains a NUL byte")
+                if not _is_unicode(text):
+                    return InputError(f"{self.label!r}: {what} is not valid Unicode text")
+        problem = "contains a NUL byte" if "\0" in self.label else "is not valid Unicode text"
+        return InputError(f"{self.label!r}: label {problem}")
+
     def _check_options(self) -> None:
         """Raise `InputError` for an option that contradicts what preheat does."""
         for option in self.options:
-            if _ARCH_OPTION.fullmatch(option):
+            if re.fullmatch(_ARCH_OPTION, option):
                 raise InputError(
                     f"{self.label}: {option} does not belong among the options",
                     hint="the architecture is an argument of its own: arch='sm_90'",
                 )
         for option in (*self.options, *map(" ".join, pairwise(self.options))):
-            if _UNLINKED.fullmatch(option):
+            if re.fullmatch(_UNLINKED, option):
                 raise InputError(
                     f"{self.label}: {option} makes code that has to be linked; preheat does not link",
                     hint="leave it out, and include the source of the device functions instead",
@@ -208,6 +219,9 @@ class Program:
         """Return True if a compile may open a file. False is certain, True is not."""
         if self.language != "cuda":
             return False
+        with no_fork:
+            from preheat.lexer import joined, trigraph_variants  # Most hits do not need its patterns.
+
         return any(
             "include" in joined(reading) for text in self.texts for reading in trigraph_variants(text)
         )
@@ -227,6 +241,23 @@ class Program:
     def texts(self) -> tuple[str, ...]:
         """Return all text that the preprocessor reads: source, in-memory headers, options."""
         return (self.source, *(text for _, text in self.headers), *self.options)
+
+
+def first_token(text: str) -> int:
+    """Return the position of the first character that is neither white space nor in a comment."""
+    at = 1 if text.startswith("\ufeff") else 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+        elif text.startswith("//", at):
+            closing = text.find("\n", at)
+            at = len(text) if closing < 0 else closing
+        elif text.startswith("/*", at):
+            closing = text.find("*/", at + 2)
+            at = len(text) if closing < 0 else closing + 2
+        else:
+            break
+    return at
 
 
 def file_of(source: object) -> Path | None:
@@ -274,6 +305,9 @@ def header_rows(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...
 
 def clock_macro(*texts: str) -> str | None:
     """Return a macro in the code of `texts` whose value differs from compile to compile."""
+    with no_fork:
+        from preheat.lexer import mentioned
+
     return mentioned(texts, _CLOCK)
 
 
@@ -313,7 +347,7 @@ def _split_include_options(options: tuple[str, ...]) -> tuple[list[str], list[st
     moved: list[str] = []
     pending = iter(options)
     for option in pending:
-        match = _INCLUDE_OPTION.fullmatch(option)
+        match = re.fullmatch(_INCLUDE_OPTION, option)
         if match is None:
             others.append(option)
             continue

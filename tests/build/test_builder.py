@@ -103,8 +103,8 @@ def test_a_compiler_upgraded_under_a_running_process_is_noticed(
     """What the new build makes must not be filed under the old one's key."""
     builder = open_builder()
     true = builder.toolchain.located
-    nvrtc = replace(true.library("nvrtc"), build="00" * 20)
-    builder.toolchain._located = replace(true, libraries={**true.libraries, "nvrtc": nvrtc})
+    nvrtc = true.library("nvrtc")._replace(build="00" * 20)
+    builder.toolchain._located = true._replace(libraries={**true.libraries, "nvrtc": nvrtc})
     made = builder.build(PROGRAM, "sm_90")
     assert dict(made.parts)["toolchain"] == f"nvrtc {true.library('nvrtc').build}"
     assert open_builder().build(PROGRAM, "sm_90") == made

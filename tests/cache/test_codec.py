@@ -185,3 +185,17 @@ def test_a_header_that_lies_under_a_right_checksum_is_damage(blob: bytes) -> Non
     assert codec.damage(DIGEST, blob) is None
     with pytest.raises(DamagedEntryError):
         unpack(DIGEST, blob)
+
+
+@pytest.mark.parametrize(
+    ("document", "value"),
+    [("{}", {}), (' [1, "é"]\n', [1, "é"]), ("null", None), ('"\\ud800"', "\ud800")],
+)
+def test_json_is_parsed_with_or_without_white_space_around_it(document: str, value: object) -> None:
+    assert codec.parse_json(document) == value
+
+
+@pytest.mark.parametrize("document", ["", " ", "{", "[1,]", "{} x", "[1] [2]", "nul", "'a'"])
+def test_a_document_that_is_not_json_is_an_error(document: str) -> None:
+    with pytest.raises(ValueError, match="line 1"):
+        codec.parse_json(document)

@@ -144,6 +144,41 @@ def test_stamps_prove_nothing_after_a_change(header: Path, change: str) -> None:
     assert not proves(memo, header, digest)
 
 
+def test_what_proves_a_list_of_files_is_renewed_with_their_hashes(header: Path) -> None:
+    clock = Clock()
+    memo = Memo(clock=clock)
+    files = [(str(header), str(header.parent), look(memo, header).digest)]
+    assert not FileHasher(memo).proves(files)  # The stamp is too new.
+    clock.now += 2
+    look(memo, header)
+    assert FileHasher(memo).proves(files)
+    before = header.stat().st_ctime_ns
+    while header.stat().st_ctime_ns == before:
+        os.utime(header)
+    assert not FileHasher(memo).proves(files)
+    for _ in range(2):
+        look(memo, header)
+        clock.now += 2
+    assert FileHasher(memo).proves(files)  # The stamp is another one, and the content is the same.
+
+
+def test_files_of_one_directory_that_were_hashed_in_two_mounts_prove_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memo = Memo(clock=(clock := Clock()))
+    files = []
+    for mount, name in enumerate(("a.h", "b.h")):
+        path = tmp_path / name
+        path.write_text(name)
+        monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _, mount=mount: mount)
+        for _ in range(2):
+            digest = look(memo, path).digest
+            clock.now += 2
+        files.append((str(path), str(tmp_path), digest))
+    assert FileHasher(memo).proves(files[1:])
+    assert not FileHasher(memo).proves(files)
+
+
 def test_another_mount_or_boot_voids_every_stamp(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memo = settled(header)
     stamp = look(memo, header).stamp

@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from preheat.artifact import Header
 from preheat.program import Program
 from preheat.toolchain.evidence import Memo
-from preheat.toolchain.headers import (
-    HeaderState,
-    Unexpected,
-    change,
-    observe,
-)
+from preheat.toolchain.headers import HeaderState, change
+from preheat.toolchain.observe import Unexpected, observe
 from preheat.toolchain.survey import Survey
 
 # A small preprocessor stands in for the compiler: quoted names are looked for next to the header

@@ -20,13 +20,8 @@ from preheat.program import Program
 from preheat.toolchain import Toolchain
 from preheat.toolchain.absent_names import Untrackable
 from preheat.toolchain.evidence import FileHasher, Memo
-from preheat.toolchain.headers import (
-    HeaderState,
-    Unexpected,
-    change,
-    mismatch,
-    observe,
-)
+from preheat.toolchain.headers import HeaderState, change, mismatch
+from preheat.toolchain.observe import Unexpected, observe
 from preheat.toolchain.survey import Survey
 from tests.conftest import Recorder
 

@@ -9,21 +9,19 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from preheat import fork
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
-from preheat.build.compile import ArtifactCompiler
 from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
 from preheat.build.key_locks import KeyLocks
 from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
-from preheat.build.nearest import Near, search
 from preheat.build.request import Request
 from preheat.build.seal import in_force
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
-from preheat.cache.bundle import Bundle
 from preheat.cache.lock import release_lost
 from preheat.cache.trust import first_usable, usable
 from preheat.callsite import caller
@@ -38,10 +36,17 @@ from preheat.errors import (
 )
 from preheat.events import Events, JsonLines, Stats, log_events
 from preheat.key import Key
+from preheat.lazy import lazy
+from preheat.locks import no_fork
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
 from preheat.toolchain import Toolchain
 from preheat.tracebacks import shorten_traceback
+
+if TYPE_CHECKING:
+    from preheat.build.compile import ArtifactCompiler
+    from preheat.build.nearest import Near
+    from preheat.cache.bundle import Bundle
 
 __all__ = ["Builder", "open_disk"]
 
@@ -69,7 +74,6 @@ class Builder:
         self.disk = disk
         self._bundles = MountedBundles(events, trust=trust)
         self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events)
-        self._compiler = ArtifactCompiler(self._stored, events, disk)
         self._counters = Counters(events, disk.journal() if disk else None)
         self._failures = Failures(events)
         self._flights: SingleFlight[Hit] = SingleFlight(events)
@@ -119,6 +123,13 @@ class Builder:
         for path in config.bundles:
             builder._bundles.mount_or_reject(path)
         return builder
+
+    @lazy
+    def _compiler(self) -> ArtifactCompiler:
+        with no_fork:
+            from preheat.build.compile import ArtifactCompiler  # A process of hits never needs it.
+
+        return ArtifactCompiler(self._stored, self.events, self.disk)
 
     # The main path
 
@@ -266,6 +277,9 @@ class Builder:
         return self._nearest(self._request(program, arch), namesake=namesake)
 
     def _nearest(self, request: Request, *, namesake: bool = False) -> Near | None:
+        with no_fork:
+            from preheat.build.nearest import search
+
         label = request.program.label
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerTier)]
         return search(

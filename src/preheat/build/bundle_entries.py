@@ -8,16 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.artifact import Artifact, Provenance
 from preheat.cache import codec
-from preheat.cache.bundle import Bundle
 from preheat.cache.codec import text
 from preheat.errors import BundleError
 from preheat.events import Events
 from preheat.key import Part, include_parts
+from preheat.locks import no_fork
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
+
+if TYPE_CHECKING:
+    from preheat.cache.bundle import Bundle
 
 __all__ = [
     "BundleEntry",
@@ -175,6 +178,9 @@ class MountedBundles:
         Mounting the same path twice is allowed; the second call picks up a replaced file.
         """
         path = Path(os.path.abspath(path))
+        with no_fork:
+            from preheat.cache.bundle import Bundle
+
         opened = Bundle.open(path, trust=self._trust)
         known = self._mounted.get(path)
         if known is not None and known.stamp == opened.stamp and not known.closed:

@@ -14,13 +14,8 @@ from preheat.cache import DiskTier, codec
 from preheat.events import Events
 from preheat.key import Key
 from preheat.toolchain.absent_names import Untrackable
-from preheat.toolchain.headers import (
-    HeaderState,
-    Unexpected,
-    decode_states,
-    observe,
-    pack_states,
-)
+from preheat.toolchain.headers import HeaderState, decode_states, pack_states
+from preheat.toolchain.observe import Unexpected, observe
 from preheat.toolchain.sources import sources_of
 from preheat.toolchain.survey import Survey
 

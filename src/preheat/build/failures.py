@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from preheat.build.request import Request
 from preheat.errors import PreheatError, copy_error
@@ -15,13 +14,15 @@ __all__ = ["Failure", "Failures"]
 _MOST = 1024
 
 
-@dataclass(slots=True)
 class Failure:
     """A rejected program: the error, how often it was requested, and when it first failed."""
 
-    error: PreheatError
-    count: int
-    first: float
+    __slots__ = ("count", "error", "first")
+
+    def __init__(self, error: PreheatError, count: int, first: float) -> None:
+        self.error = error
+        self.count = count
+        self.first = first
 
 
 class Failures:

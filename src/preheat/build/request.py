@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from preheat.arch import Arch
 from preheat.key import Key, bundle_key, request_key
@@ -14,13 +13,13 @@ from preheat.toolchain import Toolchain
 __all__ = ["Request"]
 
 
-@dataclass(frozen=True)
 class Request:
     """A program, the architecture it is wanted for, and the toolchain that would compile it."""
 
-    program: Program
-    arch: Arch
-    toolchain: Toolchain
+    def __init__(self, program: Program, arch: Arch, toolchain: Toolchain) -> None:
+        self.program = program
+        self.arch = arch
+        self.toolchain = toolchain
 
     @lazy
     def key(self) -> Key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec
 
 from preheat.cache.base import Found, Tier, WritableTier
 from preheat.events import Events
@@ -11,7 +11,6 @@ from preheat.events import Events
 __all__ = ["Chain"]
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Chain:
@@ -29,7 +28,11 @@ class Chain:
     def each(self, digest: str) -> Iterator[Found]:
         """Yield the blob of every tier that has the digest, fastest first; the blobs may differ."""
         for depth, tier in enumerate(self.tiers):
-            _, blob = self._attempt("read", tier, tier.get, digest)
+            try:
+                blob = tier.get(digest)
+            except OSError as fault:
+                self._events.fault(tier.name, "read", fault)
+                continue
             if blob is not None:
                 for earlier in filter(None, self._writable[:depth]):
                     self._attempt("write", earlier, earlier.put, digest, blob)
@@ -38,7 +41,7 @@ class Chain:
     def put(self, digest: str, blob: bytes) -> None:
         """Store the blob in every writable tier."""
         for tier in filter(None, self._writable):
-            if self._attempt("write", tier, tier.put, digest, blob)[0]:
+            if self._attempt("write", tier, tier.put, digest, blob):
                 self._events.emit("put", tier=tier.name, key=digest, bytes=len(blob))
 
     def remove(self, digest: str) -> None:
@@ -47,11 +50,12 @@ class Chain:
             self._attempt("remove", tier, tier.remove, digest)
 
     def _attempt(
-        self, verb: str, tier: Tier, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[bool, T | None]:
-        """Call a method of a tier; return whether it succeeded, and its result."""
+        self, verb: str, tier: Tier, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> bool:
+        """Call a method of a tier, and return whether it succeeded."""
         try:
-            return True, act(*args, **kwargs)
+            act(*args, **kwargs)
         except OSError as fault:
             self._events.fault(tier.name, verb, fault)
-            return False, None
+            return False
+        return True

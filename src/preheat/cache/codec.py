@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -42,7 +42,8 @@ _HEAD = struct.Struct("<8sH32sI")
 JSON_AT = _HEAD.size
 _CHECKSUM = 16
 
-parse_json = json.JSONDecoder().decode  # Without the steps of `json.loads` that other encodings need.
+_decoder = json.JSONDecoder()
+_scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
 
 
 class DamagedEntryError(ValueError):
@@ -90,6 +91,17 @@ def unpack(digest: str, blob: bytes) -> Entry:
     return unpack_checked(blob)
 
 
+def parse_json(document: str) -> Any:
+    """Return the value of a JSON document; `ValueError` when it is not one."""
+    try:
+        value, end = _scan(document, 0)
+    except StopIteration:
+        end = -1
+    if end == len(document):
+        return value
+    return _decoder.decode(document)  # It skips white space, and raises the error of a bad document.
+
+
 def text(value: object) -> str:
     """Return `value` if it is text that UTF-8 can encode; `ValueError` or `TypeError` otherwise."""
     if type(value) is not str:
@@ -103,7 +115,9 @@ def rows(value: object, width: int) -> list[list[str]]:
     """Return `value` if it is a list of lists of `width` texts; otherwise raise what `text` raises."""
     if type(value) is not list or not set(map(type, value)) <= {list}:
         raise TypeError(f"{value!r} is not a list of lists")
-    if not set(map(len, value)) <= {width}:
+    if not value:
+        return value
+    if set(map(len, value)) != {width}:
         raise ValueError(f"{value!r} has rows that are not {width} long")
     text("".join(chain.from_iterable(value)))  # joined, because there may be hundreds
     return value

@@ -11,8 +11,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from preheat.cache import codec, lock, publish
 from preheat.cache import usage as usages
@@ -34,8 +34,7 @@ _SWEEP_WAIT = 2.0  # seconds that a writer over the limit waits for the process 
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of preheat: safe to delete.\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(NamedTuple):
     """What a sweep removed."""
 
     files: int = 0

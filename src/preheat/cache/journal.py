@@ -94,7 +94,7 @@ class Journal:
             old = []
             for name in names:
                 with suppress(FileNotFoundError):
-                    status = os.lstat(self._directory / name)
+                    status = os.lstat(f"{self._directory}/{name}")
                     if name != _TOTAL and self._clock() - status.st_mtime > _QUIET:
                         old.append(name)
             self._put(

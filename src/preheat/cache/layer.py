@@ -16,8 +16,8 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from preheat.cache import codec
 from preheat.cache.trust import DistrustedError, read_file, writable_by_others
@@ -29,12 +29,11 @@ __all__ = ["FORMAT", "KINDS", "Item", "LayerTier", "scan", "size_of"]
 FORMAT = f"v{codec.VERSION}"
 KINDS = ("heat", "note")  # suffixes of the files of an entry
 _FIRST_BYTES = 128  # bytes at the beginning of an entry that tell its kind
-_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+_DIGEST = r"\b[0-9a-f]{64}\b"
 _NOT_SHARDS = {"staged", "pins", "usage"}
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One entry as a directory listing shows it."""
 
     digest: str
@@ -88,7 +87,8 @@ class LayerTier:
     def _check(self, shard: str) -> None:
         """Raise `OSError` if other users can write the directory `shard` or its parent."""
         if not self._trust:
-            for directory in (self._base, f"{self._base}/{shard}"):
+            parent = () if self._checked_shards else (self._base,)
+            for directory in (*parent, f"{self._base}/{shard}"):
                 status = os.lstat(directory)
                 if not stat.S_ISDIR(status.st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
@@ -135,7 +135,7 @@ class LayerTier:
             digests.add(pin.name)
             with suppress(OSError):  # A pin without a list still pins its own entry.
                 listed, _ = read_file(pin.path, trust=self._trust)
-                digests.update(_DIGEST.findall(listed.decode("ascii", "replace")))
+                digests.update(re.findall(_DIGEST, listed.decode("ascii", "replace")))
         return digests
 
     def _path(self, digest: str, kind: str = "heat") -> str:

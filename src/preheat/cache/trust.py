@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from preheat.events import Events
-from preheat.files import OTHERS_WRITE, Descriptor, opened, others_can_replace
+from preheat.files import OTHERS_WRITE, Descriptor, opened, others_can_replace, owned
 
 __all__ = [
     "DistrustedError",
@@ -137,7 +137,7 @@ def read_file(path: str, *, trust: bool = False) -> tuple[bytes, os.stat_result]
 
     Raises `OSError` for anything but a regular file, `DistrustedError` for one that others can write.
     """
-    with opened(path, _FILE | os.O_NOFOLLOW) as file:
+    with owned(os.open, path, _FILE | os.O_NOFOLLOW) as file:
         status = os.fstat(file)
         _require_file(status, trust=trust)
         if status.st_size > _MOST_BYTES:

@@ -105,6 +105,15 @@ class Attributes(NamedTuple):
     cluster: Dim3 | None = None
 
 
+class Bounds(NamedTuple):
+    """What a function allows of the launches of it. Every launch is checked against it."""
+
+    threads: int  # maximum of one block
+    shared: int  # bytes of static shared memory
+    #: The cluster that `__cluster_dims__` fixes; zeros when every launch must give one.
+    cluster: Dim3 | None = None
+
+
 class Occupancy(NamedTuple):
     """How many blocks of a function one processor runs at once, and the fraction of its threads."""
 
@@ -249,6 +258,7 @@ class Function(Protocol):
     """A kernel of a loaded module. Launching it loads nothing more."""
 
     name: str
+    bounds: Bounds
 
     @property
     def attributes(self) -> Attributes:

@@ -337,17 +337,21 @@ class Kernel:
         programmatic: bool = False,
     ) -> base.Geometry:
         """Check a geometry for this kernel on its device; `LaunchError` when it cannot be launched."""
-        geometry = self._sized(grid, block, shared)._replace(
-            cluster=None if cluster is None else self._dim("cluster", cluster),
-            cooperative=bool(cooperative),
-            programmatic=bool(programmatic),
-        )
+        geometry = self._sized(grid, block, shared)
+        if cluster is not None or cooperative or programmatic:
+            geometry = geometry._replace(
+                cluster=None if cluster is None else self._dim("cluster", cluster),
+                cooperative=bool(cooperative),
+                programmatic=bool(programmatic),
+            )
         self._check_cluster(geometry)
         return geometry
 
     def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
         """Check grid, block and shared memory against the limits."""
-        limits, uses = self._context.device.limits, self.attributes
+        self._context.require_alive(Launch.RECREATE)
+        limits = self._context.device.limits
+        uses = self._function.bounds
         geometry = base.Geometry(
             self._dim("grid", grid, limits.grid),
             self._dim("block", block, limits.block),
@@ -375,6 +379,8 @@ class Kernel:
             ) from None
 
     def _dim(self, what: str, given: Any, limits: base.Dim3 | None = None) -> base.Dim3:
+        if type(given) is int and limits is not None and 1 <= given <= limits[0]:
+            return (given, 1, 1)  # Most grids and blocks.
         parts = given if isinstance(given, tuple | list) else (given,)
         try:
             sizes = [operator.index(part) for part in parts]
@@ -394,7 +400,7 @@ class Kernel:
         return (x, y, z)
 
     def _check_cluster(self, made: base.Geometry) -> None:
-        fixed = self.attributes.cluster
+        fixed = self._function.bounds.cluster
         most = self._context.device.limits.cluster
         if fixed is not None and not any(fixed):
             if made.cluster is None:

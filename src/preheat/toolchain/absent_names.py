@@ -24,8 +24,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from preheat.lexer import joined, pasted
+from preheat.toolchain.headers import ABSOLUTE, Place
 from preheat.toolchain.includes import QUERIES, Include, has_include_queries
-from preheat.toolchain.survey import ABSOLUTE, SOURCE_PLACE, Place, Survey
+from preheat.toolchain.survey import SOURCE_PLACE, Survey
 
 __all__ = ["AbsentNames", "Untrackable"]
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import operator
 import os
 import stat
+import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from preheat.files import opened
@@ -29,8 +31,8 @@ _MOST_BYTES = 1 << 26  # The largest header. A larger file is data.
 _TRIES = 3  # Attempts to read a file while another process writes it.
 _NO_PROOF = -1  # Instead of a mount id: stamps on this mount prove nothing.
 _MOUNT_ID_UNIQUE = 0x4000  # STATX_MNT_ID_UNIQUE, since Linux 6.8.
-_STATX_SIZE = 256  # The size of struct statx.
-_MOUNT_ID_AT = 144  # The offset of the mount id in it.
+_STATX_SIZE = 256  # The size of struct statx, which begins with a mask of the fields that it has.
+_MASK_AND_MOUNT = struct.Struct("=I140xQ")
 
 
 class Evidence(NamedTuple):
@@ -49,6 +51,20 @@ class _Row(NamedTuple):
     settled: bool
 
 
+class _Expected(NamedTuple):
+    """The stamps that prove the hashes of files: the mount ids by directory, and the rest in order."""
+
+    paths: list[str]
+    times: list[tuple[int, ...]]
+    mounts: dict[str, int]
+
+
+#: A function that returns the stamp of a file, without its mount, of the status of the file.
+_times: Callable[[os.stat_result], tuple[int, ...]] = operator.attrgetter(
+    "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev"
+)
+
+
 def _now() -> float:
     """Return the seconds since boot. No one sets this clock, and all processes share it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -61,6 +77,9 @@ class Memo:
         self._clock = clock or _now
         self.rows: dict[str, _Row] = {}
         self.changed = False
+        # The last result of `expected`, with the list that it is for and the rows that it is from.
+        self._expected: tuple[object, object, _Expected | None] = (None, None, None)
+        self._learned = object()  # Another object whenever a row has changed.
         if note is not None:
             self._read(note)
 
@@ -87,6 +106,31 @@ class Memo:
         row = self.rows.get(path)
         return row.digest if row is not None and row.settled and row.stamp == stamp else None
 
+    def expected(self, files: Sequence[tuple[str, str, str]]) -> _Expected | None:
+        """Return the stamps that prove the hashes of files; None if no stamps do.
+
+        The result is kept for the next call with the same list, until a row changes.
+        """
+        known_files, known_rows, expected = self._expected
+        learned = self._learned
+        if known_files is not files or known_rows is not learned:
+            expected = self._expect(files)
+            self._expected = (files, learned, expected)
+        return expected
+
+    def _expect(self, files: Sequence[tuple[str, str, str]]) -> _Expected | None:
+        expected = _Expected([], [], {})
+        for path, directory, digest in files:
+            row = self.rows.get(path)
+            if row is None or not row.settled or row.digest != digest:
+                return None
+            *times, mount = row.stamp
+            if expected.mounts.setdefault(directory, mount) != mount:
+                return None
+            expected.paths.append(path)
+            expected.times.append(tuple(times))
+        return expected
+
     def learn(self, path: str, stamp: tuple[int, ...], digest: str) -> None:
         """Store the hash of a file that has just been read."""
         now = self._clock()
@@ -97,6 +141,7 @@ class Memo:
             self.rows[path] = row._replace(settled=True)
         else:
             return
+        self._learned = object()
         self.changed = True
 
 
@@ -132,38 +177,21 @@ class FileHasher:
             self._memo.learn(path, stamp, digest)
         return Evidence(stamp, digest)
 
-    def proves(self, files: Iterable[tuple[str, str, str]]) -> bool:
+    def proves(self, files: Sequence[tuple[str, str, str]]) -> bool:
         """Return True if the stamps of files, given as (path, directory, hash), prove their hashes.
 
-        A lookup of a program with hundreds of headers spends its time in this loop, so the steps of
-        `evidence` are written out in it. An error means that nothing is proven.
+        A lookup of a program with hundreds of headers spends its time here, so the files are compared
+        by functions in C. An error means that nothing is proven.
         """
-        mounts = self._mounts
-        known = self._memo.rows.get
-        status_of = os.stat
+        expected = self._memo.expected(files)
+        if expected is None:
+            return False
         try:
-            for path, directory, wanted in files:
-                row = known(path)
-                if row is None:
-                    return False
-                stamp, digest, _, settled = row
-                if not settled or digest != wanted:
-                    return False
-                if directory not in mounts:
-                    mounts[directory] = _mount(directory)
-                status = status_of(path)
-                if stamp != (
-                    status.st_size,
-                    status.st_mtime_ns,
-                    status.st_ctime_ns,
-                    status.st_ino,
-                    status.st_dev,
-                    mounts[directory],
-                ):
-                    return False
+            return list(map(_times, map(os.stat, expected.paths))) == expected.times and list(
+                map(_mount, expected.mounts)
+            ) == list(expected.mounts.values())
         except OSError:
             return False
-        return True
 
     def _stamp(self, path: str, status: os.stat_result) -> tuple[int, ...]:
         """Return the stamp of a file. The mount id comes last."""
@@ -171,10 +199,6 @@ class FileHasher:
         if directory not in self._mounts:
             self._mounts[directory] = _mount(directory)
         return (*_times(status), self._mounts[directory])
-
-
-def _times(status: os.stat_result) -> tuple[int, ...]:
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
 def _mount(directory: str) -> int:
@@ -194,10 +218,8 @@ def _unique_mount(path: str) -> int | None:
     statx, buffer = _statx()
     if statx is None or statx(-100, os.fsencode(path), 0, _MOUNT_ID_UNIQUE, block := buffer()):
         return None
-    answer = bytes(block)
-    if not int.from_bytes(answer[:4], "little") & _MOUNT_ID_UNIQUE:
-        return None
-    return int.from_bytes(answer[_MOUNT_ID_AT : _MOUNT_ID_AT + 8], "little")
+    mask, mount = _MASK_AND_MOUNT.unpack_from(block)
+    return mount if mask & _MOUNT_ID_UNIQUE else None
 
 
 @functools.cache

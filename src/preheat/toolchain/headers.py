@@ -1,51 +1,49 @@
-"""Track header files by content: which files a compile opened, and whether they are unchanged.
+"""Track header files by content: the files that a compile opened, and whether they are unchanged.
 
 A `HeaderState` describes a compile by the files that it opened, each as (include root, name in it,
 content hash), and by the names that would have been found first if they had been files. The result of
 the compile is valid while those files are unchanged and those names are still not files.
 
-The compiler's report decides which files were opened. The text of a program is read for two purposes
-only: to learn at which names a new file would be found first, and to scan the files before the compile
-(`survey.py`). A file counts as read by the compiler if it was the same before and after the compile.
+`observe.py` describes a compile in this way.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from preheat.artifact import Header
 from preheat.cache import codec
-from preheat.program import clock_macro
-from preheat.toolchain.absent_names import AbsentNames, Untrackable
 from preheat.toolchain.evidence import FileHasher, Memo
-from preheat.toolchain.survey import ABSOLUTE, Place, Survey
 
 __all__ = [
+    "ABSOLUTE",
     "HEADER_LIST",
     "TOOLKIT",
     "HeaderState",
-    "Unexpected",
+    "Place",
     "change",
     "decode_states",
     "encode_states",
+    "is_header_list",
     "mismatch",
-    "observe",
+    "pack_states",
 ]
+
+#: The root of names that were included by absolute path.
+ABSOLUTE = "/"
+
+Place = tuple[str, str]  # An include root and a name in it.
 
 #: The roots of the toolkit, as `worker.py` labels them.
 TOOLKIT = frozenset({"cuda", "cccl"})
 
 #: The beginning of the JSON part of a list of header states, whose keys are sorted.
 HEADER_LIST = b'{"meta":{"kind":"headers",'
-
-
-class Unexpected(Exception):  # noqa: N818  (The compile itself succeeded.)
-    """The compiler opened files that had not been scanned before the compile. They have been now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,72 +181,6 @@ def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
         if hides:
             return f"a new {name} in {roots.get(root, root)} may hide a tracked header"
     return None
-
-
-# Observing a compile
-
-
-def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
-    """Describe a finished compile by the files that it opened, under the compiler's names (`@0/x.h`).
-
-    Raises `Untrackable` if no state describes the compile reliably, and `Unexpected` if one of the
-    files had not been scanned before the compile. The survey then contains it, so a second compile
-    can be described.
-    """
-    places = [_place(name, survey.roots) for name in opened if survey.is_real(name)]
-    surprising = [place for place in places if place not in survey.files]
-    if surprising:
-        try:
-            survey.add(surprising)
-        except OSError as fault:
-            raise Untrackable(f"header {surprising[0][1]} cannot be read back: {fault}") from None
-        raise Unexpected(", ".join(name for _, name in surprising))
-    names = AbsentNames(survey)
-    headers = {place: Header(*place, survey.files[place].evidence.digest) for place in places}
-    _require_no_clock_macro(survey, places)
-    view = FileHasher(memo)
-    for place in names.add_has_include_queries(places):
-        if place not in headers:
-            headers[place] = Header(*place, _digest(survey, place, view))
-    names.add_includes(places)
-    for place in headers:
-        if place in survey.files and not _same(survey, place, view):
-            raise Untrackable(f"header {place[1]} changed while the program was compiled")
-    return HeaderState(tuple(headers.values()), tuple(sorted(names.absent)), tuple(survey.roots))
-
-
-def _same(survey: Survey, place: Place, view: FileHasher) -> bool:
-    """Return whether a file has the content and the identity that it had before the compile."""
-    try:
-        return view.evidence(survey.path(place)) == survey.files[place].evidence
-    except OSError:
-        return False
-
-
-def _digest(survey: Survey, place: Place, view: FileHasher) -> str:
-    """Return the content hash of a file whose existence `__has_include` tested."""
-    try:
-        return view.evidence(survey.path(place)).digest
-    except OSError as fault:
-        raise Untrackable(f"header {place[1]} cannot be read back: {fault}") from None
-
-
-def _require_no_clock_macro(survey: Survey, places: Sequence[Place]) -> None:
-    texts = {place: survey.files[place].text or "" for place in places if survey.is_user_file(place)}
-    macro = clock_macro(*texts.values(), *survey.program.texts)
-    if macro is not None:
-        where = next((name for (_, name), text in texts.items() if clock_macro(text)), "a header")
-        raise Untrackable(f"header {where} uses {macro}, which reads the clock")
-
-
-def _place(spelled: str, roots: Mapping[str, str]) -> Place:
-    """Return `@0/sub/x.h` as ("0", "sub/x.h"), and an absolute path under the root "/"."""
-    if spelled.startswith("/"):
-        return ABSOLUTE, spelled.lstrip("/")
-    label, _, name = spelled.removeprefix("@").partition("/")
-    if not spelled.startswith("@") or label not in roots:
-        raise Untrackable(f"the compiler opened {spelled}, which is in no include directory")
-    return label, name
 
 
 def _path(roots: Mapping[str, str], root: str, name: str) -> str | None:

@@ -8,9 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.cache import codec
 from preheat.cache.codec import text
@@ -38,8 +37,7 @@ SEARCH_VARIABLES = (
 _TITLES = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(NamedTuple):
     """A compiler library: its files, the build id that keys contain, and the version to display."""
 
     title: str
@@ -52,8 +50,7 @@ class Library:
         return self.files[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(NamedTuple):
     """The toolchain of this machine. `roots` are its include directories by label."""
 
     libraries: Mapping[str, Library]
@@ -136,7 +133,7 @@ class _Memo:
             if any(_build_of(library) != library.build for library in located.libraries.values()):
                 return  # The files were replaced after the worker had loaded them.
             row = {
-                "libraries": {name: asdict(library) for name, library in located.libraries.items()},
+                "libraries": {name: library._asdict() for name, library in located.libraries.items()},
                 "missing": dict(located.missing),
                 "roots": dict(located.roots),
                 "archs": located.archs,

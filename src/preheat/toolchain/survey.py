@@ -11,20 +11,17 @@ from typing import NamedTuple
 from preheat.errors import InputError
 from preheat.program import Program
 from preheat.toolchain.evidence import Evidence, FileHasher, Memo
+from preheat.toolchain.headers import ABSOLUTE, Place
 from preheat.toolchain.includes import QUERIES, Include, has_include_macros, includes, line_names
 
-__all__ = ["ABSOLUTE", "SOURCE_PLACE", "Place", "Survey"]
+__all__ = ["SOURCE_PLACE", "Survey"]
 
-#: The root of names that were included by absolute path.
-ABSOLUTE = "/"
 #: The directory that sources seem to be in, see worker.py. A quoted include searches there first.
 SOURCE_PLACE = (ABSOLUTE, "preheat")
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/pts/")  # Reading some of these never ends.
 # The most files to scan before a compile. If there are more, the compiler's report says which matter.
 _MAX_FILES = 5000
-
-Place = tuple[str, str]  # An include root and a name in it.
 
 
 class _Text(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from preheat import native
@@ -15,6 +15,7 @@ from preheat.artifact import Artifact
 from preheat.devices.base import (
     DEFAULT_STREAMS,
     Attributes,
+    Bounds,
     Dim3,
     Geometry,
     Occupancy,
@@ -49,7 +50,8 @@ class CudaModule:
         with self.device.current():
             function = call("cuModuleGetFunction", self._module, name.encode())
             call("cuFuncLoad", function)
-        return CudaFunction(self.device, name, function)
+            bounds = _bounds(function, clusters=self.device.limits.cluster > 0)
+        return CudaFunction(self.device, name, function, bounds)
 
     def symbol(self, name: str) -> Symbol | None:
         """Return the variable with this name, or None."""
@@ -71,36 +73,34 @@ class CudaModule:
 class CudaFunction:
     """A kernel of a loaded module."""
 
-    def __init__(self, device: CudaDevice, name: str, function: Any) -> None:
+    def __init__(self, device: CudaDevice, name: str, function: Any, bounds: Bounds) -> None:
         self.device = device
         self.name = name
+        self.bounds = bounds
         self._function = function
         self._opted_in = False  # to more shared memory than a function has by default
 
     @lazy
     def attributes(self) -> Attributes:
         """The attributes that the driver reports."""
-        shared = self._get("SHARED_SIZE_BYTES")
-        return Attributes(
-            registers=self._get("NUM_REGS"),
-            shared=shared,
-            local=self._get("LOCAL_SIZE_BYTES"),
-            constant=self._get("CONST_SIZE_BYTES"),
-            threads=self._get("MAX_THREADS_PER_BLOCK"),
-            binary_version=self._get("BINARY_VERSION"),
-            ptx_version=self._get("PTX_VERSION"),
-            dynamic_shared=self.device.limits.shared_optin - shared,  # Launches opt in to all of it.
-            cluster=self._fixed_cluster(),
-        )
+        threads, shared, cluster = self.bounds
+        with self.device.current():
+            get = partial(_get, self._function)
+            return Attributes(
+                registers=get("NUM_REGS"),
+                shared=shared,
+                local=get("LOCAL_SIZE_BYTES"),
+                constant=get("CONST_SIZE_BYTES"),
+                threads=threads,
+                binary_version=get("BINARY_VERSION"),
+                ptx_version=get("PTX_VERSION"),
+                dynamic_shared=self._most_dynamic_shared,
+                cluster=cluster,
+            )
 
-    def _fixed_cluster(self) -> Dim3 | None:
-        """Return the cluster that `__cluster_dims__` fixes; zeros when every launch must give one."""
-        if not self.device.limits.cluster or not self._get("CLUSTER_SIZE_MUST_BE_SET"):
-            return None
-        width, height, depth = (
-            self._get(f"REQUIRED_CLUSTER_{axis}") for axis in ("WIDTH", "HEIGHT", "DEPTH")
-        )
-        return width, height, depth
+    @property
+    def _most_dynamic_shared(self) -> int:
+        return self.device.limits.shared_optin - self.bounds.shared  # Launches opt in to all of it.
 
     def prepare(self, geometry: Geometry, stream: Stream) -> Submit:
         """Prepare a launch: everything but the parameters is fixed."""
@@ -143,17 +143,13 @@ class CudaFunction:
 
     def _opt_in(self, shared: int, cluster: Dim3 | None = None) -> None:
         """Raise the default limits of the function where a launch needs more."""
-        used = self.attributes
-        if shared + used.shared > self.device.limits.shared and not self._opted_in:
-            self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", used.dynamic_shared)
+        bounds = self.bounds
+        if shared + bounds.shared > self.device.limits.shared and not self._opted_in:
+            self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", self._most_dynamic_shared)
             self._opted_in = True  # to the maximum, so that no later launch needs more
-        cluster = cluster or used.cluster
+        cluster = cluster or bounds.cluster
         if cluster is not None and math.prod(cluster) > _PORTABLE_CLUSTER:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
-
-    def _get(self, attribute: str) -> int:
-        with self.device.current():
-            return int(call("cuFuncGetAttribute", _attribute(attribute), self._function))
 
     def _set(self, attribute: str, value: int) -> None:
         with self.device.current():
@@ -169,13 +165,30 @@ class CudaFunction:
 
     def carveout(self) -> int:
         """Return the preferred carveout in percent; -1 for no preference."""
-        return self._get("PREFERRED_SHARED_MEMORY_CARVEOUT")
+        with self.device.current():
+            return _get(self._function, "PREFERRED_SHARED_MEMORY_CARVEOUT")
 
     def set_carveout(self, percent: int) -> None:
         """Set the preferred carveout."""
         self._set("PREFERRED_SHARED_MEMORY_CARVEOUT", percent)
 
 
+def _bounds(function: Any, *, clusters: bool) -> Bounds:
+    """Return what a launch is checked against; the context of the function is current."""
+    threads = _get(function, "MAX_THREADS_PER_BLOCK")
+    shared = _get(function, "SHARED_SIZE_BYTES")
+    if not clusters or not _get(function, "CLUSTER_SIZE_MUST_BE_SET"):
+        return Bounds(threads, shared)
+    axes = ("WIDTH", "HEIGHT", "DEPTH")
+    width, height, depth = (_get(function, f"REQUIRED_CLUSTER_{axis}") for axis in axes)
+    return Bounds(threads, shared, (width, height, depth))
+
+
+def _get(function: Any, attribute: str) -> int:
+    return int(call("cuFuncGetAttribute", _attribute(attribute), function))
+
+
+@cache
 def _attribute(name: str) -> Any:
     return getattr(library().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
 

@@ -209,6 +209,8 @@ class EmulatorFunction:
             dynamic_shared=module.device.limits.shared_optin - shared,
             cluster=_fixed_cluster(head.directives),
         )
+        threads, cluster = self.attributes.threads, self.attributes.cluster
+        self.bounds = base.Bounds(threads, shared, cluster)
         self._directives = head.directives
 
     def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:

@@ -1,0 +1,142 @@
+"""The number of driver calls that a module of a GPU makes, counted without a GPU.
+
+The driver is replaced by a table of answers, so that only the calls themselves are tested here; the
+tests marked `gpu` compare their results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from preheat.devices.base import Attributes, Bounds, Geometry
+from preheat.devices.cuda import module as cuda_module
+from preheat.devices.cuda.module import CudaFunction, CudaModule
+
+ANSWERS = {
+    "MAX_THREADS_PER_BLOCK": 512,
+    "SHARED_SIZE_BYTES": 1024,
+    "CLUSTER_SIZE_MUST_BE_SET": 0,
+    "REQUIRED_CLUSTER_WIDTH": 4,
+    "REQUIRED_CLUSTER_HEIGHT": 2,
+    "REQUIRED_CLUSTER_DEPTH": 2,
+    "NUM_REGS": 40,
+    "LOCAL_SIZE_BYTES": 16,
+    "CONST_SIZE_BYTES": 8,
+    "BINARY_VERSION": 90,
+    "PTX_VERSION": 89,
+}
+
+
+class Driver:
+    """Answers the calls of a module, and counts them. A call outside of the context fails."""
+
+    def __init__(self, answers: dict[str, int]) -> None:
+        self.answers = answers
+        self.calls: Counter[str] = Counter()
+        self.settings: dict[str, int] = {}
+        self._current = False
+
+    def call(self, name: str, *args: Any) -> Any:
+        assert self._current, f"{name} needs the context of the device"
+        self.calls[name] += 1
+        if name == "cuFuncGetAttribute":
+            return self.answers[args[0]]
+        if name == "cuFuncSetAttribute":
+            self.settings[args[1]] = args[2]
+        return name
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        assert not self._current
+        self.calls["current"] += 1
+        self._current = True
+        try:
+            yield
+        finally:
+            self._current = False
+
+
+class Device:
+    """What a module uses of its device."""
+
+    processor_threads = 2048
+
+    def __init__(self, driver: Driver, cluster: int = 16) -> None:
+        self.current = driver.current
+        self.limits = SimpleNamespace(cluster=cluster, shared=48 << 10, shared_optin=227 << 10)
+
+    @staticmethod
+    def launch_in_context(submit: Any, stream: Any) -> Any:
+        del stream
+        return submit
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, without_native_core: None) -> Driver:
+    del without_native_core  # Its launch has the same driver calls before it.
+    driver = Driver(dict(ANSWERS))
+    monkeypatch.setattr(cuda_module, "call", driver.call)
+    monkeypatch.setattr(cuda_module, "_attribute", str)
+    bindings = SimpleNamespace(CUstream=int, cuLaunchKernel=lambda *_: (0,))
+    monkeypatch.setattr(cuda_module, "library", lambda: bindings)
+    return driver
+
+
+def resolve(driver: Driver, cluster: int = 16) -> CudaFunction:
+    artifact: Any = SimpleNamespace(cubin=b"code", ptx=b"text")
+    device: Any = Device(driver, cluster)
+    return CudaModule(device, artifact, jit=False).function("k")
+
+
+def prepare(function: CudaFunction, shared: int = 0) -> None:
+    stream: Any = SimpleNamespace(handle=16)
+    function.prepare(Geometry((1, 1, 1), (32, 1, 1), shared), stream)
+
+
+def test_a_kernel_is_loaded_and_a_launch_prepared_with_few_calls(driver: Driver) -> None:
+    prepare(resolve(driver))
+    assert driver.calls == {
+        "current": 2,
+        "cuModuleLoadData": 1,
+        "cuModuleGetFunction": 1,
+        "cuFuncLoad": 1,
+        "cuFuncGetAttribute": 3,
+    }
+
+
+def test_a_device_without_clusters_is_not_asked_for_them(driver: Driver) -> None:
+    assert resolve(driver, cluster=0).bounds == Bounds(512, 1024)
+    assert driver.calls["cuFuncGetAttribute"] == 2
+
+
+def test_the_size_of_a_fixed_cluster_is_asked_for(driver: Driver) -> None:
+    driver.answers["CLUSTER_SIZE_MUST_BE_SET"] = 1
+    function = resolve(driver)
+    assert function.bounds == Bounds(512, 1024, (4, 2, 2))
+    prepare(function)
+    assert driver.settings == {"NON_PORTABLE_CLUSTER_SIZE_ALLOWED": 1}
+
+
+def test_all_attributes_are_asked_for_once_and_in_one_context(driver: Driver) -> None:
+    function = resolve(driver)
+    before = driver.calls.copy()
+    expected = Attributes(40, 1024, 16, 8, 512, 90, 89, (227 << 10) - 1024)
+    assert function.attributes == expected
+    assert function.attributes == expected
+    assert driver.calls - before == {"current": 1, "cuFuncGetAttribute": 5}
+
+
+def test_a_launch_that_needs_more_shared_memory_opts_in_once(driver: Driver) -> None:
+    function = resolve(driver)
+    prepare(function, (48 << 10) - 1024)
+    assert driver.settings == {}
+    for _ in range(2):
+        prepare(function, 48 << 10)
+    assert driver.settings == {"MAX_DYNAMIC_SHARED_SIZE_BYTES": (227 << 10) - 1024}
+    assert driver.calls["cuFuncSetAttribute"] == 1
