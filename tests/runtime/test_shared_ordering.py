@@ -10,7 +10,7 @@ import gc
 
 import pytest
 
-from preheat.errors import LaunchError
+from preheat.errors import LaunchError, StaleGraphError
 from preheat.runtime.libraries import StreamHandle
 from preheat.runtime.operands import strided, tensor_kind
 from tests.runtime.ordering import N, World, every_consumer, every_schedule, fill, is_shared, shared
@@ -433,3 +433,133 @@ def test_a_stream_that_its_owner_may_destroy_is_checked_each_time(
         assert x.tolist() == [5] * N
         assert graph._replayer is not None
         assert graph._replayer.launch is None
+
+
+# Graphs that use tensors of one other library and arrays of preheat
+
+
+def section_is_refused(world: World, patch: pytest.MonkeyPatch) -> None:
+    """Let work that is ordered by a section fail from now on."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a repeated replay waits for nothing")
+
+    patch.setattr(type(world.gpu._context.order), "section", refuse)
+
+
+@every_schedule
+def test_repeated_replays_that_write_an_array_are_ordered_with_its_other_uses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = world.torch.full(N, 0)
+    a = world.zeros()
+    world.copy[1, 64](x, a, N)
+    with world.gpu.capture() as graph:
+        world.copy[1, 64](x, a, N)
+    side = world.gpu.stream()
+    for value in range(10, 100, 10):
+        graph.replay()
+        for more in range(3):
+            x.fill_(value + more)
+            with monkeypatch.context() as patch:
+                section_is_refused(world, patch)
+                graph.replay()
+        assert world.read(a, side if value % 20 else None) == [value + 2] * N
+        world.set(a, 1, side if value % 30 else None)
+        assert world.read(a) == [1] * N
+    assert graph.num_replays == 4 * 9
+
+
+@every_schedule
+def test_repeated_replays_that_read_an_array_are_ordered_with_its_other_uses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = world.torch.full(N, 0)
+    a = world.zeros()
+    world.copy[1, 64](a, x, N)
+    with world.gpu.capture() as graph:
+        world.copy[1, 64](a, x, N)
+    for value in range(1, 6):
+        world.set(a, value)
+        graph.replay()
+        with monkeypatch.context() as patch:
+            section_is_refused(world, patch)
+            graph.replay()
+            graph.replay()
+        world.set(a, 100)  # after the replays have read it
+        assert x.tolist() == [value] * N
+
+
+@every_consumer
+@every_schedule
+def test_a_repeated_replay_waits_for_what_another_library_does_with_the_array(
+    world: World, consumer: str
+) -> None:
+    x = world.torch.full(N, 0)
+    a = world.zeros()
+    world.copy[1, 64](x, a, N)
+    with world.gpu.capture() as graph:
+        world.copy[1, 64](x, a, N)
+    graph.replay()
+    graph.replay()
+    t = shared(world, consumer, a)
+    for value in (1, 2, 3):
+        fill(t, 50)
+        x.fill_(value)
+        graph.replay()
+        assert t.tolist() == [value] * N
+    del t
+    gc.collect()
+    for value in (4, 5, 6):
+        x.fill_(value)
+        graph.replay()
+        assert world.read(a) == [value] * N
+
+
+@every_schedule
+def test_a_write_follows_a_read_in_a_third_stream_between_repeated_replays(world: World) -> None:
+    x = world.torch.full(N, 0)
+    a = world.zeros()
+    out = world.cupy.full(N, 0)
+    world.copy[1, 64](x, a, N)
+    with world.gpu.capture() as graph:
+        world.copy[1, 64](x, a, N)
+    for value in range(1, 6):
+        x.fill_(value)
+        graph.replay()
+        graph.replay()
+        world.copy[1, 64](a, out, N)  # in the stream of the other library
+        x.fill_(100)
+        graph.replay()
+        assert out.tolist() == [value] * N
+
+
+@every_schedule
+def test_a_closed_array_makes_a_repeated_replay_stale(world: World) -> None:
+    x = world.torch.full(N, 0)
+    a = world.zeros()
+    world.copy[1, 64](x, a, N)
+    with world.gpu.capture() as graph:
+        world.copy[1, 64](x, a, N)
+    for _ in range(3):
+        graph.replay()
+    a.close()
+    with pytest.raises(StaleGraphError, match="was closed after the capture"):
+        graph.replay()
+
+
+@every_schedule
+def test_a_stream_that_waited_for_earlier_work_waits_for_a_repeated_replay_too(world: World) -> None:
+    x = world.torch.full(N, 0)
+    a = world.zeros()
+    b = world.zeros()
+    world.copy[1, 64](x, a, N)
+    with world.gpu.capture() as graph:
+        world.copy[1, 64](x, a, N)
+    for value in range(1, 6):
+        graph.replay()
+        world.copy[1, 64](x, b, N)
+        world.read(b)  # Our stream has waited for the stream of the library now.
+        x.fill_(value)
+        graph.replay()
+        assert world.read(a) == [value] * N

@@ -105,10 +105,10 @@ class RecordedWork:
         """The library in whose current stream the graph is replayed, or None."""
         return LIBRARIES[self.libraries[-1]] if self.libraries else None
 
-    def needs_order_with_one_stream(self, device: base.Device) -> bool:
-        """Return True if a replay in the stream of `library` is in order with all that it uses."""
+    def is_of_one_library(self, device: base.Device) -> bool:
+        """Return True if a replay in the stream of `library` is in order with all foreign memory."""
         registers_memory = bool(self.foreign) and device.dlpack[0] == ON_HOST
-        return len(self.libraries) == 1 and not self.uses and not registers_memory
+        return len(self.libraries) == 1 and not registers_memory
 
     def operands(self, device: base.Device) -> LaunchArguments:
         """Return what a replay uses, with the current streams of the libraries that take part."""

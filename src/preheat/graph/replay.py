@@ -1,8 +1,8 @@
 """Replays: checked and ordered with other work, or, in the steady state, nothing but the launch.
 
 `Replayer.run` does everything that a replay may need. It then finds out whether the next replay may
-skip all of that, and sets `Replayer.launch` if so. For a graph that uses tensors of one other library
-alone, that is a function that launches it in the current stream of the library. `Replayer.replay` and
+skip all of that, and sets `Replayer.launch` if so. For a graph that uses tensors of one other library,
+that is a function that launches it in the current stream of the library. `Replayer.replay` and
 its twin in the native core set scalars, call `launch` and do nothing else.
 
 Whatever makes a check necessary again clears `launch` (`Replayer.invalidate`): another stream uses the
@@ -28,12 +28,16 @@ from preheat.runtime.active_capture import REPLAY, Operation
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
+from preheat.runtime.order import RepeatedUse
 from preheat.runtime.stream import raw_stream, record_event
 
 __all__ = ["CAPTURE_AGAIN", "NOT_PREPARED", "Replayer"]
 
 CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
 NOT_PREPARED = (-1,)  # the status of a launch that did not happen, because a check is necessary
+# A stream of another library, the launch in it and, if there is memory of ours, the use of that.
+_LibraryStream = tuple[base.Stream | None, base.Replay, RepeatedUse | None]
+_NO_STREAM: _LibraryStream = (None, lambda: NOT_PREPARED, None)
 _INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
 
 
@@ -70,7 +74,7 @@ class Replayer:
         self._options = options
         self._launches: dict[int, base.Replay] = {}  # by the id of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}  # by names and that id
-        self._library_streams: dict[int, tuple[base.Stream, base.Replay]] = {}  # by handle
+        self._library_streams: dict[int, _LibraryStream] = {}  # by handle
         fork.register(self)
         for buffer in work.buffers:
             buffer.add_graph(self)
@@ -213,7 +217,7 @@ class Replayer:
         self.launch = None
         work = self.work
         plain = given is None and self._options == DEFAULT_OPTIONS
-        if plain and self._stream is None and work.needs_order_with_one_stream(self.context.device):
+        if plain and not names and self._stream is None and work.is_of_one_library(self.context.device):
             self._prepare_library_launch(stream)
             return
         if not plain or work.libraries or work.foreign:
@@ -239,21 +243,25 @@ class Replayer:
         library = self.work.library
         assert library is not None
         index = self.context.device.dlpack[1]
-        if not library.current_is_permanent(index):
+        use = self.context.order.repeated_use(stream, self.work.uses) if self.work.uses else None
+        if not library.current_is_permanent(index) or (self.work.uses and use is None):
             return
-        self._library_streams[stream.handle] = (stream, self._launches[stream.id])
+        self._library_streams[stream.handle] = (stream, self._launches[stream.id], use)
         streams = self._library_streams
         current = library.current
         executable = self.executable
 
         def launch() -> tuple[int, ...]:
-            known = streams.get(current(index))
-            if known is None or known[0].capture_status() != "none":
+            stream, replay, use = streams.get(current(index), _NO_STREAM)
+            if stream is None or stream.capture_status() != "none":
                 return NOT_PREPARED
-            executable.last_replay = known[0]
-            return known[1]()
+            executable.last_replay = stream
+            return replay() if use is None else use.submit(replay) or NOT_PREPARED
 
         self.launch = launch
+        # Another thread may have closed memory or begun a frame before it could see `launch`.
+        if self.stale or any(stack.in_use for stack in self._scratch):
+            self.launch = None
 
     def upload(self, stream: object) -> None:
         """Instantiate the graph and copy it to the device, in `stream`."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from threading import get_ident
 from types import TracebackType
+from typing import TypeVar
 
 from preheat.callsite import caller
 from preheat.devices import base
@@ -17,9 +19,10 @@ from preheat.errors import CaptureError, DeviceError, DriverError
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.uses import Dependent, Timeline, Uses
 
-__all__ = ["Order", "Section"]
+__all__ = ["Order", "RepeatedUse", "Section"]
 
 _NO_STREAMS: Mapping[int, str] = {}
+T = TypeVar("T")
 
 
 class Order:
@@ -222,6 +225,34 @@ class Order:
 
         self.run_locked(add)
 
+    def repeated_use(self, stream: base.Stream, uses: Mapping[Uses, bool]) -> RepeatedUse | None:
+        """Return a use in a stream of another library that follows one like it, or None."""
+        timeline = self.timeline(stream)
+        repeated = RepeatedUse(self, timeline, uses)
+
+        def add() -> None:
+            if all(each.was_last_used_by(timeline, write=write) for each, write in uses.items()):
+                for each in uses:
+                    each.add_dependent(repeated)
+                repeated.valid = True
+
+        self.run_locked(add)
+        return repeated if repeated.valid else None
+
+    def run_unless_locked(self, do: Callable[[], T]) -> T | None:
+        """Run `do` as `run_locked` does, or return None at once if another thread holds the lock."""
+        lock = self._lock
+        try:
+            del lock[0]  # One instruction, which no signal can interrupt.
+        except KeyError:
+            return None
+        try:
+            self._holder = get_ident()
+            return do()
+        finally:
+            self._holder = 0
+            lock[0] = True
+
     # Lifetime
 
     def after_fork(self) -> None:
@@ -236,6 +267,40 @@ class Order:
             timeline.close()
         for timeline in owned:
             timeline.stream.close()
+
+
+class RepeatedUse:
+    """Uses of memory in a stream of another library, one after the other with nothing in between.
+
+    Such a stream has no right, so each use is marked. As long as `valid`, no use has to wait.
+    """
+
+    __slots__ = ("__weakref__", "_order", "_timeline", "_uses", "valid")
+
+    def __init__(self, order: Order, timeline: Timeline, uses: Mapping[Uses, bool]) -> None:
+        self._order = order
+        self._timeline = timeline
+        self._uses = uses
+        self.valid = False
+
+    def invalidate(self) -> None:
+        """Let the next use be ordered by a `Section`: the memory was used elsewhere, or closed."""
+        self.valid = False
+
+    def submit(self, launch: base.Replay) -> tuple[int, ...] | None:
+        """Submit work and return its status; None, without submitting, if the order must be checked."""
+        return self._order.run_unless_locked(partial(self._submit, launch))
+
+    def _submit(self, launch: base.Replay) -> tuple[int, ...] | None:
+        if not self.valid:
+            return None
+        timeline = self._timeline
+        try:
+            return launch()
+        finally:  # An interrupt may come after the work was submitted.
+            position = timeline.mark()
+            for uses, write in self._uses.items():
+                uses.repeat_use(timeline, position, write=write)
 
 
 class Section:

@@ -232,15 +232,34 @@ class Uses:
             return
         if self._writer_timeline is not None:
             self._make_writer_a_reader(self._writer_timeline.mark())
+        if timeline.stream.id not in self._last_reads:
+            self.invalidate_dependents()  # A `RepeatedUse` that writes would have to wait for it.
         self._last_reads[timeline.stream.id] = (timeline, position)
         if len(self._last_reads) > _MANY_READS:
             recent = self._last_reads.items()
             self._last_reads = {number: last for number, last in recent if not last[0].done()}
 
+    def was_last_used_by(self, timeline: Timeline, *, write: bool) -> bool:
+        """Return True if such a use by `timeline`, which has no right, would wait for nothing."""
+        if not self.allows_rights or self.uses_of_freed_parts or self._writer_timeline is not None:
+            return False
+        only = {timeline.stream.id}
+        if not write:  # It has waited for the writes, and a new write invalidates dependents.
+            return True
+        return not self._pending_readers and only >= self._last_writes.keys() | self._last_reads.keys()
+
+    def repeat_use(self, timeline: Timeline, position: int, *, write: bool) -> None:
+        """Record one more use by the stream that used the memory last."""
+        if write:
+            self._last_writes[timeline.stream.id] = (timeline, position)
+        else:
+            self._last_reads[timeline.stream.id] = (timeline, position)
+
     def add_pending_reader(self, timeline: Timeline) -> None:
         """Make the next write wait for all work in our stream `timeline` before that write."""
         if self._writer_timeline is timeline:
             return
+        self.invalidate_dependents()
         if self._writer_timeline is not None:
             self._make_writer_a_reader(self._writer_timeline.mark())
         self._pending_readers = {**self._pending_readers, timeline.stream.id: timeline}

@@ -21,6 +21,7 @@ from preheat.devices.base import (
     Stream,
 )
 from preheat.devices.cuda.driver import (
+    NOT_CURRENT,
     WITHOUT_GPU,
     call,
     devices,
@@ -39,7 +40,6 @@ __all__ = ["CudaDevice", "VisibleGpu", "count", "driver_version", "visible"]
 
 _KEEP_ALL = 2**64 - 1  # bytes that a pool caches before it frees memory to the driver
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
-_NOT_CURRENT = (201, 400)  # status of a launch in a default stream under another context
 _Call = TypeVar("_Call", bound=Callable[..., tuple[int, ...]])
 
 
@@ -187,7 +187,7 @@ class CudaDevice:
 
         def in_context(*args: Any) -> tuple[int, ...]:
             status = launch(*args)
-            if status[0] in _NOT_CURRENT:
+            if status[0] in NOT_CURRENT:
                 with self.current():
                     return launch(*args)
             return status

@@ -12,6 +12,7 @@ from preheat.config import environ
 from preheat.errors import DeviceError, DriverError, InvalidCodeError, NoGpuError, OutOfMemoryError
 
 __all__ = [
+    "NOT_CURRENT",
     "WITHOUT_GPU",
     "call",
     "devices",
@@ -26,6 +27,8 @@ WITHOUT_GPU = "preheat.device('emulator') runs kernels on the CPU; device('auto'
 
 _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # a setting of the bindings
 _VERSION = 12000  # of CUDA: the functions have the types that they had there
+#: The status of work in a default stream while another context than that of its kernel is current.
+NOT_CURRENT = (201, 400)
 _OUT_OF_MEMORY = 2
 _INVALID_CODE = {
     200,  # INVALID_IMAGE

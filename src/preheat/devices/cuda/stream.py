@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from preheat.devices.base import DEFAULT_STREAMS, LEGACY_STREAMS, Event
-from preheat.devices.cuda.driver import call, error_of, library, relaxed_capture_mode
+from preheat.devices.cuda.driver import NOT_CURRENT, call, error_of, library, relaxed_capture_mode
 from preheat.devices.cuda.graph import CudaGraph
 from preheat.devices.cuda.retain import retain
 
@@ -67,8 +67,12 @@ class CudaStream:
         if reuse is None:
             with self._device.current():
                 reuse = CudaEvent(timing=timing)
-        with self._in_context():
-            call("cuEventRecord", reuse.handle, self.handle)
+        (status,) = library().cuEventRecord(reuse.handle, self.handle)
+        if status in NOT_CURRENT:  # This is a default stream, and another context is current.
+            with self._device.current():
+                call("cuEventRecord", reuse.handle, self.handle)
+        elif status:
+            raise error_of("cuEventRecord", status)
         return reuse
 
     def wait(self, event: Event) -> None:
