@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "files", "fork", "lazy", "lexer", "locks", "messages"},
+    {"_version", "files", "fork", "lazy", "lexer", "locks", "messages", "progress"},
     {"errors", "callsite"},
     {"events", "config", "arch", "dtypes"},
     {"singleflight", "portable_paths", "tracebacks"},

@@ -19,7 +19,7 @@ from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainEr
 from preheat.events import Events
 from preheat.files import owned
 from preheat.locks import Lock, no_fork
-from preheat.toolchain import frames, scratch
+from preheat.toolchain import cancel, frames, scratch
 from preheat.toolchain.locate import SEARCH_VARIABLES
 
 __all__ = ["WorkerPool"]
@@ -87,13 +87,16 @@ class WorkerPool:
 
         If another process kills the worker, the request is repeated in a new one, at most three times.
         Raises `CompilerCrashError` if the worker crashes or is killed every time, and
-        `CompilerTimeoutError` if it takes too long. An exception that ends the wait, such as Ctrl-C,
-        also ends the worker.
+        `CompilerTimeoutError` if it takes too long. An exception that ends the wait, such as Ctrl-C or
+        `Cancelled`, also ends the worker.
         """
         request = frames.encode(message, blocks)
         killed = 0
+        cancellation = cancel.current()
         with self._slots:
             while True:
+                if cancellation is not None:
+                    cancellation.check()
                 try:
                     reply = self._ask(self._take(), request)
                 except CompilerCrashError as error:
@@ -109,7 +112,7 @@ class WorkerPool:
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
         """Return the reply of one worker, or None if it had exited because it was idle."""
         try:
-            reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
+            reply = worker.call(request, self._timeout)
         except _IdleExitError:
             self._drop(worker, "idle")
             return None
@@ -257,9 +260,16 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def call(self, request: bytes, deadline: float, allowed: float) -> frames.Frame:
-        """Send the request and wait for the reply until `deadline`."""
+    def call(self, request: bytes, allowed: float) -> frames.Frame:
+        """Send the request and wait for the reply, for `allowed` seconds.
+
+        Raises `Cancelled` when the compiles of this thread are cancelled meanwhile.
+        """
+        deadline = time.monotonic() + allowed
+        cancellation = cancel.current()
         with selectors.DefaultSelector() as ready:
+            if cancellation is not None:
+                ready.register(cancellation.descriptor, selectors.EVENT_READ)
 
             def wait(pipe: Any, event: int) -> None:
                 ready.register(pipe, event)
@@ -272,6 +282,8 @@ class _Worker:
                             )
                 finally:
                     ready.unregister(pipe)
+                if cancellation is not None:
+                    cancellation.check()
 
             view = memoryview(request)
             while view:
