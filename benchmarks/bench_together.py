@@ -196,7 +196,7 @@ def compete(stage: Stage, contenders: Sequence[Contender], rounds: int) -> list[
 def table(contenders: Sequence[Contender], kernels: int) -> list[tuple[str, ...]]:
     middle = {each.title: statistics.median(run.seconds for run in each.runs) for each in contenders}
     first = next(iter(middle.values()))
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for each in contenders:
         seconds = [run.seconds for run in each.runs]
         compiles = sorted({run.compiles for run in each.runs})

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Busy, Deferral
+from preheat.build.key_locks import Busy, Deferral, parallel_compiles
 from preheat.build.parallel import Runner, Task, run_all
 from preheat.cache.lock import FileLock
 from preheat.callsite import call_site
@@ -293,6 +293,60 @@ def test_a_request_that_another_process_holds_is_compiled_after_the_limit_of_the
     other.release()
     assert task.outcome().tier == "compiler"
     assert [row["outcome"] for row in recorder.named("wait")] == ["gave up"]
+
+
+def test_requests_without_a_slot_are_put_back_and_compiled_without_one_after_a_while(
+    builder: Builder, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.build.key_locks._SLOT_WAIT", 0.2)
+    config.lock_dir.mkdir(mode=0o700, exist_ok=True)
+    slots = [FileLock(config.lock_dir / f"slot-{n}", keep=True) for n in range(parallel_compiles())]
+    assert all(slot.acquire(0) for slot in slots)
+    lock = config.lock_dir / builder.key(program(1), "sm_90").digest
+    deferral = Deferral()
+    with pytest.raises(Busy):
+        builder.obtain(program(1), "sm_90", deferral=deferral)
+    assert not lock.exists()  # Another process can compile it.
+    (task,) = run_all([program(1)], lambda job, d: builder.obtain(job, "sm_90", deferral=d))
+    assert task.outcome().tier == "compiler"
+    slots[0].release()
+    monkeypatch.setattr("preheat.build.key_locks._SLOT_WAIT", TIMEOUT_SECONDS)
+    (task,) = run_all([program(2)], lambda job, d: builder.obtain(job, "sm_90", deferral=d))
+    assert task.outcome().tier == "compiler"
+    assert slots[0].acquire(0)  # It was given back.
+    for slot in slots:
+        slot.release()
+
+
+def test_compilers_start_while_they_are_located_in_one_process_of_a_node(
+    open_builder: Callable[..., Builder], config: Config, recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+
+    def started() -> int:
+        return len([row for row in recorder.named("worker") if row["what"] == "started"])
+
+    config.lock_dir.mkdir(mode=0o700, exist_ok=True)
+    other = FileLock(config.lock_dir / "together", keep=True)
+    assert other.acquire(0)
+    open_builder().expect(10)
+    assert started() == 0  # Another process does it.
+    other.release()
+    builder = open_builder()
+    builder.expect(1)
+    assert started() == 0
+    builder.expect(10)
+    wait_for(lambda: started() == 3)
+    assert builder.toolchain.is_located
+    tasks = run_all(
+        [program(n) for n in range(4)], lambda job, d: builder.obtain(job, "sm_90", deferral=d)
+    )
+    assert {task.outcome().tier for task in tasks} == {"compiler"}
+    assert started() == 3  # They are used, and no other is started.
+    builder.expect(10)
+    open_builder().expect(10)  # The memo says where the compilers are.
+    assert started() == 3
 
 
 def test_an_interrupt_ends_the_process_its_compilers_and_its_locks(

@@ -263,6 +263,7 @@ def _run_here(
             result = FailedProgram(job.item.title, job.arch, error)
         on_done(job, result)
 
+    used.expect(len(todo) if jobs is None else min(jobs, len(todo)))
     try:
         run = functools.partial(_run, used)
         run_all(todo, run, threads=jobs, on_start=started, on_done=ended)

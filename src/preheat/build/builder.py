@@ -197,15 +197,20 @@ class Builder:
         """Compile, unless another process does so first or the program is known to be wrong."""
         self._failures.raise_known(request)
         lock = self._locks.lock(request.digest, sys._getframe())
+        slot = None
         try:
             if lock is not None:
                 self._locks.acquire(lock, deferral)
             found = self._find_and_count(request)  # The last holder of the lock may have stored it.
             if isinstance(found, Hit):
                 return found
+            if deferral is not None:
+                slot = self._locks.slot(deferral, sys._getframe())
             self.events.emit("miss", reason=found.reason, **_fields(request))
             return self._compile(request, found)
         finally:
+            if slot is not None:
+                slot.release()
             if lock is not None:
                 lock.release()
 
@@ -412,6 +417,21 @@ class Builder:
         return self._counters.stats()
 
     # Threads and processes
+
+    def expect(self, compiles: int) -> None:
+        """Say how many programs a call may have to compile.
+
+        If the compilers have to be located, the compiler processes start meanwhile. One process of the
+        node does so; with those of others there would be more of them than processors.
+        """
+        if compiles < 2 or self._bundles or self.sealed is not SealMode.OFF:
+            return  # Perhaps no compiler is needed.
+        if self.toolchain.is_located or (first := self._locks.first(sys._getframe())) is None:
+            return
+        try:
+            self.toolchain.locate_for(compiles)
+        finally:
+            first.release()
 
     def in_background(self, run: Callable[[Deferral], T]) -> Task[T]:
         """Let a thread call `run`, and return the task at once. `close` cancels it."""

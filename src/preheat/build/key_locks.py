@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from _thread import get_ident
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -12,7 +14,9 @@ from preheat.cache.lock import FileLock
 from preheat.cache.trust import make_private
 from preheat.events import Events
 
-__all__ = ["Busy", "Deferral", "KeyLocks"]
+__all__ = ["Busy", "Deferral", "KeyLocks", "parallel_compiles"]
+
+_SLOT_WAIT = 1.0  # seconds after which a request is compiled without a slot
 
 
 class Busy(BaseException):
@@ -27,11 +31,22 @@ class Deferral:
     """What a request keeps from one attempt to the next. An attempt raises `Busy` instead of waiting.
 
     `missed` is the result of the lookup, which is not repeated. `since` is when the first attempt found
-    that another process compiles the key.
+    that another process compiles the key, and `slot_since` when the first one found no slot.
     """
 
     missed: Miss | None = None
     since: float | None = None
+    slot_since: float | None = None
+
+
+def parallel_compiles() -> int:
+    """Return how many requests are compiled and stored at the same time, at most, on this node.
+
+    These are more than there are processors. The pool of each process runs one compile for each
+    processor, and no compiler is idle while a thread stores what another one compiled.
+    """
+    processors = os.cpu_count() or 1
+    return processors + (processors + 1) // 2
 
 
 class KeyLocks:
@@ -73,3 +88,42 @@ class KeyLocks:
         waited = time.perf_counter() - started
         outcome = "finished" if taken else "gave up"
         self._events.emit("wait", key=lock.path.name, seconds=waited, outcome=outcome)
+
+    def slot(self, deferral: Deferral, owner: FrameType) -> FileLock | None:
+        """Take one of the slots that the processes of a node share, and return its lock.
+
+        The slots keep processes that start together from starting more compilers than the node has
+        processors for. Raises `Busy` when there is none, and returns None after a short while: other
+        processes may compile for hours.
+        """
+        if self.directory is None:
+            return None
+        slots = parallel_compiles()
+        first = get_ident() + os.getpid()
+        try:
+            for number in range(slots):
+                path = self.directory / f"slot-{(first + number) % slots}"
+                lock = FileLock(path, keep=True, owner=owner)
+                if lock.acquire(0):
+                    return lock
+        except OSError as fault:
+            self._events.fault("lock", "lock", fault)
+            return None
+        now = time.perf_counter()
+        if deferral.slot_since is None:
+            deferral.slot_since = now
+        if now - deferral.slot_since < _SLOT_WAIT:
+            raise Busy
+        return None
+
+    def first(self, owner: FrameType) -> FileLock | None:
+        """Return a lock that one call of the node has at a time; None where another one has it."""
+        if self.directory is None:
+            return None
+        try:
+            make_private(self.directory, trust=self._trust)
+            lock = FileLock(self.directory / "together", keep=True, owner=owner, trust=self._trust)
+            return lock if lock.acquire(0) else None
+        except OSError as fault:
+            self._events.fault("lock", "lock", fault)
+            return None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from preheat.build.key_locks import Busy, Deferral
+from preheat.build.key_locks import Busy, Deferral, parallel_compiles
 from preheat.callsite import acting_for, call_site
 from preheat.locks import Lock
 from preheat.toolchain.cancel import Cancellation, Cancelled
@@ -100,14 +100,14 @@ class Task(Generic[R]):
 
 
 class Runner:
-    """Runs tasks on up to `limit` threads, one for each processor by default, in their order.
+    """Runs tasks on up to `limit` threads, `parallel_compiles()` by default, in their order.
 
     A task whose program another process compiles is put back, and other tasks come first. The threads
     end when there is no task left.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self._limit = limit or os.cpu_count() or 1
+        self._limit = limit or parallel_compiles()
         self._open: deque[Task[Any]] = deque()
         self._deferred: deque[Task[Any]] = deque()
         self._threads = 0
@@ -182,12 +182,13 @@ def run_all(
     on_done: Callable[[int, Task[R]], None] | None = None,
     on_tick: Callable[[], None] | None = None,
 ) -> list[Task[R]]:
-    """Call `run(job, deferral)` for every job on `threads` threads, and return the tasks in order.
+    """Call `run(job, deferral)` for every job on threads, and return the tasks in order.
 
+    `threads` is the number of jobs at the same time. Without it, one compile for each processor runs.
     `on_start` and `on_done` get the index of a job. They are called in this thread, as is `on_tick`,
     about ten times a second. An exception, such as Ctrl-C, cancels what has not ended.
     """
-    runner = Runner(max(1, min(len(jobs), threads or os.cpu_count() or 1)))
+    runner = Runner(max(1, min(len(jobs), threads or parallel_compiles())))
     reports: SimpleQueue[int] = SimpleQueue()
     tasks: list[Task[R]] = []
     running: set[int] = set()

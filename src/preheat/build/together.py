@@ -86,6 +86,7 @@ def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[
     found: dict[tuple[Program, Arch], Artifact] = {}
     missing: dict[tuple[Program, Arch], Miss] = {}
     errors: list[PreheatError] = []
+    builder.expect(len(wanted))
     for request in dict.fromkeys(wanted):
         result = builder.lookup(*request, exact=True)
         if isinstance(result, Hit):

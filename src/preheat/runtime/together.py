@@ -58,6 +58,7 @@ def _prepared(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleR
         if not _is_loaded(session, request, name):
             names.setdefault(module_request(request, name), name)
     read = [(request, session.files(request), request.program()) for request in names]
+    session.builder.expect(len(read))
     found: list[Code | MissingCode] = []
     errors: list[PreheatError] = []
     for request, _, program in read:

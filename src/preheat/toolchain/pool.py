@@ -166,12 +166,7 @@ class WorkerPool:
 
         def start() -> None:
             try:
-                with no_fork:
-                    worker = _Worker()
-                    self._workers.add(worker)
-                    workers.append(worker)
-                    self._idle.append(worker)
-                self._events.emit("worker", what="started", reason="")
+                workers.append(self._add_worker())
             except BaseException as failure:
                 failures.append(failure)
             finally:
@@ -185,6 +180,27 @@ class WorkerPool:
         if failures:
             raise failures.pop()
         return workers[0]
+
+    def _add_worker(self, *, preload: bool = False) -> _Worker:
+        """Start a worker, add it to the idle ones and return it."""
+        with no_fork:
+            worker = _Worker(preload=preload)
+            self._workers.add(worker)
+            self._idle.append(worker)
+        self._events.emit("worker", what="started", reason="")
+        return worker
+
+    def start_ahead(self, count: int) -> None:
+        """Start workers that load NVRTC before the first request. Return without waiting for them."""
+
+        def start() -> None:
+            with suppress(Exception):  # A request that needs a worker reports why none can be started.
+                for _ in range(count):
+                    self._add_worker(preload=True)
+
+        if count > 0:
+            with suppress(RuntimeError):  # No thread can be started.
+                _thread.start_new_thread(start, ())
 
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
@@ -227,13 +243,13 @@ class _IdleExitError(Exception):
 class _Worker:
     """One process and the pipes to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, preload: bool = False) -> None:
         self._served = False
         # The worker writes stderr to memory: a pipe that no one reads would block it.
         self._stderr = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "preheat.toolchain.worker"],
+                [sys.executable, "-m", "preheat.toolchain.worker", *(["preload"] if preload else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
