@@ -99,7 +99,7 @@ class KeyLocks:
         if self.directory is None:
             return None
         slots = parallel_compiles()
-        first = get_ident() + os.getpid()
+        first = (get_ident() >> 12) + os.getpid()  # Others begin at other slots.
         try:
             for number in range(slots):
                 path = self.directory / f"slot-{(first + number) % slots}"

@@ -120,21 +120,21 @@ class Runner:
         """Let a thread call `run`. `report` is called in that thread at the start and at the end."""
         task: Task[R] = Task(run, report)
         self._open.append(task)
-        if self._add_thread():
+        with self._lock:
+            full = self._threads >= self._limit
+        if not full:
             try:
                 _thread.start_new_thread(self._work, ())
             except RuntimeError:  # The process is exiting, or it has too many threads.
                 self._work()
         return task
 
-    def _add_thread(self) -> bool:
+    def _work(self) -> None:
+        # A thread counts itself: an interrupt could lose the count in the thread that starts it.
         with self._lock:
             if self._threads >= self._limit:
-                return False
+                return
             self._threads += 1
-            return True
-
-    def _work(self) -> None:
         with self._cancellation:
             while (task := self._take()) is not None:
                 repeated = task.deferral is not None
