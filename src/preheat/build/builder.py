@@ -205,7 +205,7 @@ class Builder:
             if isinstance(found, Hit):
                 return found
             if deferral is not None:
-                slot = self._locks.slot(deferral, sys._getframe())
+                slot = self._locks.slot(deferral)
             self.events.emit("miss", reason=found.reason, **_fields(request))
             return self._compile(request, found)
         finally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from _thread import get_ident
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
@@ -57,6 +57,7 @@ class KeyLocks:
         self._events = events
         self._wait = wait
         self._trust = trust
+        self._turns = count(os.getpid())  # Threads and processes begin at different slots.
 
     def lock(self, digest: str, owner: FrameType) -> FileLock | None:
         """Return the lock of a key, not taken yet; None where no directory is shared.
@@ -89,7 +90,7 @@ class KeyLocks:
         outcome = "finished" if taken else "gave up"
         self._events.emit("wait", key=lock.path.name, seconds=waited, outcome=outcome)
 
-    def slot(self, deferral: Deferral, owner: FrameType) -> FileLock | None:
+    def slot(self, deferral: Deferral) -> FileLock | None:
         """Take one of the slots that the processes of a node share, and return its lock.
 
         The slots keep processes that start together from starting more compilers than the node has
@@ -99,12 +100,14 @@ class KeyLocks:
         if self.directory is None:
             return None
         slots = parallel_compiles()
-        first = (get_ident() >> 12) + os.getpid()  # Others begin at other slots.
+        first = next(self._turns)
         try:
             for number in range(slots):
                 path = self.directory / f"slot-{(first + number) % slots}"
-                lock = FileLock(path, keep=True, owner=owner)
-                if lock.acquire(0):
+                # It has no owner, whose frame each later lock would check: only threads of
+                # preheat take a slot, and nothing interrupts them.
+                lock = FileLock(path, keep=True, trust=self._trust)
+                if lock.attempt():
                     return lock
         except OSError as fault:
             self._events.fault("lock", "lock", fault)
