@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from preheat import native
 from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
@@ -154,6 +155,12 @@ def shared_builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder
     builder = Builder.open(config, events=Events(Recorder()))
     yield builder
     builder.close()
+
+
+@pytest.fixture
+def without_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets kernels and graphs that the test makes be launched by Python code."""
+    monkeypatch.setattr(native, "core", None)
 
 
 @pytest.fixture

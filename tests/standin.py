@@ -253,6 +253,9 @@ class FakeTorch(FakeLibrary):
                 MemPool=lambda: Blocks(self),
                 ExternalStream=lambda handle, **_: self.device.adopt(handle),
                 stream=self.stream,
+                current_stream=lambda _: types.SimpleNamespace(
+                    cuda_stream=self.current.handle, stream_id=2 * self.current.handle + 1
+                ),
                 use_mem_pool=lambda pool, **_: self.using(pool),
             ),
         )

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from preheat import callsite
-from preheat.callsite import call_site, caller, format_site
+from preheat.callsite import call_site, caller, file_and_line, format_site
 
 
 def test_it_is_the_line_that_called() -> None:
     line = sys._getframe().f_lineno + 1
-    assert call_site() == (__file__, line)
+    assert file_and_line(call_site()) == (__file__, line)
     assert caller() == f"test_callsite.py:{line + 1}"
 
 
@@ -57,5 +57,5 @@ def test_a_thread_that_began_inside_has_no_line() -> None:
 
 
 def test_no_line_is_a_question_mark() -> None:
-    assert format_site(("?", 0)) == "?"
-    assert format_site(("/a/b.py", 3)) == "b.py:3"
+    assert format_site((None, 0)) == "?"
+    assert format_site((compile("\n\nx = 1", "/a/b.py", "exec"), 4)) == "b.py:3"

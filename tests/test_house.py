@@ -21,6 +21,7 @@ LAYERS = (
     {"_version", "files", "fork", "lazy", "lexer", "locks", "messages", "progress"},
     {"errors", "callsite"},
     {"events", "config", "arch", "dtypes"},
+    {"native"},
     {"singleflight", "portable_paths", "tracebacks"},
     {"cache"},
     {"program"},

@@ -5,28 +5,46 @@ from __future__ import annotations
 import os
 import sys
 from _thread import get_ident
+from types import CodeType
 from typing import Any
 
-__all__ = ["CallSite", "acting_for", "call_site", "caller", "format_site", "warn_caller"]
+__all__ = [
+    "CallSite", "acting_for", "call_site", "caller", "file_and_line", "format_site", "outside_files",
+    "warn_caller",
+]  # fmt: skip
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library; installed packages are below it
 _INSIDE = (_HERE, _PYTHON, "<frozen ")
 
-CallSite = tuple[str, int]  # file and line; ("?", 0) where it is not known
+#: The code that called preheat and the offset of its instruction. The line is found when it is needed,
+#: because that takes longer than a launch. The code is None where it is not known.
+CallSite = tuple[CodeType | None, int]
 
 _acting_for: dict[int, CallSite] = {}  # by thread
 
 
+class _OutsideFiles(dict[str, bool]):
+    """Whether the code of a file is outside of preheat and of the standard library, by its name."""
+
+    def __missing__(self, name: str) -> bool:
+        outside = not name.startswith(_INSIDE) or ("-packages" in name and not name.startswith(_HERE))
+        self[name] = outside
+        return outside
+
+
+outside_files = _OutsideFiles()
+
+
 def call_site() -> CallSite:
-    """Return the file and the line of the program that called preheat."""
+    """Return the place in the program that called preheat."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_INSIDE) or ("-packages" in name and not name.startswith(_HERE)):
-            return (name, frame.f_lineno)
+        code = frame.f_code
+        if outside_files[code.co_filename]:
+            return (code, frame.f_lasti)
         frame = frame.f_back
-    return _acting_for.get(get_ident(), ("?", 0))
+    return _acting_for.get(get_ident(), (None, 0))
 
 
 class acting_for:  # noqa: N801 - used like a function
@@ -42,9 +60,18 @@ class acting_for:  # noqa: N801 - used like a function
         _acting_for.pop(get_ident(), None)
 
 
+def file_and_line(site: CallSite) -> tuple[str, int]:
+    """Return the file and the line of a call site, or `("?", 0)` when it is not known."""
+    code, offset = site
+    if code is None:
+        return ("?", 0)
+    lines = (line for start, end, line in code.co_lines() if start <= offset < end)
+    return (code.co_filename, next(lines, None) or code.co_firstlineno)
+
+
 def format_site(site: CallSite) -> str:
     """Return a call site as `file:line`, or as `?` when it is not known."""
-    file, line = site
+    file, line = file_and_line(site)
     return f"{os.path.basename(file)}:{line}" if line else file
 
 
@@ -57,5 +84,5 @@ def warn_caller(warning: Warning) -> None:
     """Issue a warning at the call site. Warning filters may turn it into an error."""
     import warnings
 
-    file, line = call_site()
+    file, line = file_and_line(call_site())
     warnings.warn_explicit(warning, type(warning), file, line)

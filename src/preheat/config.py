@@ -228,6 +228,9 @@ VARIABLES: tuple[Variable, ...] = (
         "off",
         "on: wait after every replay, so that an error names the graph that caused it",
     ),
+    Variable(
+        "PREHEAT_NATIVE", boolean, "on", "off: launch and replay by Python code, not the native core"
+    ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
     Variable(
         "PREHEAT_TRACEBACK", traceback, "short", "full: tracebacks include the frames of preheat itself"
@@ -267,6 +270,7 @@ class Config:
     graph_upload: bool = False
     graph_sync: bool = False
     events: Path | None = None
+    native: bool = True
     traceback: str = "short"
 
     @classmethod

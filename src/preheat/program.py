@@ -302,8 +302,9 @@ def _path(directory: str | os.PathLike[str]) -> str:
 
 def _asking_file() -> str | None:
     """Return the Python file of the call site, or None when the code has no file."""
-    name = call_site()[0]
-    return None if name == "?" or name.startswith("<") else os.path.abspath(name)
+    code, _ = call_site()
+    name = "<unknown>" if code is None else code.co_filename
+    return None if name.startswith("<") else os.path.abspath(name)
 
 
 def _split_include_options(options: tuple[str, ...]) -> tuple[list[str], list[str]]:

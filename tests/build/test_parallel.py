@@ -10,14 +10,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from preheat import callsite
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Busy, Deferral, parallel_compiles
 from preheat.build.parallel import Runner, Task, run_all
 from preheat.cache.lock import FileLock
-from preheat.callsite import call_site
+from preheat.callsite import call_site, file_and_line
 from preheat.config import Config
 from preheat.program import Program
 from tests.conftest import Recorder
@@ -114,9 +116,11 @@ def test_a_task_that_has_to_wait_comes_after_all_others() -> None:
 
 
 def test_a_thread_acts_for_the_line_that_asked() -> None:
-    line = call_site()[1] + 1
-    (task,) = run_all([0], lambda *_: call_site())
-    assert task.outcome() == (__file__, line)
+    names: dict[str, Any] = {"call_site": call_site}
+    exec(compile("def inside(*_): return call_site()", callsite.__file__, "exec"), names)
+    line = file_and_line(call_site())[1] + 1
+    (task,) = run_all([0], names["inside"])
+    assert file_and_line(task.outcome()) == (__file__, line)
 
 
 def test_an_error_of_a_callback_cancels_the_rest() -> None:

@@ -51,7 +51,7 @@ def test_a_begin_that_fails_can_be_tried_again(verb: str, faulty: FaultyGpu) -> 
 
 @pytest.mark.parametrize("error", [out_of_memory, not_supported])
 @pytest.mark.parametrize(
-    ("verb", "state"), [("stream.begin_capture", State.NEW), ("graph.nodes", State.FAILED)]
+    ("verb", "state"), [("stream.begin_capture", State.NEW), ("graph.num_nodes", State.FAILED)]
 )
 def test_a_capture_whose_begin_or_end_fails_leaves_nothing_behind(
     verb: str, state: State, error: Callable[[str], DeviceError], faulty: FaultyGpu

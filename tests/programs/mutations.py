@@ -174,8 +174,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph holds no tensors of other libraries", "graph/capture.py",
-        "        self.foreign += arguments.foreign\n",
-        "",
+        "self.foreign.setdefault((operand.start, operand.nbytes, id(operand.owner)), operand)",
+        "continue",
     ),
     Mutation(
         "a graph does not keep what other libraries allocated inside it", "graph/recorded.py",

@@ -58,6 +58,44 @@ def test_launches_on_its_tensors_become_part_of_another_librarys_capture(world: 
 
 
 @every_schedule
+def test_a_graph_on_its_tensors_is_not_replayed_inside_another_librarys_capture(world: World) -> None:
+    x = world.torch.full(N, 0)
+    world.put[1, 64](x, 1, N)
+    with world.gpu.capture() as graph:
+        world.put[1, 64](x, 5, N)
+    stream = world.torch.new_stream()
+    for _ in range(3):
+        with world.torch.stream(stream):
+            graph.replay()
+    stream.begin_capture("global")
+    with world.torch.stream(stream), pytest.raises(CaptureError, match="another library's capture"):
+        graph.replay()
+    assert stream.end_capture().num_nodes() == 0
+    with world.torch.stream(stream):
+        x.fill_(0)
+        graph.replay()
+        assert x.tolist() == [5] * N
+
+
+@every_schedule
+def test_a_graph_is_destroyed_after_the_capture_of_the_stream_of_its_last_replay(world: World) -> None:
+    x = world.torch.full(N, 0)
+    world.put[1, 64](x, 1, N)
+    with world.gpu.capture() as graph:
+        world.put[1, 64](x, 5, N)
+    stream = world.torch.new_stream()
+    with world.torch.stream(stream):
+        graph.replay()
+        graph.replay()
+    stream.begin_capture("global")
+    graph.close()
+    assert stream.end_capture().num_nodes() == 0
+    world.gpu.synchronize()
+    assert x.tolist() == [5] * N
+    assert not world.gpu._context.deferred_cleanups
+
+
+@every_schedule
 def test_arrays_of_preheat_are_refused_in_another_librarys_capture_which_survives(world: World) -> None:
     a = world.zeros()
     x = world.torch.full(N, 1)

@@ -154,6 +154,7 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("without_native_core")
 def test_a_fast_launch_stays_fast_after_any_interrupt(
     open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_fast_launch_stays_fast_after_any_interrupt(
     assert at > 50
 
 
+@pytest.mark.usefixtures("without_native_core")
 def test_a_launch_becomes_fast_even_if_that_is_interrupted(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("emulator")
     kernel = gpu.kernel(PTX, "keep")

@@ -15,7 +15,7 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.build.seal import sealed
-from preheat.callsite import call_site
+from preheat.callsite import call_site, file_and_line
 from preheat.errors import (
     CaptureError,
     CompileError,
@@ -281,7 +281,7 @@ def test_threads_that_use_it_first_at_the_same_time_get_one_kernel(gpu: Gpu, gat
 def test_an_event_of_the_compile_names_the_line_that_asked(gpu: Gpu, recorder: Recorder) -> None:
     recorder.forgive = True
     with sealed("warn"):
-        line = call_site()[1] + 1
+        line = file_and_line(call_site())[1] + 1
         kernel = gpu.kernel(SOURCE, "k", wait=False)
         assert kernel.name == "k"
     assert [row["caller"] for row in recorder.named("sealed")] == [f"test_pending.py:{line}"]

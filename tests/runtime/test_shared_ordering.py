@@ -376,3 +376,60 @@ def test_a_strided_tensor_keeps_its_order_and_its_owner(world: World) -> None:
         world.copy[1, 64](strided(x[::2]), out, N)
         x.fill_(50)
         assert out.numpy().tolist() == [value] * N
+
+
+# Graphs that use tensors of one other library alone
+
+
+@every_schedule
+def test_replays_follow_the_current_stream_of_the_library(world: World) -> None:
+    x = world.torch.full(N, 0)
+    y = world.torch.full(N, 0)
+    world.copy[1, 64](x, y, N)
+    with world.gpu.capture() as graph:
+        world.copy[1, 64](x, y, N)
+    streams = [world.torch.default, world.torch.new_stream()]
+    for value in range(6):
+        with world.torch.stream(streams[value % 2]):
+            x.fill_(value)
+            graph.replay()
+            assert y.tolist() == [value] * N
+    assert graph.num_replays == 6
+
+
+@every_schedule
+def test_a_repeated_replay_on_tensors_of_one_library_takes_no_section(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = world.torch.full(N, 0)
+    world.put[1, 64](x, 1, N)
+    with world.gpu.capture() as graph:
+        world.put[1, 64](x, 5, N)
+    graph.replay()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a repeated replay is ordered by the stream alone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(world.gpu._context.order), "section", refuse)
+        graph.replay()
+    x.fill_(0)
+    graph.replay()
+    assert x.tolist() == [5] * N
+
+
+@every_schedule
+def test_a_stream_that_its_owner_may_destroy_is_checked_each_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(world.torch.library), "current_is_permanent", lambda *_: False)
+    x = world.torch.full(N, 0)
+    world.put[1, 64](x, 1, N)
+    with world.gpu.capture() as graph:
+        world.put[1, 64](x, 5, N)
+    for _ in range(3):
+        x.fill_(0)
+        graph.replay()
+        assert x.tolist() == [5] * N
+        assert graph._replayer is not None
+        assert graph._replayer.launch is None

@@ -13,7 +13,7 @@ import pytest
 import preheat
 from preheat.build.builder import Builder
 from preheat.build.seal import sealed
-from preheat.callsite import call_site
+from preheat.callsite import call_site, file_and_line
 from preheat.errors import (
     CaptureError,
     CompileError,
@@ -213,7 +213,7 @@ def test_a_file_that_is_edited_is_compiled_again(gpu: Gpu, tmp_path: Path) -> No
 
 def test_events_of_the_compiles_name_the_line_that_asked(gpu: Gpu, recorder: Recorder) -> None:
     with sealed("warn"):
-        line = call_site()[1] + 1
+        line = file_and_line(call_site())[1] + 1
         gpu.kernels([(text("one"), "one"), (text("two"), "two")])
     callers = [row["caller"] for row in recorder.named("sealed")]
     assert callers == [f"test_together.py:{line}"] * 2

@@ -27,9 +27,10 @@ if TYPE_CHECKING:  # Only errors need it.
     from preheat.toolchain.lines import Lines
 
 __all__ = [
-    "LEGACY_STREAMS", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM", "Attributes", "BlockSize", "Device",
-    "Dim3", "Event", "Executable", "FindLines", "Function", "Geometry", "Graph", "GraphNode", "Limits",
-    "MemoryInfo", "Module", "Occupancy", "Replay", "Setter", "Stream", "Submit", "Symbol",
+    "DEFAULT_STREAMS", "LEGACY_STREAMS", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM", "Attributes",
+    "BlockSize", "Device", "Dim3", "Event", "Executable", "FindLines", "Function", "Geometry", "Graph",
+    "GraphNode", "Limits", "MemoryInfo", "Module", "Occupancy", "Replay", "Setter", "Stream", "Submit",
+    "Symbol",
 ]  # fmt: skip
 
 Dim3 = tuple[int, int, int]
@@ -39,6 +40,9 @@ LEGACY_STREAMS = (0, 1)
 
 #: The handle of the per-thread default stream.
 PER_THREAD_STREAM = 2
+
+#: The handles that mean a default stream of the current context.
+DEFAULT_STREAMS = (*LEGACY_STREAMS, PER_THREAD_STREAM)
 
 #: DLPack's device types: host memory, which the emulator works in, and memory of a GPU.
 ON_HOST, ON_GPU = 1, 2
@@ -210,6 +214,9 @@ class GraphNode(NamedTuple):
 
 class Graph(Protocol):
     """Captured work. Only one thread at a time may use it."""
+
+    def num_nodes(self) -> int:
+        """Return the number of nodes."""
 
     def nodes(self) -> list[GraphNode]:
         """Return the nodes in the order of their capture."""

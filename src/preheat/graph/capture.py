@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -13,8 +13,8 @@ from preheat.callsite import CallSite, call_site, caller, format_site
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.foreign import ForeignLibraries
-from preheat.graph.nodes import Node
-from preheat.runtime.active_capture import Allocator, Operation
+from preheat.graph.nodes import Node, Record
+from preheat.runtime.active_capture import Allocator, Operation, RecordedLaunch
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Launch, LaunchArguments, LoadedModule
@@ -35,6 +35,9 @@ class Capture:
     The captured `stream` is used for captures only. Work for `requested_stream`, which the caller
     named, is captured as well. New arrays come from `allocator`. The first error inside is kept with
     the line that caused it, and `end` reports that one, not the errors that follow from it.
+
+    A captured launch is appended to `records` as a tuple, which keeps its arguments alive. Everything
+    else that the graph has to know about it is found at the end, once for all launches.
     """
 
     def __init__(
@@ -49,18 +52,19 @@ class Capture:
         self.mode = mode
         self.requested_stream = stream
         self.allocator = allocator
-        self._graph = weakref.ref(graph)
+        self.graph: Callable[[], object] = weakref.ref(graph)
         self.thread = threading.get_ident()
         self._owner = threading.current_thread()
-        self.over = self._interrupted = False
-        self.nodes: list[Node] = []
+        self.over = self.interrupted = False
+        self.records: list[Record] = []
+        self._num_other_nodes = 0  # nodes of fills and copies
         self.arrays: dict[Array, None] = {}  # arrays of preheat, in order of appearance
         self.uses: dict[Uses, bool] = {}  # the uses of their memory, with True for a write
-        self.foreign: list[Operand] = []
+        self.foreign: dict[tuple[int, int, int], Operand] = {}
         self.libraries: set[str] = set()
         self.modules: dict[LoadedModule, None] = {}
         self.first_error: tuple[str, Exception] | None = None
-        self._began = self._last = self._place = call_site()
+        self._began = self.last_site = self._place = call_site()
         self._placed: dict[int, Node] = {}  # fills and copies, which have no name, by position
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
@@ -109,6 +113,7 @@ class Capture:
             if self.first_error is not None:
                 raise self._failure(self.first_error[1]) from self.first_error[1]
             self._merge(graph)
+            self._collect_uses()
         except BaseException:
             graph.close()
             raise
@@ -147,13 +152,8 @@ class Capture:
     def abandoned(self) -> bool:
         """True if nobody can end the capture: its graph was dropped, or its thread has ended."""
         if self._owner is threading.current_thread():
-            return self.graph_is_gone
+            return self.interrupted or self.graph() is None
         return not self._owner.is_alive()
-
-    @property
-    def graph_is_gone(self) -> bool:
-        """True if the thread of the capture cannot end it: its graph was dropped."""
-        return self._interrupted or self._graph() is None
 
     def abort(self) -> None:
         """End the capture as far as it had begun, and drop the graph, valid or not."""
@@ -165,7 +165,7 @@ class Capture:
         except ContextLostError:
             self._at_device = False  # A lost context has no captures.
         except DeviceError as error:
-            self.remember_error(self._invalidated(error, self._last))
+            self.remember_error(self._invalidated(error, self.last_site))
         finally:
             self._close()
             self.release_pools()
@@ -173,7 +173,7 @@ class Capture:
     def _close(self) -> None:
         """Close the capture, or mark it abandoned if an interrupt kept the device from ending it."""
         if self._at_device and self.context.lost is None:
-            self._interrupted = True
+            self.interrupted = True
             return
         self.over = True
         if self.context.remove_capture(self) or not self._opened:
@@ -192,10 +192,10 @@ class Capture:
             return CaptureError(
                 f"the capture failed: {text}", where=where, hint=getattr(first, "hint", None)
             )
-        return self._invalidated(error, self._last)
+        return self._invalidated(error, self.last_site)
 
     def _invalidated(self, error: Exception, where: CallSite) -> CaptureError:
-        after = "" if where == self._last else f", after {format_site(self._last)}"
+        after = "" if where == self.last_site else f", after {format_site(self.last_site)}"
         return CaptureError(
             f"a call of another library invalidated the capture{after}: {error}",
             where=format_site(where),
@@ -204,16 +204,31 @@ class Capture:
 
     def _merge(self, graph: base.Graph) -> None:
         """Insert the nodes of other libraries among ours. The device lists all nodes in order."""
-        left = deque(node for node in self.nodes if node.kind == "kernel")
-        merged: list[Node] = []
+        left = deque(self._launches())
+        if graph.num_nodes() == len(left) + self._num_other_nodes:
+            return  # All of them are ours.
+        merged: list[Record] = []
         for at, driver_node in enumerate(graph.nodes()):
             if at in self._placed:
                 merged += [self._placed[at]] if self._placed[at] not in merged[-1:] else []
-            elif left and driver_node == ("kernel", left[0].entry):
+            elif left and driver_node == ("kernel", left[0][0].function.name):
                 merged.append(left.popleft())
             else:
                 merged.append(Node(driver_node.kind, driver_node.name, foreign=True))
-        self.nodes = [*merged, *left]
+        self.records = [*merged, *left]
+
+    def _launches(self) -> Iterator[RecordedLaunch]:
+        return (record for record in self.records if isinstance(record, tuple))
+
+    def _collect_uses(self) -> None:
+        """Find the arrays of the captured launches, their uses and the modules."""
+        distinct = {(launch, args): None for launch, _, args, *_ in self._launches()}
+        for launch, args in distinct:
+            self.modules[launch.module] = None
+            for position, write in launch.signature.memory_positions:
+                array = args[position]
+                if isinstance(array, Array):
+                    self._use(array, write=write)
 
     # What happens inside
 
@@ -242,7 +257,7 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         if error is None:
-            self._last = self._place
+            self.last_site = self._place
         elif isinstance(error, DriverError) and error.code == _INVALIDATED:
             raise self.remember_error(self._invalidated(error, self._place)) from error
         elif isinstance(error, Exception):
@@ -260,39 +275,32 @@ class Capture:
 
     def add_uses(self, arguments: LaunchArguments) -> None:
         """Keep the operands of a call that became part of the capture."""
-        self.foreign += arguments.foreign
-        self.libraries |= arguments.libraries
+        self._add_foreign(arguments)
         self.arrays |= dict.fromkeys(arguments.arrays.values())
         for uses, write in arguments.uses.items():
             add_use(self.uses, uses, write=write)
+
+    def _add_foreign(self, arguments: LaunchArguments) -> None:
+        """Keep the memory of other libraries, once for each of their allocations."""
+        for operand in arguments.foreign:
+            self.foreign.setdefault((operand.start, operand.nbytes, id(operand.owner)), operand)
+        self.libraries |= arguments.libraries
 
     def _use(self, array: Array, *, write: bool) -> None:
         self.arrays[array] = None
         add_use(self.uses, array.buffer.uses, write=write)
 
-    def add_launch(
-        self,
-        launch: Launch,
-        data: bytes,
-        arrays: Mapping[int, Array],
-        uses: Mapping[Uses, bool],
-        foreign: Sequence[Operand] = (),
-    ) -> None:
-        """Add a node for a launch with the packed parameters `data`, and keep its arrays."""
-        self.arrays |= dict.fromkeys(arrays.values())
-        for each, write in uses.items():  # `add_use`, without a call for each
-            self.uses[each] = write or self.uses.get(each, False)
-        self.modules[launch.module] = None
-        name = launch.signature.kernel
-        packed = (arrays, data)
-        self.nodes.append(
-            Node("kernel", name, self._place, launch=launch, packed=packed, tensors=foreign)
-        )
+    def add_launch(self, launch: Launch, data: bytes, arguments: LaunchArguments) -> None:
+        """Add a launch with the packed parameters `data`, and keep its operands."""
+        self._add_foreign(arguments)
+        args = tuple(map(arguments.arrays.get, range(len(launch.signature.params))))
+        self.records.append((launch, data, args, self._place, tuple(arguments.foreign)))
 
     def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
         """Add a node for filling an array."""
         self._use(array, write=True)
-        self._put(Node("fill", "fill", self._place, packed=({0: array}, value)), pieces)
+        if pieces:  # An empty array needs no node.
+            self._put(Node("fill", "fill", self._place, packed=({0: array}, value)), pieces)
 
     def add_copy(self, target: Array, source: Array) -> None:
         """Add a node for copying an array."""
@@ -302,7 +310,8 @@ class Capture:
         self._put(Node("copy", "copy", self._place, packed=packed), 1)
 
     def _put(self, node: Node, pieces: int) -> None:
-        self.nodes.append(node)
+        self.records.append(node)
+        self._num_other_nodes += pieces
         end = self.stream.num_captured_nodes()
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
 

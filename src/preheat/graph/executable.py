@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
@@ -102,6 +103,11 @@ def _destroy(
 ) -> None:
     """Destroy the parts of a graph, and hold `keep` until the last replay has completed."""
     if last_replay is not None and any(keep) and context.device.dlpack[0] != ON_HOST:
+        if not isinstance(last_replay, Event) and context.order.is_capturing(last_replay):
+            # An event would become part of the capture of another library.
+            again = partial(_destroy, context, *parts, last_replay=last_replay, keep=keep)
+            context.deferred_cleanups.append(again)
+            return
         event = last_replay if isinstance(last_replay, Event) else record_event(context, last_replay)
         context.hold_until(event, keep)
     for part in parts:

@@ -152,7 +152,7 @@ class Graph:
 
     def _take_over(self, capture: Capture, definition: base.Graph) -> None:
         """Own what the capture holds."""
-        if not capture.nodes:
+        if not capture.records:
             raise CaptureError(
                 "nothing was captured: this graph would be empty",
                 where=capture.began,
@@ -169,6 +169,8 @@ class Graph:
         self._replayer = Replayer(
             self.context, self.name, work, executable, stream=self._stream, options=self._options
         )
+        # Not a method, because a frame of Python would cost a tenth of a replay.
+        self.replay = self._replayer.function()  # type: ignore[method-assign]
         self._allocator = None  # The arrays that the graph uses keep their memory.
 
     def _abort(self) -> None:
@@ -240,29 +242,9 @@ class Graph:
         `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made. The value is
         copied and set in the same stream, so any number of replays can be queued ahead.
         """
-        replayer = self._replayer or self._not_captured(REPLAY)
-        context = replayer.context
-        lock = replayer.lock
-        if scalars or synchronize or stream is not None or context.lost_or_capturing is not None:
-            replayer.replay(stream, scalars, synchronize)
-            return
-        try:
-            del lock[0]
-        except KeyError:  # Another thread holds it.
-            replayer.run(None, scalars, False)
-            return
-        try:
-            launch = replayer.launch
-            if launch is not None:
-                context.last_replayed = replayer.name
-                status = launch()
-                if status[0]:
-                    replayer.raise_launch_error(status)
-                replayer.num_replays += 1
-        finally:
-            lock[0] = True
-        if launch is None:
-            replayer.run(None, scalars, False)
+        # Once the graph is captured, the instance has a `replay` of its own: see `_take_over`.
+        del stream, synchronize, scalars
+        self._not_captured(REPLAY)
 
     def _not_captured(self, operation: Operation | None = None) -> NoReturn:
         """Raise because there is nothing to replay."""

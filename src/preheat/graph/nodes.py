@@ -10,13 +10,14 @@ from difflib import SequenceMatcher
 from preheat.callsite import CallSite, format_site
 from preheat.devices import base
 from preheat.dtypes import DType
+from preheat.runtime.active_capture import RecordedLaunch
 from preheat.runtime.arguments import ParamSpec
 from preheat.runtime.array import Array
 from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Operand
 
-__all__ = ["Argument", "Node", "diff"]
+__all__ = ["Argument", "Node", "Record", "diff"]
 
 PackedArguments = tuple[Mapping[int, Array], bytes]  # arrays by position, and the packed parameters
 
@@ -117,6 +118,14 @@ class Node:
             self.geometry = launch.geometry
             self._params = launch.signature.params
 
+    @classmethod
+    def of_launch(cls, record: RecordedLaunch) -> Node:
+        """Return the node of a captured launch."""
+        launch, data, args, site, tensors = record
+        arrays = {at: array for at, array in enumerate(args) if isinstance(array, Array)}
+        name = launch.signature.kernel
+        return cls("kernel", name, site, launch=launch, packed=(arrays, data), tensors=tensors)
+
     @property
     def where(self) -> str:
         """The line of the program that captured the node, as `file:line`."""
@@ -178,6 +187,10 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<Node {self}>"
+
+
+#: What a capture keeps of one piece of work: a node, or a launch that becomes one when it is described.
+Record = Node | RecordedLaunch
 
 
 def _dim(size: base.Dim3) -> str:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from preheat.devices import base
+from preheat.devices.base import ON_HOST
 from preheat.errors import CaptureError, InputError, did_you_mean
 from preheat.graph.capture import Capture
-from preheat.graph.nodes import Node
+from preheat.graph.nodes import Node, Record
+from preheat.lazy import lazy
 from preheat.runtime.array import Array, Scalar
-from preheat.runtime.host import packer
+from preheat.runtime.host import number_format, packer
 from preheat.runtime.launch import LaunchArguments
-from preheat.runtime.libraries import LIBRARIES
+from preheat.runtime.libraries import LIBRARIES, Library
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Operand
 from preheat.runtime.uses import Uses
@@ -26,7 +28,7 @@ class RecordedWork:
     """What a captured graph does and uses."""
 
     title: str  # the graph in errors
-    nodes: tuple[Node, ...]
+    records: list[Record]
     scalars: dict[str, Scalar]  # by the name that `Graph.replay` takes
     buffers: list[Buffer]
     uses: dict[Uses, bool]  # the uses of these buffers, with True where the graph writes
@@ -39,7 +41,7 @@ class RecordedWork:
     def of(cls, capture: Capture, title: str) -> RecordedWork:
         """Take over what an ended capture holds."""
         scalars = _scalars_by_name(capture.arrays)
-        has_foreign_nodes = any(node.foreign for node in capture.nodes)
+        has_foreign_nodes = any(isinstance(each, Node) and each.foreign for each in capture.records)
         libraries = capture.libraries
         pools: tuple[object, ...] = ()
         if has_foreign_nodes:
@@ -48,14 +50,21 @@ class RecordedWork:
         capture.foreign_libraries.return_pools()
         return cls(
             title=title,
-            nodes=tuple(capture.nodes),
+            records=capture.records,
             scalars=scalars,
             buffers=list({array.buffer: None for array in capture.arrays}),
             uses=capture.uses | {scalar.buffer.uses: True for scalar in scalars.values()},
-            foreign=capture.foreign,
+            foreign=list(capture.foreign.values()),
             libraries=tuple(sorted(libraries)),
             modules=[*capture.modules],
             pools=pools,
+        )
+
+    @lazy
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, in order."""
+        return tuple(
+            Node.of_launch(record) if isinstance(record, tuple) else record for record in self.records
         )
 
     @property
@@ -81,14 +90,25 @@ class RecordedWork:
             )
         return packer(scalar.dtype)(value)
 
+    def number_formats(self, names: Iterable[str]) -> str | None:
+        """Return the `struct` formats of these scalars; None if one of them is no plain number."""
+        formats = [number_format(self.scalars[name].dtype) for name in names]
+        return None if None in formats else "".join(filter(None, formats))
+
     def setter(self, names: Iterable[str], device: base.Device, stream: base.Stream) -> base.Setter:
         """Return the device's function that sets these scalars in `stream`."""
         chosen = [self.scalars[name] for name in names]
         return device.setter([(scalar.address, scalar.dtype.size) for scalar in chosen], stream)
 
-    def stream_of_library(self, device: base.Device) -> int | None:
-        """Return the current stream of a library that takes part, or None without such a library."""
-        return LIBRARIES[self.libraries[-1]].current(device.dlpack[1]) if self.libraries else None
+    @property
+    def library(self) -> Library | None:
+        """The library in whose current stream the graph is replayed, or None."""
+        return LIBRARIES[self.libraries[-1]] if self.libraries else None
+
+    def needs_order_with_one_stream(self, device: base.Device) -> bool:
+        """Return True if a replay in the stream of `library` is in order with all that it uses."""
+        registers_memory = bool(self.foreign) and device.dlpack[0] == ON_HOST
+        return len(self.libraries) == 1 and not self.uses and not registers_memory
 
     def operands(self, device: base.Device) -> LaunchArguments:
         """Return what a replay uses, with the current streams of the libraries that take part."""
@@ -100,6 +120,7 @@ class RecordedWork:
         """Keep nothing alive any more. The nodes can still be described."""
         for node in self.nodes:
             node.release_arrays()
+        self.records = []
         self.scalars = {}
         self.buffers = []
         self.uses = {}

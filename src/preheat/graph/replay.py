@@ -1,19 +1,21 @@
 """Replays: checked and ordered with other work, or, in the steady state, nothing but the launch.
 
 `Replayer.run` does everything that a replay may need. It then finds out whether the next replay may
-skip all of that, and sets `Replayer.launch` if so. `Graph.replay` and, with scalars, `Replayer.replay`
-call that and nothing else. They are written out, since a Python call costs as much as the rest.
+skip all of that, and sets `Replayer.launch` if so. For a graph that uses tensors of one other library
+alone, that is a function that launches it in the current stream of the library. `Replayer.replay` and
+its twin in the native core set scalars, call `launch` and do nothing else.
+
 Whatever makes a check necessary again clears `launch` (`Replayer.invalidate`): another stream uses the
 memory, memory is closed, or a frame of a pool begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from preheat import fork
+from preheat import fork, native
 from preheat.callsite import caller
 from preheat.devices import base
 from preheat.errors import CaptureError, DriverError, StaleGraphError
@@ -28,9 +30,10 @@ from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
 from preheat.runtime.stream import raw_stream, record_event
 
-__all__ = ["CAPTURE_AGAIN", "Replayer"]
+__all__ = ["CAPTURE_AGAIN", "NOT_PREPARED", "Replayer"]
 
 CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
+NOT_PREPARED = (-1,)  # the status of a launch that did not happen, because a check is necessary
 _INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
 
 
@@ -60,11 +63,13 @@ class Replayer:
         self.lock: DictLock = {0: True}
         self.launch: base.Replay | None = None
         self.setters: dict[tuple[str, ...], base.Setter] = {}
+        self.number_setters: dict[tuple[str, ...], object] = {}  # the same for the native core
         self._scratch = {each.stack for each in work.buffers if isinstance(each, ScratchBuffer)}
         self._stream = stream
         self._options = options
         self._launches: dict[int, base.Replay] = {}  # by the id of the stream
         self._setters: dict[tuple[tuple[str, ...], int], base.Setter] = {}  # by names and that id
+        self._library_streams: dict[int, tuple[base.Stream, base.Replay]] = {}  # by handle
         fork.register(self)
         for buffer in work.buffers:
             buffer.add_graph(self)
@@ -76,13 +81,58 @@ class Replayer:
 
     # Replays
 
-    def replay(self, stream: object, scalars: dict[str, Any], synchronize: bool) -> None:
-        """Replay the graph; the steady state with scalars is setting them and launching."""
-        setter = None
-        if not synchronize and stream is None and self.context.lost_or_capturing is None:
-            setter = self.setters.get(tuple(scalars))
-        if setter is None:
+    def function(self) -> Callable[..., None]:
+        """Return the function that `Graph.replay` is: `replay`, or the native core's twin of it."""
+        if native.core is None:
+            return self.replay
+        replay: Callable[..., None] = native.core.Replay(
+            replayer=self,
+            fallback=self.replay,
+            raise_launch_error=self.raise_launch_error,
+            raise_setter_error=self.raise_setter_error,
+            context=self.context,
+            title=self.name,
+            lock=self.lock,
+            number_setters=self.number_setters,
+            not_prepared=NOT_PREPARED,
+        )
+        return replay
+
+    def replay(self, /, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
+        """Replay the graph: see `Graph.replay`."""
+        if synchronize or stream is not None or self.context.lost_or_capturing is not None:
             self.run(stream, scalars, synchronize)
+            return
+        if scalars:
+            self._replay_with(scalars)
+            return
+        lock = self.lock
+        try:
+            del lock[0]
+        except KeyError:  # Another thread holds it.
+            self.run(None, scalars, False)
+            return
+        try:
+            launch = self.launch
+            if launch is not None:
+                self.context.last_replayed = self.name
+                status = launch()
+                if not status[0]:
+                    self.num_replays += 1
+                elif status is NOT_PREPARED:
+                    launch = None
+                else:
+                    self.raise_launch_error(status)
+        finally:
+            lock[0] = True
+        if launch is None:
+            self.run(None, scalars, False)
+
+    def _replay_with(self, scalars: dict[str, Any]) -> None:
+        """Set scalars and replay the graph."""
+        setter = self.setters.get(tuple(scalars))
+        if setter is None:
+            self.run(None, scalars, False)
             return
         pack = self.work.pack
         values = [pack(name, value) for name, value in scalars.items()]
@@ -158,7 +208,7 @@ class Replayer:
         if setter is not None:
             status = setter(values)
             if status[0]:
-                self.context.device.check(status, f"setting {', '.join(names)}")
+                self.raise_setter_error(status, names)
         status = launch()
         if status[0]:
             self.raise_launch_error(status)
@@ -167,11 +217,18 @@ class Replayer:
         """Set `launch` if the next replay has nothing to do but what this one did in `stream`."""
         self.launch = None
         work = self.work
-        if given is not None or work.libraries or work.foreign or self._options != DEFAULT_OPTIONS:
-            self.setters.clear()
+        plain = given is None and self._options == DEFAULT_OPTIONS
+        if plain and self._stream is None and work.needs_order_with_one_stream(self.context.device):
+            self._prepare_library_launch(stream)
+            return
+        if not plain or work.libraries or work.foreign:
+            self._clear_setters()
             return
         if names:
-            self.setters[names] = self._setters[names, stream.id]
+            setter = self.setters[names] = self._setters[names, stream.id]
+            codes = self.work.number_formats(names)
+            if native.core is not None and codes is not None and len(codes) <= native.core.MOST_SCALARS:
+                self.number_setters[names] = native.core.NumberSetter(setter, codes)
         launch = self._launches[stream.id]
 
         def set_launch() -> None:
@@ -182,9 +239,34 @@ class Replayer:
 
         self.context.order.add_dependent(self, stream, work.uses, set_launch)
 
+    def _prepare_library_launch(self, stream: base.Stream) -> None:
+        """Set `launch` for the library's current streams of which this is known: they stay valid."""
+        library = self.work.library
+        assert library is not None
+        index = self.context.device.dlpack[1]
+        if not library.current_is_permanent(index):
+            return
+        self._library_streams[stream.handle] = (stream, self._launches[stream.id])
+        streams = self._library_streams
+        current = library.current
+        executable = self.executable
+
+        def launch() -> tuple[int, ...]:
+            known = streams.get(current(index))
+            if known is None or known[0].capture_status() != "none":
+                return NOT_PREPARED
+            executable.last_replay = known[0]
+            return known[1]()
+
+        self.launch = launch
+
     def upload(self, stream: object) -> None:
         """Instantiate the graph and copy it to the device, in `stream`."""
         run_locked(self.lock, lambda: self.executable.upload(self._replay_stream(stream)))
+
+    def _clear_setters(self) -> None:
+        self.setters.clear()
+        self.number_setters.clear()
 
     # Prepared for one stream
 
@@ -196,8 +278,10 @@ class Replayer:
             return stream
         if self._stream is not None:
             return self._stream
-        handle = self.work.stream_of_library(self.context.device)
-        return self.context.stream if handle is None else self.context.order.adopt(handle)
+        library = self.work.library
+        if library is None:
+            return self.context.stream
+        return self.context.order.adopt(library.current(self.context.device.dlpack[1]))
 
     def _launch_in(self, stream: base.Stream) -> base.Replay:
         launch = self._launches.get(stream.id)
@@ -205,6 +289,7 @@ class Replayer:
             if len(self._launches) >= MANY_STREAMS:
                 self._launches.clear()
                 self._setters.clear()
+                self._library_streams.clear()
             launch = self._launches[stream.id] = self.executable.instantiate().prepare(stream)
         return launch
 
@@ -231,6 +316,10 @@ class Replayer:
                 f"{self.work.title} is stale: {user} was closed after the capture",
                 hint="keep what a graph uses open; capture again after replacing it",
             )
+
+    def raise_setter_error(self, status: tuple[int, ...], names: Iterable[str]) -> None:
+        """Raise what failed when these scalars were set."""
+        self.context.device.check(status, f"setting {', '.join(names)}")
 
     def raise_launch_error(self, status: tuple[int, ...]) -> None:
         """Raise what a failed launch of the graph stands for."""
@@ -263,5 +352,6 @@ class Replayer:
         self.launch = None
         self._launches.clear()
         self._setters.clear()
-        self.setters.clear()
+        self._library_streams.clear()
+        self._clear_setters()
         self.work.release()

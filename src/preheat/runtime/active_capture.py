@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from preheat.callsite import CallSite
 from preheat.devices import base
 
 if TYPE_CHECKING:
@@ -12,13 +13,16 @@ if TYPE_CHECKING:
     from preheat.runtime.array import Array
     from preheat.runtime.launch import Launch, LaunchArguments
     from preheat.runtime.operands import Operand
-    from preheat.runtime.uses import Uses
 
 __all__ = [
     "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "MEASURE_POOL", "OTHER_STREAM",
     "RECORD_EVENT", "REPLAY", "RESET", "RESOLVE_KERNEL", "SET_SCALAR", "SYNCHRONIZE", "TO_HOST",
-    "UNLOAD", "WARM_GRAPHS", "ActiveCapture", "Allocator", "Operation",
+    "UNLOAD", "WARM_GRAPHS", "ActiveCapture", "Allocator", "Operation", "RecordedLaunch",
 ]  # fmt: skip
+
+#: A captured launch: the launch, its packed parameters, its arguments, the place in the program and the
+#: memory of other libraries. Of the arguments only arrays of preheat matter, which it keeps alive.
+RecordedLaunch = tuple["Launch", bytes, tuple[Any, ...], CallSite, "Sequence[Operand]"]
 
 
 class Operation(NamedTuple):
@@ -83,14 +87,14 @@ class ActiveCapture(Protocol):
     stream: base.Stream  # the stream that the device captures
     requested_stream: base.Stream | None  # work for the stream that the caller named is captured too
     allocator: Allocator | None  # where new arrays of the thread come from; None permits no new arrays
+    graph: Callable[[], object]  # returns None once the graph was dropped
+    interrupted: bool  # An interrupt kept the device from ending the capture.
+    records: list[Any]  # Launches are appended to it as `RecordedLaunch`.
+    last_site: CallSite  # of the last work that became part of the capture
 
     @property
     def abandoned(self) -> bool:
         """Return True if nobody can end the capture: its graph was dropped, or its thread has ended."""
-
-    @property
-    def graph_is_gone(self) -> bool:
-        """Return True if the thread of the capture cannot end it: its graph was dropped."""
 
     def abort(self) -> None:
         """End the capture and drop what was captured."""
@@ -110,18 +114,8 @@ class ActiveCapture(Protocol):
     def add_uses(self, arguments: LaunchArguments) -> None:
         """Keep the operands of a call that became part of the capture."""
 
-    def add_launch(
-        self,
-        launch: Launch,
-        data: bytes,
-        arrays: Mapping[int, Array],
-        uses: Mapping[Uses, bool],
-        foreign: Sequence[Operand] = (),
-    ) -> None:
-        """Add a node for a launch with the packed parameters `data`, and keep its arrays.
-
-        `arrays` are those of preheat by position, `uses` their uses with True for a write.
-        """
+    def add_launch(self, launch: Launch, data: bytes, arguments: LaunchArguments) -> None:
+        """Add a launch with the packed parameters `data`, and keep its operands."""
 
     def add_fill(self, array: Array, value: bytes, pieces: int) -> None:
         """Add a node for filling an array with `value`, which the device does in `pieces` nodes."""

@@ -88,6 +88,11 @@ class ParamSpec:
         return not (self.parameter.type or "").removesuffix("*").removesuffix("&").endswith("const")
 
     @property
+    def untyped(self) -> bool:
+        """Return True for a word that takes memory or a number."""
+        return self.pointer and self.value is not None
+
+    @property
     def format(self) -> str:
         """The `struct` format of the parameter."""
         if self.value is not None:
@@ -217,6 +222,11 @@ class Signature:
             text += f"{offset - end}x{param.format}" if offset > end else param.format
             end = offset + size
         return struct.Struct(text)
+
+    @lazy
+    def memory_positions(self) -> tuple[tuple[int, bool], ...]:
+        """The positions of the parameters that take memory, with True where it may be written."""
+        return tuple((at, param.writes) for at, param in enumerate(self.params) if param.pointer)
 
     @lazy
     def expected(self) -> str:

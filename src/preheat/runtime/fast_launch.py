@@ -38,7 +38,7 @@ from preheat.runtime.launch import Launch
 from preheat.runtime.libraries import LIBRARIES
 from preheat.runtime.operands import tensor_kind
 
-__all__ = ["fast_launch"]
+__all__ = ["can_be_fast", "fast_launch"]
 
 _STORABLE = "bBhHiIqQfd"  # struct formats in which a memory view can be assigned
 
@@ -66,9 +66,10 @@ _OWN = _Templates(
     "own_submit",
 )
 # For a launch that becomes part of a capture. It waits for nothing: the replay is ordered.
+_OPEN = "{0}.buffer.context is context and {0}.buffer.open and {0}.uses is {0}.buffer.uses"
 _RECORDED = _Templates(
-    "{0}.buffer.context is context and {0}.buffer.lost is None",
-    "{0}.buffer.context is context and {0}.buffer.lost is None",
+    _OPEN,
+    _OPEN,
     "{0}.dtype is {1}",
     "{0}.address",
     "",
@@ -87,12 +88,11 @@ _TEMPLATES = {
 
 def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     """Return the function for launches with arguments like `args`, or `launch.run` without one."""
+    if not can_be_fast(launch):
+        return launch.run
     params = launch.signature.params
     context = launch.context
     stream = launch.stream or context.stream
-    # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
-    if launch.blocking or not context.order.owns(stream) or not all(map(_can_store, params)):
-        return launch.run
     used = {kind.library for kind in map(tensor_kind, args) if kind is not None}
     where = context.device.dlpack[0]
     by_name = {
@@ -114,6 +114,14 @@ def fast_launch(launch: Launch, args: Sequence[Any]) -> Callable[..., None]:
     new_buffer = functools.partial(_buffer, launch.signature)
     function: Callable[..., None] = make(launch, launch.prepared(stream), stream, new_buffer, **values)
     return function
+
+
+def can_be_fast(launch: Launch) -> bool:
+    """Return True if the fast functions can make such a launch with arguments that fit."""
+    order = launch.context.order
+    # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
+    in_own_stream = launch.stream is None or order.owns(launch.stream)
+    return in_own_stream and not launch.blocking and all(map(_can_store, launch.signature.params))
 
 
 def _can_store(param: ParamSpec) -> bool:
@@ -173,20 +181,16 @@ def _branch(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) ->
 
 
 def _record(params: Sequence[ParamSpec]) -> str:
-    if any(param.pointer and param.value is not None for param in params):
+    if any(param.untyped for param in params):
         return ""  # Whether an untyped word is an array is known at the call.
     tests, stores = _tests_and_stores(_RECORDED, "own", "", params)
-    conditions = ["context.lost is None", "not capture.graph_is_gone", "not more", "not named"]
-    arrays = {position: param for position, param in enumerate(params) if param.pointer}
-    # A later key of a dictionary replaces an equal one, so that writes stand last.
-    uses = [f"a{n}.buffer.uses: False" for n, param in arrays.items() if not param.writes]
-    uses += [f"a{n}.buffer.uses: True" for n, param in arrays.items() if param.writes]
+    conditions = ["context.lost is None", "capture.graph() is not None", "not capture.interrupted"]
+    conditions += ["not more", "not named"]
     return _RECORD.format(
         tests=" and ".join(conditions + tests),
         views=_views(params),
         stores=stores,
-        arrays=", ".join(f"{n}: a{n}" for n in arrays),
-        uses=", ".join(uses),
+        given="".join(f"a{n}, " for n in range(len(params))),
     )
 
 
@@ -264,7 +268,7 @@ _RECORD = """
                         buffer = None
                 if buffer is not None:
                     try:
-                        return record(capture, owner, {{{arrays}}}, {{{uses}}})
+                        return record(capture, owner, ({given}))
                     finally:
                         give(buffer)
 """

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "integer", "packer",
-    "shape_of",
+    "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "integer",
+    "number_format", "packer", "shape_of",
 ]  # fmt: skip
 
 _FORMATS = {
@@ -28,6 +28,12 @@ _FORMATS = {
     "float64": "d",
     "bool": "?",
 }
+
+
+def number_format(dtype: DType) -> str | None:
+    """Return the `struct` format of a type whose elements are C integers or floats, else None."""
+    code = _FORMATS.get(dtype.name, "?")
+    return None if code in "e?" else code
 
 
 @functools.cache

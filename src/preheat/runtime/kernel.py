@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from preheat import native
 from preheat.artifact import Artifact, EntryPoint, check_name
 from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
@@ -17,9 +18,10 @@ from preheat.runtime.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
 from preheat.runtime.arguments import Signature
 from preheat.runtime.bound import Bound
 from preheat.runtime.context import Context
-from preheat.runtime.fast_launch import fast_launch
+from preheat.runtime.fast_launch import can_be_fast, fast_launch
 from preheat.runtime.host import converted, host_array, host_bytes
 from preheat.runtime.launch import Launch
+from preheat.runtime.native_launch import native_launcher
 from preheat.runtime.stream import raw_stream
 
 __all__ = ["Kernel", "Module", "SymbolView"]
@@ -251,7 +253,11 @@ class Kernel:
         """Return the launch as a callable, which `key` finds again."""
         if len(self._launchers) >= _MOST_LAUNCHERS:
             self._launchers.clear()
-        launcher = _Launcher(launch, weakref.ref(self), key)
+        launcher: Callable[..., None] | None = None
+        if native.core is not None and can_be_fast(launch):
+            launcher = native_launcher(launch, _Launcher(launch))
+        if launcher is None:
+            launcher = _Launcher(launch, weakref.ref(self), key)
         self.replace(key, launcher)
         return launcher
 
@@ -420,11 +426,13 @@ class Kernel:
 
 
 class _Launcher:
-    """A launch that `Kernel` keeps. Its second call generates the fast function that replaces it."""
+    """A launch whose second call generates the fast function that replaces it in `kernel`."""
 
     __slots__ = ("_fast", "_kernel", "_key", "_launch", "_seen")
 
-    def __init__(self, launch: Launch, kernel: weakref.ref[Kernel], key: object) -> None:
+    def __init__(
+        self, launch: Launch, kernel: Callable[[], Kernel | None] = lambda: None, key: object = None
+    ) -> None:
         self._launch = launch
         self._kernel = kernel
         self._key = key

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from preheat.artifact import Artifact
+from preheat.callsite import call_site
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, short_repr
@@ -273,25 +274,31 @@ class Launch(Call):
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
         data = self._submit(arguments, capture.stream)
-        capture.add_uses(arguments)
-        capture.add_launch(self, data, arguments.arrays, arguments.uses, arguments.foreign)
+        capture.add_launch(self, data, arguments)
 
-    def record(
-        self,
-        capture: ActiveCapture,
-        buffer: ParamBuffer,
-        arrays: dict[int, Array],
-        uses: dict[Uses, bool],
-    ) -> None:
+    def record(self, capture: ActiveCapture, buffer: ParamBuffer, args: tuple[Any, ...]) -> None:
         """Add a launch with checked and packed arguments, all of them ours, to a capture."""
-        with capture:
-            stream = capture.stream
-            submit = self.submits.get(stream.handle) or self.prepared(stream)
+        stream = capture.stream
+        submit = self.submits.get(stream.handle) or self.prepared(stream)
+        try:
             status = submit(buffer.pointers, 0)
             if status[0]:
                 self.raise_for_status(status)
-            data = bytes(buffer.data[: self.signature.layout.size])
-            capture.add_launch(self, data, arrays, uses)
+        except Exception as error:
+            self.raise_in_capture(capture, None, error)
+        capture.last_site = site = call_site()
+        data = bytes(buffer.data[: self.signature.layout.size])
+        capture.records.append((self, data, args, site, ()))
+
+    def raise_in_capture(
+        self, capture: ActiveCapture, status: tuple[int, ...] | None, error: BaseException | None
+    ) -> None:
+        """Raise `error`, or the one that `status` means, inside a capture, which remembers it."""
+        with capture:
+            if error is not None:
+                raise error
+            if status is not None:
+                self.raise_for_status(status)
 
     def raise_for_status(self, status: tuple[int, ...]) -> None:
         """Raise the error that the status of a launch means."""

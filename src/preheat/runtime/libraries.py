@@ -86,6 +86,10 @@ class Library:
         """Return the current stream, kept alive for a later wait."""
         return StreamHandle(self.current(index))
 
+    def current_is_permanent(self, index: int) -> bool:
+        """Return True if the current stream is never destroyed."""
+        return self.current(index) in LEGACY_STREAMS
+
     def redirect(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
         """Send the library's work to `stream` until `stack` closes; return the owner of its memory."""
         del stack, stream, index
@@ -93,7 +97,7 @@ class Library:
 
 
 class Torch(Library):
-    """torch. Its streams are never destroyed."""
+    """torch. It never destroys a stream, but its current one may belong to another library."""
 
     api = "torch"
 
@@ -110,6 +114,11 @@ class Torch(Library):
         torch = self.module
         raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         return raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+    def current_is_permanent(self, index: int) -> bool:
+        """Return True unless the current stream is an `ExternalStream`, whose id is its handle."""
+        stream = self.module.cuda.current_stream(index)
+        return stream.cuda_stream in LEGACY_STREAMS or stream.stream_id != stream.cuda_stream
 
     def redirect(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
         """Send torch's work to `stream`, and its allocations to a new memory pool."""

@@ -8,6 +8,7 @@ from preheat.artifact import EntryPoint
 from preheat.build.key_locks import Deferral
 from preheat.build.parallel import Task
 from preheat.build.reload import TrackedFiles
+from preheat.callsite import file_and_line
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.program import Program
 from preheat.runtime.code import Code, MissingCode
@@ -60,7 +61,7 @@ class _Request:
     def with_origin(self, error: PreheatError) -> PreheatError:
         """Return the error of a first use, with the line that asked for the kernel."""
         error = error.naming(self.name) if isinstance(error, SealedError) else copy_error(error)
-        file, line = self.task.site
+        file, line = file_and_line(self.task.site)
         error.add_note(f"the kernel {self.name} was asked for with wait=False at {file}:{line}")
         return error
 

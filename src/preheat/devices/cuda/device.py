@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
+from preheat import native
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices.base import (
-    LEGACY_STREAMS,
-    PER_THREAD_STREAM,
+    DEFAULT_STREAMS,
     Event,
     FindLines,
     Limits,
@@ -27,6 +25,7 @@ from preheat.devices.cuda.driver import (
     call,
     devices,
     error_of,
+    function_address,
     library,
     relaxed_capture_mode,
 )
@@ -41,7 +40,6 @@ __all__ = ["CudaDevice", "VisibleGpu", "count", "driver_version", "visible"]
 _KEEP_ALL = 2**64 - 1  # bytes that a pool caches before it frees memory to the driver
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
 _NOT_CURRENT = (201, 400)  # status of a launch in a default stream under another context
-_DEFAULT_STREAMS = (*LEGACY_STREAMS, PER_THREAD_STREAM)  # of the context that is current
 _Call = TypeVar("_Call", bound=Callable[..., tuple[int, ...]])
 
 
@@ -154,12 +152,22 @@ class CudaDevice:
         with self.current(), relaxed_capture_mode():
             yield
 
+    def native_context(self, stream: Stream) -> tuple[int, int, int] | None:
+        """Return what native work in a default stream needs to make the context current, else None."""
+        if stream.handle not in DEFAULT_STREAMS:
+            return None
+        return (
+            int(self.context),
+            function_address("cuCtxPushCurrent"),
+            function_address("cuCtxPopCurrent"),
+        )
+
     def in_context(self, work: _Call, stream: Stream) -> _Call:
         """Return prepared work that makes the context current when it runs in a default stream.
 
         Otherwise a replay or a fill would run in the default stream of another context.
         """
-        if stream.handle not in _DEFAULT_STREAMS:
+        if stream.handle not in DEFAULT_STREAMS:
             return work
 
         def in_context(*args: Any) -> tuple[int, ...]:
@@ -174,7 +182,7 @@ class CudaDevice:
         A kernel belongs to a context, so the driver refuses the launch under another one. The common
         case, in which the context is current, therefore costs nothing.
         """
-        if stream.handle not in _DEFAULT_STREAMS:
+        if stream.handle not in DEFAULT_STREAMS:
             return launch
 
         def in_context(*args: Any) -> tuple[int, ...]:
@@ -268,28 +276,35 @@ class CudaDevice:
         return 2
 
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
-        """Prepare a fill for a single word, and one batch of copies for several values."""
-        if len(places) == 1 and places[0][1] in _FILLS:
-            cu = library()
-            address, size = places[0]
-            fill = getattr(cu, _FILLS[size])
-            at = cu.CUdeviceptr(address)
-            handle = cu.CUstream(stream.handle)
-            return self.in_context(
-                lambda values: fill(at, int.from_bytes(values[0], "little"), 1, handle), stream
+        """Prepare a fill for each word. A copy would have to wait until the host memory was read."""
+        if (
+            native.core is not None
+            and len(places) <= native.core.MOST_SCALARS
+            and all(n <= 8 for _, n in places)
+        ):
+            fills = tuple(map(function_address, _FILLS.values()))
+            setter: Setter = native.core.WordSetter(
+                fills, stream.handle, list(places), self.native_context(stream)
             )
-        if stream.handle in _DEFAULT_STREAMS:  # The driver accepts no batch in a default stream.
-            return lambda values: self._fill_all(places, values, stream)
-        return _BatchedCopies(self.context, places, stream)
+            return setter
+        cu = library()
+        handle = cu.CUstream(stream.handle)
+        words: list[tuple[int, int, int, Any, Any]] = []  # value, its bytes, driver function, address
+        for at, (address, size) in enumerate(places):
+            word = min(size, 4)
+            fill = getattr(cu, _FILLS[word])
+            for start in range(0, size, word):
+                words.append((at, start, start + word, fill, cu.CUdeviceptr(address + start)))
 
-    def _fill_all(
-        self, places: Sequence[tuple[int, int]], values: Sequence[bytes], stream: Stream
-    ) -> tuple[int, ...]:
-        with self.current():
-            for (address, size), value in zip(places, values, strict=True):
-                for start in range(0, size, 8):
-                    self.fill(address + start, value[start : start + 8], 1, stream)
-        return (0,)
+        def set_words(values: Sequence[bytes]) -> tuple[int, ...]:
+            status: tuple[int, ...] = (0,)
+            for at, start, end, fill, place in words:
+                status = fill(place, int.from_bytes(values[at][start:end], "little"), 1, handle)
+                if status[0]:
+                    break
+            return status
+
+        return self.in_context(set_words, stream)
 
     def register_host(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
         """Do nothing: kernels reach host memory only if the driver has pinned it."""
@@ -348,42 +363,3 @@ class CudaDevice:
                 call("cuMemFreeHost", address)
             call("cuMemPoolDestroy", self._pool)
         call("cuDevicePrimaryCtxRelease", self._device)
-
-
-class _BatchedCopies:
-    """Copies from a small buffer on the host, which the driver reads before the call returns.
-
-    The driver needs a current context to recognise host memory, so each call pushes the context.
-    """
-
-    def __init__(self, context: Any, places: Sequence[tuple[int, int]], stream: Stream) -> None:
-        cu = library()
-        self._push_context = partial(cu.cuCtxPushCurrent, context)
-        self._pop_context = cu.cuCtxPopCurrent
-        sizes = [size for _, size in places]
-        self._values = ctypes.create_string_buffer(sum(sizes))
-        starts = itertools.accumulate(sizes[:-1], initial=ctypes.addressof(self._values))
-        order = cu.CUmemcpyAttributes()
-        order.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL
-        self._copy = partial(
-            cu.cuMemcpyBatchAsync,
-            [cu.CUdeviceptr(address) for address, _ in places],
-            [cu.CUdeviceptr(start) for start in starts],
-            sizes,
-            len(places),
-            [order],
-            [0],
-            1,
-            cu.CUstream(stream.handle),
-        )
-
-    def __call__(self, values: Sequence[bytes]) -> tuple[int, ...]:
-        self._values.raw = b"".join(values)
-        status: tuple[int, ...] = self._push_context()
-        if status[0]:
-            return status
-        try:
-            status = self._copy()
-            return status
-        finally:
-            self._pop_context()

@@ -8,13 +8,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from preheat.config import environ
 from preheat.errors import DeviceError, DriverError, InvalidCodeError, NoGpuError, OutOfMemoryError
 
-__all__ = ["WITHOUT_GPU", "call", "devices", "error_of", "library", "relaxed_capture_mode"]
+__all__ = [
+    "WITHOUT_GPU",
+    "call",
+    "devices",
+    "error_of",
+    "function_address",
+    "library",
+    "relaxed_capture_mode",
+]
 
 #: The hint for a machine without a GPU.
 WITHOUT_GPU = "preheat.device('emulator') runs kernels on the CPU; device('auto') takes what there is"
 
+_PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # a setting of the bindings
+_VERSION = 12000  # of CUDA: the functions have the types that they had there
 _OUT_OF_MEMORY = 2
 _INVALID_CODE = {
     200,  # INVALID_IMAGE
@@ -80,6 +91,19 @@ def call(name: str, *args: Any) -> Any:
     if status:
         raise _error(cu, name, status)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+@functools.cache
+def function_address(name: str) -> int:
+    """Return the address of a function of the driver, the one that the bindings call as well."""
+    cu = library()
+    flags = cu.CUdriverProcAddress_flags
+    per_thread = environ().get(_PER_THREAD, "0") not in ("", "0")
+    which = (
+        "CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM" if per_thread else "CU_GET_PROC_ADDRESS_DEFAULT"
+    )
+    found, _ = call("cuGetProcAddress", name.encode(), _VERSION, int(getattr(flags, which)))
+    return int(found)
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from preheat import native
 from preheat.devices.base import GraphNode, Replay, Stream
-from preheat.devices.cuda.driver import call, library
+from preheat.devices.cuda.driver import call, function_address, library
 
 if TYPE_CHECKING:
     from preheat.devices.cuda.device import CudaDevice
@@ -23,9 +24,13 @@ class CudaGraph:
         self._device = device
         self._graph = graph
 
+    def num_nodes(self) -> int:
+        """Return the number of nodes."""
+        return int(call("cuGraphGetNodes", self._graph, 0)[1])
+
     def nodes(self) -> list[GraphNode]:
         """Return the nodes in the order of their capture."""
-        count = int(call("cuGraphGetNodes", self._graph, 0)[1])
+        count = self.num_nodes()
         nodes = call("cuGraphGetNodes", self._graph, count)[0] if count else []
         return [_described(node) for node in nodes]
 
@@ -55,6 +60,12 @@ class CudaExecutable:
 
     def prepare(self, stream: Stream) -> Replay:
         """Prepare launches in one stream, with all arguments converted."""
+        if native.core is not None:
+            context = self._device.native_context(stream)
+            replay: Replay = native.core.GraphLaunch(
+                function_address("cuGraphLaunch"), int(self._handle), stream.handle, context
+            )
+            return replay
         cu = library()
         launch = partial(cu.cuGraphLaunch, self._handle, cu.CUstream(stream.handle))
         return self._device.in_context(launch, stream)

@@ -6,12 +6,23 @@ They are loaded by `cuModule`, not by `cuLibrary`: see docs/decisions/0005-modul
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from preheat import native
 from preheat.artifact import Artifact
-from preheat.devices.base import Attributes, Dim3, Geometry, Occupancy, Stream, Submit, Symbol
-from preheat.devices.cuda.driver import call, library
+from preheat.devices.base import (
+    DEFAULT_STREAMS,
+    Attributes,
+    Dim3,
+    Geometry,
+    Occupancy,
+    Stream,
+    Submit,
+    Symbol,
+)
+from preheat.devices.cuda.driver import call, function_address, library
 from preheat.errors import DriverError
 from preheat.lazy import lazy
 
@@ -96,6 +107,8 @@ class CudaFunction:
         self._opt_in(geometry.shared, geometry.cluster)
         if geometry.cluster or geometry.cooperative or geometry.programmatic:
             submit = self._prepare_extended(geometry, stream)
+        elif native.core is not None:
+            return self._prepare_native(geometry, stream)
         else:
             submit = self._prepare_plain(geometry, stream)
         return self.device.launch_in_context(submit, stream)
@@ -106,6 +119,16 @@ class CudaFunction:
         return partial(
             cu.cuLaunchKernel, self._function, *geometry.grid, *geometry.block, geometry.shared, handle
         )
+
+    def _prepare_native(self, geometry: Geometry, stream: Stream) -> Submit:
+        launch = function_address("cuLaunchKernel")
+        prepare: Callable[..., Submit] = partial(
+            native.core.KernelLaunch, launch, int(self._function), geometry.grid, geometry.block,
+            geometry.shared, stream.handle,
+        )  # fmt: skip
+        if stream.handle not in DEFAULT_STREAMS:
+            return prepare()
+        return prepare(self.device.launch_in_context(prepare(), stream))
 
     def _prepare_extended(self, geometry: Geometry, stream: Stream) -> Submit:
         cu = library()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from preheat.devices.base import LEGACY_STREAMS, Event
+from preheat.devices.base import DEFAULT_STREAMS, LEGACY_STREAMS, Event
 from preheat.devices.cuda.driver import call, error_of, library, relaxed_capture_mode
 from preheat.devices.cuda.graph import CudaGraph
 from preheat.devices.cuda.retain import retain
@@ -56,29 +57,33 @@ class CudaStream:
         self._device = device
         self.handle = handle
         self._owned = owned
+        # Calls that name another stream than a default one need no current context.
+        self._in_context = device.current if handle in DEFAULT_STREAMS else nullcontext
         with device.current():
             self.id = _id_of(handle)
 
     def record(self, *, timing: bool = False, reuse: Event | None = None) -> Event:
         """Return an event after everything submitted so far; `reuse` is recorded once more."""
-        with self._device.current():
-            event = CudaEvent(timing=timing) if reuse is None else reuse
-            call("cuEventRecord", event.handle, self.handle)
-        return event
+        if reuse is None:
+            with self._device.current():
+                reuse = CudaEvent(timing=timing)
+        with self._in_context():
+            call("cuEventRecord", reuse.handle, self.handle)
+        return reuse
 
     def wait(self, event: Event) -> None:
         """Let later work wait for `event`."""
-        with self._device.current():
+        with self._in_context():
             call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
     def done(self) -> bool:
         """Return True once all submitted work has completed."""
-        with self._device.current(), relaxed_capture_mode():
+        with self._in_context(), relaxed_capture_mode():
             return _ready("cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait for all submitted work."""
-        with self._device.current(), relaxed_capture_mode():
+        with self._in_context(), relaxed_capture_mode():
             call("cuStreamSynchronize", self.handle)
 
     def close(self) -> None:
@@ -109,7 +114,7 @@ class CudaStream:
         """Return whether this stream is being captured."""
         if self.handle in LEGACY_STREAMS:
             return "none"  # It cannot be captured, and the query could invalidate other captures.
-        with self._device.current():
+        with self._in_context():
             return _STATUS[int(call("cuStreamIsCapturing", self.handle))]
 
     def retain(self, owner: object) -> None:

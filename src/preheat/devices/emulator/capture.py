@@ -108,6 +108,10 @@ class EmulatorGraph:
         self._scheduler = scheduler
         self._claim = claim
 
+    def num_nodes(self) -> int:
+        """Return the number of nodes."""
+        return len(self._nodes)
+
     def nodes(self) -> list[base.GraphNode]:
         """Return its nodes, oldest first."""
         return list(self._nodes)

@@ -1,0 +1,35 @@
+"""The native core, `preheat._native`: a C extension for launches and replays, where it was built.
+
+`core` is that module, or None. Without it, Python code does the same with the same results and errors.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from typing import Any
+
+from preheat.config import VARIABLES, environ
+from preheat.errors import ConfigError
+
+__all__ = ["core", "reason"]
+
+_INTERFACE = 1  # the constant of the same name in `_native.c`
+
+
+def _load() -> tuple[Any, str]:
+    """Return the module, or None and the reason why Python code is used."""
+    (switch,) = (variable for variable in VARIABLES if variable.name == "PREHEAT_NATIVE")
+    with suppress(ConfigError):  # All settings are checked when a device is opened.
+        if switch.read(environ()) is False:
+            return None, "PREHEAT_NATIVE is off"
+    try:
+        module = importlib.import_module("preheat._native")
+    except ImportError as error:
+        return None, f"it was not built: {error}"
+    if module.INTERFACE != _INTERFACE:
+        return None, "it was built from another version of preheat"
+    return module, ""
+
+
+core, reason = _load()
