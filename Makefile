@@ -54,6 +54,7 @@ bench: $(READY)        ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_hit.py
 	$(BIN)/python benchmarks/bench_bake.py
+	$(BIN)/python benchmarks/bench_together.py
 	$(BIN)/python benchmarks/bench_emulator.py
 
 # On a machine with a GPU and the peers installed, beside which they are measured.
@@ -61,6 +62,7 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_launch.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_replay.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_coldstart.py
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_together.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py --widths
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py

@@ -1,10 +1,12 @@
-"""Baking 200 small and 5 header-heavy kernels: one at a time, on all cores, again, and killed half way.
+"""Baking 200 equal kernels, and 200 small with 5 header-heavy ones: one at a time, and on all cores.
 
 Every row is `preheat bake` as a process of its own, start and all, with the page cache warm. Cold rows
 begin with an empty cache, and the compiler's own cache is bypassed; they are done several times, in
 turn, and all times are shown: the ratio is that of the shortest, which other work on the machine
-disturbed least. The killed bake is ended with SIGKILL when about half of the programs are done; the one
-after it must compile only the rest.
+disturbed least. "Longest" is the duration of the longest compile while many run, the least that a bake
+can take.
+The mixed set is also baked again, and killed: the bake is ended with SIGKILL when about half of the
+programs are done, and the one after it must compile only the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from common import options, ratio, report
@@ -88,8 +91,12 @@ def small(seed: int) -> str:
     )
 
 
-def write_manifest(root: Path) -> Path:
-    texts = {f"k{seed}": small(seed) for seed in range(SMALL)} | HEAVY
+def equal(seed: int) -> str:
+    """Return one of many kernels that take the same time to compile."""
+    return small(0).replace("float v = x[i];", f"float v = x[i] + {seed}.0f;")
+
+
+def write_manifest(root: Path, texts: Mapping[str, str]) -> Path:
     programs = [
         ManifestProgram(
             Program.of(text, label=f"{name}.cu", options=["--no-cache"]), archs=(Arch.parse("sm_90"),)
@@ -103,11 +110,13 @@ def write_manifest(root: Path) -> Path:
 class BakeRunner:
     """Runs bakes of one manifest on caches by name."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, texts: Mapping[str, str]) -> None:
+        root.mkdir()
         self.root = root
-        self.manifest = write_manifest(root)
+        self.manifest = write_manifest(root, texts)
+        self.longest = 0.0  # compile of the last bake
 
-    def start(self, cache: str, bundle: str, jobs: int) -> subprocess.Popen[str]:
+    def start(self, cache: str, bundle: str, jobs: int | None) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "preheat.cli", "bake", str(self.manifest), "--json"]
         environment = {
             **os.environ,
@@ -116,14 +125,14 @@ class BakeRunner:
             "PREHEAT_EVENTS": str(self.root / bundle) + ".events",
         }
         return subprocess.Popen(
-            [*command, "-o", str(self.root / bundle), "-j", str(jobs)],
+            [*command, "-o", str(self.root / bundle), *(() if jobs is None else ("-j", str(jobs)))],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
 
-    def bake(self, cache: str, bundle: str, jobs: int) -> float:
+    def bake(self, cache: str, bundle: str, jobs: int | None) -> float:
         """Return the seconds from start to exit."""
         started = time.perf_counter()
         process = self.start(cache, bundle, jobs)
@@ -131,9 +140,10 @@ class BakeRunner:
         seconds = time.perf_counter() - started
         if process.returncode:
             sys.exit(f"bake failed: {told['failed']}")
+        self.longest = max(row["seconds"] for row in told["baked"])
         return seconds
 
-    def kill_half_way(self, cache: str, bundle: str, jobs: int) -> None:
+    def kill_half_way(self, cache: str, bundle: str, jobs: int | None) -> None:
         process = self.start(cache, bundle, jobs)
         while process.poll() is None and len(self.compiled(bundle)) < SMALL // 2:
             time.sleep(0.01)
@@ -150,42 +160,68 @@ class BakeRunner:
         return {event["program"] for event in events if event["event"] == "compile"}
 
 
-def measure(kitchen: BakeRunner, jobs: int, rounds: int) -> list[tuple[str, ...]]:
-    one, many, again = [], [], []
+def measure(runner: BakeRunner, jobs: int | None, rounds: int, *, more: bool) -> list[tuple[str, ...]]:
+    one, many, again, longest = [], [], [], []
     for index in range(rounds):
-        one.append(kitchen.bake(f"one-{index}", f"one-{index}.heat", 1))
-        many.append(kitchen.bake(f"many-{index}", f"many-{index}.heat", jobs))
-        again.append(kitchen.bake(f"many-{index}", f"again-{index}.heat", jobs))
-    kitchen.kill_half_way("killed", "killed.heat", jobs)
-    rest = kitchen.bake("killed", "rest.heat", jobs)
+        one.append(runner.bake(f"one-{index}", f"one-{index}.heat", 1))
+        many.append(runner.bake(f"many-{index}", f"many-{index}.heat", jobs))
+        longest.append(runner.longest)
+        if more:
+            again.append(runner.bake(f"many-{index}", f"again-{index}.heat", jobs))
 
-    def row(what: str, seconds: list[float], bundle: str, told: str = "") -> tuple[str, ...]:
-        blob = (kitchen.root / bundle).read_bytes()
+    def row(what: str, seconds: list[float], bundle: str, *told: str) -> tuple[str, ...]:
+        blob = (runner.root / bundle).read_bytes()
         digest = hashlib.sha256(blob).hexdigest()[:12]
-        number = str(len(kitchen.compiled(bundle)))
+        number = str(len(runner.compiled(bundle)))
         times = "  ".join(f"{each:.2f}" for each in seconds)
-        return what, times, number, told, f"{len(blob):,}", digest
+        return what, times, number, *told, f"{len(blob):,}", digest
 
-    twice = len(kitchen.compiled("killed.heat") & kitchen.compiled("rest.heat"))
-    done = len(kitchen.compiled("killed.heat"))
-    return [
-        row("one at a time", one, "one-0.heat"),
-        row(f"{jobs} at a time", many, "many-0.heat", ratio(min(one), min(many))),
-        row("again, everything is there", again, "again-0.heat", ratio(min(one), min(again))),
-        row(f"killed after {done}, started again", [rest], "rest.heat", f"{twice} compiled twice"),
+    together = "one for each processor" if jobs is None else f"{jobs} at a time"
+    path = f"{longest[many.index(min(many))]:.2f}"
+    rows = [
+        row("one at a time", one, "one-0.heat", "", ""),
+        row(together, many, "many-0.heat", ratio(min(one), min(many)), path),
     ]
+    if more:
+        runner.kill_half_way("killed", "killed.heat", jobs)
+        rest = runner.bake("killed", "rest.heat", jobs)
+        twice = len(runner.compiled("killed.heat") & runner.compiled("rest.heat"))
+        done = len(runner.compiled("killed.heat"))
+        rows += [
+            row("again, everything is there", again, "again-0.heat", ratio(min(one), min(again)), ""),
+            row(
+                f"killed after {done}, started again",
+                [rest],
+                "rest.heat",
+                f"{twice} compiled twice",
+                "",
+            ),
+        ]
+    return rows
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="instead of all cores")
+    parser.add_argument("-j", "--jobs", type=int, help="instead of one for each processor")
     parser.add_argument("--rounds", type=int, default=3, help="of cold bakes")
+    parser.add_argument("--quick", action="store_true", help="one round")
     args = parser.parse_args()
+    rounds = 1 if args.quick else args.rounds
+    head = (
+        *("bake", "seconds", "compiled", "against one at a time", "longest"),
+        *("bundle bytes", "sha256"),
+    )
+    same = {f"k{seed}": equal(seed) for seed in range(SMALL)}
+    mixed = {f"k{seed}": small(seed) for seed in range(SMALL)} | HEAVY
+    titles = {
+        f"{SMALL} equal kernels for sm_90": (same, False),
+        f"{SMALL} small and {len(HEAVY)} header-heavy kernels for sm_90": (mixed, True),
+    }
     with tempfile.TemporaryDirectory(prefix="preheat-bench-") as place:
-        rows = measure(BakeRunner(Path(place)), args.jobs, args.rounds)
-    head = ("bake", "seconds", "compiled", "against one at a time", "bundle bytes", "sha256")
-    title = f"{SMALL} small and {len(HEAVY)} header-heavy kernels for sm_90"
-    report("bench_bake", title, head, rows, into=args.json)
+        for index, (title, (texts, more)) in enumerate(titles.items()):
+            runner = BakeRunner(Path(place) / str(index), texts)
+            rows = measure(runner, args.jobs, rounds, more=more)
+            report("bench_bake", f"{title}, {os.cpu_count()} cores", head, rows, into=args.json)
 
 
 if __name__ == "__main__":

@@ -148,4 +148,19 @@ def report_wait(lock, timeout, acquire=FileLock.acquire):
     return acquire(lock, timeout)
 
 FileLock.acquire = report_wait
+
+from preheat.build.key_locks import Busy, KeyLocks
+
+reported = set()
+
+def report_busy(locks, lock, deferral=None, acquire=KeyLocks.acquire):
+    try:
+        acquire(locks, lock, deferral)
+    except Busy:
+        if lock.path.name not in reported:
+            reported.add(lock.path.name)
+            print("waits for", lock.path.name, locks._wait, flush=True)
+        raise
+
+KeyLocks.acquire = report_busy
 """

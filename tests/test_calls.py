@@ -52,9 +52,16 @@ kernel = gpu.kernel(SOURCE, "k")
 gpu.kernel(OTHER, "k")[1, 32](x, 4)
 found["first launch"] = count(lambda: kernel[1, 32](x, 4))
 found["hot"] = count(lambda: gpu.kernel(SOURCE, "k"))
+found["hot, not waiting"] = count(lambda: gpu.kernel(SOURCE, "k", wait=False))
+gpu.kernels([(SOURCE, "k")])
+found["ten together"] = count(lambda: gpu.kernels([(SOURCE, "k"), (OTHER, "k")] * 5))
 for _ in range(3):
     kernel[1, 32](x, 4)
 found["launch"] = count(lambda: kernel[1, 32](x, 4))
+later = gpu.kernel(OTHER.replace("+= 2", "+= 3"), "k", wait=False)
+for _ in range(3):
+    later[1, 32](x, 4)
+found["launch of one not waited for"] = count(lambda: later[1, 32](x, 4))
 with gpu.capture() as graph:
     kernel[1, 32](x, 4)
     found["recorded"] = count(lambda: kernel[1, 32](x, 4))
@@ -91,10 +98,12 @@ print(json.dumps(found))
 """
 #: The largest number of calls of each path: a kernel that is loaded, a launch that was made before, a
 #: replay, a kernel that an earlier process stored, its first launch, a stored program with a header, a
-#: hit of a sealed process, a launch in a capture; replays of cached graphs, the replay itself included.
+#: hit of a sealed process, a launch in a capture; replays of cached graphs, the replay itself included;
+#: ten loaded kernels by `gpu.kernels`.
 MOST = {
     "hot": 2, "launch": 2, "replay": 1, "stored": 190, "first launch": 90, "headers": 212, "sealed": 40,
     "recorded": 12, "graphs.replay": 2, "graphs.run": 4, "graphed": 7, "graphed by key": 11,
+    "hot, not waiting": 1, "launch of one not waited for": 2, "ten together": 200,
 }  # fmt: skip
 
 

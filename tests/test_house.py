@@ -20,6 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 LAYERS = (
     {"_version", "files", "fork", "lazy", "lexer", "locks"},
     {"messages"},
+    {"progress"},
     {"errors", "callsite"},
     {"events", "config", "arch", "dtypes"},
     {"native"},

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from preheat.build.seal import seal, sealed, unseal
     from preheat.cache.bundle import Bundle
     from preheat.config import Config
-    from preheat.default import compile, default_builder
+    from preheat.default import compile, compile_all, default_builder
     from preheat.devices.base import Attributes, BlockSize, Limits, MemoryInfo, Occupancy
     from preheat.dtypes import DType
     from preheat.errors import (
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 # The public names of each module, which is imported when one of them is first used. All other names in
 # `__all__` are those of `preheat.errors`.
 _NAMES_OF = {
-    "preheat.default": ("compile", "default_builder"),
+    "preheat.default": ("compile", "compile_all", "default_builder"),
     "preheat.arch": ("Arch",),
     "preheat.artifact": ("Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"),
     "preheat.build.builder": ("Builder",),
@@ -199,6 +199,7 @@ __all__ = [
     "buckets",
     "check",
     "compile",
+    "compile_all",
     "default_builder",
     "device",
     "explain",

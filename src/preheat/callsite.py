@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import get_ident
 from types import CodeType
 from typing import Any
 
 __all__ = [
-    "CallSite", "call_site", "caller", "file_and_line", "format_site", "outside_files", "warn_caller",
+    "CallSite", "acting_for", "call_site", "caller", "file_and_line", "format_site", "outside_files",
+    "warn_caller",
 ]  # fmt: skip
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -16,8 +18,10 @@ _PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library; install
 _INSIDE = (_HERE, _PYTHON, "<frozen ")
 
 #: The code that called preheat and the offset of its instruction. The line is found when it is needed,
-#: because that takes longer than a launch. The code is None in a thread that preheat started.
+#: because that takes longer than a launch. The code is None where it is not known.
 CallSite = tuple[CodeType | None, int]
+
+_acting_for: dict[int, CallSite] = {}  # by thread
 
 
 class _OutsideFiles(dict[str, bool]):
@@ -40,7 +44,20 @@ def call_site() -> CallSite:
         if outside_files[code.co_filename]:
             return (code, frame.f_lasti)
         frame = frame.f_back
-    return (None, 0)
+    return _acting_for.get(get_ident(), (None, 0))
+
+
+class acting_for:  # noqa: N801 - used like a function
+    """In a thread that preheat started, let `call_site` return the line that asked for the work."""
+
+    def __init__(self, site: CallSite) -> None:
+        self._site = site
+
+    def __enter__(self) -> None:
+        _acting_for[get_ident()] = self._site
+
+    def __exit__(self, *_: object) -> None:
+        _acting_for.pop(get_ident(), None)
 
 
 def file_and_line(site: CallSite) -> tuple[str, int]:

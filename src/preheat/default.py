@@ -16,7 +16,7 @@ from preheat.locks import Lock, no_fork
 from preheat.program import Program
 from preheat.tracebacks import shorten_traceback
 
-__all__ = ["compile", "default_builder"]
+__all__ = ["compile", "compile_all", "default_builder"]
 
 
 _opening = Lock()
@@ -71,6 +71,41 @@ def compile(
             source, label=label, options=options, include=include, headers=headers, names=names
         )
         return default_builder(cache_dir).build(program, arch)
+    except PreheatError as error:
+        shorten_traceback(error)
+        raise
+
+
+def compile_all(
+    requests: Iterable[tuple[str | os.PathLike[str] | Program, Arch | str]],
+    *,
+    options: Sequence[str] | None = (),
+    include: Iterable[str | os.PathLike[str]] | None = (),
+    headers: Mapping[str, str] | None = None,
+    names: Iterable[str] | None = (),
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> list[Artifact]:
+    """Return machine code for many programs, in order: `compile_all([(source, "sm_90"), …])`.
+
+    A request is a source and an architecture, as for `compile`. The other arguments are those of
+    `compile`, and hold for all requests; a `Program` as source has its own. Everything is checked and
+    looked up first. What no cache has is compiled on all processors, each program once, and programs
+    that other processes are compiling come last. When it takes over two seconds, a terminal shows a
+    progress bar. If programs are wrong, the first error is raised, with the others in its `others` and
+    in a note; the programs that could be compiled are in the cache.
+    """
+    with no_fork:
+        from preheat.build.together import build_all, pairs  # Takes a millisecond.
+
+    try:
+        wanted = [
+            (
+                Program.read(source, options=options, include=include, headers=headers, names=names),
+                Arch.parse(arch),
+            )
+            for source, arch in pairs(requests, "an architecture", 'compile_all([(source, "sm_90")])')
+        ]
+        return build_all(default_builder(cache_dir), wanted)
     except PreheatError as error:
         shorten_traceback(error)
         raise

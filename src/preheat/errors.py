@@ -88,6 +88,8 @@ class PreheatError(Exception):
     """Base of every error that preheat raises. `hint` says what to do next, or is None."""
 
     _hint: str | None = None
+    others: tuple[PreheatError, ...] = ()
+    """The other errors of a call that does many things, such as `Gpu.kernels`."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -459,6 +461,17 @@ class UnsupportedInstructionError(EmulatorFault):
 
 
 E = TypeVar("E", bound=Exception)
+
+
+def with_others(errors: Sequence[PreheatError]) -> PreheatError:
+    """Return a copy of the first error that has the others in `others`, and in a note one line each."""
+    first, *rest = errors
+    if not rest:
+        return first
+    error = copy_error(first, others=tuple(rest))
+    lines = [f"{count(len(rest), 'other failure')}:", *(_line("", each) for each in rest)]
+    error.add_note("\n  ".join(lines))
+    return error
 
 
 def copy_error(error: E, **changes: Any) -> E:

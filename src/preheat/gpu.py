@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from preheat import graph
 from preheat.arch import Arch
 from preheat.artifact import check_name
 from preheat.build.builder import Builder
-from preheat.config import Config
+from preheat.config import Config, SealMode
 from preheat.default import default_builder
 from preheat.devices import base, registry
 from preheat.dtypes import dtype_of
-from preheat.errors import (
-    InputError,
-    PreheatError,
-    SealedError,
-    short_repr,
-)
-from preheat.events import Events, JsonLines
-from preheat.graph.profile import DEFAULT_OPTIONS, EVERY, Profile, ReplayOptions, RowSink, to_stderr
+from preheat.errors import InputError, PreheatError, SealedError, short_repr
+from preheat.graph.profile import DEFAULT_OPTIONS, EVERY, Profile, ReplayOptions, RowSink, row_sink
 from preheat.graph.warmers import Warmers
-from preheat.locks import Lock
+from preheat.locks import Lock, no_fork
 from preheat.runtime.active_capture import RECORD_EVENT, RESET
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
@@ -130,6 +122,7 @@ class Gpu:
         names: Iterable[str] | None = (),
         arch: Arch | str | None = None,
         strict: bool = False,
+        wait: bool = True,
     ) -> Kernel:
         """Return the kernel `name` of `source`, compiled at most once, ever, and loaded once.
 
@@ -139,6 +132,10 @@ class Gpu:
         returns the same kernel, unless a file was edited: then the new code is compiled and loaded, and
         kernels that are in use keep the old code. The source file is compared at each call, its headers
         at most once a second.
+
+        With `wait=False`, the call returns at once, and the kernel is compiled in the background. Its
+        first use waits and loads it, and raises what is wrong with the program. A sealed process, which
+        compiles nothing, ignores it.
         """
         if headers is None:  # Headers are a mapping, which cannot be part of a key.
             # This is a `ModuleRequest` unless an argument has another form, which it gets below.
@@ -151,11 +148,48 @@ class Gpu:
                 return entry.value
         check_name("a kernel", name)
         try:
-            return self._session.kernel(
-                ModuleRequest.of(source, label, options, include, headers, names, arch, strict), name
-            )
+            asked = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
+            if not wait and self.builder.sealed is not SealMode.ERROR:
+                with no_fork:
+                    from preheat.runtime.pending import pending_kernel  # Takes a millisecond.
+
+                return pending_kernel(self._session, asked, name)
+            return self._session.kernel(asked, name)
         except SealedError as error:
             raise error.naming(name) from None
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
+
+    def kernels(
+        self,
+        requests: Iterable[tuple[Source, str]],
+        *,
+        options: Sequence[str] | None = (),
+        include: Iterable[str | os.PathLike[str]] | None = (),
+        headers: Mapping[str, str] | None = None,
+        names: Iterable[str] | None = (),
+        arch: Arch | str | None = None,
+        strict: bool = False,
+    ) -> list[Kernel]:
+        """Return many kernels, in order: `gpu.kernels([(source, "saxpy"), (other, "scale")])`.
+
+        A request is a source and a name, as for `kernel`. The other arguments are those of `kernel`,
+        and hold for all requests; a `Program` as source has its own. Everything is checked and looked
+        up first. What no cache has is compiled on all processors, each program once, and programs that
+        other processes are compiling come last. When it takes over two seconds, a terminal shows a
+        progress bar. If programs are wrong, the first error is raised, with the others in its `others`
+        and in a note; the programs that could be compiled are in the cache.
+        """
+        with no_fork:
+            from preheat.runtime import together  # Takes a millisecond.
+
+        try:
+            wanted = together.kernel_requests(
+                requests, options=options, include=include, headers=headers, names=names, arch=arch,
+                strict=strict,
+            )  # fmt: skip
+            return together.kernels(self._session, wanted)
         except PreheatError as error:
             shorten_traceback(error)
             raise
@@ -275,20 +309,10 @@ class Gpu:
         again only after they have freed it.
         """
         return graph.Graph(
-            self._context, stream=stream, mode=mode, name=name, pool=self._own_pool(pool),
+            self._context, stream=stream, mode=mode, name=name,
+            pool=graph.own_pool(pool, self._context),
             free_on_launch=free_on_launch, replay_options=self._replay_options,
         )  # fmt: skip
-
-    def _own_pool(self, pool: Pool | None) -> Pool | None:
-        """Return `pool`; `InputError` when captures of this device cannot allocate from it."""
-        if pool is not None and not isinstance(pool, graph.Pool):
-            raise InputError(f"pool={pool!r} is not a pool of memory", hint="pool=gpu.pool()")
-        if pool is not None and pool._context is not self._context:
-            raise InputError(
-                f"{pool!r} is of another device than {self.name}, or from before its reset",
-                hint="make one on this device: gpu.pool()",
-            )
-        return pool
 
     def pool(self, size: int | None = None) -> Pool:
         """Return memory for captures: `size` bytes, or as much as `pool.measure(body)` finds later."""
@@ -369,7 +393,7 @@ class Gpu:
         reported to the log and gets no more rows. The first replay of each graph is sampled, and then
         every `every`th.
         """
-        profile = Profile(*map(_row_sink, sinks or (None,)), every=every)
+        profile = Profile(*map(row_sink, sinks or (None,)), every=every)
         self._replay_options = self._replay_options._replace(profile=profile)
 
     # Lifetime
@@ -408,19 +432,6 @@ class Gpu:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _row_sink(given: Any) -> RowSink:
-    """Return a function that writes rows of a profile to a sink."""
-    if given is None:
-        return to_stderr
-    if callable(given):
-        sink: RowSink = given
-        return sink
-    if not isinstance(given, str | os.PathLike):
-        hint = 'gpu.profile("replays.jsonl", rows.append)'
-        raise InputError(f"{given!r} is neither a file nor a callable that takes rows", hint=hint)
-    return partial(JsonLines(Path(given)), "replay")
 
 
 # Opening a device
@@ -474,7 +485,7 @@ def device(
                 jit=config.jit if jit is None else jit,
                 blocking=config.blocking if blocking is None else blocking,
                 reload=config.reload,
-                replay_options=_replay_options(config, builder.events),
+                replay_options=ReplayOptions.of(config, builder.events),
             )
         gpu = _open[description.name]
     for name, wanted in (("jit", jit), ("blocking", blocking)):
@@ -483,10 +494,3 @@ def device(
     if cache_dir is not None and gpu.builder is not default_builder(cache_dir):
         raise InputError(f"{gpu.name} is open already, with another cache directory", hint=_SAME)
     return gpu
-
-
-def _replay_options(config: Config, events: Events) -> ReplayOptions:
-    """Return the settings of the environment for graphs; a profile goes where events go."""
-    write = to_stderr if config.events is None else lambda row: events.emit("replay", **row)
-    profile = Profile(write) if config.graph_profile else None
-    return ReplayOptions(profile, config.graph_upload, config.graph_sync)

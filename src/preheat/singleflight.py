@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Hashable
 from types import FrameType
 from typing import Generic, TypeVar, cast
@@ -73,6 +73,14 @@ class SingleFlight(Generic[T]):
             return self._lead(key, mine, make) if flight is mine else _outcome(flight)
         finally:
             mine.frame = None
+
+    def in_progress(self, key: Hashable) -> bool:
+        """Return whether another thread computes the result for `key`, so that `run` would wait."""
+        flight = self._flights.get(key)
+        if flight is None:
+            return False
+        last = cast("_Flight[T]", flight.last())
+        return not last.done and last.thread != get_ident() and last.alive()
 
     def _join(self, key: Hashable, mine: _Flight[T], title: str | None) -> _Flight[T] | None:
         """Return the flight of another thread when it is done, or `mine` when it has to run.

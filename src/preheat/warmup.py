@@ -10,10 +10,11 @@ import os
 import sys
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,13 +23,14 @@ from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, mismatch, runnable_archs
 from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
+from preheat.build.key_locks import Deferral
+from preheat.build.parallel import Task, run_all
 from preheat.cache.bundle import Bundle
-from preheat.config import SealMode
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
 from preheat.graph.warmers import Warmable
 from preheat.runtime.active_capture import LOAD, WARM_GRAPHS
-from preheat.runtime.code import Code
+from preheat.runtime.code import Code, MissingCode
 from preheat.runtime.session import Session
 
 __all__ = ["WarmSource", "warm"]
@@ -180,41 +182,33 @@ class _WarmUp:
         ready = []
         missing = []
         for job in jobs:
-            stored = self._attempt(str(job), partial(self._stored, job))
-            if stored:
-                ready.append(_LoadableCode(stored[0], job.wanted.entries))
-            elif stored is not None:
-                missing.append(job)
+            find = partial(self._session.find_code, job.wanted.program, job.target)
+            found = self._attempt(str(job), find)
+            if isinstance(found, MissingCode):
+                missing.append((job, found))
+            elif found is not None:
+                ready.append(_LoadableCode(found, job.wanted.entries))
         self._counts["hits"] += len(ready)
         return ready + self._compile(missing, at_once)
 
-    def _stored(self, job: _Job) -> list[Code]:
-        """Return the stored code of a program in a list, which is empty without any."""
-        arch = self._context.device.arch if job.target is None else job.target
-        artifact = self._builder.lookup(job.wanted.program, arch, exact=job.target is not None).artifact
-        return [] if artifact is None else [Code(artifact, job.wanted.program)]
-
-    def _compile(self, jobs: Sequence[_Job], at_once: int) -> list[_LoadableCode]:
-        make = [partial(self._session.code, job.wanted.program, job.target) for job in jobs]
-        if len(make) < 2 or self._builder.sealed is SealMode.ERROR:
-            return self._collect(jobs, deque(make))
-        from concurrent.futures import ThreadPoolExecutor  # Takes milliseconds.
-
-        pool = ThreadPoolExecutor(at_once)  # Threads suffice, because compilers run in processes.
-        try:
-            return self._collect(jobs, deque(pool.submit(do).result for do in make))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _collect(self, jobs: Sequence[_Job], make: deque[Callable[[], Code]]) -> list[_LoadableCode]:
+    def _compile(
+        self, missing: Sequence[tuple[_Job, MissingCode]], at_once: int
+    ) -> list[_LoadableCode]:
         ready = []
-        for job in jobs:
-            # The callable refers to the error that it raises, so it must not stay in `make`.
-            code = self._attempt(str(job), make.popleft())
+
+        def ended(index: int, task: Task[Code]) -> None:
+            job, _ = missing[index]
+            code = self._attempt(str(job), task.outcome)
+            task.error = None  # It would stay alive with the task.
             if code is not None:
-                ready.append(_LoadableCode(code, job.wanted.entries))
+                ready.append((index, _LoadableCode(code, job.wanted.entries)))
+
+        def compile_one(item: tuple[_Job, MissingCode], deferral: Deferral) -> Code:
+            return item[1].compile(self._builder, deferral)
+
+        run_all(missing, compile_one, threads=at_once, on_done=ended)
         self._counts["compiles"] += len(ready)
-        return ready
+        return [code for _, code in sorted(ready, key=itemgetter(0))]
 
     def _resolve(self, ready: _LoadableCode) -> None:
         """Load code and resolve its kernels."""

@@ -18,7 +18,7 @@ from preheat.cache.bundle import write
 from preheat.cache.journal import Journal
 from preheat.cache.lock import FileLock
 from preheat.cli import doctor
-from preheat.cli.output import columns, count, duration, print_error, progress, size
+from preheat.cli.output import columns, count, duration, print_error, size
 from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.events import Events, Stats
 from preheat.program import Program
@@ -566,26 +566,6 @@ def test_messages_use_plain_words() -> None:
         *("1 entry", "2 entries", "1,000 files")
     ]
     assert list(columns([("a", "bb"), ("ccc", "d")], right=(1,))) == ["a    bb", "ccc   d"]
-
-
-def test_without_a_terminal_long_work_says_now_and_then_how_far_it_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([0.0, 5.0, 10.5, 10.5, 12.0, 21.0, 21.0])
-    monkeypatch.setattr("preheat.cli.output.time.monotonic", lambda: next(clock))
-    with progress("baking", 4) as bar:
-        for number in range(4):
-            bar.step(f"k{number}.cu")
-    assert capsys.readouterr().err == "baking: 2 of 4, k1.cu\nbaking: 4 of 4, k3.cu\n"
-
-
-def test_a_progress_bar_is_shown_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress("working", 3) as bar:
-        bar.step("one")
-    assert capsys.readouterr().err == ""
-    with progress("working", 3, show=True) as bar:
-        bar.step("one")
-    assert "working" in capsys.readouterr().err
 
 
 # debug

@@ -7,7 +7,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,6 +18,9 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
+from preheat.build.key_locks import Deferral
+from preheat.build.parallel import Task, run_all
+from preheat.build.together import estimate
 from preheat.cache.bundle import write
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, copy_error
@@ -29,7 +31,6 @@ if TYPE_CHECKING:  # The import takes milliseconds in every process.
 
 __all__ = ["BakeResult", "BakedProgram", "FailedProgram", "Job", "bake", "plan"]
 
-_ESTIMATE = {True: 2.0, False: 0.2}  # seconds of a compile without measurement: with includes, or not
 _POLL = 0.1  # seconds between two checks of which jobs an executor has started
 
 
@@ -128,18 +129,19 @@ def bake(
     failures = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
     # Bundles, a seal and a recording are settings for runs.
     config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
-    with (
-        _builder_opener(builder, config, executor) as open_builder,
-        _submitted(todo, open_builder, executor, jobs) as futures,
-    ):
-        for job, future in _completed(todo, futures, on_start):
-            result = _result(job, future)
-            if isinstance(result, _Output):
-                done.append((job, result))
-            else:
-                failures.append(result)
-            if on_done is not None:
-                on_done(job, result.row if isinstance(result, _Output) else result)
+
+    def ended(job: Job, result: _Output | FailedProgram) -> None:
+        if isinstance(result, _Output):
+            done.append((job, result))
+        else:
+            failures.append(result)
+        if on_done is not None:
+            on_done(job, result.row if isinstance(result, _Output) else result)
+
+    if executor is None:
+        _run_here(todo, builder, config, jobs, on_start, ended)
+    else:
+        _run_there(todo, config, executor, on_start, ended)
     outputs, ambiguous = _without_ambiguous(done)
     failures += ambiguous
     failures.sort(key=lambda failed: (failed.title, str(failed.arch)))
@@ -154,9 +156,7 @@ def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = N
     if isinstance(archs, Arch | str):
         archs = [archs]
     pairs = manifest.jobs(None if archs is None else [Arch.parse(arch) for arch in archs])
-    todo = [
-        Job(item, arch, item.seconds or _ESTIMATE[item.program.may_include]) for item, arch in pairs
-    ]
+    todo = [Job(item, arch, item.seconds or estimate(item.program)) for item, arch in pairs]
     return sorted(todo, key=lambda job: -job.estimate)
 
 
@@ -206,13 +206,10 @@ def _write(path: Path, outputs: Sequence[_Output], graphs: Iterable[GraphKeys]) 
 # One program
 
 
-def _run(open_builder: Callable[[], Builder], job: Job) -> _Output:
-    """Build the program of a job; `UnknownEntryError` when it lacks a kernel of the manifest.
-
-    An executor may run this function in another process, so its arguments can be pickled.
-    """
+def _run(builder: Builder, job: Job, deferral: Deferral | None = None) -> _Output:
+    """Build the program of a job; `UnknownEntryError` when it lacks a kernel of the manifest."""
     program = job.item.program
-    entry, tier = open_builder().bundle_entry(program, job.arch, job.item.entries)
+    entry, tier = builder.bundle_entry(program, job.arch, job.item.entries, deferral)
     artifact = entry.artifact
     for name in entry.entries:
         _require_entry(artifact, name, program)
@@ -240,60 +237,75 @@ def _require_entry(artifact: Artifact, name: str, program: Program) -> None:
         raise copy_error(unknown, hint=hint) from None
 
 
+# All programs
+
+
+def _run_here(
+    todo: Sequence[Job],
+    builder: Builder | None,
+    config: Config,
+    jobs: int | None,
+    on_start: Callable[[Job], None] | None,
+    on_done: Callable[[Job, _Output | FailedProgram], None],
+) -> None:
+    """Run the jobs through `builder`, or through one that is opened for them."""
+    used = builder or Builder.open(config)
+
+    def started(index: int) -> None:
+        if on_start is not None:
+            on_start(todo[index])
+
+    def ended(index: int, task: Task[_Output]) -> None:
+        job = todo[index]
+        try:
+            result: _Output | FailedProgram = task.outcome()
+        except PreheatError as error:
+            result = FailedProgram(job.item.title, job.arch, error)
+        on_done(job, result)
+
+    used.expect(len(todo) if jobs is None else min(jobs, len(todo)))
+    try:
+        run = functools.partial(_run, used)
+        run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
+    finally:
+        if builder is None:
+            used.close()
+
+
+def _run_there(
+    todo: Sequence[Job],
+    config: Config,
+    executor: Executor,
+    on_start: Callable[[Job], None] | None,
+    on_done: Callable[[Job, _Output | FailedProgram], None],
+) -> None:
+    """Run the jobs in the processes of an executor. On exit, cancel those that have not started."""
+    futures: list[Future[_Output]] = []
+    try:
+        for job in todo:
+            futures.append(_submit(executor, config, job))
+        for job, future in _completed(todo, futures, on_start):
+            on_done(job, _result(job, future))
+    finally:
+        for future in futures:
+            future.cancel()
+
+
 @functools.cache
 def _builder_of_process(config: Config) -> Builder:
     """Return the builder of a process that an executor of the caller runs."""
     return Builder.open(config)
 
 
-@contextmanager
-def _builder_opener(
-    builder: Builder | None, config: Config, executor: Executor | None
-) -> Iterator[Callable[[], Builder]]:
-    """Yield a function that returns the builder of the thread or process that calls it."""
-    if executor is not None:
-        yield functools.partial(_builder_of_process, config)
-        return
-    used = builder or Builder.open(config)
-    try:
-        yield lambda: used
-    finally:
-        if builder is None:
-            used.close()
+def _run_in_process(config: Config, job: Job) -> _Output:
+    return _run(_builder_of_process(config), job)
 
 
-# All programs
-
-
-@contextmanager
-def _submitted(
-    todo: Sequence[Job],
-    open_builder: Callable[[], Builder],
-    executor: Executor | None,
-    jobs: int | None,
-) -> Iterator[list[Future[_Output]]]:
-    """Submit all jobs. On exit, cancel those that have not started."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    # Threads are enough here: the compilers run in worker processes.
-    runner = ThreadPoolExecutor(jobs or os.cpu_count()) if executor is None else executor
-    futures: list[Future[_Output]] = []
-    try:
-        for job in todo:
-            futures.append(_submit(runner, open_builder, job))
-        yield futures
-    finally:
-        for future in futures:
-            future.cancel()
-        if executor is None:
-            runner.shutdown(wait=False)
-
-
-def _submit(executor: Executor, open_builder: Callable[[], Builder], job: Job) -> Future[_Output]:
+def _submit(executor: Executor, config: Config, job: Job) -> Future[_Output]:
     from concurrent.futures import BrokenExecutor, Future
 
     try:
-        return executor.submit(_run, open_builder, job)
+        return executor.submit(_run_in_process, config, job)
     except BrokenExecutor as broken:
         future: Future[_Output] = Future()
         future.set_exception(broken)

@@ -9,21 +9,22 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from preheat import fork
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
+from preheat.build.cache_directory import open_disk
 from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
-from preheat.build.key_locks import KeyLocks
+from preheat.build.key_locks import Busy, Deferral, KeyLocks
 from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
 from preheat.build.request import Request
 from preheat.build.seal import in_force
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
 from preheat.cache.lock import release_lost
-from preheat.cache.trust import first_usable, usable
+from preheat.cache.trust import usable
 from preheat.callsite import caller
 from preheat.config import Config, SealMode
 from preheat.errors import (
@@ -37,20 +38,24 @@ from preheat.errors import (
 from preheat.events import Events, JsonLines, Stats, log_events
 from preheat.key import Key
 from preheat.lazy import lazy
-from preheat.locks import no_fork
+from preheat.locks import Lock, no_fork
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 from preheat.tracebacks import shorten_traceback
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.compile import ArtifactCompiler
     from preheat.build.nearest import Near
+    from preheat.build.parallel import Runner, Task
     from preheat.cache.bundle import Bundle
 
-__all__ = ["Builder", "open_disk"]
+__all__ = ["Builder"]
+
+T = TypeVar("T")
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
+_JOURNAL_COMPILES = 0.2  # the same while there are compiles, which may run on many threads
 _SEARCH = 0.5  # seconds to look for a stored artifact like the one that is missing
 
 
@@ -80,6 +85,8 @@ class Builder:
         # Without a disk nothing is shared, so there is no process to wait for.
         self._locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
         self._sealed = sealed
+        self._background: Runner | None = None
+        self._background_lock = Lock()
         _alive.add(self)
         fork.register(self)
 
@@ -160,42 +167,58 @@ class Builder:
         *,
         missed: Miss | None = None,
         record: bool = True,
+        deferral: Deferral | None = None,
     ) -> Hit:
-        """Do what `build` does, and return the tier that had the artifact with it."""
+        """Do what `build` does, and return the tier that had the artifact with it.
+
+        With `deferral`, raise `Busy` where the caller would have to wait for another thread or process
+        that compiles the same. A later call with the same `deferral` continues.
+        """
         release_lost()
+        if missed is None and deferral is not None:
+            missed = deferral.missed
         try:
-            hit = self._obtain(self._request(program, arch), missed)
+            hit = self._obtain(self._request(program, arch), missed, deferral)
         except ToolchainChangedError:  # The compiler was upgraded under a running process.
             self.toolchain.look_again()
-            hit = self._obtain(self._request(program, arch))
+            hit = self._obtain(self._request(program, arch), None, deferral)
         if record:
             self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)
         return hit
 
-    def _obtain(self, request: Request, missed: Miss | None = None) -> Hit:
+    def _obtain(self, request: Request, missed: Miss | None, deferral: Deferral | None) -> Hit:
         found = self._find_and_count(request) if missed is None else missed
         if isinstance(found, Hit):
             return found
+        if deferral is not None:
+            deferral.missed = found
         self._permit(request, found)  # before a compiler is needed: there may be none
         if request.program.uncacheable:
             return self._compile(request, found)
+        if deferral is not None and self._flights.in_progress(request.flight_key):
+            raise Busy
         return self._flights.run(
-            request.flight_key, lambda: self._obtain_alone(request), title=request.digest
+            request.flight_key, lambda: self._obtain_alone(request, deferral), title=request.digest
         )
 
-    def _obtain_alone(self, request: Request) -> Hit:
+    def _obtain_alone(self, request: Request, deferral: Deferral | None) -> Hit:
         """Compile, unless another process does so first or the program is known to be wrong."""
         self._failures.raise_known(request)
         lock = self._locks.lock(request.digest, sys._getframe())
+        slot = None
         try:
             if lock is not None:
-                self._locks.acquire(lock)
+                self._locks.acquire(lock, deferral)
             found = self._find_and_count(request)  # The last holder of the lock may have stored it.
             if isinstance(found, Hit):
                 return found
+            if deferral is not None:
+                slot = self._locks.slot(deferral)
             self.events.emit("miss", reason=found.reason, **_fields(request))
             return self._compile(request, found)
         finally:
+            if slot is not None:
+                slot.release()
             if lock is not None:
                 lock.release()
 
@@ -209,7 +232,7 @@ class Builder:
             self.events.emit("reject", seconds=seconds, **_fields(request))
             self._failures.remember(request, error)
             raise
-        self._counters.write()
+        self._counters.write(_JOURNAL_COMPILES)
         return Hit(artifact, "compiler")
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
@@ -346,10 +369,17 @@ class Builder:
         return self._bundles.bundles
 
     def bundle_entry(
-        self, program: Program, arch: Arch | str, entries: tuple[str, ...] = ()
+        self,
+        program: Program,
+        arch: Arch | str,
+        entries: tuple[str, ...] = (),
+        deferral: Deferral | None = None,
     ) -> tuple[BundleEntry, str]:
-        """Build `program` for `arch`, and return its entry for a bundle and the tier that had it."""
-        artifact, tier = self.obtain(program, arch)
+        """Build `program` for `arch`, and return its entry for a bundle and the tier that had it.
+
+        `deferral` means the same as for `obtain`.
+        """
+        artifact, tier = self.obtain(program, arch, deferral=deferral)
         request = self._request(program, arch)
         include = program.include_spellings
         baked = self._stored.bundle_entry(request, artifact)
@@ -397,16 +427,47 @@ class Builder:
         """Return the counters of this process, and those of every process that used this cache."""
         return self._counters.stats()
 
-    # Processes
+    # Threads and processes
+
+    def expect(self, compiles: int) -> None:
+        """Say how many programs a call may have to compile.
+
+        If the compilers have to be located, the compiler processes start meanwhile. One process of the
+        node does so; with those of others there would be more of them than processors.
+        """
+        if compiles < 2 or self._bundles or self.sealed is not SealMode.OFF:
+            return  # Perhaps no compiler is needed.
+        if self.toolchain.is_located or (first := self._locks.first(sys._getframe())) is None:
+            return
+        try:
+            self.toolchain.locate_for(compiles)
+        finally:
+            first.release()
+
+    def in_background(self, run: Callable[[Deferral], T]) -> Task[T]:
+        """Let a thread call `run`, and return the task at once. `close` cancels it."""
+        with no_fork:
+            from preheat.build.parallel import Runner
+
+        with self._background_lock:
+            if self._background is None:
+                self._background = Runner()
+            return self._background.submit(run)
 
     def after_fork(self) -> None:
         """Start with workers and counters of its own in a forked child."""
+        self._background = None  # Its threads are those of the parent.
         self.toolchain.after_fork()
         self._counters.after_fork()
 
     def close(self) -> None:
         """End the compiler processes and write the counters. The builder can still be used."""
         release_lost()
+        with self._background_lock:
+            background = self._background
+            self._background = None
+        if background is not None:
+            background.cancel()
         self.toolchain.close()
         self._counters.write()
 
@@ -414,25 +475,6 @@ class Builder:
 def _fields(request: Request) -> dict[str, str]:
     """Return what every event about a request says of it."""
     return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}
-
-
-def open_disk(config: Config, events: Events) -> DiskTier | None:
-    """Open the cache directory that the settings describe; None when it is off or cannot be used."""
-    trust = config.trust_cache_dir
-    root = first_usable(config.cache_dirs, events, trust=trust) if config.cache else None
-    if root is None:
-        return None
-    locks = first_usable([config.lock_dir, root / "locks"], events, trust=trust)
-    if locks is None:
-        return None
-    return DiskTier(
-        root,
-        events,
-        lock_dir=locks,
-        limit=config.cache_limit,
-        max_files=config.cache_files,
-        trust=trust,
-    )
 
 
 _alive: weakref.WeakSet[Builder] = weakref.WeakSet()

@@ -1,16 +1,52 @@
-"""Locks by which the processes of a node compile a key only once."""
+"""Locks by which the processes of a node compile a key only once, and requests that wait for them."""
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
+from preheat.build.lookup import Miss
 from preheat.cache.lock import FileLock
 from preheat.cache.trust import make_private
 from preheat.events import Events
 
-__all__ = ["KeyLocks"]
+__all__ = ["Busy", "Deferral", "KeyLocks", "parallel_compiles"]
+
+_SLOT_WAIT = 1.0  # seconds after which a request is compiled without a slot
+
+
+class Busy(BaseException):
+    """Another thread or process compiles the same key, and the caller has other work meanwhile.
+
+    It is no `Exception`: it ends this attempt alone, and no thread that waits for the same key gets it.
+    """
+
+
+@dataclass(slots=True)
+class Deferral:
+    """What a request keeps from one attempt to the next. An attempt raises `Busy` instead of waiting.
+
+    `missed` is the result of the lookup, which is not repeated. `since` is when the first attempt found
+    that another process compiles the key, and `slot_since` when the first one found no slot.
+    """
+
+    missed: Miss | None = None
+    since: float | None = None
+    slot_since: float | None = None
+
+
+def parallel_compiles() -> int:
+    """Return how many requests are compiled and stored at the same time, at most, on this node.
+
+    These are more than there are processors. The pool of each process runs one compile for each
+    processor, and no compiler is idle while a thread stores what another one compiled.
+    """
+    processors = os.cpu_count() or 1
+    return processors + (processors + 1) // 2
 
 
 class KeyLocks:
@@ -21,6 +57,7 @@ class KeyLocks:
         self._events = events
         self._wait = wait
         self._trust = trust
+        self._turns = count(os.getpid())  # Threads and processes begin at different slots.
 
     def lock(self, digest: str, owner: FrameType) -> FileLock | None:
         """Return the lock of a key, not taken yet; None where no directory is shared.
@@ -29,17 +66,67 @@ class KeyLocks:
         """
         return None if self.directory is None else FileLock(self.directory / digest, owner=owner)
 
-    def acquire(self, lock: FileLock) -> None:
-        """Take the lock, or continue without it after a bounded wait."""
-        started = time.perf_counter()
+    def acquire(self, lock: FileLock, deferral: Deferral | None = None) -> None:
+        """Take the lock, or continue without it after a bounded wait.
+
+        With `deferral`, raise `Busy` instead of waiting, until the first attempt is that long ago.
+        """
+        earlier = None if deferral is None else deferral.since
+        started = time.perf_counter() if earlier is None else earlier
         try:
             make_private(lock.path.parent, trust=self._trust)
-            if lock.acquire(0):
+            taken = lock.acquire(0)
+            if taken and earlier is None:
                 return
-            taken = lock.acquire(self._wait)
+            if not taken and deferral is None:
+                taken = lock.acquire(self._wait)
+            if not taken and deferral is not None and time.perf_counter() - started < self._wait:
+                deferral.since = started
+                raise Busy
         except OSError as fault:
             self._events.fault("lock", "lock", fault)
             return
         waited = time.perf_counter() - started
         outcome = "finished" if taken else "gave up"
         self._events.emit("wait", key=lock.path.name, seconds=waited, outcome=outcome)
+
+    def slot(self, deferral: Deferral) -> FileLock | None:
+        """Take one of the slots that the processes of a node share, and return its lock.
+
+        The slots keep processes that start together from starting more compilers than the node has
+        processors for. Raises `Busy` when there is none, and returns None after a short while: other
+        processes may compile for hours.
+        """
+        if self.directory is None:
+            return None
+        slots = parallel_compiles()
+        first = next(self._turns)
+        try:
+            for number in range(slots):
+                path = self.directory / f"slot-{(first + number) % slots}"
+                # It has no owner, whose frame each later lock would check: only threads of
+                # preheat take a slot, and nothing interrupts them.
+                lock = FileLock(path, keep=True, trust=self._trust)
+                if lock.attempt():
+                    return lock
+        except OSError as fault:
+            self._events.fault("lock", "lock", fault)
+            return None
+        now = time.perf_counter()
+        if deferral.slot_since is None:
+            deferral.slot_since = now
+        if now - deferral.slot_since < _SLOT_WAIT:
+            raise Busy
+        return None
+
+    def first(self, owner: FrameType) -> FileLock | None:
+        """Return a lock that one call of the node has at a time; None where another one has it."""
+        if self.directory is None:
+            return None
+        try:
+            make_private(self.directory, trust=self._trust)
+            lock = FileLock(self.directory / "together", keep=True, owner=owner, trust=self._trust)
+            return lock if lock.acquire(0) else None
+        except OSError as fault:
+            self._events.fault("lock", "lock", fault)
+            return None

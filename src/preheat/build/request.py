@@ -8,7 +8,7 @@ from preheat.arch import Arch
 from preheat.key import Key, bundle_key, request_key
 from preheat.lazy import lazy
 from preheat.program import Program
-from preheat.toolchain import Toolchain
+from preheat.toolchain.compiler import Toolchain
 
 __all__ = ["Request"]
 

@@ -51,7 +51,7 @@ class FileLock:
         release_lost()
         deadline = time.monotonic() + timeout
         pause, longest = _POLL
-        while not self._try():
+        while not self.attempt():
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -78,7 +78,8 @@ class FileLock:
         """Return whether the function that holds the lock has ended."""
         return self._owner is not None and not self._owner.alive()
 
-    def _try(self) -> bool:
+    def attempt(self) -> bool:
+        """Take the lock if it is free. Unlike `acquire`, do not release locks that were lost."""
         if self._file is not None:
             return False
         # Before it is locked, so that the lock can be found whatever ends this function.

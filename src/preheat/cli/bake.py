@@ -13,9 +13,10 @@ from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bak
 from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch
 from preheat.cli.check import run_check
-from preheat.cli.output import columns, duration, print_error, print_json, print_message, progress, size
+from preheat.cli.output import columns, duration, print_error, print_json, print_message, size
 from preheat.cli.programs import archs_option
 from preheat.errors import InputError, PreheatError
+from preheat.progress import progress
 
 __all__ = ["command"]
 

@@ -12,17 +12,19 @@ import click
 from preheat import config as settings
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
-from preheat.build.builder import Builder, open_disk
+from preheat.build.builder import Builder
+from preheat.build.cache_directory import open_disk
 from preheat.build.nearest import Near, nearest
 from preheat.cache import DiskTier, codec
 from preheat.cache.layer import Item
-from preheat.cli.output import columns, count, duration, print_json, print_message, progress, size
+from preheat.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events, Stats, log_events
 from preheat.key import explain
 from preheat.program import Program
+from preheat.progress import progress
 from preheat.toolchain.headers import TOOLKIT, decode_states, is_header_list
 
 __all__ = ["artifact_at", "artifacts", "command"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,15 @@ import click
 
 from preheat.arch import Arch
 from preheat.build.builder import Builder
+from preheat.build.key_locks import Deferral
 from preheat.build.lookup import Hit
-from preheat.cli.output import count, duration, print_error, print_json, print_message, progress, size
+from preheat.build.parallel import Task, run_all
+from preheat.cli.output import count, duration, print_error, print_json, print_message, size
 from preheat.cli.programs import ProgramOptions, archs_option, program_options, targets
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events, log_events
+from preheat.program import Program
+from preheat.progress import progress
 
 __all__ = ["command"]
 
@@ -62,16 +64,25 @@ def command(
     builder = Builder.open(events=events)
     rows: list[dict[str, Any]] = []
     failures: list[tuple[str, Arch, PreheatError]] = []
-    threads = ThreadPoolExecutor(os.cpu_count())
-    running = [threads.submit(builder.obtain, program, arch) for _, program, arch in jobs]
+    running: dict[int, str] = {}
     with progress("compiling", len(jobs)) as bar:
-        for _ in as_completed(running):
-            now = {file for (file, _, _), job in zip(jobs, running, strict=True) if job.running()}
-            bar.step(", ".join(sorted(now)))
+
+        def started(index: int) -> None:
+            running[index] = jobs[index][0]
+            bar.step(", ".join(sorted(set(running.values()))), advance=0)
+
+        def ended(index: int, _: Task[Hit]) -> None:
+            del running[index]
+            bar.step(", ".join(sorted(set(running.values()))))
+
+        def compile_one(job: tuple[str, Program, Arch], deferral: Deferral) -> Hit:
+            return builder.obtain(job[1], job[2], deferral=deferral)
+
+        tasks = run_all(jobs, compile_one, on_start=started, on_done=ended)
     reasons = {(fields["program"], fields["arch"]): fields["reason"] for fields in uncached}
-    for (file, _, arch), job in zip(jobs, running, strict=True):
+    for (file, _, arch), task in zip(jobs, tasks, strict=True):
         try:
-            rows.append(_row(file, arch, job.result(), reasons, output))
+            rows.append(_row(file, arch, task.outcome(), reasons, output))
         except PreheatError as error:
             failures.append((file, arch, error))
     _report(rows, failures, as_json=as_json)

@@ -20,11 +20,12 @@ from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.trust import unusable_reason
-from preheat.cli.output import columns, count, duration, print_json, print_message, progress, size
+from preheat.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
+from preheat.progress import progress
 from preheat.toolchain.locate import Located
 
 __all__ = ["command"]

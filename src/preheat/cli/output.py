@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -22,11 +18,8 @@ __all__ = [
     "print_error",
     "print_json",
     "print_message",
-    "progress",
     "size",
 ]
-
-_EVERY = 10.0  # seconds between two lines without a terminal
 
 
 def print_json(value: Any) -> None:
@@ -77,67 +70,3 @@ def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> Iter
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  ".join(cells).rstrip()
-
-
-class Progress(Protocol):
-    """Receives the progress of some work."""
-
-    def step(self, doing: str, advance: int = 1, work: float | None = None) -> None: ...
-
-
-class _LineProgress:
-    """Progress without a terminal, such as in the build of an image: a line from time to time."""
-
-    def __init__(self, title: str, total: int, every: float) -> None:
-        self._title = title
-        self._total = total
-        self._every = every
-        self._count = 0
-        self._due = time.monotonic() + every
-
-    def step(self, doing: str, advance: int = 1, work: float | None = None) -> None:
-        del work
-        self._count += advance
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._every
-            print_message(f"{self._title}: {self._count:,} of {self._total:,}, {doing}")
-
-
-@contextmanager
-def progress(
-    title: str, total: int, *, work: float | None = None, show: bool | None = None
-) -> Iterator[Progress]:
-    """Show a progress bar on stderr, or a line every ten seconds where there is no terminal.
-
-    Where steps take unequal time, `work` is the sum of their work in any unit, and each step reports
-    its part. The remaining time then follows the work and not the count.
-    """
-    if not (sys.stderr.isatty() if show is None else show):
-        yield _LineProgress(title, total, _EVERY if show is None else math.inf)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-    from rich.table import Column
-
-    one_line = Column(no_wrap=True, overflow="ellipsis")
-    with Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[count]}/{task.fields[steps]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[doing]}", markup=False, table_column=one_line),
-        console=Console(stderr=True, force_terminal=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task(title, total=work or total, doing="", count=0, steps=total)
-
-        class _BarProgress:
-            count = 0
-
-            def step(self, doing: str, advance: int = 1, work: float | None = None) -> None:
-                self.count += advance
-                done = advance if work is None else work
-                bar.update(task, advance=done, doing=doing, count=self.count)
-
-        yield _BarProgress()

@@ -16,9 +16,18 @@ if TYPE_CHECKING:
     from preheat.graph.graph import RESERVED, Graph
     from preheat.graph.graphed import Graphed, call_key_text
     from preheat.graph.keys import key_text
-    from preheat.graph.pool import Pool
+    from preheat.graph.pool import Pool, own_pool
 
-__all__ = ["RESERVED", "Graph", "GraphCache", "Graphed", "Pool", "call_key_text", "key_text"]
+__all__ = [
+    "RESERVED",
+    "Graph",
+    "GraphCache",
+    "Graphed",
+    "Pool",
+    "call_key_text",
+    "key_text",
+    "own_pool",
+]
 
 _MODULE_OF = {
     "RESERVED": "graph",
@@ -28,6 +37,7 @@ _MODULE_OF = {
     "Pool": "pool",
     "call_key_text": "graphed",
     "key_text": "keys",
+    "own_pool": "pool",
 }
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from preheat.config import Config
 from preheat.errors import InputError
-from preheat.events import warn
+from preheat.events import Events, JsonLines, warn
 
 __all__ = [
-    "DEFAULT_OPTIONS", "EVERY", "Profile", "ReplayOptions", "ReplaySample", "RowSink", "to_stderr",
+    "DEFAULT_OPTIONS", "EVERY", "Profile", "ReplayOptions", "ReplaySample", "RowSink", "row_sink",
+    "to_stderr",
 ]  # fmt: skip
 
 EVERY = 64  # replays from one sample to the next
@@ -25,6 +30,13 @@ class ReplayOptions(NamedTuple):
     profile: Profile | None = None
     upload: bool = False  # upload the graph before every replay
     sync: bool = False  # wait after every replay, so that an error names the graph that caused it
+
+    @classmethod
+    def of(cls, config: Config, events: Events) -> ReplayOptions:
+        """Return the settings of the environment; a profile goes where events go."""
+        write = to_stderr if config.events is None else lambda row: events.emit("replay", **row)
+        profile = Profile(write) if config.graph_profile else None
+        return cls(profile, config.graph_upload, config.graph_sync)
 
 
 class Profile:
@@ -96,3 +108,16 @@ def to_stderr(row: Mapping[str, Any]) -> None:
 
 
 DEFAULT_OPTIONS = ReplayOptions()
+
+
+def row_sink(given: Any) -> RowSink:
+    """Return a function that writes rows of a profile to a sink."""
+    if given is None:
+        return to_stderr
+    if callable(given):
+        sink: RowSink = given
+        return sink
+    if not isinstance(given, str | os.PathLike):
+        hint = 'gpu.profile("replays.jsonl", rows.append)'
+        raise InputError(f"{given!r} is neither a file nor a callable that takes rows", hint=hint)
+    return partial(JsonLines(Path(given)), "replay")

@@ -7,12 +7,13 @@ from typing import NamedTuple
 from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.build.lookup import Hit
+from preheat.build.key_locks import Deferral
+from preheat.build.lookup import Hit, Miss
 from preheat.devices import base
 from preheat.errors import DeviceError, TargetError
 from preheat.program import Program
 
-__all__ = ["Code", "code_for"]
+__all__ = ["Code", "MissingCode", "find_code"]
 
 
 class Code(NamedTuple):
@@ -26,7 +27,21 @@ class Code(NamedTuple):
     jit: bool = False
 
 
-def code_for(
+class MissingCode(NamedTuple):
+    """Code that has to be compiled: the program, the architecture, and what the lookup returned."""
+
+    program: Program
+    arch: Arch
+    jit: bool = False
+    missed: Miss | None = None
+
+    def compile(self, builder: Builder, deferral: Deferral | None = None) -> Code:
+        """Compile the program; `deferral` is that of `Builder.obtain`."""
+        hit = builder.obtain(self.program, self.arch, missed=self.missed, deferral=deferral)
+        return Code(hit.artifact, self.program, jit=self.jit)
+
+
+def find_code(
     device: base.Device,
     builder: Builder,
     program: Program,
@@ -34,12 +49,12 @@ def code_for(
     *,
     strict: bool = False,
     jit: bool = False,
-) -> Code:
-    """Return the code of a program for a device, compiled where no cache has it.
+) -> Code | MissingCode:
+    """Return the stored code of a program for a device, or what has to be compiled.
 
     `arch` is the architecture to compile for. Without it that is the device's own, and stored code for
     an architecture that also runs there is accepted, unless `strict`. `jit` allows PTX for a device
-    that is newer than the compiler.
+    that is newer than the compiler. Raises `SealedError` where nothing may be compiled.
     """
     target = arch or device.arch
     if strict and program.language == "ptx":
@@ -52,11 +67,11 @@ def code_for(
     result = builder.lookup(program, target, exact=strict or arch is not None)
     if isinstance(result, Hit):
         return Code(result.artifact, program)
-    # `build` asks the seal, too, but the next line needs the compiler, which a sealed process may lack.
+    # `obtain` asks the seal, too, but the next line needs a compiler, which a sealed process may lack.
     builder.permit(program, target, result)
     newest = builder.toolchain.newest(target)
     if newest == target or program.language == "ptx":
-        return Code(builder.build(program, target, missed=result), program)
+        return MissingCode(program, target, missed=result)
     if newest is None or not jit:
         compiler = builder.toolchain.version(program.language)
         raise DeviceError(
@@ -64,4 +79,4 @@ def code_for(
             hint="update the compiler: pip install -U 'preheat[cu13]'; or let the driver compile "
             "PTX at every start: PREHEAT_JIT=1",
         )
-    return Code(builder.build(program, newest), program, jit=True)
+    return MissingCode(program, newest, jit=True)

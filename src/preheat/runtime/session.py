@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from preheat.arch import Arch
-from preheat.artifact import without_types
+from preheat.artifact import EntryPoint, without_types
 from preheat.build.builder import Builder
 from preheat.build.reload import TrackedFiles
 from preheat.build.source_lines import source_lines
@@ -19,14 +20,14 @@ from preheat.devices.base import ON_GPU
 from preheat.errors import InvalidCodeError
 from preheat.program import Program
 from preheat.runtime.active_capture import LOAD, UNLOAD
-from preheat.runtime.code import Code, code_for
+from preheat.runtime.code import Code, MissingCode, find_code
 from preheat.runtime.context import Context
 from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.request import ModuleRequest
 from preheat.singleflight import SingleFlight
 
-__all__ = ["Entry", "Session"]
+__all__ = ["Entry", "Prepared", "Session", "module_request"]
 
 T = TypeVar("T")
 
@@ -41,6 +42,14 @@ class Entry(NamedTuple, Generic[T]):
     def current(self) -> bool:
         """Return True unless a file has changed since."""
         return self.files is None or not self.files.changed()
+
+
+class Prepared(NamedTuple):
+    """A program that was read, its files from before that, and its code."""
+
+    program: Program
+    files: TrackedFiles | None
+    code: Code
 
 
 class Session:
@@ -69,35 +78,51 @@ class Session:
         self.modules: dict[object, Entry[Module]] = {}
         self.kernels: dict[object, Entry[Kernel]] = {}
         self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
+        # Kernels that were asked for without waiting and have not been used yet, by request.
+        self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(builder.events)
         self._code_loads: SingleFlight[Module] = SingleFlight(builder.events)
 
-    def kernel(self, request: ModuleRequest, name: str) -> Kernel:
-        """Return the kernel `name` of a module; compile and load the module first if necessary."""
+    def kernel(
+        self,
+        request: ModuleRequest,
+        name: str,
+        prepared: Callable[[], Prepared | None] | None = None,
+        make: Callable[[Module, EntryPoint], Kernel] = Kernel,
+    ) -> Kernel:
+        """Return the kernel `name` of a module; compile and load the module first if necessary.
+
+        `prepared` is that of `module`, and `make` makes a new kernel.
+        """
         key = (request, name)
         entry = self.kernels.get(key)
         if entry is not None:
             if entry.current:
                 return entry.value
             self.kernels.pop(key, None)
-        instance = without_types(name)
-        if "<" in instance and not isinstance(request.source, Program):
-            request = request._replace(names=(instance, *request.names))
-        module, files = self.module(request)
-        new = Entry(module[name], files)
+        if "<" in name:
+            request = module_request(request, name)
+        module, files = self.module(request, prepared)
+        new = Entry(make(module, module.artifact.entry(name)), files)
         shared = self.kernels.setdefault(key, new)
         if not shared.current:  # Another thread put it there before the last edit of a file.
             shared = self.kernels[key] = new
         return shared.value
 
-    def module(self, request: ModuleRequest) -> Entry[Module]:
-        """Return a module with its files; compile and load it first if necessary."""
+    def module(
+        self, request: ModuleRequest, prepared: Callable[[], Prepared | None] | None = None
+    ) -> Entry[Module]:
+        """Return a module with its files; compile and load it first if necessary.
+
+        `prepared` returns the code where the caller has it, or None. It is called once at most, and
+        only when the module has to be loaded.
+        """
         entry = self.modules.get(request)
         if entry is not None and entry.current:
             return entry
         self.context.require_alive()
         if self.context.active_captures():
-            files = self._files(request)
+            files = self.files(request)
             program = request.program()
             module = self._find_loaded(program, request)
             if module is not None:
@@ -108,9 +133,15 @@ class Session:
             entry = self.modules.get(request)
             if entry is not None and entry.current:  # The thread before this one loaded it.
                 return entry
-            files = self._files(request)
-            program = request.program()
-            code = self.code(program, request.arch, strict=request.strict)
+            nonlocal prepared
+            ready = None if prepared is None else prepared()
+            prepared = None  # If a file is edited meanwhile, its new content counts.
+            if ready is None:
+                files = self.files(request)
+                program = request.program()
+                code = self.code(program, request.arch, strict=request.strict)
+            else:
+                program, files, code = ready
             return self._remember(request, self.load(code), program, files)
 
         title = f"load on {self.device.name}"
@@ -120,7 +151,7 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def _files(self, request: ModuleRequest) -> TrackedFiles | None:
+    def files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return what decides when to compile the program again; None for never."""
         if not self._reload or self.builder.sealed is SealMode.ERROR:
             return None
@@ -144,7 +175,14 @@ class Session:
 
     def code(self, program: Program, arch: Arch | None, *, strict: bool = False) -> Code:
         """Return the code of a program for this device, compiled where no cache has it."""
-        return code_for(self.device, self.builder, program, arch, strict=strict, jit=self._jit)
+        found = find_code(self.device, self.builder, program, arch, strict=strict, jit=self._jit)
+        return found.compile(self.builder) if isinstance(found, MissingCode) else found
+
+    def find_code(
+        self, program: Program, arch: Arch | None, *, strict: bool = False
+    ) -> Code | MissingCode:
+        """Return the stored code of a program for this device, or what has to be compiled."""
+        return find_code(self.device, self.builder, program, arch, strict=strict, jit=self._jit)
 
     def load(self, code: Code) -> Module:
         """Return the module of an artifact, which all programs with equal artifacts share."""
@@ -208,6 +246,15 @@ class Session:
         """Hold nothing any more; the context has ended."""
         self.kernels.clear()
         self.modules.clear()
+        self.pending.clear()
+
+
+def module_request(request: ModuleRequest, name: str) -> ModuleRequest:
+    """Return the request for the module that has the kernel `name`: it names a template instance."""
+    instance = without_types(name)
+    if "<" in instance and not isinstance(request.source, Program):
+        return request._replace(names=(instance, *request.names))
+    return request
 
 
 def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,25 @@ class Toolchain:
                 if self._located is None:
                     self._located = locate(lambda: self.pool, self._memo_dir)
         return self._located
+
+    @property
+    def is_located(self) -> bool:
+        """Return whether the compilers have been located."""
+        return self._located is not None
+
+    def locate_for(self, compiles: int) -> None:
+        """Locate the compilers. If they have to be searched for, start workers for compiles meanwhile.
+
+        The search runs where no memo of an earlier one is in the cache, which is then probably empty.
+        """
+
+        def pool() -> WorkerPool:
+            self.pool.start_ahead(min(compiles, os.cpu_count() or 1) - 1)
+            return self.pool
+
+        with self._lock:
+            if self._located is None:
+                self._located = locate(pool, self._memo_dir)
 
     def identity(self, language: str) -> str:
         """Return the compiler of `language` as keys contain it: its name and its build."""

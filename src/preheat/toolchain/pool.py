@@ -19,7 +19,7 @@ from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainEr
 from preheat.events import Events
 from preheat.files import owned
 from preheat.locks import Lock, no_fork
-from preheat.toolchain import frames, scratch
+from preheat.toolchain import cancel, frames, scratch
 from preheat.toolchain.locate import SEARCH_VARIABLES
 
 __all__ = ["WorkerPool"]
@@ -87,13 +87,16 @@ class WorkerPool:
 
         If another process kills the worker, the request is repeated in a new one, at most three times.
         Raises `CompilerCrashError` if the worker crashes or is killed every time, and
-        `CompilerTimeoutError` if it takes too long. An exception that ends the wait, such as Ctrl-C,
-        also ends the worker.
+        `CompilerTimeoutError` if it takes too long. An exception that ends the wait, such as Ctrl-C or
+        `Cancelled`, also ends the worker.
         """
         request = frames.encode(message, blocks)
         killed = 0
+        cancellation = cancel.current()
         with self._slots:
             while True:
+                if cancellation is not None:
+                    cancellation.check()
                 try:
                     reply = self._ask(self._take(), request)
                 except CompilerCrashError as error:
@@ -109,7 +112,7 @@ class WorkerPool:
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
         """Return the reply of one worker, or None if it had exited because it was idle."""
         try:
-            reply = worker.call(request, time.monotonic() + self._timeout, self._timeout)
+            reply = worker.call(request, self._timeout)
         except _IdleExitError:
             self._drop(worker, "idle")
             return None
@@ -163,12 +166,7 @@ class WorkerPool:
 
         def start() -> None:
             try:
-                with no_fork:
-                    worker = _Worker()
-                    self._workers.add(worker)
-                    workers.append(worker)
-                    self._idle.append(worker)
-                self._events.emit("worker", what="started", reason="")
+                workers.append(self._add_worker())
             except BaseException as failure:
                 failures.append(failure)
             finally:
@@ -182,6 +180,27 @@ class WorkerPool:
         if failures:
             raise failures.pop()
         return workers[0]
+
+    def _add_worker(self, *, preload: bool = False) -> _Worker:
+        """Start a worker, add it to the idle ones and return it."""
+        with no_fork:
+            worker = _Worker(preload=preload)
+            self._workers.add(worker)
+            self._idle.append(worker)
+        self._events.emit("worker", what="started", reason="")
+        return worker
+
+    def start_ahead(self, count: int) -> None:
+        """Start workers that load NVRTC before the first request. Return without waiting for them."""
+
+        def start() -> None:
+            with suppress(Exception):  # A request that needs a worker reports why none can be started.
+                for _ in range(count):
+                    self._add_worker(preload=True)
+
+        if count > 0:
+            with suppress(RuntimeError):  # No thread can be started.
+                _thread.start_new_thread(start, ())
 
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
@@ -224,13 +243,13 @@ class _IdleExitError(Exception):
 class _Worker:
     """One process and the pipes to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, preload: bool = False) -> None:
         self._served = False
         # The worker writes stderr to memory: a pipe that no one reads would block it.
         self._stderr = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "preheat.toolchain.worker"],
+                [sys.executable, "-m", "preheat.toolchain.worker", *(["preload"] if preload else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -257,9 +276,16 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def call(self, request: bytes, deadline: float, allowed: float) -> frames.Frame:
-        """Send the request and wait for the reply until `deadline`."""
+    def call(self, request: bytes, allowed: float) -> frames.Frame:
+        """Send the request and wait for the reply, for `allowed` seconds.
+
+        Raises `Cancelled` when the compiles of this thread are cancelled meanwhile.
+        """
+        deadline = time.monotonic() + allowed
+        cancellation = cancel.current()
         with selectors.DefaultSelector() as ready:
+            if cancellation is not None:
+                ready.register(cancellation.descriptor, selectors.EVENT_READ)
 
             def wait(pipe: Any, event: int) -> None:
                 ready.register(pipe, event)
@@ -272,6 +298,8 @@ class _Worker:
                             )
                 finally:
                     ready.unregister(pipe)
+                if cancellation is not None:
+                    cancellation.check()
 
             view = memoryview(request)
             while view:

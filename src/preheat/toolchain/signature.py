@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -61,7 +62,13 @@ class _Block(NamedTuple):
     extern_c: bool = False
 
 
-def _kernels(source: str) -> Iterator[_Kernel]:
+@functools.lru_cache(maxsize=32)  # One compile asks several times.
+def _kernels(source: str) -> tuple[_Kernel, ...]:
+    """Return the kernels that a text declares."""
+    return tuple(_scan(source))
+
+
+def _scan(source: str) -> Iterator[_Kernel]:
     """Yield the kernels that a text declares, in one pass over its tokens."""
     if "__global__" not in source:
         return

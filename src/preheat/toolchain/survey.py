@@ -51,8 +51,12 @@ class Survey:
         self.program = program
         self.roots = roots
         self._memo = memo
-        directories = {os.path.realpath(roots[label]) for label in toolkit if label in roots}
-        self.toolkit_roots = {label for label in roots if os.path.realpath(roots[label]) in directories}
+        self.toolkit_roots = {label for label in toolkit if label in roots}
+        if own := roots.keys() - self.toolkit_roots:  # One of them may be a directory of the toolkit.
+            directories = {os.path.realpath(roots[label]) for label in self.toolkit_roots}
+            self.toolkit_roots |= {
+                label for label in own if os.path.realpath(roots[label]) in directories
+            }
         self.in_memory = dict(program.headers)
         self.texts = [_Text(SOURCE_PLACE, tuple(includes(program.source)))]
         for name, text in program.headers:

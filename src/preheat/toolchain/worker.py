@@ -14,6 +14,7 @@ import select
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_leave_with_parent, args=(requests,), daemon=True).start()
 
+    if "preload" in sys.argv[1:]:
+        with suppress(Exception):  # The first request reports it.
+            from preheat.toolchain import nvrtc
+
+            nvrtc.version_and_archs()
     while select.select([requests], [], [], _IDLE)[0]:
         try:
             message, blocks = frames.read(functools.partial(os.read, requests))

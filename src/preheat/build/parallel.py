@@ -1,0 +1,217 @@
+"""Many compiles at the same time, on threads: the compilers run in worker processes."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import time
+from _queue import Empty, SimpleQueue  # `queue` is one more import.
+from _thread import allocate_lock
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+
+from preheat.build.key_locks import Busy, Deferral, parallel_compiles
+from preheat.callsite import acting_for, call_site
+from preheat.locks import Lock
+from preheat.toolchain.cancel import Cancellation, Cancelled
+
+__all__ = ["Runner", "Task", "run_all"]
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+_RETRY = 0.005  # seconds between two attempts of a runner at requests that other processes compile
+_TICK = 0.1  # seconds between two calls of `on_tick`
+_POLL = 0.2  # seconds between two checks of a thread that waits for a task
+_END = 5.0  # seconds that the end of a run waits for its threads
+
+
+class Task(Generic[R]):
+    """One job of a `Runner`, and its outcome."""
+
+    __slots__ = (
+        "_process", "_report", "_run", "_signal",
+        "cancelled", "deferral", "done", "error", "result", "site",
+    )  # fmt: skip
+
+    def __init__(self, run: Callable[[Deferral], R], report: Callable[[], object] | None) -> None:
+        self._run: Callable[[Deferral], R] | None = run
+        self._report = report
+        self._process = os.getpid()
+        self.site = call_site()
+        self.deferral: Deferral | None = None
+        self.result: R | None = None
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self.done = False
+        self._signal = allocate_lock()  # released when the task ends
+        self._signal.acquire()
+
+    def attempt(self) -> bool:
+        """Run the job in this thread; return False where it has to wait for another process."""
+        if self.deferral is None:
+            self.deferral = Deferral()
+            self._tell()
+        assert self._run is not None
+        try:
+            with acting_for(self.site):
+                self.result = self._run(self.deferral)
+        except Busy:
+            return False
+        except Cancelled:
+            self.cancelled = True
+        except BaseException as error:  # The thread that waits for the task raises it.
+            self.error = error
+        self.finish()
+        return True
+
+    def cancel(self) -> None:
+        """End the task without an outcome."""
+        self.cancelled = True
+        self.finish()
+
+    def finish(self) -> None:
+        """Wake the threads that wait for the task."""
+        self._run = None  # It may refer to the error and to much else.
+        self.done = True
+        self._signal.release()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._report is not None:
+            self._report()
+
+    def wait(self) -> None:
+        """Wait until the task has ended. In a forked child it is cancelled: its thread is missing."""
+        while not self.done:
+            if os.getpid() != self._process:
+                self.cancelled = self.done = True
+                return
+            if self._signal.acquire(timeout=_POLL):
+                self._signal.release()  # Wake the next thread that waits.
+
+    def outcome(self) -> R:
+        """Return the result of a task that has ended and was not cancelled, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return cast(R, self.result)
+
+
+class Runner:
+    """Runs tasks on up to `limit` threads, `parallel_compiles()` by default, in their order.
+
+    A task whose program another process compiles is put back, and other tasks come first. The threads
+    end when there is no task left.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit or parallel_compiles()
+        self._open: deque[Task[Any]] = deque()
+        self._deferred: deque[Task[Any]] = deque()
+        self._threads = 0
+        self._lock = Lock()
+        self._cancellation = Cancellation()
+
+    def submit(
+        self, run: Callable[[Deferral], R], report: Callable[[], object] | None = None
+    ) -> Task[R]:
+        """Let a thread call `run`. `report` is called in that thread at the start and at the end."""
+        task: Task[R] = Task(run, report)
+        self._open.append(task)
+        with self._lock:
+            full = self._threads >= self._limit
+        if not full:
+            try:
+                _thread.start_new_thread(self._work, ())
+            except RuntimeError:  # The process is exiting, or it has too many threads.
+                self._work()
+        return task
+
+    def _work(self) -> None:
+        # A thread counts itself: an interrupt could lose the count in the thread that starts it.
+        with self._lock:
+            if self._threads >= self._limit:
+                return
+            self._threads += 1
+        with self._cancellation:
+            while (task := self._take()) is not None:
+                repeated = task.deferral is not None
+                if not task.attempt():
+                    self._deferred.append(task)
+                    if repeated:  # There was no other task.
+                        # All threads together try once in `_RETRY` seconds.
+                        self._cancellation.sleep(_RETRY * self._limit)
+
+    def _take(self) -> Task[Any] | None:
+        """Return the next task, or None when this thread has to end."""
+        with self._lock:
+            if self._cancellation.cancelled:
+                self._discard()
+            for tasks in (self._open, self._deferred):
+                if tasks:
+                    return tasks.popleft()
+            self._threads -= 1
+            return None
+
+    def _discard(self) -> None:
+        for tasks in (self._open, self._deferred):
+            while tasks:
+                tasks.popleft().cancel()
+
+    def cancel(self) -> None:
+        """Cancel all tasks, end the compilers of those that run, and wait for the threads.
+
+        The wait is bounded: a thread may be inside a function that cannot be interrupted.
+        """
+        self._cancellation.cancel()
+        with self._lock:
+            self._discard()
+        deadline = time.monotonic() + _END
+        while self._threads and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+def run_all(
+    jobs: Sequence[J],
+    run: Callable[[J, Deferral], R],
+    *,
+    threads: int | None = None,
+    on_start: Callable[[int], None] | None = None,
+    on_done: Callable[[int, Task[R]], None] | None = None,
+    on_tick: Callable[[], None] | None = None,
+) -> list[Task[R]]:
+    """Call `run(job, deferral)` for every job on threads, and return the tasks in order.
+
+    `threads` is the number of jobs at the same time. Without it, one compile for each processor runs.
+    `on_start` and `on_done` get the index of a job. They are called in this thread, as is `on_tick`,
+    about ten times a second. An exception, such as Ctrl-C, cancels what has not ended.
+    """
+    runner = Runner(max(1, min(len(jobs), threads or parallel_compiles())))
+    reports: SimpleQueue[int] = SimpleQueue()
+    tasks: list[Task[R]] = []
+    running: set[int] = set()
+    ended = 0
+    try:
+        for index, job in enumerate(jobs):
+            tasks.append(runner.submit(partial(run, job), partial(reports.put, index)))
+        while ended < len(jobs):
+            if on_tick is not None:
+                on_tick()
+            try:
+                index = reports.get(timeout=_TICK)
+            except Empty:
+                continue
+            if index not in running:  # The first report of a task is that of its start.
+                running.add(index)
+                if on_start is not None:
+                    on_start(index)
+                continue
+            ended += 1
+            if on_done is not None:
+                on_done(index, tasks[index])
+    finally:
+        if ended < len(jobs):
+            runner.cancel()
+    return tasks

@@ -1,0 +1,114 @@
+"""Programs that are compiled together: the longest first, with a progress bar and all errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from preheat.arch import Arch
+from preheat.artifact import Artifact
+from preheat.build.builder import Builder
+from preheat.build.key_locks import Deferral
+from preheat.build.lookup import Hit, Miss
+from preheat.build.parallel import Task, run_all
+from preheat.errors import InputError, PreheatError, short_repr, with_others
+from preheat.program import Program
+from preheat.progress import DelayedProgress
+
+__all__ = ["build_all", "compile_together", "estimate", "pairs", "raise_all"]
+
+T = TypeVar("T")
+_ESTIMATE = {True: 2.0, False: 0.2}  # seconds of a compile: with includes, or not
+_CHARACTERS = 1e-6  # seconds for each character of the source: it only orders similar programs
+
+
+def estimate(program: Program) -> float:
+    """Return the seconds that a compile of `program` may take, where no measurement is known."""
+    return _ESTIMATE[program.may_include] + _CHARACTERS * len(program.source)
+
+
+def compile_together(
+    programs: Sequence[Program], run: Callable[[int, Deferral], T]
+) -> list[T | PreheatError]:
+    """Call `run` with the index of each program, on all processors; return results or errors in order.
+
+    A progress bar appears when it takes over two seconds and stderr is a terminal.
+    """
+    if not programs:
+        return []
+    seconds = [estimate(program) for program in programs]
+    order = sorted(range(len(programs)), key=lambda index: -seconds[index])
+    running: dict[int, None] = {}
+
+    with DelayedProgress("compiling", len(programs), work=sum(seconds)) as bar:
+
+        def labels() -> str:
+            return ", ".join(programs[order[place]].label for place in running)
+
+        def started(place: int) -> None:
+            running[place] = None
+            bar.step(labels(), 0, 0.0)
+
+        def ended(place: int, _: Task[T]) -> None:
+            del running[place]
+            bar.step(labels(), 1, seconds[order[place]])
+
+        tasks = run_all(order, run, on_start=started, on_done=ended, on_tick=bar.tick)
+    outcomes: dict[int, T | PreheatError] = {}
+    for index, task in zip(order, tasks, strict=True):
+        error = task.error
+        outcomes[index] = error if isinstance(error, PreheatError) else task.outcome()
+    return [outcomes[index] for index in range(len(programs))]
+
+
+def raise_all(errors: Sequence[PreheatError]) -> None:
+    """Raise the first error, if there is one, with the others in a note. Equal errors count once."""
+    different = list({(type(error), str(error)): error for error in reversed(errors)}.values())[::-1]
+    if different:
+        raise with_others(different)
+
+
+def pairs(requests: Any, second: str, example: str) -> list[tuple[Any, Any]]:
+    """Return requests as pairs of a source and something; `second` says what, in errors."""
+    kind = f"a pair of a source and {second}"
+    if isinstance(requests, str | Program) or not isinstance(requests, Iterable):
+        raise InputError(f"each request is {kind}, in a list, not {short_repr(requests)}", hint=example)
+    checked = []
+    for number, request in enumerate(requests, 1):
+        if not isinstance(request, tuple | list) or len(request) != 2:
+            raise InputError(f"request {number} is not {kind}: {short_repr(request)}", hint=example)
+        checked.append((request[0], request[1]))
+    return checked
+
+
+def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[Artifact]:
+    """Return the artifacts of programs, in order; what no cache has is compiled together."""
+    found: dict[tuple[Program, Arch], Artifact] = {}
+    missing: dict[tuple[Program, Arch], Miss] = {}
+    errors: list[PreheatError] = []
+    builder.expect(len(wanted))
+    for request in dict.fromkeys(wanted):
+        result = builder.lookup(*request, exact=True)
+        if isinstance(result, Hit):
+            found[request] = result.artifact
+            continue
+        missing[request] = result
+        try:
+            builder.permit(*request, result)
+        except PreheatError as error:
+            errors.append(error)
+    raise_all(errors)
+    todo = list(missing)
+    made = compile_together(
+        [program for program, _ in todo],
+        lambda index, deferral: builder.obtain(
+            *todo[index], missed=missing[todo[index]], deferral=deferral
+        ),
+    )
+    for request, hit in zip(todo, made, strict=True):
+        if isinstance(hit, PreheatError):
+            errors.append(hit)
+        else:
+            found[request] = hit.artifact
+    raise_all(errors)
+    return [found[request] for request in wanted]

@@ -1,0 +1,135 @@
+"""Kernels that are compiled while the caller goes on: the first use of one waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from preheat.artifact import EntryPoint
+from preheat.build.key_locks import Deferral
+from preheat.build.parallel import Task
+from preheat.build.reload import TrackedFiles
+from preheat.callsite import file_and_line
+from preheat.errors import PreheatError, SealedError, copy_error
+from preheat.program import Program
+from preheat.runtime.code import Code, MissingCode
+from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.launch import Launch
+from preheat.runtime.request import ModuleRequest
+from preheat.runtime.session import Prepared, Session, module_request
+
+__all__ = ["PendingKernel", "pending_kernel"]
+
+
+class _Request:
+    """A kernel that was asked for, and the task that finds or compiles its code.
+
+    Wrong arguments, and a file that cannot be read, are errors at once.
+    """
+
+    def __init__(self, session: Session, request: ModuleRequest, name: str) -> None:
+        self.session = session
+        self.request = request
+        self.name = name
+        self.module_request = module_request(request, name)
+        self.files: TrackedFiles | None = session.files(self.module_request)
+        self.program: Program = self.module_request.program()
+        self._missing: MissingCode | None = None
+        self.task: Task[Code] = session.builder.in_background(self._compile)
+
+    def _compile(self, deferral: Deferral) -> Code:
+        """Find or compile the code, in a thread of the builder. A later attempt does not look again."""
+        if self._missing is None:
+            wanted = self.module_request
+            found = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
+            if isinstance(found, Code):
+                return found
+            self._missing = found
+        return self._missing.compile(self.session.builder, deferral)
+
+    def usable(self) -> bool:
+        """Return whether an equal request can share this one: no file changed, and it did not fail."""
+        changed = self.files is not None and self.files.changed()
+        return not changed and self.task.error is None
+
+    def prepared(self) -> Prepared | None:
+        """Wait for the code, and return it; None when the task was cancelled."""
+        self.task.wait()
+        if self.task.cancelled:
+            return None
+        return Prepared(self.program, self.files, self.task.outcome())
+
+    def with_origin(self, error: PreheatError) -> PreheatError:
+        """Return the error of a first use, with the line that asked for the kernel."""
+        error = error.naming(self.name) if isinstance(error, SealedError) else copy_error(error)
+        file, line = file_and_line(self.task.site)
+        error.add_note(f"the kernel {self.name} was asked for with wait=False at {file}:{line}")
+        return error
+
+
+class PendingKernel(Kernel):
+    """A kernel that may not be compiled yet. With its first use it becomes an ordinary `Kernel`.
+
+    It has none of the attributes of a kernel, so that the first access to one of them leads to
+    `__getattr__`, which waits. Nothing of this class is left afterwards.
+    """
+
+    def __init__(self, asked: _Request) -> None:
+        self.__dict__["_asked"] = asked
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):  # Only Python and other libraries look for such names.
+            asked = _asked(self)
+            if asked is not None:
+                _resolve(self, asked)
+        return object.__getattribute__(self, name)
+
+    def __repr__(self) -> str:
+        asked = _asked(self)
+        if asked is None:
+            return Kernel.__repr__(self)
+        state = "being compiled"
+        if asked.task.done:
+            state = "compiled, not loaded yet" if asked.task.error is None else "cannot be compiled"
+        return f"<Kernel {asked.name} of {asked.program.label} on {asked.session.device.name}: {state}>"
+
+
+# These are functions and not methods, because another thread may change the class of the kernel while
+# they run.
+
+
+def _asked(kernel: Kernel) -> _Request | None:
+    """Return the request of a kernel that has not been used yet."""
+    return kernel.__dict__.get("_asked")
+
+
+def _resolve(kernel: Kernel, asked: _Request) -> None:
+    """Wait for the code, load it, and make `kernel` an ordinary kernel."""
+    session = asked.session
+    session.context.require_alive(Launch.RECREATE)
+
+    def become(module: Module, entry: EntryPoint) -> Kernel:
+        Kernel.__init__(kernel, module, entry)
+        kernel.__class__ = Kernel
+        kernel.__dict__.pop("_asked", None)
+        return kernel
+
+    try:
+        shared = session.kernel(asked.request, asked.name, asked.prepared, become)
+        if shared is not kernel:
+            become(shared.module, shared.entry)
+    except PreheatError as error:
+        raise asked.with_origin(error) from None
+
+
+def pending_kernel(session: Session, request: ModuleRequest, name: str) -> Kernel:
+    """Return a kernel without waiting for its compile; the same one for equal requests."""
+    key = (request, name)
+    loaded = session.kernels.get(key)
+    if loaded is not None and loaded.current:
+        return loaded.value
+    session.context.require_alive()
+    known = session.pending.get(key)
+    if known is not None and (asked := _asked(known)) is not None and asked.usable():
+        return known
+    kernel = session.pending[key] = PendingKernel(_Request(session, request, name))
+    return kernel

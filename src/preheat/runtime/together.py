@@ -1,0 +1,105 @@
+"""Kernels that are asked for together: what no cache has is compiled on all processors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from preheat.artifact import check_name
+from preheat.build.together import compile_together, pairs, raise_all
+from preheat.errors import PreheatError, SealedError
+from preheat.runtime.code import Code, MissingCode
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.request import ModuleRequest
+from preheat.runtime.session import Prepared, Session, module_request
+
+__all__ = ["kernel_requests", "kernels"]
+
+KernelRequest = tuple[ModuleRequest, str]  # a program, and the name of a kernel in it
+
+
+def kernel_requests(requests: Iterable[Any], **more: Any) -> list[KernelRequest]:
+    """Check pairs of a source and a name; `more` are the arguments that all programs have."""
+    checked = []
+    for source, name in pairs(requests, "a name", 'gpu.kernels([(source, "saxpy")])'):
+        check_name("a kernel", name)
+        checked.append((ModuleRequest.of(source, **more), name))
+    return checked
+
+
+def kernels(session: Session, wanted: Sequence[KernelRequest]) -> list[Kernel]:
+    """Return kernels in order. Programs are all read, then all looked up, then compiled together."""
+    prepared: dict[ModuleRequest, Prepared] = {}
+    if not session.context.active_captures():  # In a capture, only what is loaded can be used.
+        prepared = _prepared(session, wanted)
+    made: list[Kernel] = []
+    errors: list[PreheatError] = []
+    for request, name in wanted:
+        ready = prepared.get(module_request(request, name))
+        given = None if ready is None else partial(_same, ready)
+        try:
+            made.append(session.kernel(request, name, given))
+        except PreheatError as error:
+            errors.append(_naming(error, name))
+    raise_all(errors)
+    return made
+
+
+def _same(ready: Prepared) -> Prepared:
+    return ready
+
+
+def _prepared(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleRequest, Prepared]:
+    """Return what is not loaded yet, by request."""
+    session.context.require_alive()
+    names: dict[ModuleRequest, str] = {}  # of the first kernel of each program
+    for request, name in wanted:
+        if not _is_loaded(session, request, name):
+            names.setdefault(module_request(request, name), name)
+    read = [(request, session.files(request), request.program()) for request in names]
+    session.builder.expect(len(read))
+    found: list[Code | MissingCode] = []
+    errors: list[PreheatError] = []
+    for request, _, program in read:
+        try:
+            found.append(session.find_code(program, request.arch, strict=request.strict))
+        except PreheatError as error:
+            errors.append(_naming(error, names[request]))
+    raise_all(errors)
+    return {
+        request: Prepared(program, files, code)
+        for (request, files, program), code in zip(read, _compiled(session, found), strict=True)
+    }
+
+
+def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:
+    for entry in (
+        session.kernels.get((request, name)),
+        session.modules.get(module_request(request, name)),
+    ):
+        if entry is not None and entry.current:
+            return True
+    return False
+
+
+def _compiled(session: Session, found: Sequence[Code | MissingCode]) -> list[Code]:
+    """Return the code of each item. What is missing is compiled, each program once."""
+    missing = list(dict.fromkeys(item for item in found if isinstance(item, MissingCode)))
+    made: dict[MissingCode, Code] = {}
+    if missing:
+        results = compile_together(
+            [item.program for item in missing],
+            lambda index, deferral: missing[index].compile(session.builder, deferral),
+        )
+        raise_all([result for result in results if isinstance(result, PreheatError)])
+        made = {
+            item: code
+            for item, code in zip(missing, results, strict=True)
+            if not isinstance(code, PreheatError)
+        }
+    return [made[item] if isinstance(item, MissingCode) else item for item in found]
+
+
+def _naming(error: PreheatError, name: str) -> PreheatError:
+    return error.naming(name) if isinstance(error, SealedError) else error

@@ -1,0 +1,59 @@
+"""Cancelling the compiles of other threads."""
+
+from __future__ import annotations
+
+import os
+import select
+from _thread import get_ident
+
+from preheat.files import owned
+
+__all__ = ["Cancellation", "Cancelled", "current"]
+
+
+class Cancelled(BaseException):
+    """The compile of this thread was cancelled.
+
+    It is no `Exception`: like an interrupt, it ends the work of this thread alone. Other threads that
+    wait for the same result take the work over.
+    """
+
+
+_by_thread: dict[int, Cancellation] = {}
+
+
+class Cancellation:
+    """Ends the compiles of all threads that run inside its `with` statement."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        #: Readable once the compiles are cancelled, for a thread that waits for another descriptor.
+        self.descriptor = owned(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def __enter__(self) -> Cancellation:
+        _by_thread[get_ident()] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _by_thread.pop(get_ident(), None)
+
+    def cancel(self) -> None:
+        """End the compiles. Those that begin later end at once."""
+        self.cancelled = True
+        os.eventfd_write(self.descriptor, 1)
+
+    def check(self) -> None:
+        """Raise `Cancelled` once the compiles are cancelled."""
+        if self.cancelled:
+            raise Cancelled
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, at most until the compiles are cancelled."""
+        waiting = select.poll()
+        waiting.register(self.descriptor, select.POLLIN)
+        waiting.poll(seconds * 1000)
+
+
+def current() -> Cancellation | None:
+    """Return what can cancel the compiles of this thread, if anything can."""
+    return _by_thread.get(get_ident())
