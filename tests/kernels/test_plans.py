@@ -20,7 +20,7 @@ from preheat.kernels.blas_handle import beside_captures
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.op import trace_ops
 from preheat.kernels.ops import Ops
-from preheat.kernels.plan import Plan
+from preheat.kernels.plan import Plan, _PlannedLaunch
 from preheat.runtime.launch import Call
 from tests.conftest import Recorder
 from tests.graph.support import replayer
@@ -730,6 +730,21 @@ def torch(emulator: Gpu, monkeypatch: pytest.MonkeyPatch) -> FloatTorch:
     made = FloatTorch(emulator)
     introduce(made, monkeypatch)
     return made
+
+
+def test_planned_calls_on_tensors_do_not_take_the_complete_path(
+    emulator: Gpu, torch: FloatTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = Ops(emulator, blas=False)
+    a, b, c = (torch.tensor(np.resize(VALUES, (4, 4))) for _ in range(3))
+    for stream in (torch.default, torch.new_stream(), torch.default):
+        with torch.stream(stream):
+            for _ in range(4):
+                ops.silu_backward(a, b, out=c)
+            with monkeypatch.context() as patch:
+                patch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
+                patch.setattr(_PlannedLaunch, "run", lambda *_, **__: pytest.fail("not planned"))
+                ops.silu_backward(a, b, out=c)
 
 
 def test_planned_products_go_to_the_current_stream_of_the_library(

@@ -169,8 +169,13 @@ class _PlannedLaunch(Launch):
     """A launch whose fast function raises `NotPlanned` for arguments that do not pass its tests."""
 
     def run(self, *args: Any, **named: Any) -> None:
-        """Raise `NotPlanned`."""
-        del args, named
+        """Raise `NotPlanned`, after preparing the launch in the stream that such arguments choose.
+
+        The fast function takes prepared launches alone, and only the complete path would prepare them.
+        """
+        del named
+        if self.context.lost_or_capturing is None:
+            self.prepared(self.choose_stream(args))
         raise NotPlanned
 
 
