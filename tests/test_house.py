@@ -106,7 +106,15 @@ def test_compilers_are_loaded_in_the_worker_only() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cuda")
     }
-    assert users == {"nvrtc.py", "nvjitlink.py", "worker.py", "driver.py"}
+    assert users == {"nvjitlink.py", "worker.py", "driver.py"}
+    callers = {
+        file.name
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "preheat.toolchain"
+        if {"nvrtc", "nvjitlink"} & {alias.name for alias in node.names}
+    }
+    assert callers == {"worker.py"}
 
 
 def python(code: str, home: Path) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,12 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` takes long to import, and compiler processes start with this module.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 __all__ = [
     "OTHERS_WRITE",

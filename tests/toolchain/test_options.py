@@ -39,12 +39,13 @@ def test_other_options_for_a_compiler_need_another_schema(
         return nvjitlink.Assembled("ERROR_PTX_COMPILE", "", b"")
 
     monkeypatch.chdir(tmp_path)  # a worker leaves it
+    monkeypatch.setattr(nvrtc, "load", lambda _: None)
     monkeypatch.setattr(nvrtc, "compile_program", compile_program)
     monkeypatch.setattr(nvjitlink, "assemble", assemble)
     monkeypatch.setattr(worker, "_build", lambda name: name)
     message = {"arch": "sm_90", "options": ["--the-program's-own"], "names": [], "trace": True}
     roots = {"0": str(tmp_path), "cuda": str(tmp_path)}
-    worker._cuda({**message, "label": "k.cu", "roots": roots}, {"source": b""})
+    worker._cuda({**message, "label": "k.cu", "library": "", "roots": roots}, {"source": b""})
     worker._ptx({**message, "label": "k.ptx"}, {"source": b""})
     (options, name) = reported["cuda"]
     mine = {"cuda": (options[:4], options[4:], name, signature.PROBE), "ptx": reported["ptx"]}

@@ -408,6 +408,25 @@ def test_a_worker_ends_when_its_stdin_does() -> None:
     assert worker.returncode == 0
 
 
+STARTED = """
+import json, sys
+before = set(sys.modules)
+import preheat.toolchain.worker
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+#: Modules that take milliseconds to import, for which every caller of a new worker would wait.
+SLOW_IMPORTS = {
+    *("asyncio", "contextlib", "cuda", "dataclasses", "hashlib", "inspect", "logging", "numpy"),
+    *("pathlib", "random", "shutil", "subprocess", "tempfile", "threading", "typing"),
+    *("preheat.config", "preheat.errors", "preheat.events"),
+}
+
+
+def test_a_worker_starts_with_few_imports() -> None:
+    imported = set(json.loads(processes.expect_success(processes.start_python(STARTED))))
+    assert imported & SLOW_IMPORTS == set()
+
+
 # Other processes
 
 COMPILE = """

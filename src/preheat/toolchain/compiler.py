@@ -105,8 +105,9 @@ class Toolchain:
             known = ", ".join(f"sm_{number}" for number in self.located.archs)
             title = self.version("cuda")
             raise InputError(f"{title} cannot compile for {arch}", hint=f"it supports {known}")
+        library = self._library("cuda").path
         roots = self.roots(program)
-        return self._checked("cuda", translate.compile_cuda(self.pool, program, arch, roots))
+        return self._checked("cuda", translate.compile_cuda(self.pool, library, program, arch, roots))
 
     def newest(self, arch: Arch) -> Arch | None:
         """Return `arch` if NVRTC supports it, else the newest earlier one that it does, or None."""

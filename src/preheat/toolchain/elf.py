@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import struct
-from pathlib import Path
 
 __all__ = ["PT_NOTE", "build_id", "gnu_build_id"]
 
@@ -12,9 +11,9 @@ PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
 
 
-def build_id(path: Path) -> str:
+def build_id(path: str | os.PathLike[str]) -> str:
     """Return the GNU build id of an ELF file, or a hash of the contents of a file that has none."""
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         head = file.read(64)
         if head[:6] == b"\x7fELF\x02\x01":  # 64 bit, little-endian, as on every platform of CUDA 13.
             offset, size, entries = struct.unpack_from("<Q14xHH", head, 32)
@@ -26,6 +25,8 @@ def build_id(path: Path) -> str:
                     file.seek(position)
                     if found := gnu_build_id(file.read(length)):
                         return found
+        import hashlib  # Few libraries have no build id, and workers start faster without the module.
+
         file.seek(0)
         return f"sha256-{hashlib.file_digest(file, 'sha256').hexdigest()[:40]}"
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections import namedtuple
+
+TYPE_CHECKING = False  # `typing` takes long to import, and workers are started while a caller waits.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 __all__ = ["Frame", "encode", "read"]
 
 _HEAD = struct.Struct("<IQ")
 
-
-class Frame(NamedTuple):
-    """A message and its byte blocks."""
-
-    message: dict[str, Any]
-    blocks: dict[str, bytes]
+#: A message, which JSON can express, and its byte blocks by name.
+Frame = namedtuple("Frame", "message blocks")
 
 
 def encode(message: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> bytes:

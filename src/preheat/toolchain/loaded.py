@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterator
-from typing import Any
 
 from preheat.toolchain.elf import PT_NOTE, gnu_build_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 __all__ = ["loaded_builds"]
 

@@ -73,19 +73,34 @@ def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool
     memo = None if memo_dir is None else _Memo(memo_dir, _surroundings())
     if memo is not None and not fresh and (known := memo.recall()):
         return known
-    found = pool().call({"do": "locate"}).message
-    located = Located(
-        libraries={
-            name: Library(_TITLES[name], tuple(row["files"]), row["build"], row["version"])
-            for name, row in found["libraries"].items()
-        },
-        missing=found["missing"],
-        roots=found["roots"],
-        archs=tuple(found["archs"]),
-    )
+    located = _search(pool())
     if memo is not None and located.libraries:
         memo.remember(located)
     return located
+
+
+def _search(workers: WorkerPool) -> Located:
+    """Locate the compilers. NVRTC is described by a worker that has loaded it, if there is one."""
+    found = workers.call({"do": "locate"}).message
+    rows = found["libraries"]
+    missing = found["missing"]
+    archs: list[int] = []
+    if found["nvrtc"] is not None:
+        described = workers.call({"do": "describe", "library": found["nvrtc"]}).message
+        if described.get("status") == "NOT_LOADED":
+            missing["nvrtc"] = described["log"]
+        else:
+            archs = described["archs"]
+            rows = {"nvrtc": described, **rows}
+    return Located(
+        libraries={
+            name: Library(_TITLES[name], tuple(row["files"]), row["build"], row["version"])
+            for name, row in rows.items()
+        },
+        missing=missing,
+        roots=found["roots"],
+        archs=tuple(archs),
+    )
 
 
 def _surroundings() -> str:

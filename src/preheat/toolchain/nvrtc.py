@@ -1,29 +1,55 @@
-"""NVRTC, called through NVIDIA's bindings. Runs in the worker process only."""
+"""NVRTC, called through ctypes. Runs in the worker process only.
+
+The bindings of NVIDIA do the same, but their import takes longer than a compile, and every worker
+process of a cold start would have to wait for it.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections import namedtuple
 
-from cuda.bindings import nvrtc
+TYPE_CHECKING = False  # `typing` takes long to import, and callers wait for the first compile.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-__all__ = ["CANARY", "Compiled", "compile_program", "opened_headers", "version_and_archs"]
+__all__ = [
+    "CANARY", "Compiled", "OtherLibraryError", "compile_program", "load", "loaded", "opened_headers",
+    "version_and_archs",
+]  # fmt: skip
 
 #: NVRTC opens this header first in every compile. A trace without it is incomplete.
 CANARY = "__nv_nvrtc_builtin_header.h"
+_SUCCESS = 0
+
+#: The result of NVRTC. `cubin` and `ptx` are empty if it failed. `lowered` has the mangled names.
+Compiled = namedtuple("Compiled", "status log cubin ptx lowered", defaults=(b"", b"", {}))
+
+_loaded: dict[str, ctypes.CDLL] = {}  # The library of this process, by path.
 
 
-class Compiled(NamedTuple):
-    """The result of NVRTC. `cubin` and `ptx` are empty if it failed."""
+class OtherLibraryError(Exception):
+    """Another NVRTC is loaded in this process. The two would share one library of built-ins."""
 
-    status: str
-    log: str
-    cubin: bytes = b""
-    ptx: bytes = b""
-    lowered: dict[str, str] = {}  # noqa: RUF012  (A NamedTuple default that is never changed.)
+
+def load(path: str) -> None:
+    """Load the library at `path`, which all functions of this module call. `OSError` if it is none."""
+    if path in _loaded:
+        return
+    if _loaded:
+        raise OtherLibraryError(*_loaded)
+    library = ctypes.CDLL(path)
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    _loaded[path] = library
+
+
+def loaded() -> list[str]:
+    """Return the path of the library, in a list, or an empty list if none is loaded."""
+    return list(_loaded)
 
 
 def compile_program(
@@ -35,60 +61,83 @@ def compile_program(
     headers: Mapping[str, bytes],
 ) -> Compiled:
     """Compile one program to cubin and PTX."""
-    result, program = nvrtc.nvrtcCreateProgram(
-        source, name.encode(), len(headers), list(headers.values()), [h.encode() for h in headers]
+    (nvrtc,) = _loaded.values()
+    program = ctypes.c_void_p()
+    result = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program),
+        source,
+        name.encode(),
+        len(headers),
+        _strings(headers.values()),
+        _strings([header.encode() for header in headers]),
     )
-    if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        return Compiled(result.name, f"nvrtcCreateProgram failed: {result.name}")
+    if result != _SUCCESS:
+        status = _name(nvrtc, result)
+        return Compiled(status, f"nvrtcCreateProgram failed: {status}")
     try:
         for expression in names:
             nvrtc.nvrtcAddNameExpression(program, expression.encode())
         encoded = [option.encode() for option in options]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-        log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            return Compiled(result.name, log)
+        result = nvrtc.nvrtcCompileProgram(program, len(encoded), _strings(encoded))
+        status = _name(nvrtc, result)
+        # The logs of the front end and of the assembler are joined with a NUL byte.
+        log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        text = log.replace(b"\0", b"").decode("utf-8", "replace")
+        if result != _SUCCESS:
+            return Compiled(status, text)
         return Compiled(
-            result.name,
-            log,
+            status,
+            text,
             _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
             _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0"),
-            _lowered(program, names),
+            _lowered(nvrtc, program, names),
         )
     except LookupError as unknown:
-        return Compiled("NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID", f"{log}\n{unknown}".strip())
+        return Compiled("NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID", f"{text}\n{unknown}".strip())
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _lowered(program: Any, names: Sequence[str]) -> dict[str, str]:
+def _lowered(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, names: Sequence[str]) -> dict[str, str]:
     """Return the mangled name of each expression, or raise `LookupError` if there is none."""
     found = {}
     for expression in names:
-        _, lowered = nvrtc.nvrtcGetLoweredName(program, expression.encode())
-        if lowered is None:  # The source ends inside a literal, so NVRTC did not read the expression.
+        lowered = ctypes.c_char_p()
+        nvrtc.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(lowered))
+        if lowered.value is None:  # The source ends inside a literal: the expression was not read.
             raise LookupError(f"__nv_name_map has no entry for {expression}")
-        found[expression] = lowered.decode()
+        found[expression] = lowered.value.decode()
     return found
 
 
+@functools.cache
 def version_and_archs() -> tuple[str, list[int]]:
-    """Return the exact version, which is only in the banner of its PTX, and the architectures."""
-    _, archs = nvrtc.nvrtcGetSupportedArchs()
+    """Return the exact version, which is only in the banner of its PTX, and the architectures.
+
+    The compile that this takes also loads the built-ins, so later ones take less time.
+    """
+    (nvrtc,) = _loaded.values()
+    count = ctypes.c_int()
+    nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    archs = (ctypes.c_int * count.value)()
+    nvrtc.nvrtcGetSupportedArchs(archs)
     # NVRTC's own cache would initialize CUDA in this process, which is slow and hangs under debuggers.
     options = [f"--gpu-architecture=compute_{archs[0]}", "--no-cache"]
     banner = compile_program(b"", "/preheat/version.cu", options, names=(), headers={}).ptx
     found = re.search(rb"release [\d.]+, V([\d.]+)", banner)
     if found:
         return found[1].decode(), list(archs)
-    _, major, minor = nvrtc.nvrtcVersion()
-    return f"{major}.{minor}", list(archs)
+    major = ctypes.c_int()
+    minor = ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}", list(archs)
 
 
-def opened_headers(trace: Path) -> list[str] | None:
+def opened_headers(trace: str | os.PathLike[str]) -> list[str] | None:
     """Return the headers that a compile opened, under its names and once each, or None if unknown."""
     try:
-        events = json.loads(trace.read_bytes())["traceEvents"]
+        with open(trace, "rb") as file:
+            events = json.loads(file.read())["traceEvents"]
         opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -97,13 +146,17 @@ def opened_headers(trace: Path) -> list[str] | None:
     return [name for name in dict.fromkeys(opened) if name != CANARY]
 
 
-def _bytes(program: Any, size_of: Any, get: Any) -> bytes:
-    result, size = size_of(program)
-    buffer = b" " * size
-    (result,) = get(program, buffer)
-    return buffer if result == nvrtc.nvrtcResult.NVRTC_SUCCESS else b""
+def _name(nvrtc: ctypes.CDLL, result: int) -> str:
+    text: bytes = nvrtc.nvrtcGetErrorString(result)
+    return text.decode()
 
 
-def _text(program: Any, size_of: Any, get: Any) -> str:
-    # The logs of the front end and of the assembler are joined with a NUL byte.
-    return _bytes(program, size_of, get).replace(b"\0", b"").decode("utf-8", "replace")
+def _strings(texts: Collection[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(texts))(*texts)
+
+
+def _bytes(program: ctypes.c_void_p, size_of: Callable[..., int], get: Callable[..., int]) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    return buffer.raw if get(program, buffer) == _SUCCESS else b""

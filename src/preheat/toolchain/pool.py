@@ -49,6 +49,7 @@ _FIXED = {
     "PYTHONUTF8": "1",
 }
 
+_START = "from preheat.toolchain.worker import main; main()"  # `-m` takes longer.
 _RETRIES = 3  # How often a compile is repeated because another process killed the compiler.
 # Signals that a process causes itself. A retry would end in the same way.
 _OWN_SIGNALS = {
@@ -86,11 +87,14 @@ class WorkerPool:
         """Return the reply to a request.
 
         If another process kills the worker, the request is repeated in a new one, at most three times.
+        A worker that has loaded another NVRTC than the request names is replaced.
         Raises `CompilerCrashError` if the worker crashes or is killed every time, and
         `CompilerTimeoutError` if it takes too long. An exception that ends the wait, such as Ctrl-C or
         `Cancelled`, also ends the worker.
         """
         request = frames.encode(message, blocks)
+        # The search for NVRTC returns one that is already loaded, and workers started ahead are busy.
+        new = message["do"] == "locate"
         killed = 0
         cancellation = cancel.current()
         with self._slots:
@@ -98,7 +102,7 @@ class WorkerPool:
                 if cancellation is not None:
                     cancellation.check()
                 try:
-                    reply = self._ask(self._take(), request)
+                    reply = self._ask(self._take(new=new), request)
                 except CompilerCrashError as error:
                     if not error.killed:
                         raise
@@ -106,7 +110,7 @@ class WorkerPool:
                     if killed > _RETRIES:
                         raise _killed(error, killed) from None
                 else:
-                    if reply is not None:
+                    if reply is not None and reply.message.get("status") != "OTHER_LIBRARY":
                         return reply
 
     def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
@@ -119,11 +123,13 @@ class WorkerPool:
         except BaseException as failure:
             self._drop(worker, f"{type(failure).__name__}: {failure}")
             raise
-        if reply.message.get("status") in _CLEAN:
+        status = reply.message.get("status")
+        if status in _CLEAN:
             with self._lock:
-                self._idle.append(worker)
+                # Those that have compiled are used first: they have loaded all that a compile needs.
+                self._idle.insert(0 if status is None else len(self._idle), worker)
         else:
-            self._drop(worker, str(reply.message["status"]))
+            self._drop(worker, str(status))
         return reply
 
     def close(self) -> None:
@@ -138,10 +144,11 @@ class WorkerPool:
         self._workers.clear()
         self._idle.clear()
 
-    def _take(self) -> _Worker:
+    def _take(self, *, new: bool) -> _Worker:
+        """Return a worker that is not idle any more: a new one, or one of the idle ones."""
         while True:
             with self._lock:
-                while self._idle:
+                while self._idle and not new:
                     worker = self._idle.pop()
                     if worker.alive():
                         return worker
@@ -249,7 +256,7 @@ class _Worker:
         self._stderr = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "preheat.toolchain.worker", *(["preload"] if preload else [])],
+                [sys.executable, "-c", _START, *(["preload"] if preload else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,

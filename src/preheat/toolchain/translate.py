@@ -16,6 +16,7 @@ from preheat.errors import (
     Diagnostic,
     InputError,
     TargetError,
+    ToolchainChangedError,
     ToolchainError,
     UnknownEntryError,
 )
@@ -56,8 +57,10 @@ class Compiled:
     templates: tuple[str, ...] = ()  # The kernel templates that the source declares.
 
 
-def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str]) -> Compiled:
-    """Compile CUDA C++ with NVRTC.
+def compile_cuda(
+    pool: WorkerPool, library: str, program: Program, arch: Arch, roots: Mapping[str, str]
+) -> Compiled:
+    """Compile CUDA C++ with the NVRTC in the file `library`.
 
     Raises `CompileError` if the compiler rejects the program, `ToolchainError` if it fails itself.
     """
@@ -66,13 +69,13 @@ def compile_cuda(pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[
             raise InputError(f"{program.label}: include directory {directory} does not exist")
     probes = signature.probes(signature.probe_names(program))
     try:
-        return _nvrtc(pool, program, arch, roots, probes)
+        return _nvrtc(pool, library, program, arch, roots, probes)
     except CompileError as error:
         _require_names(program, probes, error.rows)
         # Probes come from scanning the source and may be wrong. Then compile without them.
         if not probes or not any(p in error.log for p in ("__preheat_sig", "__nv_name_map")):
             raise
-    return _nvrtc(pool, program, arch, roots, {})
+    return _nvrtc(pool, library, program, arch, roots, {})
 
 
 def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[Diagnostic]) -> None:
@@ -87,10 +90,16 @@ def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[D
 
 
 def _nvrtc(
-    pool: WorkerPool, program: Program, arch: Arch, roots: Mapping[str, str], probes: Mapping[str, str]
+    pool: WorkerPool,
+    library: str,
+    program: Program,
+    arch: Arch,
+    roots: Mapping[str, str],
+    probes: Mapping[str, str],
 ) -> Compiled:
     message = {
         "do": "cuda",
+        "library": library,
         "label": program.label,
         "arch": str(arch),
         "options": program.options,
@@ -190,6 +199,11 @@ def _require_loadable(program: Program, cubin: bytes) -> None:
 def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
     """Return the log of a compile that succeeded, or raise the error of one that did not."""
     status, log = reply["status"], reply["log"]
+    if status == "NOT_LOADED":
+        raise ToolchainChangedError(
+            f"NVRTC cannot be loaded any more: {log}",
+            hint="an upgrade was installed while this process was running",
+        )
     if status in ("NVRTC_SUCCESS", "SUCCESS"):
         return str(log)
     if status in _UNKNOWN_ARCH:

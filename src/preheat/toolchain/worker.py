@@ -1,25 +1,30 @@
 """The compiler process: reads requests from stdin, compiles, and writes replies to stdout.
 
 Only this process loads NVRTC and nvJitLink. If they abort, hang or lose track of headers after an
-error, only this process is affected, and `pool.py` starts another one.
+error, only this process is affected, and `pool.py` starts another one. Callers wait for its start, so
+modules that take long to import are imported only where they are needed.
 """
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import functools
 import os
 import re
 import select
 import sys
-import threading
 import time
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from preheat.toolchain import frames, scratch
+from preheat.toolchain import frames, nvrtc, scratch
 from preheat.toolchain.elf import build_id
+from preheat.toolchain.loaded import loaded_builds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Answer = tuple[dict[str, Any], dict[str, bytes]]
 
 __all__ = ["main"]
 
@@ -37,13 +42,10 @@ def main() -> None:
     # Replies have their own descriptor: the output of a compiler must not get between them.
     replies = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    threading.Thread(target=_leave_with_parent, args=(requests,), daemon=True).start()
+    _thread.start_new_thread(_leave_with_parent, (requests,))
 
     if "preload" in sys.argv[1:]:
-        with suppress(Exception):  # The first request reports it.
-            from preheat.toolchain import nvrtc
-
-            nvrtc.version_and_archs()
+        _preload()
     while select.select([requests], [], [], _IDLE)[0]:
         try:
             message, blocks = frames.read(functools.partial(os.read, requests))
@@ -63,11 +65,32 @@ def _leave_with_parent(requests: int) -> None:
     os._exit(0)
 
 
-Answer = tuple[dict[str, Any], dict[str, bytes]]
+#: Where the packages of NVIDIA have NVRTC, in a directory of `sys.path`.
+_IN_PACKAGES = "nvidia/cu13/lib/libnvrtc.so.13"
+
+
+def _preload() -> None:
+    """Load the NVRTC that requests will probably name, and let it compile.
+
+    The search for the compilers takes as long, and runs in another process at the same time. A wrong
+    guess is noticed, because requests name the library.
+    """
+    for place in sys.path:
+        path = os.path.realpath(f"{place}/{_IN_PACKAGES}")
+        if os.path.exists(path):
+            try:
+                nvrtc.load(path)
+            except OSError:  # The first request reports it.
+                return
+            nvrtc.version_and_archs()
+            return
 
 
 def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
-    """Locate the compilers and the CUDA headers on this machine."""
+    """Locate the compilers and the CUDA headers on this machine. `_describe` says more of NVRTC.
+
+    This process is new: the search would return a library that is already loaded.
+    """
     del message, blocks
     from cuda.pathfinder import (
         DynamicLibNotFoundError,
@@ -75,12 +98,11 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         load_nvidia_dynamic_lib,
     )
 
-    found = []
+    paths = {}
     missing = {}
     for name in ("nvrtc", "nvJitLink"):
         try:
-            load_nvidia_dynamic_lib(name)
-            found.append(name)
+            paths[name] = os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))
         except (DynamicLibNotFoundError, RuntimeError) as error:
             missing[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
     roots = {}
@@ -88,24 +110,42 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         if directory := find_nvidia_header_directory(header):
             roots[label] = os.path.realpath(directory)
     libraries: dict[str, Any] = {}
-    archs: list[int] = []
-    if "nvrtc" in found:
-        from preheat.toolchain import nvrtc
-
-        version, archs = nvrtc.version_and_archs()
-        libraries["nvrtc"] = {"version": version, **_files_and_build("nvrtc")}
-    if "nvJitLink" in found:
-        from cuda.bindings import nvjitlink
-
-        version = ".".join(map(str, nvjitlink.version()))
+    if "nvJitLink" in paths:
+        version = _nvjitlink_version(paths["nvJitLink"])
         libraries["nvJitLink"] = {"version": version, **_files_and_build("nvJitLink")}
-    return {"libraries": libraries, "missing": missing, "roots": roots, "archs": archs}, {}
+    return {"libraries": libraries, "nvrtc": paths.get("nvrtc"), "missing": missing, "roots": roots}, {}
+
+
+def _describe(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
+    """Return the version, the build and the architectures of the NVRTC in a file."""
+    del blocks
+    if fault := _load(message["library"]):
+        return fault, {}
+    version, archs = nvrtc.version_and_archs()
+    return {"version": version, "archs": archs, **_files_and_build("nvrtc")}, {}
+
+
+def _load(library: str) -> dict[str, Any] | None:
+    """Load NVRTC from a file, or return the answer to a request that needs it."""
+    try:
+        nvrtc.load(library)
+    except nvrtc.OtherLibraryError:
+        return {"status": "OTHER_LIBRARY"}
+    except OSError as fault:
+        return {"status": "NOT_LOADED", "log": str(fault)}
+    return None
+
+
+def _nvjitlink_version(path: str) -> str:
+    numbers = ctypes.c_uint(), ctypes.c_uint()
+    ctypes.CDLL(path).nvJitLinkVersion(*map(ctypes.byref, numbers))
+    return ".".join(str(number.value) for number in numbers)
 
 
 def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     """Compile CUDA C++ to cubin and PTX, and report every header that was opened."""
-    from preheat.toolchain import nvrtc
-
+    if fault := _load(message["library"]):
+        return fault, {}
     options = [f"--gpu-architecture={message['arch']}", *_NVRTC_OPTIONS]
     roots: dict[str, str] = message["roots"]
     # The compiler sees the include roots through a directory of links `@0`, `@cuda`, …, so that no path
@@ -137,7 +177,7 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
             "opened": None,
         }
         if home is not None and done.status == "NVRTC_SUCCESS":
-            answer["opened"] = nvrtc.opened_headers(Path(f"/proc/self/fd/{trace}"))
+            answer["opened"] = nvrtc.opened_headers(f"/proc/self/fd/{trace}")
     finally:
         os.chdir("/")
         os.close(trace)
@@ -166,7 +206,7 @@ def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     }, {"cubin": done.cubin}
 
 
-_ANSWERS = {"locate": _locate, "cuda": _cuda, "ptx": _ptx}
+_ANSWERS = {"locate": _locate, "describe": _describe, "cuda": _cuda, "ptx": _ptx}
 
 
 @functools.cache
@@ -180,18 +220,15 @@ def _files_and_build(name: str) -> dict[str, Any]:
 
     NVRTC consists of two libraries: its first compile loads the built-ins of the same version.
     """
-    from cuda.pathfinder import load_nvidia_dynamic_lib
-
-    from preheat.toolchain.loaded import loaded_builds
-
     builds = loaded_builds()
-    files = [os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))]
     if name == "nvrtc":
+        files = nvrtc.loaded()
         files += sorted(p for p in builds if os.path.basename(p).startswith("libnvrtc-builtins.so"))
-    return {
-        "files": files,
-        "build": "+".join(builds.get(file) or build_id(Path(file)) for file in files),
-    }
+    else:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        files = [os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))]
+    return {"files": files, "build": "+".join(builds.get(file) or build_id(file) for file in files)}
 
 
 def _demangle(name: str) -> str | None:
