@@ -285,8 +285,7 @@ def test_a_wrong_guess_changes_nothing(
     true = toolchain.located
     recorder.seen.clear()
     own = Toolchain(events, timeout=TIMEOUT_SECONDS)
-    own.pool.start_ahead(1)
-    processes.wait_for(lambda: own.pool._idle)
+    own.pool.start_ahead(1, bool)
     assert own.located == true
     reasons = [e["reason"] for e in recorder.named("worker")]
     assert reasons == ["", "", "OTHER_LIBRARY"]
@@ -295,8 +294,8 @@ def test_a_wrong_guess_changes_nothing(
 
 def test_nvrtc_is_described_by_a_worker_that_has_loaded_it(events: Events) -> None:
     own = Toolchain(events, timeout=TIMEOUT_SECONDS)
+    own.pool.start_ahead(1, bool)
     found = own.pool.call({"do": "locate"}).message
-    own.pool.start_ahead(1)
     processes.wait_for(lambda: len(own.pool._idle) == 2)
     ahead = own.pool._idle[-1]
     assert own.pool.call({"do": "describe", "library": found["nvrtc"]}).message["archs"]
@@ -328,8 +327,7 @@ def test_workers_that_were_started_ahead_with_a_wrong_guess_are_replaced(
     recorder.seen.clear()
     own = Toolchain(events, timeout=TIMEOUT_SECONDS)
     own._located = true
-    own.pool.start_ahead(1)
-    processes.wait_for(lambda: own.pool._idle)
+    own.pool._add_worker(preload=True)
     compiled = own.compile(Program.of("__global__ void k() {}"), Arch.parse("sm_90"))
     assert compiled.build == true.library("nvrtc").build
     assert [e["what"] for e in recorder.named("worker")] == ["started", "ended", "started"]

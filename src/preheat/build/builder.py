@@ -440,7 +440,7 @@ class Builder:
         if self.toolchain.is_located or (first := self._locks.first(sys._getframe())) is None:
             return
         try:
-            self.toolchain.locate_for(compiles)
+            self.toolchain.locate_for(compiles, lambda: self._compiler)
         finally:
             first.release()
 

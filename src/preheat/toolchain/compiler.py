@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,14 +64,21 @@ class Toolchain:
         """Return whether the compilers have been located."""
         return self._located is not None
 
-    def locate_for(self, compiles: int) -> None:
+    def locate_for(self, compiles: int, prepare: Callable[[], object]) -> None:
         """Locate the compilers. If they have to be searched for, start workers for compiles meanwhile.
 
-        The search runs where no memo of an earlier one is in the cache, which is then probably empty.
+        Then `prepare` is called in another thread. The search runs where no memo of an earlier one is
+        in the cache, which is then probably empty.
         """
 
+        def meanwhile() -> None:
+            with no_fork:
+                from preheat.toolchain import translate  # noqa: F401  (Each compile needs it.)
+
+            prepare()
+
         def pool() -> WorkerPool:
-            self.pool.start_ahead(min(compiles, os.cpu_count() or 1) - 1)
+            self.pool.start_ahead(min(compiles, os.cpu_count() or 1) - 1, meanwhile)
             return self.pool
 
         with self._lock:

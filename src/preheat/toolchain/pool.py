@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -79,6 +79,7 @@ class WorkerPool:
         self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()  # Idle and busy ones.
         self._lock = Lock()
         self._slots = Lock(holders=os.cpu_count() or 1)
+        self._after_start: list[Callable[[], None]] = []
         weakref.finalize(self, _end, self._idle)  # This also runs when the interpreter exits.
 
     def call(
@@ -179,8 +180,13 @@ class WorkerPool:
             finally:
                 started.release()
 
+        def start_all() -> None:
+            start()
+            while self._after_start:
+                self._after_start.pop()()
+
         try:
-            _thread.start_new_thread(start, ())
+            _thread.start_new_thread(start_all, ())
         except RuntimeError:  # No thread can be started, for example in an exit handler of Python 3.12.
             start()
         started.acquire()
@@ -197,17 +203,19 @@ class WorkerPool:
         self._events.emit("worker", what="started", reason="")
         return worker
 
-    def start_ahead(self, count: int) -> None:
-        """Start workers that load NVRTC before the first request. Return without waiting for them."""
+    def start_ahead(self, count: int, meanwhile: Callable[[], object]) -> None:
+        """Let the next start of a worker be followed by that of others, which load NVRTC at once.
+
+        All this happens in one thread, which then calls `meanwhile`. No request waits for it.
+        """
 
         def start() -> None:
             with suppress(Exception):  # A request that needs a worker reports why none can be started.
                 for _ in range(count):
                     self._add_worker(preload=True)
+                meanwhile()
 
-        if count > 0:
-            with suppress(RuntimeError):  # No thread can be started.
-                _thread.start_new_thread(start, ())
+        self._after_start.append(start)
 
     def _drop(self, worker: _Worker, why: str) -> None:
         worker.end()
