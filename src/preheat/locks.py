@@ -50,12 +50,15 @@ class Call:
         self.thread = get_ident()
         self._after: dict[None, Call] = {}
 
-    def alive(self) -> bool:
-        """Return whether the function still runs: `frame` is on the stack of its thread."""
+    def alive(self, frames: dict[int, FrameType] | None = None) -> bool:
+        """Return whether the function still runs: `frame` is on the stack of its thread.
+
+        `frames` are the frames that threads run, if the caller has them already.
+        """
         frame = self.frame
         if frame is None:
             return False
-        running = _current_frames().get(self.thread)
+        running = (_current_frames() if frames is None else frames).get(self.thread)
         while running is not None and running is not frame:
             running = running.f_back
         return running is not None
@@ -124,22 +127,31 @@ class Lock:
         """
         mine = Call(frame)
         pause, longest = _POLL
+        waited = False
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             nested = False
-            for index, holder in enumerate(self._holders):
-                last = holder.last()
+            frames = None
+            # All holders are read before the frames: that of a later holder would be missing there.
+            for index, last in enumerate([holder.last() for holder in self._holders]):
                 was_held = last.frame is not None
-                if was_held and last.alive():
+                if was_held and frames is None:
+                    frames = _current_frames()  # Once for all holders: it has an item for each thread.
+                if was_held and last.alive(frames):
                     nested = nested or last.thread == mine.thread
                 elif mine.take_over_from(last):
                     self._holders[index] = mine
+                    if waited and len(self._holders) > 1:
+                        # Two calls that release the lock at about the same time wake one thread. The
+                        # thread that it wakes wakes the next one, which looks for another free place.
+                        self._wake()
                     return was_held  # The call is gone and has not released the lock.
             if nested:  # This thread would wait for itself.
                 return False
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             self._freed.acquire(timeout=pause)
+            waited = True
             pause = min(2 * pause, longest)
 
     def release(self, frame: FrameType) -> None:
@@ -148,11 +160,15 @@ class Lock:
             last = holder.last()
             if last.frame is frame:
                 last.end()
-                if self._freed.locked():
-                    try:
-                        self._freed.release()
-                    except RuntimeError:  # Another thread released it first.
-                        continue
+                self._wake()
+                return
+
+    def _wake(self) -> None:
+        """Let a waiting thread check the holders."""
+        if self._freed.locked():
+            try:
+                self._freed.release()
+            except RuntimeError:  # Another thread released it first.
                 return
 
 

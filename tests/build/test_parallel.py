@@ -334,7 +334,9 @@ def test_compilers_start_while_they_are_located_in_one_process_of_a_node(
     config.lock_dir.mkdir(mode=0o700, exist_ok=True)
     other = FileLock(config.lock_dir / "together", keep=True)
     assert other.acquire(0)
-    open_builder().expect(10)
+    with monkeypatch.context() as hasty:
+        hasty.setattr("preheat.build.builder._LOCATE_WAIT", 0.05)
+        open_builder().expect(10)
     assert started() == 0  # Another process does it.
     other.release()
     builder = open_builder()
@@ -342,7 +344,7 @@ def test_compilers_start_while_they_are_located_in_one_process_of_a_node(
     assert started() == 0
     builder.expect(10)
     wait_for(lambda: started() == 3)
-    assert builder.toolchain.is_located
+    assert builder.toolchain.recall()
     tasks = run_all(
         [program(n) for n in range(4)], lambda job, d: builder.obtain(job, "sm_90", deferral=d)
     )
@@ -351,6 +353,38 @@ def test_compilers_start_while_they_are_located_in_one_process_of_a_node(
     builder.expect(10)
     open_builder().expect(10)  # The memo says where the compilers are.
     assert started() == 3
+
+
+def test_a_process_waits_for_another_one_that_locates_the_compilers(
+    open_builder: Callable[..., Builder], config: Config, recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    config.lock_dir.mkdir(mode=0o700, exist_ok=True)
+    other = FileLock(config.lock_dir / "together", keep=True)
+    assert other.acquire(0)
+    looks = []
+
+    def look(_: float) -> None:
+        looks.append(0)
+        if len(looks) == 3:
+            open_builder().key(program(1), "sm_90")  # The other process has located them.
+
+    monkeypatch.setattr("preheat.build.builder.time.sleep", look)
+    builder = open_builder()
+    builder.expect(10)
+    assert len(looks) == 3
+    assert builder.toolchain.recall()
+    assert len(recorder.named("worker")) == 1  # of the other process
+    other.release()
+
+
+def test_without_a_shared_directory_each_process_locates_the_compilers(
+    open_builder: Callable[..., Builder], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    builder = open_builder(replace(config, cache=False))
+    builder.expect(10)
+    assert builder.toolchain.recall()
 
 
 def test_an_interrupt_ends_the_process_its_compilers_and_its_locks(

@@ -56,6 +56,8 @@ T = TypeVar("T")
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
 _JOURNAL_COMPILES = 0.2  # the same while there are compiles, which may run on many threads
+_LOCATE_WAIT = 2.0  # seconds to wait for another process that locates the compilers
+_LOCATE_POLL = 0.005  # seconds between two looks for its result
 _SEARCH = 0.5  # seconds to look for a stored artifact like the one that is missing
 
 
@@ -433,16 +435,23 @@ class Builder:
         """Say how many programs a call may have to compile.
 
         If the compilers have to be located, the compiler processes start meanwhile. One process of the
-        node does so; with those of others there would be more of them than processors.
+        node does so, and the others wait for its result, for a while: with compiler processes of each
+        there would be more of them than processors.
         """
         if compiles < 2 or self._bundles or self.sealed is not SealMode.OFF:
             return  # Perhaps no compiler is needed.
-        if self.toolchain.is_located or (first := self._locks.first(sys._getframe())) is None:
-            return
-        try:
-            self.toolchain.locate_for(compiles, lambda: self._compiler)
-        finally:
-            first.release()
+        deadline = time.monotonic() + _LOCATE_WAIT
+        while not self.toolchain.recall() and time.monotonic() < deadline:
+            try:
+                first = self._locks.first(sys._getframe())
+            except Busy:
+                time.sleep(_LOCATE_POLL)
+                continue
+            try:
+                self.toolchain.locate_for(compiles, lambda: self._compiler)
+            finally:
+                if first is not None:
+                    first.release()
 
     def in_background(self, run: Callable[[Deferral], T]) -> Task[T]:
         """Let a thread call `run`, and return the task at once. `close` cancels it."""

@@ -120,13 +120,18 @@ class KeyLocks:
         return None
 
     def first(self, owner: FrameType) -> FileLock | None:
-        """Return a lock that one call of the node has at a time; None where another one has it."""
+        """Return a lock that one call of the node has at a time; None where no directory is shared.
+
+        Raises `Busy` where another call has it.
+        """
         if self.directory is None:
             return None
         try:
             make_private(self.directory, trust=self._trust)
             lock = FileLock(self.directory / "together", keep=True, owner=owner, trust=self._trust)
-            return lock if lock.acquire(0) else None
+            if not lock.acquire(0):
+                raise Busy
+            return lock
         except OSError as fault:
             self._events.fault("lock", "lock", fault)
             return None

@@ -12,7 +12,7 @@ from preheat.errors import InputError, ToolchainChangedError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 from preheat.program import Program
-from preheat.toolchain.locate import Library, Located, locate
+from preheat.toolchain.locate import Library, Located, locate, recall
 
 if TYPE_CHECKING:  # Imported only when something must be compiled.
     from preheat.toolchain.pool import WorkerPool
@@ -59,9 +59,12 @@ class Toolchain:
                     self._located = locate(lambda: self.pool, self._memo_dir)
         return self._located
 
-    @property
-    def is_located(self) -> bool:
-        """Return whether the compilers have been located."""
+    def recall(self) -> bool:
+        """Return whether the compilers are located, by this process or in the memo of another one."""
+        if self._located is None:
+            with self._lock:
+                if self._located is None:
+                    self._located = recall(self._memo_dir)
         return self._located is not None
 
     def locate_for(self, compiles: int, prepare: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ from preheat.toolchain.elf import build_id
 if TYPE_CHECKING:
     from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["SEARCH_VARIABLES", "Library", "Located", "locate"]
+__all__ = ["SEARCH_VARIABLES", "Library", "Located", "locate", "recall"]
 
 #: The variables that pathfinder's search depends on, besides the installed packages. The last two
 #: decide where the user's site-packages are, which it searches as well.
@@ -70,13 +70,18 @@ class Located(NamedTuple):
 
 def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool = False) -> Located:
     """Return the compilers from the memo if it is still valid, else search for them in a worker."""
-    memo = None if memo_dir is None else _Memo(memo_dir, _surroundings())
-    if memo is not None and not fresh and (known := memo.recall()):
+    if not fresh and (known := recall(memo_dir)):
         return known
+    surroundings = _surroundings()  # They may change during the search.
     located = _search(pool())
-    if memo is not None and located.libraries:
-        memo.remember(located)
+    if memo_dir is not None and located.libraries:
+        _Memo(memo_dir, surroundings).remember(located)
     return located
+
+
+def recall(memo_dir: Path | None) -> Located | None:
+    """Return the compilers from the memo, or None if there is no valid one."""
+    return None if memo_dir is None else _Memo(memo_dir, _surroundings()).recall()
 
 
 def _search(workers: WorkerPool) -> Located:
