@@ -14,6 +14,7 @@ from types import FrameType
 
 import pytest
 
+from preheat import locks
 from preheat.events import Events
 from preheat.files import Descriptor, opened
 from preheat.lazy import lazy
@@ -248,3 +249,37 @@ def test_no_garbage_is_collected_while_the_frames_of_threads_are_listed(
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_places_that_are_freed_together_wake_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_POLL", (TIMEOUT_SECONDS, TIMEOUT_SECONDS))
+    lock = Lock(holders=3)
+    frames: list[FrameType] = []
+    done = threading.Event()
+    took = threading.Semaphore(0)
+
+    def hold() -> None:
+        frame = sys._getframe()
+        lock.acquire(frame)
+        frames.append(frame)
+        done.wait()
+
+    def wait() -> None:
+        with lock:
+            took.release()
+            done.wait()
+
+    holders = [threading.Thread(target=hold) for _ in range(3)]
+    waiters = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in holders:
+        thread.start()
+    wait_for(lambda: len(frames) == 3)
+    for thread in waiters:
+        thread.start()
+    time.sleep(0.1)  # so that they wait
+    for frame in frames:
+        lock.release(frame)
+    assert all(took.acquire(timeout=TIMEOUT_SECONDS / 2) for _ in waiters)
+    done.set()
+    for thread in holders + waiters:
+        thread.join()

@@ -6,7 +6,9 @@ import errno
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,24 @@ def test_putting_again_replaces(disk: DiskTier) -> None:
     disk.put(KEY, BLOB)
     disk.put(KEY, blob_of(1, 5000))
     assert disk.get(KEY) == blob_of(1, 5000)
+
+
+def test_threads_that_put_do_not_wait_in_turns_for_the_file_of_the_totals(
+    disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.put(digest_of(0), blob_of(0))  # The first entry is counted.
+    pauses: list[float] = []
+    sleep = time.sleep
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr("preheat.cache.lock.time.sleep", pause)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: disk.put(digest_of(n), blob_of(n)), range(1, 100)))
+    assert pauses == []
+    assert len(list(disk.items())) == 100
 
 
 def test_a_large_entry_comes_back_whole(disk: DiskTier) -> None:

@@ -23,7 +23,7 @@ from preheat.cache.trust import NotAFileError, make_private, read_file
 from preheat.cache.usage import Usage
 from preheat.events import Events
 from preheat.files import opened
-from preheat.locks import no_fork
+from preheat.locks import Lock, no_fork
 
 __all__ = ["DiskTier", "Swept"]
 
@@ -64,6 +64,8 @@ class DiskTier(LayerTier):
         self._max_files = max_files
         self._clock = clock
         self._tidied = False
+        # Threads of this process wait here: they would wait longer for the file, in a loop.
+        self._usage_lock = Lock()
 
     def put(self, digest: str, blob: bytes) -> None:
         """Publish the entry. A reader sees the old file or the new one, never a part of it."""
@@ -221,7 +223,7 @@ class DiskTier(LayerTier):
 
     def _add_usage(self, files: int, size: int) -> Usage | None:
         """Add to the running totals and return them; None when there are no totals yet."""
-        with hold(self._lock_path("usage"), _LOCK_WAIT):
+        with self._usage_lock, hold(self._lock_path("usage"), _LOCK_WAIT):
             usage = self._read_usage()
             if usage is not None:
                 usage = usage.plus(files, size)

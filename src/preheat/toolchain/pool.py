@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -298,42 +298,48 @@ class _Worker:
         """
         deadline = time.monotonic() + allowed
         cancellation = cancel.current()
-        with selectors.DefaultSelector() as ready:
-            if cancellation is not None:
-                ready.register(cancellation.descriptor, selectors.EVENT_READ)
+        ready = select.poll()
+        if cancellation is not None:
+            ready.register(cancellation.descriptor, select.POLLIN)
 
-            def wait(pipe: Any, event: int) -> None:
-                ready.register(pipe, event)
-                try:
-                    while not ready.select(min(max(deadline - time.monotonic(), 0), _LONGEST_WAIT)):
-                        if time.monotonic() >= deadline:
-                            raise CompilerTimeoutError(
-                                f"the compiler did not finish within {allowed:g} s",
-                                hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
-                            )
-                finally:
-                    ready.unregister(pipe)
-                if cancellation is not None:
-                    cancellation.check()
-
-            view = memoryview(request)
-            while view:
-                wait(self._in, selectors.EVENT_WRITE)
-                try:
-                    view = view[os.write(self._in.fileno(), view) :]
-                except BrokenPipeError:
-                    self._died()
-
-            def read_some(size: int) -> bytes:
-                wait(self._out, selectors.EVENT_READ)
-                return os.read(self._out.fileno(), size)
-
+        def wait(pipe: int, event: int) -> None:
+            ready.register(pipe, event)
             try:
-                reply = frames.read(read_some)
-            except EOFError:
+                while not ready.poll(min(max(deadline - time.monotonic(), 0), _LONGEST_WAIT) * 1000):
+                    if time.monotonic() >= deadline:
+                        raise CompilerTimeoutError(
+                            f"the compiler did not finish within {allowed:g} s",
+                            hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
+                        )
+            finally:
+                ready.unregister(pipe)
+            if cancellation is not None:
+                cancellation.check()
+
+        requests = self._in.fileno()
+        replies = self._out.fileno()
+        view = memoryview(request)
+        while view:
+            try:
+                view = view[os.write(requests, view) :]
+            except BlockingIOError:
+                wait(requests, select.POLLOUT)
+            except BrokenPipeError:
                 self._died()
-            self._served = True
-            return reply
+
+        def read_some(size: int) -> bytes:
+            while True:
+                try:
+                    return os.read(replies, size)
+                except BlockingIOError:
+                    wait(replies, select.POLLIN)
+
+        try:
+            reply = frames.read(read_some)
+        except EOFError:
+            self._died()
+        self._served = True
+        return reply
 
     def end(self) -> None:
         """Kill the process if it runs, and reap it."""
