@@ -146,13 +146,13 @@ def mentioned(texts: Iterable[str], names: Collection[str]) -> str | None:
     A name in a comment or in a literal does not count.
     """
     words = _words(texts, names)
-    return next((name for name in names if _composed(name, words)), None)
+    return next((name for name in names if words and _composed(name, words)), None)
 
 
 def pasted(texts: Iterable[str], names: Collection[str]) -> str | None:
     """Return the first of `names` that `##` could compose from words in the code of `texts`."""
     words = _words(texts, names).difference(names)
-    return next((name for name in names if _composed(name, words)), None)
+    return next((name for name in names if words and _composed(name, words)), None)
 
 
 def _words(texts: Iterable[str], names: Collection[str]) -> set[str]:
