@@ -94,16 +94,20 @@ headers = Program.of('#include "v.h"\\n' + SOURCE, include=[os.environ["HEADERS"
 gpu.builder.build(headers, "sm_90")
 gpu.builder.clear_memory()
 found["headers"] = count(lambda: gpu.builder.build(headers, "sm_90"))
+programs = [Program.of(SOURCE.replace("+= 1", f"+= {os.getpid()}{n}.0f")) for n in range(2)]
+gpu.builder.build(programs[0], "sm_90")  # This starts a worker.
+found["compiled"] = count(lambda: gpu.builder.build(programs[1], "sm_90"))
 print(json.dumps(found))
 """
 #: The largest number of calls of each path: a kernel that is loaded, a launch that was made before, a
 #: replay, a kernel that an earlier process stored, its first launch, a stored program with a header, a
 #: hit of a sealed process, a launch in a capture; replays of cached graphs, the replay itself included;
-#: ten loaded kernels by `gpu.kernels`.
+#: ten loaded kernels by `gpu.kernels`; a compile, without the worker that runs it.
 MOST = {
     "hot": 2, "launch": 2, "replay": 1, "stored": 190, "first launch": 90, "headers": 212, "sealed": 40,
     "recorded": 12, "graphs.replay": 2, "graphs.run": 4, "graphed": 7, "graphed by key": 11,
     "hot, not waiting": 1, "launch of one not waited for": 2, "ten together": 200,
+    "compiled": 800,
 }  # fmt: skip
 
 
