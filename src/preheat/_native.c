@@ -479,7 +479,7 @@ typedef struct {
 } Param;
 
 typedef struct {
-    PyObject_HEAD
+    PyObject_VAR_HEAD
     vectorcallfunc vectorcall;
     PyObject *launch, *fallback, *prepare, *raise_for_status, *raise_in_capture; /* with functions of it */
     PyObject *context, *thread_state, *submits;
@@ -493,7 +493,7 @@ typedef struct {
     int records;             /* Launches can be recorded into captures. */
     int num_params;
     unsigned size; /* of the packed parameters */
-    Param params[MOST_PARAMS];
+    Param params[];
 } Launcher;
 
 static PyTypeObject Launcher_Type;
@@ -823,23 +823,29 @@ static int add_param(Launcher* self, PyObject* given) {
 }
 
 static PyObject* Launcher_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    (void)kwargs;
     PyObject *references, *params;
-    Launcher* self = alloc_from(type, kwargs, Launcher_call);
+    int device_type, device, records;
+    unsigned size;
+    if (!PyArg_ParseTuple(args, "O!(ii)pIO!", &PyTuple_Type, &references, &device_type, &device, &records, &size,
+                          &PyTuple_Type, &params))
+        return NULL;
+    if (PyTuple_GET_SIZE(params) > MOST_PARAMS || size > MOST_BYTES)
+        return PyErr_Format(PyExc_ValueError, "too many parameters");
+    Launcher* self = (Launcher*)type->tp_alloc(type, PyTuple_GET_SIZE(params));
     if (!self)
         return NULL;
-    if (!PyArg_ParseTuple(args, "O!(ii)pIO!", &PyTuple_Type, &references, &self->device_type, &self->device,
-                          &self->records, &self->size, &PyTuple_Type, &params) ||
-        take_references(references, &self->launch, &self->buffer_type + 1))
-        goto failed;
-    if (PyTuple_GET_SIZE(params) > MOST_PARAMS || self->size > MOST_BYTES)
-        PyErr_SetString(PyExc_ValueError, "too many parameters");
-    for (Py_ssize_t at = 0; !PyErr_Occurred() && at < PyTuple_GET_SIZE(params); at++)
-        add_param(self, PyTuple_GET_ITEM(params, at));
-    if (!PyErr_Occurred() && !find_offsets(self))
-        return (PyObject*)self;
-failed:
-    Py_DECREF(self);
-    return NULL;
+    self->vectorcall = Launcher_call;
+    self->device_type = device_type;
+    self->device = device;
+    self->records = records;
+    self->size = size;
+    int failed = take_references(references, &self->launch, &self->buffer_type + 1) || find_offsets(self);
+    for (Py_ssize_t at = 0; !failed && at < PyTuple_GET_SIZE(params); at++)
+        failed = add_param(self, PyTuple_GET_ITEM(params, at));
+    if (failed)
+        Py_CLEAR(self);
+    return (PyObject*)self;
 }
 
 TRACK(Launcher, launch, buffer_type)
@@ -1036,7 +1042,7 @@ TYPE(GraphLaunch, "A prepared replay of a graph: launch() returns the status in 
 TYPE(WordSetter, "Prepared fills: setter(values) sets each address to its bytes.", CALLABLE(WordSetter),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL)
 TYPE(Launcher, "Launches a kernel with the arguments that most launches have.", CALLABLE(Launcher),
-     TRACKED(Launcher), .tp_repr = (reprfunc)Launcher_repr,
+     TRACKED(Launcher), .tp_itemsize = sizeof(Param), .tp_repr = (reprfunc)Launcher_repr,
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 TYPE(Replay, "Replays a graph: replay(**scalars).", CALLABLE(Replay), TRACKED(Replay),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
