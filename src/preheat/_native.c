@@ -7,6 +7,7 @@
      KernelLaunch   a prepared launch of the driver      devices/cuda/module.py
      GraphLaunch    a prepared replay of the driver      devices/cuda/graph.py
      WordSetter     prepared fills of the driver         devices/cuda/device.py
+     LibraryCall    a call of another CUDA library       devices/cuda/device.py
      Launcher       checks arguments and launches        runtime/native_launch.py
      Replay         sets scalars and replays a graph     graph/replay.py
 
@@ -21,6 +22,7 @@
 #define INTERFACE 1 /* `preheat.native` refuses an extension with another number. */
 
 enum { MOST_PARAMS = 64, MOST_BYTES = 8 * MOST_PARAMS, MOST_TYPES = 8, MOST_SCALARS = 16 };
+enum { RELAXED = 2 }; /* CU_STREAM_CAPTURE_MODE_RELAXED */
 enum { INVALID_CONTEXT = 201, INVALID_HANDLE = 400 }; /* of a launch under another context */
 
 /* The start of every object here. */
@@ -399,6 +401,52 @@ static PyObject* WordSetter_new(PyTypeObject* type, PyObject* args, PyObject* kw
     self->stream = pointer(stream);
     return (PyObject*)self;
 }
+
+/* LibraryCall */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *function, *raise_error;
+    InContext in_context;
+    int (*exchange_mode)(int*); /* of the thread, towards captures */
+} LibraryCall;
+
+/* Call the function with the context current, and without effect on captures of other threads. */
+static PyObject* LibraryCall_call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+    LibraryCall* self = (LibraryCall*)callable;
+    int mode = RELAXED;
+    PyObject* result = NULL;
+    int status = enter(&self->in_context);
+    if (!status) {
+        status = self->exchange_mode(&mode);
+        if (!status) {
+            result = PyObject_Vectorcall(self->function, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+            self->exchange_mode(&mode);
+        }
+        leave(&self->in_context);
+    }
+    return status ? PyObject_CallFunction(self->raise_error, "i", status) : result;
+}
+
+static PyObject* LibraryCall_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    PyObject *function, *raise_error, *in_context;
+    unsigned long long exchange_mode;
+    LibraryCall* self = alloc_from(type, kwargs, LibraryCall_call);
+    if (!self)
+        return NULL;
+    if (!PyArg_ParseTuple(args, "OOOK", &function, &raise_error, &in_context, &exchange_mode) ||
+        parse_in_context(in_context, &self->in_context)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->function = Py_NewRef(function);
+    self->raise_error = Py_NewRef(raise_error);
+    *(void**)&self->exchange_mode = pointer(exchange_mode);
+    return (PyObject*)self;
+}
+
+TRACK(LibraryCall, function, raise_error)
 
 /* Numbers */
 
@@ -1041,6 +1089,8 @@ TYPE(GraphLaunch, "A prepared replay of a graph: launch() returns the status in 
      CALLABLE(GraphLaunch), .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL)
 TYPE(WordSetter, "Prepared fills: setter(values) sets each address to its bytes.", CALLABLE(WordSetter),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL)
+TYPE(LibraryCall, "A function of another CUDA library, called beside captures.", CALLABLE(LibraryCall),
+     TRACKED(LibraryCall), .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 TYPE(Launcher, "Launches a kernel with the arguments that most launches have.", CALLABLE(Launcher),
      TRACKED(Launcher), .tp_itemsize = sizeof(Param), .tp_repr = (reprfunc)Launcher_repr,
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
@@ -1063,8 +1113,8 @@ static int intern_names(void) {
 }
 
 PyMODINIT_FUNC PyInit__native(void) {
-    PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type, &WordSetter_Type, &Launcher_Type,
-                             &Replay_Type};
+    PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type, &WordSetter_Type, &LibraryCall_Type,
+                             &Launcher_Type,     &Replay_Type};
     PyObject* made = PyModule_Create(&module);
     zero = PyLong_FromLong(0);
     no_error = Py_BuildValue("(i)", 0);
