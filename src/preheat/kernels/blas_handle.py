@@ -37,7 +37,7 @@ def failed(name: str, error: Exception) -> DeviceError:
 
 
 def beside_captures(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` so that it leaves captures valid. The emulator, used in tests, has no context."""
+    """Return `function` so that it leaves captures valid. The emulator has no context to change."""
     return device.beside_captures(function) if device.dlpack[0] == ON_GPU else function
 
 
