@@ -37,8 +37,7 @@ typedef enum { DONE, UNFIT, FAILED } Outcome;
 static PyObject *zero, *no_error, *empty;
 static PyObject* unfit_errors; /* exceptions which mean that an argument is for the general path */
 static struct {
-    PyObject *capture, *graph, *handle, *interrupted, *is_conj, *is_neg, *last_replayed, *last_site;
-    PyObject *launch, *lost, *lost_or_capturing, *num_replays, *records, *stream;
+    PyObject *capture, *graph, *handle, *interrupted, *is_conj, *is_neg, *last_site, *records, *stream;
 } name;
 
 /* Turn the errors that a wrong argument causes into UNFIT. Others, such as an interrupt, stay set. */
@@ -70,14 +69,6 @@ static PyObject* take_error(void) {
 static void raise_again(PyObject* error) { /* Steals the reference. */
     PyErr_SetObject((PyObject*)Py_TYPE(error), error);
     Py_DECREF(error);
-}
-
-static int is_none(PyObject* owner, PyObject* attribute) { /* 1, 0, or -1 with an error */
-    PyObject* value = PyObject_GetAttr(owner, attribute);
-    if (!value)
-        return -1;
-    Py_DECREF(value);
-    return value == Py_None;
 }
 
 static int is_false(PyObject* value) { /* Steals the reference. */
@@ -129,18 +120,17 @@ static inline PyObject* slot(PyObject* object, Py_ssize_t offset) {
     return *(PyObject**)((char*)object + offset);
 }
 
-static Py_ssize_t slot_offset(PyObject* type, const char* attribute) { /* -1 with an error */
+static int slot_offset(PyObject* type, const char* attribute, Py_ssize_t* offset) { /* -1 with an error */
     PyObject* descriptor = PyObject_GetAttrString(type, attribute);
     if (!descriptor)
         return -1;
-    if (!Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) {
+    int found = Py_IS_TYPE(descriptor, &PyMemberDescr_Type);
+    if (found)
+        *offset = ((PyMemberDescrObject*)descriptor)->d_member->offset;
+    else
         PyErr_Format(PyExc_TypeError, "%R.%s is not a slot", type, attribute);
-        Py_DECREF(descriptor);
-        return -1;
-    }
-    Py_ssize_t offset = ((PyMemberDescrObject*)descriptor)->d_member->offset;
     Py_DECREF(descriptor);
-    return offset;
+    return found ? 0 : -1;
 }
 
 /* The status of a call of the driver as Python code expects it. */
@@ -534,7 +524,8 @@ typedef struct {
     PyObject *stream, *stream_id, *stream_handle;
     PyObject* exchange; /* functions for the tensors of a library, as capsules, by the type of a tensor */
     PyObject *call_site, *outside_files;
-    PyObject *array_type, *uses_type, *buffer_type;
+    PyObject *context_type, *array_type, *uses_type, *buffer_type;
+    Py_ssize_t context_busy, context_lost; /* The first one is `lost_or_capturing`. */
     Py_ssize_t array_address, array_buffer, array_dtype, array_uses, uses_writer, uses_readers;
     Py_ssize_t buffer_context, buffer_open, buffer_uses;
     int device_type, device; /* as DLPack numbers them */
@@ -771,9 +762,8 @@ done:
 }
 
 static Outcome can_record(Launcher* self, PyObject* capture) {
-    int alive = is_none(self->context, name.lost);
-    if (alive <= 0)
-        return alive ? FAILED : UNFIT;
+    if (slot(self->context, self->context_lost) != Py_None)
+        return UNFIT;
     int whole = is_false(PyObject_GetAttr(capture, name.interrupted));
     if (whole <= 0)
         return whole ? FAILED : UNFIT;
@@ -820,8 +810,8 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
     Launcher* self = (Launcher*)callable;
     Outcome outcome = UNFIT;
     if (PyVectorcall_NARGS(nargsf) == self->num_params && !(kwnames && PyTuple_GET_SIZE(kwnames))) {
-        int idle = is_none(self->context, name.lost_or_capturing);
-        outcome = idle < 0 ? FAILED : idle ? launch_now(self, args) : record_launch(self, args);
+        int idle = slot(self->context, self->context_busy) == Py_None;
+        outcome = idle ? launch_now(self, args) : record_launch(self, args);
     }
     if (outcome == UNFIT)
         return PyObject_Vectorcall(self->fallback, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
@@ -831,18 +821,17 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
 }
 
 static int find_offsets(Launcher* self) {
-    PyObject *array = self->array_type, *uses = self->uses_type, *buffer = self->buffer_type;
-    struct { PyObject* type; const char* slot; Py_ssize_t* offset; } wanted[] = {
-        {array, "address", &self->array_address}, {array, "buffer", &self->array_buffer},
-        {array, "dtype", &self->array_dtype},     {array, "uses", &self->array_uses},
-        {uses, "writer", &self->uses_writer},     {uses, "readers", &self->uses_readers},
-        {buffer, "context", &self->buffer_context}, {buffer, "open", &self->buffer_open},
-        {buffer, "uses", &self->buffer_uses},
-    };
-    for (size_t at = 0; at < sizeof wanted / sizeof *wanted; at++)
-        if ((*wanted[at].offset = slot_offset(wanted[at].type, wanted[at].slot)) < 0)
-            return -1;
-    return 0;
+    PyObject *context = self->context_type, *array = self->array_type, *uses = self->uses_type;
+    PyObject* buffer = self->buffer_type;
+    return slot_offset(context, "lost_or_capturing", &self->context_busy) ||
+           slot_offset(context, "lost", &self->context_lost) ||
+           slot_offset(array, "address", &self->array_address) ||
+           slot_offset(array, "buffer", &self->array_buffer) ||
+           slot_offset(array, "dtype", &self->array_dtype) || slot_offset(array, "uses", &self->array_uses) ||
+           slot_offset(uses, "writer", &self->uses_writer) ||
+           slot_offset(uses, "readers", &self->uses_readers) ||
+           slot_offset(buffer, "context", &self->buffer_context) ||
+           slot_offset(buffer, "open", &self->buffer_open) || slot_offset(buffer, "uses", &self->buffer_uses);
 }
 
 static int add_param(Launcher* self, PyObject* given) {
@@ -910,18 +899,26 @@ typedef struct {
     PyObject *replayer, *fallback, *raise_launch_error, *raise_setter_error; /* a Replayer and functions */
     PyObject *context, *title, *lock, *not_prepared;
     PyObject* number_setters; /* by the names of scalars: the device's function and their formats */
+    PyObject *context_type, *replayer_type;
+    Py_ssize_t context_busy, context_last_replayed, launch, num_replays; /* slots of both */
 } Replay;
 
 static PyTypeObject Replay_Type;
 
-static int count_replay(Replay* self) {
-    PyObject* before = PyObject_GetAttr(self->replayer, name.num_replays);
-    long count = before ? PyLong_AsLong(before) : -1;
+/* Set a slot of a Python class. Steals the reference. -1 without one. */
+static int set_slot(PyObject* object, Py_ssize_t offset, PyObject* value) {
+    PyObject** where = (PyObject**)((char*)object + offset);
+    PyObject* before = *where;
+    if (!value)
+        return -1;
+    *where = value;
     Py_XDECREF(before);
-    PyObject* after = PyErr_Occurred() ? NULL : PyLong_FromLong(count + 1);
-    int failed = !after || PyObject_SetAttr(self->replayer, name.num_replays, after);
-    Py_XDECREF(after);
-    return failed ? -1 : 0;
+    return 0;
+}
+
+static int count_replay(Replay* self) {
+    long long count = PyLong_AsLongLong(slot(self->replayer, self->num_replays));
+    return set_slot(self->replayer, self->num_replays, PyLong_FromLongLong(count + 1));
 }
 
 static PyObject* launch_graph(PyObject* launch) {
@@ -979,15 +976,12 @@ static PyObject* set_scalars(Scalars* scalars) {
 static Outcome replay_locked(Replay* self, Scalars* scalars) {
     Outcome outcome = FAILED;
     PyObject* status = NULL;
-    PyObject* launch = PyObject_GetAttr(self->replayer, name.launch);
-    if (!launch)
-        return FAILED;
+    PyObject* launch = Py_NewRef(slot(self->replayer, self->launch));
     if (launch == Py_None) {
         outcome = UNFIT;
         goto done;
     }
-    if (PyObject_SetAttr(self->context, name.last_replayed, self->title))
-        goto done;
+    set_slot(self->context, self->context_last_replayed, Py_NewRef(self->title));
     if (scalars) {
         status = set_scalars(scalars);
         int failed = status ? has_failed(status) : -1;
@@ -1015,9 +1009,8 @@ done:
 
 /* Take the lock, a dictionary with one item, replay and put the item back: see `dict_lock`. */
 static Outcome replay_now(Replay* self, Scalars* scalars) {
-    int idle = is_none(self->context, name.lost_or_capturing);
-    if (idle <= 0)
-        return idle ? FAILED : UNFIT;
+    if (slot(self->context, self->context_busy) != Py_None)
+        return UNFIT;
     if (PyDict_DelItem(self->lock, zero))
         return unfit_or_failed(); /* Another thread holds it. */
     Outcome outcome = replay_locked(self, scalars);
@@ -1056,12 +1049,16 @@ static PyObject* Replay_call(PyObject* callable, PyObject* const* args, size_t n
 
 static PyObject* Replay_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     Replay* self = alloc_from(type, kwargs, Replay_call);
-    if (self && take_references(args, &self->replayer, &self->number_setters + 1))
+    if (self && (take_references(args, &self->replayer, &self->replayer_type + 1) ||
+                 slot_offset(self->context_type, "lost_or_capturing", &self->context_busy) ||
+                 slot_offset(self->context_type, "last_replayed", &self->context_last_replayed) ||
+                 slot_offset(self->replayer_type, "launch", &self->launch) ||
+                 slot_offset(self->replayer_type, "num_replays", &self->num_replays)))
         Py_CLEAR(self);
     return (PyObject*)self;
 }
 
-TRACK(Replay, replayer, number_setters)
+TRACK(Replay, replayer, replayer_type)
 
 /* The module */
 
@@ -1106,8 +1103,7 @@ static int intern_names(void) {
     if (!(name.word = PyUnicode_InternFromString(#word)))                                                   \
         return -1;
     INTERN(capture) INTERN(graph) INTERN(handle) INTERN(interrupted) INTERN(is_conj) INTERN(is_neg)
-    INTERN(last_replayed) INTERN(last_site) INTERN(launch) INTERN(lost) INTERN(lost_or_capturing)
-    INTERN(num_replays) INTERN(records) INTERN(stream)
+    INTERN(last_site) INTERN(records) INTERN(stream)
 #undef INTERN
     return 0;
 }

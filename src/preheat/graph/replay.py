@@ -11,9 +11,9 @@ memory, memory is closed, or a frame of a pool begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from preheat import fork, native
 from preheat.callsite import caller
@@ -31,7 +31,7 @@ from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
 from preheat.runtime.order import RepeatedUse
 from preheat.runtime.stream import raw_stream, record_event
 
-__all__ = ["CAPTURE_AGAIN", "NOT_PREPARED", "Replayer"]
+__all__ = ["CAPTURE_AGAIN", "NOT_PREPARED", "ReplayFunction", "Replayer"]
 
 CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
 NOT_PREPARED = (-1,)  # the status of a launch that did not happen, because a check is necessary
@@ -41,6 +41,13 @@ _NO_STREAM: _LibraryStream = (None, lambda: NOT_PREPARED, None)
 _INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
 
 
+class ReplayFunction(Protocol):
+    """The type of `Graph.replay`."""
+
+    def __call__(self, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
+        """Run the captured work once more."""
+
+
 class Replayer:
     """Replays one graph: `work` at the device as `executable`.
 
@@ -48,6 +55,12 @@ class Replayer:
     nothing else to do, and None otherwise. `setters` has the functions that set scalars in that stream,
     by the names of the scalars. `lock` protects all of this.
     """
+
+    __slots__ = (
+        "__weakref__", "_launches", "_library_streams", "_options", "_scratch", "_setters", "_stream",
+        "context", "executable", "launch", "lock", "name", "num_replays", "number_setters", "setters",
+        "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -86,14 +99,14 @@ class Replayer:
 
     # Replays
 
-    def function(self) -> Callable[..., None]:
+    def function(self) -> ReplayFunction:
         """Return the function that `Graph.replay` is: `replay`, or the native core's twin of it."""
         if native.core is None:
             return self.replay
-        replay: Callable[..., None] = native.core.Replay(
+        replay: ReplayFunction = native.core.Replay(
             # in the order of the fields of `Replay` in `_native.c`
             self, self.replay, self.raise_launch_error, self.raise_setter_error,
-            self.context, self.name, self.lock, NOT_PREPARED, self.number_setters,
+            self.context, self.name, self.lock, NOT_PREPARED, self.number_setters, Context, Replayer,
         )  # fmt: skip
         return replay
 
