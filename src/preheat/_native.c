@@ -254,22 +254,27 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     int (*launch)(void*, void*);
+    int (*is_capturing)(void*, int*); /* NULL if it need not be asked */
     void *executable, *stream;
     InContext in_context;
+    PyObject* captured; /* the status while another library captures the stream */
 } GraphLaunch;
 
 static PyTypeObject GraphLaunch_Type;
 
-static int call_graph(GraphLaunch* self) {
-    int status;
+/* Launch and return the status, a new reference to a tuple. */
+static PyObject* launch_native(GraphLaunch* self) {
+    int status, capturing = 0;
     Py_BEGIN_ALLOW_THREADS
     status = enter(&self->in_context);
     if (!status) {
-        status = self->launch(self->executable, self->stream);
+        status = self->is_capturing ? self->is_capturing(self->stream, &capturing) : 0;
+        if (!status && !capturing)
+            status = self->launch(self->executable, self->stream);
         leave(&self->in_context);
     }
     Py_END_ALLOW_THREADS
-    return status;
+    return capturing ? Py_NewRef(self->captured) : status_tuple(status);
 }
 
 static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -277,25 +282,30 @@ static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, siz
     (void)args;
     if (PyVectorcall_NARGS(nargsf) || kwnames)
         return PyErr_Format(PyExc_TypeError, "a prepared replay takes no arguments");
-    return status_tuple(call_graph((GraphLaunch*)callable));
+    return launch_native((GraphLaunch*)callable);
 }
 
 static PyObject* GraphLaunch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    unsigned long long launch, executable, stream;
-    PyObject* in_context;
+    unsigned long long launch, executable, stream, is_capturing = 0;
+    PyObject *in_context, *captured = Py_None;
     GraphLaunch* self = alloc_from(type, kwargs, GraphLaunch_call);
     if (!self)
         return NULL;
-    if (!PyArg_ParseTuple(args, "KKKO", &launch, &executable, &stream, &in_context) ||
+    if (!PyArg_ParseTuple(args, "KKKO|KO", &launch, &executable, &stream, &in_context, &is_capturing,
+                          &captured) ||
         parse_in_context(in_context, &self->in_context)) {
         Py_DECREF(self);
         return NULL;
     }
     *(void**)&self->launch = pointer(launch);
+    *(void**)&self->is_capturing = pointer(is_capturing);
     self->executable = pointer(executable);
     self->stream = pointer(stream);
+    self->captured = Py_NewRef(captured);
     return (PyObject*)self;
 }
+
+TRACK(GraphLaunch, captured, captured)
 
 /* WordSetter */
 
@@ -406,16 +416,19 @@ typedef struct {
 static PyObject* LibraryCall_call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
     LibraryCall* self = (LibraryCall*)callable;
     int mode = RELAXED;
-    PyObject* result = NULL;
+    PyObject *result = NULL, *error = NULL;
     int status = enter(&self->in_context);
     if (!status) {
         status = self->exchange_mode(&mode);
         if (!status) {
             result = PyObject_Vectorcall(self->function, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+            error = result ? NULL : take_error();
             self->exchange_mode(&mode);
         }
         leave(&self->in_context);
     }
+    if (error)
+        raise_again(error);
     return status ? PyObject_CallFunction(self->raise_error, "i", status) : result;
 }
 
@@ -897,7 +910,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *replayer, *fallback, *raise_launch_error, *raise_setter_error; /* a Replayer and functions */
-    PyObject *context, *title, *lock, *not_prepared;
+    PyObject *context, *title, *lock, *captured;
     PyObject* number_setters; /* by the names of scalars: the device's function and their formats */
     PyObject *context_type, *replayer_type;
     Py_ssize_t context_busy, context_last_replayed, launch, num_replays; /* slots of both */
@@ -923,7 +936,7 @@ static int count_replay(Replay* self) {
 
 static PyObject* launch_graph(PyObject* launch) {
     if (Py_IS_TYPE(launch, &GraphLaunch_Type))
-        return status_tuple(call_graph((GraphLaunch*)launch));
+        return launch_native((GraphLaunch*)launch);
     return PyObject_CallNoArgs(launch);
 }
 
@@ -992,7 +1005,7 @@ static Outcome replay_locked(Replay* self, Scalars* scalars) {
         Py_CLEAR(status);
     }
     status = launch_graph(launch);
-    if (status == self->not_prepared)
+    if (status == self->captured)
         outcome = UNFIT;
     else {
         int failed = status ? has_failed(status) : -1;
@@ -1083,7 +1096,8 @@ TYPE(KernelLaunch, "A prepared launch of a kernel: launch(pointers, 0) returns t
      CALLABLE(KernelLaunch), TRACKED(KernelLaunch),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 TYPE(GraphLaunch, "A prepared replay of a graph: launch() returns the status in a tuple.",
-     CALLABLE(GraphLaunch), .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL)
+     CALLABLE(GraphLaunch), TRACKED(GraphLaunch),
+     .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 TYPE(WordSetter, "Prepared fills: setter(values) sets each address to its bytes.", CALLABLE(WordSetter),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL)
 TYPE(LibraryCall, "A function of another CUDA library, called beside captures.", CALLABLE(LibraryCall),
