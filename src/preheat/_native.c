@@ -65,9 +65,13 @@ static PyObject* take_error(void) {
 #endif
 }
 
-static void raise_again(PyObject* error) { /* Steals the reference. */
-    PyErr_SetObject((PyObject*)Py_TYPE(error), error);
-    Py_DECREF(error);
+/* Set an error that was taken. `PyErr_SetObject` would replace its context. Steals the reference. */
+static void raise_again(PyObject* error) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(Py_NewRef(Py_TYPE(error)), error, PyException_GetTraceback(error));
+#endif
 }
 
 static int is_none(PyObject* owner, PyObject* attribute) { /* 1, 0, or -1 with an error */
@@ -584,8 +588,11 @@ static int is_contiguous(const DLTensor* tensor) {
 static Outcome store_tensor(Launcher* self, const Param* param, PyObject* tensor, void* out,
                             const ExchangeApi** api) {
     DLTensor found;
+    const ExchangeApi* first = *api;
     if (!(*api = exchange_api(self, tensor)) || (*api)->describe(tensor, &found))
         return unfit_or_failed();
+    if (first && *api != first)
+        return UNFIT; /* Tensors of two libraries need an order. */
     if (found.device_type != self->device_type || found.device != self->device ||
         !has_dlpack_type(param, found.type) || !is_contiguous(&found) ||
         is_false(PyObject_CallMethodNoArgs(tensor, name.is_neg)) != 1 ||
@@ -810,7 +817,7 @@ static int add_param(Launcher* self, PyObject* given) {
     param->memory = (char)memory;
     param->writes = (char)writes;
     param->maybe_complex = (char)maybe_complex;
-    if (PyTuple_GET_SIZE(types) > MOST_TYPES || param->offset + 8 > MOST_BYTES) {
+    if (PyTuple_GET_SIZE(types) > MOST_TYPES || param->offset > MOST_BYTES - 8) {
         PyErr_SetString(PyExc_ValueError, "a parameter has too many types, or lies beyond the buffer");
         return -1;
     }

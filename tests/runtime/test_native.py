@@ -18,9 +18,20 @@ from hypothesis import strategies as st
 
 from preheat import native
 from preheat.build.builder import Builder
+from preheat.devices.emulator.device import EmulatorDevice
+from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.runtime.operands import Pointer
-from tests.runtime.native_worlds import SCALARS, Operand, Outcome, World, open_worlds, outcome
+from tests.runtime.native_worlds import (
+    SCALARS,
+    SOURCE,
+    Operand,
+    Outcome,
+    World,
+    open_worlds,
+    outcome,
+)
+from tests.standin import FakeTorch, introduce
 
 needs_core = pytest.mark.skipif(native.core is None, reason=f"no native core: {native.reason}")
 Worlds = tuple[World, World]
@@ -362,3 +373,67 @@ def test_other_arguments_of_a_replay_agree(worlds: Worlds, graphs: Graphs, call:
         assert found[0] == found[1]
     agree_on_contents(worlds)
     assert graphs[0].num_replays == graphs[1].num_replays
+
+
+# Errors and libraries
+
+
+class _Replayer:
+    """What the native replay asks of a replayer."""
+
+    num_replays = 0
+    launch: Any = None
+    lost_or_capturing = None
+    last_replayed: Any = None
+
+
+@needs_core
+def test_an_error_keeps_its_context_and_the_lock_is_released() -> None:
+    replayer = _Replayer()
+    lock = {0: True}
+    inner = KeyError("before")
+
+    def launch() -> tuple[int]:
+        try:
+            raise inner
+        except KeyError:
+            raise ZeroDivisionError("the launch") from None
+
+    replayer.launch = launch
+    replay = native.core.Replay(replayer, None, None, None, replayer, "g", lock, (-1,), {})
+    try:
+        raise ValueError("handled meanwhile")
+    except ValueError:
+        with pytest.raises(ZeroDivisionError, match="the launch") as caught:
+            replay()
+    assert caught.value.__context__ is inner
+    assert [entry.name for entry in caught.traceback][-1] == "launch"
+    assert lock == {0: True}
+    assert replayer.num_replays == 0
+
+
+@needs_core
+@pytest.mark.parametrize("schedule", range(6))
+def test_tensors_of_two_libraries_are_ordered(
+    schedule: int, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=schedule), shared_builder)
+    libraries = [FakeTorch(gpu, name) for name in ("faketorch", "faketorch2")]
+    for library in libraries:
+        introduce(library, monkeypatch)
+    x, y = (library.full(32, 0) for library in libraries)
+    add = gpu.module(SOURCE)["add"]
+    for tensor in (x, y):  # Each library's stream is prepared by launches with tensors of it alone.
+        for _ in range(4):
+            add[1, 4](tensor, tensor, 0)
+    for value in range(10, 20):
+        x.fill_(value)
+        y.fill_(value)
+        add[1, 4](x, y, 1)
+        assert y.tolist()[:4] == [2 * value + 1] * 4
+        y.fill_(value)
+        x.fill_(value)
+        add[1, 4](y, x, 1)
+        assert x.tolist()[:4] == [2 * value + 1] * 4
+    gpu.synchronize()
+    gpu.close()
