@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 # The tests of launches, captures and replays, which also run without the native core.
-LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures interop \
-	launch launch_checks lifetime misuse ordering shared_ordering streams threads_and_fork)
+LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
+	launch launch_checks misuse ordering shared_ordering streams)
 
 .PHONY: help demo test native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 
@@ -33,7 +33,7 @@ test: $(READY) lint types    ## everything CI checks, a file of tests on each co
 DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined
 native-debug: $(READY)    ## the tests of the native core with a debug build of it
 	CFLAGS="$(DEBUG_FLAGS)" $(BIN)/python hatch_build.py
-	PYTHONDEVMODE=1 $(BIN)/python -m pytest tests/runtime/test_native.py $(LAUNCH_TESTS); \
+	PYTHONDEVMODE=1 $(BIN)/python -m pytest tests/runtime/test_native*.py $(LAUNCH_TESTS); \
 	status=$$?; $(BIN)/python hatch_build.py && exit $$status
 
 random-programs: $(READY)    ## 2,000 random programs on deferred streams
