@@ -19,6 +19,8 @@ from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import LaunchError, PreheatError
 from preheat.gpu import Gpu
+from preheat.runtime.arguments import new_param_buffer
+from preheat.runtime.launch import Launch
 from tests.driver_errors import not_supported
 from tests.faulty import FaultyGpu
 from tests.processes import TIMEOUT_SECONDS
@@ -61,7 +63,12 @@ class Case:
             self.launch(self.x, self.y, 0.0, 4)
             graph.replay(step=0, rate=0.0)
         assert self.replayer.launch is not None
-        self.status = self.replayer.launch()  # of every replay that succeeds
+        # The constants that the emulator returns for every replay and every launch that succeed.
+        self.status = self.replayer.launch()
+        (launch,) = (n for n in gc.get_referents(self.launch) if isinstance(n, Launch))
+        buffer = new_param_buffer(launch.signature)
+        buffer.pack(self.x.address, self.y.address, 0.0, 0)
+        self.launch_status = launch.prepared(gpu._context.stream)(buffer.pointers, 0)
         assert type(self.launch).__name__ == "Launcher"
         assert type(graph.replay).__name__ == "Replay"
 
@@ -141,7 +148,7 @@ def involved(case: Case) -> dict[str, Any]:
     """Return what launches and replays refer to."""
     context = case.gpu._context
     launcher = case.launch
-    (launch,) = (each for each in gc.get_referents(launcher) if type(each).__name__ == "Launch")
+    (launch,) = (each for each in gc.get_referents(launcher) if isinstance(each, Launch))
     replayer = case.replayer
     return {
         "x": case.x, "y": case.y, "step": case.step, "rate": case.rate, "buffer": case.y.buffer,
@@ -150,7 +157,7 @@ def involved(case: Case) -> dict[str, Any]:
         "launch": launch, "submits": launch.submits, "prepared": next(iter(launch.submits.values())),
         "replayer": replayer, "replay": case.graph.replay, "lock": replayer.lock,
         "number setters": replayer.number_setters, "int32": case.x.dtype, "none": None, "true": True,
-        "status": case.status,
+        "status": case.status, "launch status": case.launch_status,
     }  # fmt: skip
 
 
