@@ -66,9 +66,13 @@ static PyObject* take_error(void) {
 #endif
 }
 
-static void raise_again(PyObject* error) { /* Steals the reference. */
-    PyErr_SetObject((PyObject*)Py_TYPE(error), error);
-    Py_DECREF(error);
+/* Set an error that was taken. `PyErr_SetObject` would replace its context. Steals the reference. */
+static void raise_again(PyObject* error) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(Py_NewRef(Py_TYPE(error)), error, PyException_GetTraceback(error));
+#endif
 }
 
 static int is_false(PyObject* value) { /* Steals the reference. */
@@ -81,10 +85,17 @@ static int is_false(PyObject* value) { /* Steals the reference. */
 
 static inline void* pointer(unsigned long long number) { return (void*)(uintptr_t)number; }
 
+static int has_names(PyTypeObject* type, PyObject* kwargs) {
+    int given = kwargs && PyDict_GET_SIZE(kwargs);
+    if (given)
+        PyErr_Format(PyExc_TypeError, "%s takes no names", type->tp_name);
+    return given;
+}
+
 /* Allocate an object that is called by `vectorcall`. Its fields are zero. */
 static void* alloc_from(PyTypeObject* type, PyObject* kwargs, vectorcallfunc vectorcall) {
-    if (kwargs && PyDict_GET_SIZE(kwargs))
-        return PyErr_Format(PyExc_TypeError, "%s takes no names", type->tp_name);
+    if (has_names(type, kwargs))
+        return NULL;
     Callable* self = (Callable*)type->tp_alloc(type, 0);
     if (self)
         self->vectorcall = vectorcall;
@@ -636,8 +647,11 @@ static int is_contiguous(const DLTensor* tensor) {
 static Outcome store_tensor(Launcher* self, const Param* param, PyObject* tensor, void* out,
                             const ExchangeApi** api) {
     DLTensor found;
+    const ExchangeApi* first = *api;
     if (!(*api = exchange_api(self, tensor)) || (*api)->describe(tensor, &found))
         return unfit_or_failed();
+    if (first && *api != first)
+        return UNFIT; /* Tensors of two libraries need an order. */
     if (found.device_type != self->device_type || found.device != self->device ||
         !has_dlpack_type(param, found.type) || !is_contiguous(&found) ||
         is_false(PyObject_CallMethodNoArgs(tensor, name.is_neg)) != 1 ||
@@ -860,7 +874,7 @@ static int add_param(Launcher* self, PyObject* given) {
     param->memory = (char)memory;
     param->writes = (char)writes;
     param->maybe_complex = (char)maybe_complex;
-    if (PyTuple_GET_SIZE(types) > MOST_TYPES || param->offset + 8 > MOST_BYTES) {
+    if (PyTuple_GET_SIZE(types) > MOST_TYPES || param->offset > MOST_BYTES - 8) {
         PyErr_SetString(PyExc_ValueError, "a parameter has too many types, or lies beyond the buffer");
         return -1;
     }
@@ -873,7 +887,8 @@ static int add_param(Launcher* self, PyObject* given) {
 }
 
 static PyObject* Launcher_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    (void)kwargs;
+    if (has_names(type, kwargs))
+        return NULL;
     PyObject *references, *params;
     int device_type, device, records;
     unsigned size;
