@@ -2,16 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+# The tests of launches, captures and replays, which also run without the native core.
+LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
+	launch launch_checks misuse ordering shared_ordering streams)
 
-.PHONY: help demo test test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
+.PHONY: help demo test native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-$(READY): pyproject.toml
+$(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cu13,dev,bench]'
+	@touch $(INSTALLED)
+
+$(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c
+	$(BIN)/python hatch_build.py || true    # Without a compiler, Python code does the same.
 	@touch $(READY)
 
 demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked, sealed
@@ -19,6 +27,14 @@ demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked,
 
 test: $(READY) lint types    ## everything CI checks, a file of tests on each core
 	$(BIN)/python -m pytest -n auto --dist loadfile
+	PREHEAT_NATIVE=0 $(BIN)/python -m pytest -n auto --dist loadfile $(LAUNCH_TESTS)
+
+# The sanitizer stops at undefined behaviour. With -O0, every reference is where a debugger expects it.
+DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined
+native-debug: $(READY)    ## the tests of the native core with a debug build of it
+	CFLAGS="$(DEBUG_FLAGS)" $(BIN)/python hatch_build.py
+	PYTHONDEVMODE=1 $(BIN)/python -m pytest tests/runtime/test_native*.py $(LAUNCH_TESTS); \
+	status=$$?; $(BIN)/python hatch_build.py && exit $$status
 
 random-programs: $(READY)    ## 2,000 random programs on deferred streams
 	PREHEAT_TEST_PROGRAMS=2000 $(BIN)/python -m pytest tests/programs
@@ -41,6 +57,7 @@ docs-check: $(READY)   ## run every snippet of the docs
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
 test-gpu:              ## the tests that need a GPU or torch, with the Python that is there
+	$(PYTHON) hatch_build.py || true
 	PYTHONPATH=src:.carry $(PYTHON) -m pytest -m "gpu or torch"
 
 sanitize-gpu:          ## the shipped kernels under each tool of compute-sanitizer
@@ -59,6 +76,7 @@ bench: $(READY)        ## benchmarks against peers, in one run
 
 # On a machine with a GPU and the peers installed, beside which they are measured.
 bench-gpu:             ## benchmarks that need a GPU, with the Python that is there
+	$(PYTHON) hatch_build.py || true
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_launch.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_replay.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_coldstart.py
@@ -68,4 +86,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .carry .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .carry .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +28,38 @@ def build_native(directory: Path = SOURCE.parent) -> Path | None:
     """
     target = directory / f"_native{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
-    compiler = os.environ.get("CC") or (sysconfig.get_config_var("CC") or "cc")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _compile(unfinished)
+        unfinished.replace(target)  # A process that uses the old file keeps it.
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"preheat is used without its native core: {error}\n")
+        for file in (unfinished, target):  # An old extension does not fit the source.
+            with suppress(OSError):
+                file.unlink()
+        return None
+    return target
+
+
+def _compile(target: Path) -> None:
+    """Run the compiler; an exception says why there is no extension."""
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     command = [
         *shlex.split(compiler), "-std=c11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
         "-Wno-missing-field-initializers", "-Wno-cast-function-type",
         *shlex.split(os.environ.get("CFLAGS", "")),
-        f"-I{sysconfig.get_paths()['include']}", str(SOURCE), "-o", str(unfinished),
+        f"-I{sysconfig.get_paths()['include']}", str(SOURCE), "-o", str(target),
     ]  # fmt: skip
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-        if done.returncode:
-            raise OSError(f"the compiler exited with {done.returncode}\n{done.stderr}")
-        unfinished.replace(target)  # A process that uses the old file keeps it.
-    except (OSError, subprocess.SubprocessError) as error:
-        unfinished.unlink(missing_ok=True)
-        target.unlink(missing_ok=True)
-        sys.stderr.write(f"preheat is used without its native core: {error}\n")
-        return None
-    return target
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=SECONDS,
+    )
+    if done.returncode:
+        raise OSError(f"the compiler exited with {done.returncode}\n{done.stderr}")
 
 
 try:
@@ -55,16 +71,25 @@ else:
     class NativeBuildHook(BuildHookInterface[Any]):
         """Adds the extension to a wheel, which is then one for this Python and platform."""
 
+        _made: str | None = None  # a directory that exists until the wheel is complete
+
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             """Compile before the wheel is assembled; an editable installation uses the source tree."""
             if version == "editable":
                 build_native()
                 return
-            built = build_native(Path(self.directory) / "native")
+            self._made = tempfile.mkdtemp(prefix="preheat-native-")
+            built = build_native(Path(self._made))
             if built is not None:
                 build_data["pure_python"] = False
                 build_data["infer_tag"] = True
                 build_data["force_include"][str(built)] = f"preheat/{built.name}"
+
+        def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+            """Remove what the wheel contains now."""
+            del version, build_data, artifact_path
+            if self._made is not None:
+                shutil.rmtree(self._made, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Measure the host cost of one launch of saxpy(float, const float*, float*, int) on 1000 elements.
 
-All contenders take turns for several rounds in one process (native C in one of its own, once a round),
-each launching a batch before it waits for the device; the wait does not count. The statement shown is
-the one that was timed, no function around it. Every contender's result is checked first. Not like for
-like: torch's is an operator that picks its kernel, Triton's kernel is its own; both are marked with *.
+All contenders take turns for several rounds in one process, in an order that is drawn anew for every
+round, each launching a batch before it waits for the device; the wait does not count. Native C is a
+loop in a shared library, which launches the kernel of the cuda.bindings contender with its arguments in
+its stream: in a process of its own it would run on another core with other command buffers. The
+statement shown is the one that was timed, no function around it. Every contender's result is checked
+first. Not like for like: torch's is an operator that picks its kernel, Triton's kernel is its own; both
+are marked with *.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import ctypes
 import importlib
 import os
+import random
 import shutil
 import statistics
 import struct
@@ -21,6 +25,7 @@ import tempfile
 import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +65,7 @@ class Contender:
     names: dict[str, Any]
     x: int
     y: int
+    loop: Callable[[int], float] | None = None  # Native C: the microseconds of one of many launches.
     launches: list[float] = field(default_factory=list)  # Microseconds, one entry per round.
     # The delay of the device after the host, per launch.
     waits: list[float] = field(default_factory=list)
@@ -107,8 +113,8 @@ def names(**given: Any) -> dict[str, Any]:
 # The contenders. Each imports what it needs, so that a missing library does not affect the others.
 
 
-def with_bindings(driver: Driver, cubin: bytes) -> Iterator[Contender]:
-    """Return the driver's own call, with arguments packed once or at every launch."""
+def with_bindings(driver: Driver, cubin: bytes, loops: ctypes.CDLL | None) -> Iterator[Contender]:
+    """Return the driver's own call, from C or with arguments packed once or at every launch."""
     cu, check = driver.api, driver.check
     function = check(cu.cuModuleGetFunction(check(cu.cuModuleLoadData(cubin)), b"saxpy"))
     stream = check(cu.cuStreamCreate(int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
@@ -121,6 +127,12 @@ def with_bindings(driver: Driver, cubin: bytes) -> Iterator[Contender]:
     given = names(launch=cu.cuLaunchKernel, f=function, stream=stream, p=ctypes.addressof(pointers))
     given |= names(pack=layout.pack_into, block=block, x=x, y=y, n=N, keep=pointers)
     call = "launch(f, 4, 1, 1, 256, 1, 1, 0, stream, p, 0)"
+    if loops is not None:
+        launch = loops.launches
+        launch.restype = ctypes.c_double
+        launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        loop = partial(launch, int(function), int(stream), ctypes.addressof(pointers))
+        yield Contender(NATIVE, "cuLaunchKernel(…)", given, x, y, loop=loop)
     yield Contender(PREPACKED, call, given, x, y)
     packed = f"pack(block, 0, 2.0, x, y, n); {call}"
     yield Contender("cuda.bindings, Struct.pack_into", packed, given, x, y)
@@ -208,9 +220,8 @@ def with_triton(place: Path) -> Iterator[Contender]:
 def gathered(driver: Driver, gpu: preheat.Gpu, place: Path) -> list[Contender]:
     """Return every contender that works on this machine, and why the others do not."""
     cubin = preheat.compile(SOURCE, gpu.arch).cubin
-    (place / "saxpy.cubin").write_bytes(cubin)
     makers: list[tuple[str, Callable[[], Iterator[Contender]]]] = [
-        ("cuda.bindings", lambda: with_bindings(driver, cubin)),
+        ("cuda.bindings", lambda: with_bindings(driver, cubin, native_loops(place))),
         ("preheat", lambda: with_preheat(gpu)),
         ("preheat, torch tensors", lambda: with_preheat_and_torch(gpu)),
         ("preheat, CuPy arrays", lambda: with_preheat_and_cupy(gpu)),
@@ -234,59 +245,55 @@ def gathered(driver: Driver, gpu: preheat.Gpu, place: Path) -> list[Contender]:
 def prove(driver: Driver, contender: Contender) -> None:
     """Run the statement three times, because repeated launches take another path, and check each."""
     rng = np.random.default_rng(1)
-    code = compile(contender.statement, contender.title, "exec")
+    native = contender.loop is not None
+    code = compile("" if native else contender.statement, contender.title, "exec")
     for _ in range(3):
         x, y = (rng.standard_normal(N, dtype=np.float32) for _ in "xy")
         driver.write(contender.x, x)
         driver.write(contender.y, y)
-        exec(code, contender.names)
+        if contender.loop is not None:
+            contender.loop(1)
+        else:
+            exec(code, contender.names)
         expected = A * x.astype(np.float64) + y
         if not np.allclose(driver.read(contender.y), expected, rtol=1e-6, atol=1e-6):
             raise RuntimeError("a wrong result")
 
 
-def native(place: Path) -> Path | None:
-    """Compile the C program. Return None if there is no compiler."""
+def native_loops(place: Path) -> ctypes.CDLL | None:
+    """Compile the loops in C. Return None if there is no compiler."""
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    source, program = Path(__file__).with_name("native") / "launch.c", place / "launch"
+    source, library = Path(__file__).with_name("native") / "burst.c", place / "burst.so"
     if nvcc is None:
         print(f"{NATIVE}: left out: there is no nvcc", flush=True)
         return None
-    made = subprocess.run([nvcc, "-O2", "-o", program, source, "-ldl"], capture_output=True, text=True)
+    command = [nvcc, "-O2", "-shared", "-Xcompiler", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode:
         print(f"{NATIVE}: left out: {made.stderr.strip() or made.stdout.strip()}", flush=True)
         return None
-    return program
-
-
-def run_native(program: Path, place: Path, batch: int, into: Contender) -> None:
-    command = [str(program), str(place / "saxpy.cubin"), "saxpy", "3", str(batch)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    rounds = [tuple(map(float, line.split())) for line in output.splitlines()]
-    into.launches.append(statistics.median(launch for launch, _ in rounds))
-    into.waits.append(statistics.median(wait for _, wait in rounds))
+    return ctypes.CDLL(str(library))
 
 
 def run_round(driver: Driver, contender: Contender, batch: int) -> None:
-    timer = timeit.Timer(contender.statement, globals=contender.names)
-    contender.launches.append(timer.timeit(batch) / batch * 1e6)
+    if contender.loop is not None:
+        contender.launches.append(contender.loop(batch))
+    else:
+        timer = timeit.Timer(contender.statement, globals=contender.names)
+        contender.launches.append(timer.timeit(batch) / batch * 1e6)
     contender.waits.append(timeit.timeit(driver.wait, number=1) / batch * 1e6)
 
 
 def compete(driver: Driver, gpu: preheat.Gpu, place: Path, rounds: int, batch: int) -> list[Contender]:
     contenders = gathered(driver, gpu, place)
-    program = native(place)
-    alone = Contender(NATIVE, "cuLaunchKernel(…)", {}, 0, 0)
     for contender in contenders:
         run_round(driver, contender, batch)
         contender.launches.clear()
         contender.waits.clear()
     for _ in range(rounds):
-        if program is not None:
-            run_native(program, place, batch, alone)
-        for contender in contenders:
+        for contender in random.sample(contenders, len(contenders)):
             run_round(driver, contender, batch)
-    return [alone, *contenders] if program is not None else contenders
+    return contenders
 
 
 def table(contenders: list[Contender]) -> list[tuple[str, ...]]:

@@ -7,6 +7,7 @@
      KernelLaunch   a prepared launch of the driver      devices/cuda/module.py
      GraphLaunch    a prepared replay of the driver      devices/cuda/graph.py
      WordSetter     prepared fills of the driver         devices/cuda/device.py
+     LibraryCall    a call of another CUDA library       devices/cuda/device.py
      Launcher       checks arguments and launches        runtime/native_launch.py
      Replay         sets scalars and replays a graph     graph/replay.py
 
@@ -21,6 +22,7 @@
 #define INTERFACE 1 /* `preheat.native` refuses an extension with another number. */
 
 enum { MOST_PARAMS = 64, MOST_BYTES = 8 * MOST_PARAMS, MOST_TYPES = 8, MOST_SCALARS = 16 };
+enum { RELAXED = 2 }; /* CU_STREAM_CAPTURE_MODE_RELAXED */
 enum { INVALID_CONTEXT = 201, INVALID_HANDLE = 400 }; /* of a launch under another context */
 
 /* The start of every object here. */
@@ -35,8 +37,7 @@ typedef enum { DONE, UNFIT, FAILED } Outcome;
 static PyObject *zero, *no_error, *empty;
 static PyObject* unfit_errors; /* exceptions which mean that an argument is for the general path */
 static struct {
-    PyObject *capture, *graph, *handle, *interrupted, *is_conj, *is_neg, *last_replayed, *last_site;
-    PyObject *launch, *lost, *lost_or_capturing, *num_replays, *records, *stream;
+    PyObject *capture, *graph, *handle, *interrupted, *is_conj, *is_neg, *last_site, *records, *stream;
 } name;
 
 /* Turn the errors that a wrong argument causes into UNFIT. Others, such as an interrupt, stay set. */
@@ -65,17 +66,13 @@ static PyObject* take_error(void) {
 #endif
 }
 
-static void raise_again(PyObject* error) { /* Steals the reference. */
-    PyErr_SetObject((PyObject*)Py_TYPE(error), error);
-    Py_DECREF(error);
-}
-
-static int is_none(PyObject* owner, PyObject* attribute) { /* 1, 0, or -1 with an error */
-    PyObject* value = PyObject_GetAttr(owner, attribute);
-    if (!value)
-        return -1;
-    Py_DECREF(value);
-    return value == Py_None;
+/* Set an error that was taken. `PyErr_SetObject` would replace its context. Steals the reference. */
+static void raise_again(PyObject* error) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(Py_NewRef(Py_TYPE(error)), error, PyException_GetTraceback(error));
+#endif
 }
 
 static int is_false(PyObject* value) { /* Steals the reference. */
@@ -88,10 +85,17 @@ static int is_false(PyObject* value) { /* Steals the reference. */
 
 static inline void* pointer(unsigned long long number) { return (void*)(uintptr_t)number; }
 
+static int has_names(PyTypeObject* type, PyObject* kwargs) {
+    int given = kwargs && PyDict_GET_SIZE(kwargs);
+    if (given)
+        PyErr_Format(PyExc_TypeError, "%s takes no names", type->tp_name);
+    return given;
+}
+
 /* Allocate an object that is called by `vectorcall`. Its fields are zero. */
 static void* alloc_from(PyTypeObject* type, PyObject* kwargs, vectorcallfunc vectorcall) {
-    if (kwargs && PyDict_GET_SIZE(kwargs))
-        return PyErr_Format(PyExc_TypeError, "%s takes no names", type->tp_name);
+    if (has_names(type, kwargs))
+        return NULL;
     Callable* self = (Callable*)type->tp_alloc(type, 0);
     if (self)
         self->vectorcall = vectorcall;
@@ -127,18 +131,17 @@ static inline PyObject* slot(PyObject* object, Py_ssize_t offset) {
     return *(PyObject**)((char*)object + offset);
 }
 
-static Py_ssize_t slot_offset(PyObject* type, const char* attribute) { /* -1 with an error */
+static int slot_offset(PyObject* type, const char* attribute, Py_ssize_t* offset) { /* -1 with an error */
     PyObject* descriptor = PyObject_GetAttrString(type, attribute);
     if (!descriptor)
         return -1;
-    if (!Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) {
+    int found = Py_IS_TYPE(descriptor, &PyMemberDescr_Type);
+    if (found)
+        *offset = ((PyMemberDescrObject*)descriptor)->d_member->offset;
+    else
         PyErr_Format(PyExc_TypeError, "%R.%s is not a slot", type, attribute);
-        Py_DECREF(descriptor);
-        return -1;
-    }
-    Py_ssize_t offset = ((PyMemberDescrObject*)descriptor)->d_member->offset;
     Py_DECREF(descriptor);
-    return offset;
+    return found ? 0 : -1;
 }
 
 /* The status of a call of the driver as Python code expects it. */
@@ -262,22 +265,27 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     int (*launch)(void*, void*);
+    int (*is_capturing)(void*, int*); /* NULL if it need not be asked */
     void *executable, *stream;
     InContext in_context;
+    PyObject* captured; /* the status while another library captures the stream */
 } GraphLaunch;
 
 static PyTypeObject GraphLaunch_Type;
 
-static int call_graph(GraphLaunch* self) {
-    int status;
+/* Launch and return the status, a new reference to a tuple. */
+static PyObject* launch_native(GraphLaunch* self) {
+    int status, capturing = 0;
     Py_BEGIN_ALLOW_THREADS
     status = enter(&self->in_context);
     if (!status) {
-        status = self->launch(self->executable, self->stream);
+        status = self->is_capturing ? self->is_capturing(self->stream, &capturing) : 0;
+        if (!status && !capturing)
+            status = self->launch(self->executable, self->stream);
         leave(&self->in_context);
     }
     Py_END_ALLOW_THREADS
-    return status;
+    return capturing ? Py_NewRef(self->captured) : status_tuple(status);
 }
 
 static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -285,25 +293,30 @@ static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, siz
     (void)args;
     if (PyVectorcall_NARGS(nargsf) || kwnames)
         return PyErr_Format(PyExc_TypeError, "a prepared replay takes no arguments");
-    return status_tuple(call_graph((GraphLaunch*)callable));
+    return launch_native((GraphLaunch*)callable);
 }
 
 static PyObject* GraphLaunch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    unsigned long long launch, executable, stream;
-    PyObject* in_context;
+    unsigned long long launch, executable, stream, is_capturing = 0;
+    PyObject *in_context, *captured = Py_None;
     GraphLaunch* self = alloc_from(type, kwargs, GraphLaunch_call);
     if (!self)
         return NULL;
-    if (!PyArg_ParseTuple(args, "KKKO", &launch, &executable, &stream, &in_context) ||
+    if (!PyArg_ParseTuple(args, "KKKO|KO", &launch, &executable, &stream, &in_context, &is_capturing,
+                          &captured) ||
         parse_in_context(in_context, &self->in_context)) {
         Py_DECREF(self);
         return NULL;
     }
     *(void**)&self->launch = pointer(launch);
+    *(void**)&self->is_capturing = pointer(is_capturing);
     self->executable = pointer(executable);
     self->stream = pointer(stream);
+    self->captured = Py_NewRef(captured);
     return (PyObject*)self;
 }
+
+TRACK(GraphLaunch, captured, captured)
 
 /* WordSetter */
 
@@ -400,6 +413,55 @@ static PyObject* WordSetter_new(PyTypeObject* type, PyObject* args, PyObject* kw
     return (PyObject*)self;
 }
 
+/* LibraryCall */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *function, *raise_error;
+    InContext in_context;
+    int (*exchange_mode)(int*); /* of the thread, towards captures */
+} LibraryCall;
+
+/* Call the function with the context current, and without effect on captures of other threads. */
+static PyObject* LibraryCall_call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+    LibraryCall* self = (LibraryCall*)callable;
+    int mode = RELAXED;
+    PyObject *result = NULL, *error = NULL;
+    int status = enter(&self->in_context);
+    if (!status) {
+        status = self->exchange_mode(&mode);
+        if (!status) {
+            result = PyObject_Vectorcall(self->function, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+            error = result ? NULL : take_error();
+            self->exchange_mode(&mode);
+        }
+        leave(&self->in_context);
+    }
+    if (error)
+        raise_again(error);
+    return status ? PyObject_CallFunction(self->raise_error, "i", status) : result;
+}
+
+static PyObject* LibraryCall_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    PyObject *function, *raise_error, *in_context;
+    unsigned long long exchange_mode;
+    LibraryCall* self = alloc_from(type, kwargs, LibraryCall_call);
+    if (!self)
+        return NULL;
+    if (!PyArg_ParseTuple(args, "OOOK", &function, &raise_error, &in_context, &exchange_mode) ||
+        parse_in_context(in_context, &self->in_context)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->function = Py_NewRef(function);
+    self->raise_error = Py_NewRef(raise_error);
+    *(void**)&self->exchange_mode = pointer(exchange_mode);
+    return (PyObject*)self;
+}
+
+TRACK(LibraryCall, function, raise_error)
+
 /* Numbers */
 
 /* Store an int in a format of the module struct. UNFIT if it does not fit. */
@@ -479,21 +541,22 @@ typedef struct {
 } Param;
 
 typedef struct {
-    PyObject_HEAD
+    PyObject_VAR_HEAD
     vectorcallfunc vectorcall;
     PyObject *launch, *fallback, *prepare, *raise_for_status, *raise_in_capture; /* with functions of it */
     PyObject *context, *thread_state, *submits;
     PyObject *stream, *stream_id, *stream_handle;
     PyObject* exchange; /* functions for the tensors of a library, as capsules, by the type of a tensor */
     PyObject *call_site, *outside_files;
-    PyObject *array_type, *uses_type, *buffer_type;
+    PyObject *context_type, *array_type, *uses_type, *buffer_type;
+    Py_ssize_t context_busy, context_lost; /* The first one is `lost_or_capturing`. */
     Py_ssize_t array_address, array_buffer, array_dtype, array_uses, uses_writer, uses_readers;
     Py_ssize_t buffer_context, buffer_open, buffer_uses;
     int device_type, device; /* as DLPack numbers them */
     int records;             /* Launches can be recorded into captures. */
     int num_params;
     unsigned size; /* of the packed parameters */
-    Param params[MOST_PARAMS];
+    Param params[];
 } Launcher;
 
 static PyTypeObject Launcher_Type;
@@ -584,8 +647,11 @@ static int is_contiguous(const DLTensor* tensor) {
 static Outcome store_tensor(Launcher* self, const Param* param, PyObject* tensor, void* out,
                             const ExchangeApi** api) {
     DLTensor found;
+    const ExchangeApi* first = *api;
     if (!(*api = exchange_api(self, tensor)) || (*api)->describe(tensor, &found))
         return unfit_or_failed();
+    if (first && *api != first)
+        return UNFIT; /* Tensors of two libraries need an order. */
     if (found.device_type != self->device_type || found.device != self->device ||
         !has_dlpack_type(param, found.type) || !is_contiguous(&found) ||
         is_false(PyObject_CallMethodNoArgs(tensor, name.is_neg)) != 1 ||
@@ -723,9 +789,8 @@ done:
 }
 
 static Outcome can_record(Launcher* self, PyObject* capture) {
-    int alive = is_none(self->context, name.lost);
-    if (alive <= 0)
-        return alive ? FAILED : UNFIT;
+    if (slot(self->context, self->context_lost) != Py_None)
+        return UNFIT;
     int whole = is_false(PyObject_GetAttr(capture, name.interrupted));
     if (whole <= 0)
         return whole ? FAILED : UNFIT;
@@ -772,8 +837,8 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
     Launcher* self = (Launcher*)callable;
     Outcome outcome = UNFIT;
     if (PyVectorcall_NARGS(nargsf) == self->num_params && !(kwnames && PyTuple_GET_SIZE(kwnames))) {
-        int idle = is_none(self->context, name.lost_or_capturing);
-        outcome = idle < 0 ? FAILED : idle ? launch_now(self, args) : record_launch(self, args);
+        int idle = slot(self->context, self->context_busy) == Py_None;
+        outcome = idle ? launch_now(self, args) : record_launch(self, args);
     }
     if (outcome == UNFIT)
         return PyObject_Vectorcall(self->fallback, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
@@ -783,18 +848,17 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
 }
 
 static int find_offsets(Launcher* self) {
-    PyObject *array = self->array_type, *uses = self->uses_type, *buffer = self->buffer_type;
-    struct { PyObject* type; const char* slot; Py_ssize_t* offset; } wanted[] = {
-        {array, "address", &self->array_address}, {array, "buffer", &self->array_buffer},
-        {array, "dtype", &self->array_dtype},     {array, "uses", &self->array_uses},
-        {uses, "writer", &self->uses_writer},     {uses, "readers", &self->uses_readers},
-        {buffer, "context", &self->buffer_context}, {buffer, "open", &self->buffer_open},
-        {buffer, "uses", &self->buffer_uses},
-    };
-    for (size_t at = 0; at < sizeof wanted / sizeof *wanted; at++)
-        if ((*wanted[at].offset = slot_offset(wanted[at].type, wanted[at].slot)) < 0)
-            return -1;
-    return 0;
+    PyObject *context = self->context_type, *array = self->array_type, *uses = self->uses_type;
+    PyObject* buffer = self->buffer_type;
+    return slot_offset(context, "lost_or_capturing", &self->context_busy) ||
+           slot_offset(context, "lost", &self->context_lost) ||
+           slot_offset(array, "address", &self->array_address) ||
+           slot_offset(array, "buffer", &self->array_buffer) ||
+           slot_offset(array, "dtype", &self->array_dtype) || slot_offset(array, "uses", &self->array_uses) ||
+           slot_offset(uses, "writer", &self->uses_writer) ||
+           slot_offset(uses, "readers", &self->uses_readers) ||
+           slot_offset(buffer, "context", &self->buffer_context) ||
+           slot_offset(buffer, "open", &self->buffer_open) || slot_offset(buffer, "uses", &self->buffer_uses);
 }
 
 static int add_param(Launcher* self, PyObject* given) {
@@ -810,7 +874,7 @@ static int add_param(Launcher* self, PyObject* given) {
     param->memory = (char)memory;
     param->writes = (char)writes;
     param->maybe_complex = (char)maybe_complex;
-    if (PyTuple_GET_SIZE(types) > MOST_TYPES || param->offset + 8 > MOST_BYTES) {
+    if (PyTuple_GET_SIZE(types) > MOST_TYPES || param->offset > MOST_BYTES - 8) {
         PyErr_SetString(PyExc_ValueError, "a parameter has too many types, or lies beyond the buffer");
         return -1;
     }
@@ -823,23 +887,30 @@ static int add_param(Launcher* self, PyObject* given) {
 }
 
 static PyObject* Launcher_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    if (has_names(type, kwargs))
+        return NULL;
     PyObject *references, *params;
-    Launcher* self = alloc_from(type, kwargs, Launcher_call);
+    int device_type, device, records;
+    unsigned size;
+    if (!PyArg_ParseTuple(args, "O!(ii)pIO!", &PyTuple_Type, &references, &device_type, &device, &records, &size,
+                          &PyTuple_Type, &params))
+        return NULL;
+    if (PyTuple_GET_SIZE(params) > MOST_PARAMS || size > MOST_BYTES)
+        return PyErr_Format(PyExc_ValueError, "too many parameters");
+    Launcher* self = (Launcher*)type->tp_alloc(type, PyTuple_GET_SIZE(params));
     if (!self)
         return NULL;
-    if (!PyArg_ParseTuple(args, "O!(ii)pIO!", &PyTuple_Type, &references, &self->device_type, &self->device,
-                          &self->records, &self->size, &PyTuple_Type, &params) ||
-        take_references(references, &self->launch, &self->buffer_type + 1))
-        goto failed;
-    if (PyTuple_GET_SIZE(params) > MOST_PARAMS || self->size > MOST_BYTES)
-        PyErr_SetString(PyExc_ValueError, "too many parameters");
-    for (Py_ssize_t at = 0; !PyErr_Occurred() && at < PyTuple_GET_SIZE(params); at++)
-        add_param(self, PyTuple_GET_ITEM(params, at));
-    if (!PyErr_Occurred() && !find_offsets(self))
-        return (PyObject*)self;
-failed:
-    Py_DECREF(self);
-    return NULL;
+    self->vectorcall = Launcher_call;
+    self->device_type = device_type;
+    self->device = device;
+    self->records = records;
+    self->size = size;
+    int failed = take_references(references, &self->launch, &self->buffer_type + 1) || find_offsets(self);
+    for (Py_ssize_t at = 0; !failed && at < PyTuple_GET_SIZE(params); at++)
+        failed = add_param(self, PyTuple_GET_ITEM(params, at));
+    if (failed)
+        Py_CLEAR(self);
+    return (PyObject*)self;
 }
 
 TRACK(Launcher, launch, buffer_type)
@@ -854,25 +925,33 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *replayer, *fallback, *raise_launch_error, *raise_setter_error; /* a Replayer and functions */
-    PyObject *context, *title, *lock, *not_prepared;
+    PyObject *context, *title, *lock, *captured;
     PyObject* number_setters; /* by the names of scalars: the device's function and their formats */
+    PyObject *context_type, *replayer_type;
+    Py_ssize_t context_busy, context_last_replayed, launch, num_replays; /* slots of both */
 } Replay;
 
 static PyTypeObject Replay_Type;
 
-static int count_replay(Replay* self) {
-    PyObject* before = PyObject_GetAttr(self->replayer, name.num_replays);
-    long count = before ? PyLong_AsLong(before) : -1;
+/* Set a slot of a Python class. Steals the reference. -1 without one. */
+static int set_slot(PyObject* object, Py_ssize_t offset, PyObject* value) {
+    PyObject** where = (PyObject**)((char*)object + offset);
+    PyObject* before = *where;
+    if (!value)
+        return -1;
+    *where = value;
     Py_XDECREF(before);
-    PyObject* after = PyErr_Occurred() ? NULL : PyLong_FromLong(count + 1);
-    int failed = !after || PyObject_SetAttr(self->replayer, name.num_replays, after);
-    Py_XDECREF(after);
-    return failed ? -1 : 0;
+    return 0;
+}
+
+static int count_replay(Replay* self) {
+    long long count = PyLong_AsLongLong(slot(self->replayer, self->num_replays));
+    return set_slot(self->replayer, self->num_replays, PyLong_FromLongLong(count + 1));
 }
 
 static PyObject* launch_graph(PyObject* launch) {
     if (Py_IS_TYPE(launch, &GraphLaunch_Type))
-        return status_tuple(call_graph((GraphLaunch*)launch));
+        return launch_native((GraphLaunch*)launch);
     return PyObject_CallNoArgs(launch);
 }
 
@@ -925,15 +1004,12 @@ static PyObject* set_scalars(Scalars* scalars) {
 static Outcome replay_locked(Replay* self, Scalars* scalars) {
     Outcome outcome = FAILED;
     PyObject* status = NULL;
-    PyObject* launch = PyObject_GetAttr(self->replayer, name.launch);
-    if (!launch)
-        return FAILED;
+    PyObject* launch = Py_NewRef(slot(self->replayer, self->launch));
     if (launch == Py_None) {
         outcome = UNFIT;
         goto done;
     }
-    if (PyObject_SetAttr(self->context, name.last_replayed, self->title))
-        goto done;
+    set_slot(self->context, self->context_last_replayed, Py_NewRef(self->title));
     if (scalars) {
         status = set_scalars(scalars);
         int failed = status ? has_failed(status) : -1;
@@ -944,7 +1020,7 @@ static Outcome replay_locked(Replay* self, Scalars* scalars) {
         Py_CLEAR(status);
     }
     status = launch_graph(launch);
-    if (status == self->not_prepared)
+    if (status == self->captured)
         outcome = UNFIT;
     else {
         int failed = status ? has_failed(status) : -1;
@@ -961,9 +1037,8 @@ done:
 
 /* Take the lock, a dictionary with one item, replay and put the item back: see `dict_lock`. */
 static Outcome replay_now(Replay* self, Scalars* scalars) {
-    int idle = is_none(self->context, name.lost_or_capturing);
-    if (idle <= 0)
-        return idle ? FAILED : UNFIT;
+    if (slot(self->context, self->context_busy) != Py_None)
+        return UNFIT;
     if (PyDict_DelItem(self->lock, zero))
         return unfit_or_failed(); /* Another thread holds it. */
     Outcome outcome = replay_locked(self, scalars);
@@ -1002,12 +1077,16 @@ static PyObject* Replay_call(PyObject* callable, PyObject* const* args, size_t n
 
 static PyObject* Replay_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     Replay* self = alloc_from(type, kwargs, Replay_call);
-    if (self && take_references(args, &self->replayer, &self->number_setters + 1))
+    if (self && (take_references(args, &self->replayer, &self->replayer_type + 1) ||
+                 slot_offset(self->context_type, "lost_or_capturing", &self->context_busy) ||
+                 slot_offset(self->context_type, "last_replayed", &self->context_last_replayed) ||
+                 slot_offset(self->replayer_type, "launch", &self->launch) ||
+                 slot_offset(self->replayer_type, "num_replays", &self->num_replays)))
         Py_CLEAR(self);
     return (PyObject*)self;
 }
 
-TRACK(Replay, replayer, number_setters)
+TRACK(Replay, replayer, replayer_type)
 
 /* The module */
 
@@ -1032,11 +1111,14 @@ TYPE(KernelLaunch, "A prepared launch of a kernel: launch(pointers, 0) returns t
      CALLABLE(KernelLaunch), TRACKED(KernelLaunch),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 TYPE(GraphLaunch, "A prepared replay of a graph: launch() returns the status in a tuple.",
-     CALLABLE(GraphLaunch), .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL)
+     CALLABLE(GraphLaunch), TRACKED(GraphLaunch),
+     .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 TYPE(WordSetter, "Prepared fills: setter(values) sets each address to its bytes.", CALLABLE(WordSetter),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL)
+TYPE(LibraryCall, "A function of another CUDA library, called beside captures.", CALLABLE(LibraryCall),
+     TRACKED(LibraryCall), .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 TYPE(Launcher, "Launches a kernel with the arguments that most launches have.", CALLABLE(Launcher),
-     TRACKED(Launcher), .tp_repr = (reprfunc)Launcher_repr,
+     TRACKED(Launcher), .tp_itemsize = sizeof(Param), .tp_repr = (reprfunc)Launcher_repr,
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
 TYPE(Replay, "Replays a graph: replay(**scalars).", CALLABLE(Replay), TRACKED(Replay),
      .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
@@ -1050,15 +1132,14 @@ static int intern_names(void) {
     if (!(name.word = PyUnicode_InternFromString(#word)))                                                   \
         return -1;
     INTERN(capture) INTERN(graph) INTERN(handle) INTERN(interrupted) INTERN(is_conj) INTERN(is_neg)
-    INTERN(last_replayed) INTERN(last_site) INTERN(launch) INTERN(lost) INTERN(lost_or_capturing)
-    INTERN(num_replays) INTERN(records) INTERN(stream)
+    INTERN(last_site) INTERN(records) INTERN(stream)
 #undef INTERN
     return 0;
 }
 
 PyMODINIT_FUNC PyInit__native(void) {
-    PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type, &WordSetter_Type, &Launcher_Type,
-                             &Replay_Type};
+    PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type, &WordSetter_Type, &LibraryCall_Type,
+                             &Launcher_Type,     &Replay_Type};
     PyObject* made = PyModule_Create(&module);
     zero = PyLong_FromLong(0);
     no_error = Py_BuildValue("(i)", 0);

@@ -1,6 +1,7 @@
 """The native core, `preheat._native`: a C extension for launches and replays, where it was built.
 
-`core` is that module, or None. Without it, Python code does the same with the same results and errors.
+`core` is that module, or None, and `reason` then says why. Without it, Python code does the same with
+the same results and errors.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 from preheat.config import VARIABLES, environ
 from preheat.errors import ConfigError
 
-__all__ = ["core", "reason"]
+__all__ = ["SWITCHED_OFF", "core", "reason"]
 
+SWITCHED_OFF = "PREHEAT_NATIVE is off"
 _INTERFACE = 1  # the constant of the same name in `_native.c`
 
 
@@ -22,7 +24,7 @@ def _load() -> tuple[Any, str]:
     (switch,) = (variable for variable in VARIABLES if variable.name == "PREHEAT_NATIVE")
     with suppress(ConfigError):  # All settings are checked when a device is opened.
         if switch.read(environ()) is False:
-            return None, "PREHEAT_NATIVE is off"
+            return None, SWITCHED_OFF
     try:
         module = importlib.import_module("preheat._native")
     except ImportError as error:

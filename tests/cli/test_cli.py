@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from preheat import native
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
 from preheat.cache import DiskTier, codec
@@ -27,6 +28,7 @@ from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
 from tests.processes import (
     REPORT_WAITS,
+    SOURCE,
     read_line,
     start_process,
     start_python,
@@ -459,6 +461,39 @@ def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPa
     ran = cli("doctor")
     assert "this variable is unknown" in ran.out
     assert "did you mean 'PREHEAT_CACHE_DIR'?" in ran.err
+
+
+@pytest.mark.usefixtures("quick_doctor")
+@pytest.mark.parametrize(
+    ("core", "reason", "verdict", "detail"),
+    [
+        (object(), "", "ok", "in use"),
+        (None, native.SWITCHED_OFF, "ok", "not in use: PREHEAT_NATIVE is off; launches"),
+        (None, "it was not built: no such file", "warn", "not in use: it was not built: no such file;"),
+    ],
+)
+def test_doctor_says_whether_the_native_core_is_in_use(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, core: object, reason: str, verdict: str, detail: str
+) -> None:
+    monkeypatch.setattr(native, "core", core)
+    monkeypatch.setattr(native, "reason", reason)
+    (row,) = (row for row in cli("doctor", "--json").json() if row["what"] == "native core")
+    assert row["verdict"] == verdict
+    assert row["detail"].startswith(detail)
+    assert ("C compiler" in row["fix"]) == (verdict == "warn")
+    assert f"native core  {row['detail']}" in re.sub(" {2,}", "  ", cli("doctor").out)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("0", native.SWITCHED_OFF), ("off", native.SWITCHED_OFF), ("1", ""), ("perhaps", "")],
+)
+def test_the_native_core_is_switched_off_by_the_environment(setting: str, expected: str) -> None:
+    """A value that cannot be read is an error when a device is opened, not when preheat is imported."""
+    shown = "from preheat import native; print(native.reason)"
+    env = {**os.environ, "PREHEAT_NATIVE": setting, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", shown], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == (expected or native.reason), done.stderr
 
 
 @pytest.mark.usefixtures("quick_doctor")

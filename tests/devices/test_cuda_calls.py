@@ -1,4 +1,4 @@
-"""The number of driver calls that a module of a GPU makes, counted without a GPU.
+"""The driver calls that a GPU's device and its modules make, seen without a GPU.
 
 The driver is replaced by a table of answers, so that only the calls themselves are tested here; the
 tests marked `gpu` compare their results.
@@ -6,6 +6,7 @@ tests marked `gpu` compare their results.
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,13 @@ from typing import Any
 
 import pytest
 
+from preheat import native
 from preheat.devices.base import Attributes, Bounds, Geometry
+from preheat.devices.cuda import device as cuda_device
+from preheat.devices.cuda import driver as cuda_driver
 from preheat.devices.cuda import module as cuda_module
 from preheat.devices.cuda.module import CudaFunction, CudaModule
+from preheat.errors import InputError
 
 ANSWERS = {
     "MAX_THREADS_PER_BLOCK": 512,
@@ -140,3 +145,85 @@ def test_a_launch_that_needs_more_shared_memory_opts_in_once(driver: Driver) -> 
         prepare(function, 48 << 10)
     assert driver.settings == {"MAX_DYNAMIC_SHARED_SIZE_BYTES": (227 << 10) - 1024}
     assert driver.calls["cuFuncSetAttribute"] == 1
+
+
+# Calls of another CUDA library
+
+Status = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+Exchange = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+CONTEXT, GLOBAL, RELAXED = 77, 0, 2
+
+
+class Calls:
+    """The driver calls around a call of a library, of which one may fail."""
+
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+        self.made: list[Any] = []
+        self.callbacks = {
+            "cuCtxPushCurrent": Status(lambda context: self.status("push", context)),
+            "cuCtxPopCurrent": Status(lambda _: self.status("pop")),
+            "cuThreadExchangeStreamCaptureMode": Exchange(self.exchange),
+        }
+
+    def status(self, *call: Any) -> int:
+        """Note a call and return its status."""
+        self.made.append(call)
+        return 201 if call[0] == self.fails else 0
+
+    def exchange(self, mode: Any) -> int:
+        """Exchange the mode of the thread, which was global."""
+        status = self.status("exchange", mode[0])
+        mode[0] = GLOBAL
+        return status
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call by name, as Python code does."""
+        if name == "cuThreadExchangeStreamCaptureMode":
+            mode = (ctypes.c_int * 1)(*args)
+            status, result = self.exchange(mode), mode[0]
+        else:
+            status, result = self.status(*(("push", *args) if "Push" in name else ("pop",))), None
+        if status:
+            raise InputError(name)
+        return result
+
+
+@pytest.mark.parametrize("with_core", [False, True])
+@pytest.mark.parametrize("fails", ["", "push", "exchange", "library"])
+def test_a_call_of_a_library_leaves_the_thread_as_it_was(
+    fails: str, with_core: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if with_core and native.core is None:
+        pytest.skip(f"no native core: {native.reason}")
+    if not with_core:
+        monkeypatch.setattr(native, "core", None)
+    calls = Calls(fails)
+    monkeypatch.setattr(cuda_driver, "call", calls.call)
+    monkeypatch.setattr(cuda_driver, "_relaxed", lambda: RELAXED)
+    monkeypatch.setattr(cuda_device, "call", calls.call)
+    monkeypatch.setattr(cuda_device, "error_of", lambda name, _: InputError(name))
+    monkeypatch.setattr(
+        cuda_device,
+        "function_address",
+        lambda name: ctypes.cast(calls.callbacks[name], ctypes.c_void_p).value,
+    )
+
+    def gemm(*args: Any) -> Any:
+        calls.made.append(("gemm", *args))
+        if fails == "library":
+            raise InputError("the library")
+        return args
+
+    device = object.__new__(cuda_device.CudaDevice)
+    device.context = CONTEXT
+    call = device.beside_captures(gemm)
+    enter: list[Any] = [("push", CONTEXT), ("exchange", RELAXED)]
+    leave: list[Any] = [("exchange", GLOBAL), ("pop",)]
+    if fails:
+        with pytest.raises(InputError):
+            call(1, 2)
+    else:
+        assert call(1, 2) == (1, 2)
+    wanted = {"push": enter[:1], "exchange": [*enter, leave[1]]}
+    assert calls.made == wanted.get(fails, [*enter, ("gemm", 1, 2), *leave])

@@ -32,8 +32,13 @@ N = 16
 STEADY, GENERAL, EAGER = range(3)  # how a world does its steps
 
 
+SLOT: Any = Context.__dict__["lost_or_capturing"]
+
+
 class GeneralContext(Context):
     """A context in which nothing takes a shortcut, as while another thread captures."""
+
+    __slots__ = ()
 
     @property
     def lost_or_capturing(self) -> object:
@@ -42,7 +47,7 @@ class GeneralContext(Context):
 
     @lost_or_capturing.setter
     def lost_or_capturing(self, value: object) -> None:
-        del value
+        SLOT.__set__(self, value or self)
 
 
 class Owner:
@@ -57,6 +62,7 @@ class World:
         self.eager = number == EAGER
         if number == GENERAL:
             gpu._context.__class__ = GeneralContext
+            gpu._context.lost_or_capturing = None
         self.axpy = gpu.kernel(KERNELS, "axpy")
         self.step = gpu.scalar("int32", name="step")
         self.x = gpu.array(np.arange(N, dtype=np.int32) + 1)

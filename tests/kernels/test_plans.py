@@ -16,7 +16,6 @@ import pytest
 from preheat import Array, Builder, Gpu, InputError
 from preheat.kernels import plan as plan_module
 from preheat.kernels.blas import Blas, Found
-from preheat.kernels.blas_handle import beside_captures
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.op import trace_ops
 from preheat.kernels.ops import Ops
@@ -837,55 +836,3 @@ def test_an_error_of_a_planned_product_says_which_call_it_was(
     with pytest.raises(Exception, match=r"gemm_ex of cuBLAS failed: INVALID_VALUE \(7\)"):
         ops.gemm(a, b, out=c)
     assert len(cublas.named("gemm_ex")) == count + 1  # It is not tried again.
-
-
-class Driver:
-    """The functions of the driver that surround a call of cuBLAS."""
-
-    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
-
-    def __init__(self, fails: str = "") -> None:
-        self.calls: list[Any] = []
-        self.fails = fails
-
-    def _status(self, *call: Any) -> int:
-        self.calls.append(call)
-        return 201 if call[0] == self.fails else 0
-
-    def cuCtxPushCurrent(self, context: object) -> tuple[int]:  # noqa: N802
-        return (self._status("push", context),)
-
-    def cuCtxPopCurrent(self) -> tuple[int, object]:  # noqa: N802
-        return self._status("pop"), "context"
-
-    def cuThreadExchangeStreamCaptureMode(self, mode: object) -> tuple[int, object]:  # noqa: N802
-        return self._status("exchange", mode), "global"
-
-
-@pytest.mark.parametrize("fails", ["", "push", "exchange", "cuBLAS"])
-def test_a_call_of_cublas_leaves_the_thread_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
-    driver = Driver(fails)
-    monkeypatch.setattr("preheat.devices.cuda.driver.library", lambda: driver)
-    monkeypatch.setattr("preheat.devices.cuda.driver.error_of", lambda name, _: InputError(name))
-
-    def gemm(*args: Any) -> Any:
-        driver.calls.append(("gemm", *args))
-        if fails == "cuBLAS":
-            raise InputError("cuBLAS")
-        return args
-
-    device = SimpleNamespace(dlpack=(2, 0), context="mine")
-    call = beside_captures(device, gemm)
-    enter: list[Any] = [("push", "mine"), ("exchange", "relaxed")]
-    leave: list[Any] = [("exchange", "global"), ("pop",)]
-    if fails:
-        with pytest.raises(InputError):
-            call(1, 2)
-    else:
-        assert call(1, 2) == (1, 2)
-    assert driver.calls == {
-        "push": enter[:1],
-        "exchange": [*enter, leave[1]],
-    }.get(fails, [*enter, ("gemm", 1, 2), *leave])

@@ -299,16 +299,18 @@ class Builder:
 
         With `namesake`, it belongs to a program with the same label.
         """
-        return self._nearest(self._request(program, arch), namesake=namesake)
-
-    def _nearest(self, request: Request, *, namesake: bool = False) -> Near | None:
+        request = self._request(program, arch)
         with no_fork:
             from preheat.build.nearest import search
 
-        label = request.program.label
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerTier)]
         return search(
-            request.bundle_key.table, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
+            request.bundle_key.table,
+            program.label,
+            self.bundles,
+            caches,
+            seconds=_SEARCH,
+            namesake=namesake,
         )
 
     def _find_and_count(self, request: Request) -> Hit | Miss:
@@ -348,7 +350,7 @@ class Builder:
         self.events.emit("sealed", mode=mode.name.lower(), reason=miss.reason, **where)
         if mode is SealMode.WARN:
             return
-        near = self._nearest(request)
+        near = self.nearest(request.program, request.arch)
         raise SealedError(
             reason="; ".join([miss.reason, *self._bundles.rejected]),
             nearest=None if near is None else str(near),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from preheat import native
 from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
@@ -119,6 +120,17 @@ def _versions() -> Iterator[Finding]:
             yield Finding(package, "ok", importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield Finding(package, "fail", "not installed", f"pip install {package}")
+    yield _native_core()
+
+
+def _native_core() -> Finding:
+    if native.core is not None:
+        return Finding("native core", "ok", "in use")
+    detail = f"not in use: {native.reason}; launches and replays take longer"
+    if native.reason == native.SWITCHED_OFF:
+        return Finding("native core", "ok", detail)
+    fix = "install preheat again where there is a C compiler and Python.h, or set PREHEAT_NATIVE=0"
+    return Finding("native core", "warn", detail, fix)
 
 
 def _settings() -> Iterator[Finding]:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:  # Only errors need it.
     from preheat.toolchain.lines import Lines
 
 __all__ = [
-    "DEFAULT_STREAMS", "LEGACY_STREAMS", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM", "Attributes",
-    "BlockSize", "Device", "Dim3", "Event", "Executable", "FindLines", "Function", "Geometry", "Graph",
-    "GraphNode", "Limits", "MemoryInfo", "Module", "Occupancy", "Replay", "Setter", "Stream", "Submit",
-    "Symbol",
+    "CAPTURED", "DEFAULT_STREAMS", "LEGACY_STREAMS", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM",
+    "Attributes", "BlockSize", "Device", "Dim3", "Event", "Executable", "FindLines", "Function",
+    "Geometry", "Graph", "GraphNode", "Limits", "MemoryInfo", "Module", "Occupancy", "Replay", "Setter",
+    "Stream", "Submit", "Symbol",
 ]  # fmt: skip
 
 Dim3 = tuple[int, int, int]
@@ -59,6 +59,9 @@ FindLines = Callable[[], "Lines | None"]
 
 #: A prepared replay of a graph in one stream. `Device.check` takes its status, as that of a launch.
 Replay = Callable[[], tuple[int, ...]]
+
+#: The status of a replay that did nothing, because the stream was captured: see `Executable.prepare`.
+CAPTURED = (-1,)
 
 #: A prepared write of several values to several addresses. It takes the bytes of all values, one after
 #: the other, each with the size that was given for its address. They are read before the call returns.
@@ -247,8 +250,12 @@ class Executable(Protocol):
     def upload(self, stream: Stream) -> None:
         """Upload the graph to the device, so that the first replay does not have to."""
 
-    def prepare(self, stream: Stream) -> Replay:
-        """Prepare replays in one stream."""
+    def prepare(self, stream: Stream, *, unless_captured: bool = False) -> Replay:
+        """Prepare replays in one stream.
+
+        With `unless_captured`, a replay does nothing and returns the object `CAPTURED` while another
+        library captures the stream.
+        """
 
     def close(self) -> None:
         """Destroy the executable; a running replay completes."""

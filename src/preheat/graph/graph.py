@@ -10,9 +10,11 @@ Graph             the public class: the stages from the capture to the end
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
@@ -22,7 +24,7 @@ from preheat.graph.executable import GraphExecutable
 from preheat.graph.nodes import Node, diff
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
-from preheat.graph.replay import CAPTURE_AGAIN, Replayer
+from preheat.graph.replay import CAPTURE_AGAIN, Replayer, ReplayFunction
 from preheat.messages import count
 from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Operation
 from preheat.runtime.array import Scalar
@@ -68,6 +70,20 @@ class Graph:
     the next replay raises `StaleGraphError`. Replays are safe from any thread.
     """
 
+    __slots__ = {
+        "__dict__": "",
+        "__weakref__": "",
+        "replay": """Run the captured work once more, after setting named scalars.
+
+        `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made. The value is
+        copied and set in the same stream, so any number of replays can be queued ahead. `stream=` names
+        another stream, and `synchronize=True` waits.
+        """,
+    }
+
+    # A function and not a method: looking a method up and entering it would cost a tenth of a replay.
+    replay: ReplayFunction
+
     def __init__(
         self,
         context: Context,
@@ -95,6 +111,7 @@ class Graph:
                 hint="leave `stream` out: a capture brings a stream of its own",
             )
         self._stage = State.NEW
+        self.replay = partial(_not_captured, weakref.ref(self))
         self._capture: Capture | None = None
         self._replayer: Replayer | None = None  # once the capture has ended
         self._options = replay_options
@@ -169,8 +186,7 @@ class Graph:
         self._replayer = Replayer(
             self.context, self.name, work, executable, stream=self._stream, options=self._options
         )
-        # Not a method, because a frame of Python would cost a tenth of a replay.
-        self.replay = self._replayer.function()  # type: ignore[method-assign]
+        self.replay = self._replayer.function()
         self._allocator = None  # The arrays that the graph uses keep their memory.
 
     def _abort(self) -> None:
@@ -235,16 +251,6 @@ class Graph:
         replayer.check(INSTANTIATE)
         replayer.upload(stream)
         return self
-
-    def replay(self, /, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
-        """Run the captured work once more, after setting named scalars. Wait only if asked to.
-
-        `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made. The value is
-        copied and set in the same stream, so any number of replays can be queued ahead.
-        """
-        # Once the graph is captured, the instance has a `replay` of its own: see `_take_over`.
-        del stream, synchronize, scalars
-        self._not_captured(REPLAY)
 
     def _not_captured(self, operation: Operation | None = None) -> NoReturn:
         """Raise because there is nothing to replay."""
@@ -337,6 +343,14 @@ class Graph:
             self._replayer.close()
         if self.context.lost is None:
             self.context.drain()
+
+
+def _not_captured(graph: Callable[[], Graph | None], *_: object, **__: object) -> None:
+    """Raise because there is nothing to replay."""
+    this = graph()
+    if this is None:
+        raise GraphError("this graph was dropped before it was captured")
+    this._not_captured(REPLAY)
 
 
 _NOT_CAPTURED: dict[State, tuple[str, str | None]] = {

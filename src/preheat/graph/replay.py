@@ -11,13 +11,14 @@ memory, memory is closed, or a frame of a pool begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from preheat import fork, native
 from preheat.callsite import caller
 from preheat.devices import base
+from preheat.devices.base import CAPTURED
 from preheat.errors import CaptureError, DriverError, StaleGraphError
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.frames import ScratchBuffer
@@ -31,14 +32,20 @@ from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
 from preheat.runtime.order import RepeatedUse
 from preheat.runtime.stream import raw_stream, record_event
 
-__all__ = ["CAPTURE_AGAIN", "NOT_PREPARED", "Replayer"]
+__all__ = ["CAPTURE_AGAIN", "ReplayFunction", "Replayer"]
 
 CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
-NOT_PREPARED = (-1,)  # the status of a launch that did not happen, because a check is necessary
 # A stream of another library, the launch in it and, if there is memory of ours, the use of that.
 _LibraryStream = tuple[base.Stream | None, base.Replay, RepeatedUse | None]
-_NO_STREAM: _LibraryStream = (None, lambda: NOT_PREPARED, None)
+_NO_STREAM: _LibraryStream = (None, lambda: CAPTURED, None)
 _INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
+
+
+class ReplayFunction(Protocol):
+    """The type of `Graph.replay`."""
+
+    def __call__(self, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
+        """Run the captured work once more."""
 
 
 class Replayer:
@@ -48,6 +55,12 @@ class Replayer:
     nothing else to do, and None otherwise. `setters` has the functions that set scalars in that stream,
     by the names of the scalars. `lock` protects all of this.
     """
+
+    __slots__ = (
+        "__weakref__", "_launches", "_library_streams", "_options", "_scratch", "_setters", "_stream",
+        "context", "executable", "launch", "lock", "name", "num_replays", "number_setters", "setters",
+        "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -86,14 +99,14 @@ class Replayer:
 
     # Replays
 
-    def function(self) -> Callable[..., None]:
+    def function(self) -> ReplayFunction:
         """Return the function that `Graph.replay` is: `replay`, or the native core's twin of it."""
         if native.core is None:
             return self.replay
-        replay: Callable[..., None] = native.core.Replay(
+        replay: ReplayFunction = native.core.Replay(
             # in the order of the fields of `Replay` in `_native.c`
             self, self.replay, self.raise_launch_error, self.raise_setter_error,
-            self.context, self.name, self.lock, NOT_PREPARED, self.number_setters,
+            self.context, self.name, self.lock, CAPTURED, self.number_setters, Context, Replayer,
         )  # fmt: skip
         return replay
 
@@ -118,7 +131,7 @@ class Replayer:
                 status = launch()
                 if not status[0]:
                     self.num_replays += 1
-                elif status is NOT_PREPARED:
+                elif status is CAPTURED:  # Nothing happened, and a check is necessary.
                     launch = None
                 else:
                     self.raise_launch_error(status)
@@ -246,17 +259,17 @@ class Replayer:
         use = self.context.order.repeated_use(stream, self.work.uses) if self.work.uses else None
         if not library.current_is_permanent(index) or (self.work.uses and use is None):
             return
-        self._library_streams[stream.handle] = (stream, self._launches[stream.id], use)
+        replay = self.executable.instantiate().prepare(stream, unless_captured=True)
+        self._library_streams[stream.handle] = (stream, replay, use)
         streams = self._library_streams
         current = library.current
         executable = self.executable
 
         def launch() -> tuple[int, ...]:
             stream, replay, use = streams.get(current(index), _NO_STREAM)
-            if stream is None or stream.capture_status() != "none":
-                return NOT_PREPARED
-            executable.last_replay = stream
-            return replay() if use is None else use.submit(replay) or NOT_PREPARED
+            if stream is not None:
+                executable.last_replay = stream
+            return replay() if use is None else use.submit(replay) or CAPTURED
 
         self.launch = launch
         # Another thread may have closed memory or begun a frame before it could see `launch`.

@@ -37,37 +37,8 @@ def failed(name: str, error: Exception) -> DeviceError:
 
 
 def beside_captures(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with the context of the device current, and without effect on captures.
-
-    It calls the driver directly, because a product is called as often as a kernel is launched. The
-    emulator, used in tests, has no context.
-    """
-    if device.dlpack[0] != ON_GPU:
-        return function
-    from preheat.devices.cuda.driver import error_of, library
-
-    driver = library()
-    context = device.context
-    push, pop = driver.cuCtxPushCurrent, driver.cuCtxPopCurrent
-    exchange = driver.cuThreadExchangeStreamCaptureMode
-    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-
-    def call(*args: Any) -> Any:
-        (status,) = push(context)
-        if status:
-            raise error_of("cuCtxPushCurrent", status)
-        try:
-            status, mode = exchange(relaxed)
-            if status:
-                raise error_of("cuThreadExchangeStreamCaptureMode", status)
-            try:
-                return function(*args)
-            finally:
-                exchange(mode)
-        finally:
-            pop()
-
-    return call
+    """Return `function` so that it leaves captures valid. The emulator has no context to change."""
+    return device.beside_captures(function) if device.dlpack[0] == ON_GPU else function
 
 
 class RawHandle:

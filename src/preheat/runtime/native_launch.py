@@ -10,6 +10,7 @@ from preheat.callsite import call_site, outside_files
 from preheat.dtypes import DType
 from preheat.runtime.arguments import ParamSpec
 from preheat.runtime.array import Array
+from preheat.runtime.context import Context
 from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import exchange_apis
@@ -36,7 +37,7 @@ def native_launcher(launch: Launch, fallback: Callable[..., None]) -> Callable[.
         stream, stream.id, stream.handle,
         exchange_apis if launch.stream is None else {},
         call_site, outside_files,
-        Array, Uses, Buffer,
+        Context, Array, Uses, Buffer,
     )  # fmt: skip
     records = launch.stream is None and not any(param.untyped for param in signature.params)
     params = tuple(map(_described, signature.params))

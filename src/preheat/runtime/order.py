@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from preheat.callsite import caller
 from preheat.devices import base
-from preheat.devices.base import LEGACY_STREAMS
+from preheat.devices.base import CAPTURED, LEGACY_STREAMS
 from preheat.errors import CaptureError, DeviceError, DriverError
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.uses import Dependent, Timeline, Uses
@@ -295,12 +295,15 @@ class RepeatedUse:
         if not self.valid:
             return None
         timeline = self._timeline
+        status: tuple[int, ...] | None = None
         try:
-            return launch()
+            status = launch()
+            return status
         finally:  # An interrupt may come after the work was submitted.
-            position = timeline.mark()
-            for uses, write in self._uses.items():
-                uses.repeat_use(timeline, position, write=write)
+            if status is not CAPTURED:
+                position = timeline.mark()
+                for uses, write in self._uses.items():
+                    uses.repeat_use(timeline, position, write=write)
 
 
 class Section:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from preheat import native
 from preheat.arch import Arch
@@ -40,6 +40,7 @@ __all__ = ["CudaDevice", "VisibleGpu", "count", "driver_version", "visible"]
 
 _KEEP_ALL = 2**64 - 1  # bytes that a pool caches before it frees memory to the driver
 _FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
+T = TypeVar("T")
 _Call = TypeVar("_Call", bound=Callable[..., tuple[int, ...]])
 
 
@@ -72,6 +73,10 @@ def _describe(index: int) -> VisibleGpu:
     model = call("cuDeviceGetName", 256, device).split(b"\0")[0].decode()
     major, minor = (_attribute(device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     return VisibleGpu(f"cuda:{index}", model, Arch(major, minor))
+
+
+def _raise_error(status: int) -> NoReturn:
+    raise error_of("a change of the current context", status)
 
 
 def _attribute(device: Any, name: str) -> int:
@@ -146,21 +151,31 @@ class CudaDevice:
         finally:
             call("cuCtxPopCurrent")
 
-    @contextmanager
-    def beside_captures(self) -> Iterator[None]:
-        """Make the context current, and let calls of another library leave captures valid."""
-        with self.current(), relaxed_capture_mode():
-            yield
+    def beside_captures(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Return a function of another CUDA library that leaves captures of other threads valid.
+
+        It runs with the context current. A product of cuBLAS is called as often as a kernel is
+        launched, so the driver is called directly.
+        """
+        if native.core is not None:
+            mode = function_address("cuThreadExchangeStreamCaptureMode")
+            in_context = self._push_and_pop()
+            call: Callable[..., T] = native.core.LibraryCall(function, _raise_error, in_context, mode)
+            return call
+
+        def beside(*args: Any) -> T:
+            with self.current(), relaxed_capture_mode():
+                return function(*args)
+
+        return beside
 
     def native_context(self, stream: Stream) -> tuple[int, int, int] | None:
         """Return what native work in a default stream needs to make the context current, else None."""
-        if stream.handle not in DEFAULT_STREAMS:
-            return None
-        return (
-            int(self.context),
-            function_address("cuCtxPushCurrent"),
-            function_address("cuCtxPopCurrent"),
-        )
+        return self._push_and_pop() if stream.handle in DEFAULT_STREAMS else None
+
+    def _push_and_pop(self) -> tuple[int, int, int]:
+        push = function_address("cuCtxPushCurrent")
+        return int(self.context), push, function_address("cuCtxPopCurrent")
 
     def in_context(self, work: _Call, stream: Stream) -> _Call:
         """Return prepared work that makes the context current when it runs in a default stream.

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preheat import native
-from preheat.devices.base import GraphNode, Replay, Stream
+from preheat.devices.base import CAPTURED, LEGACY_STREAMS, GraphNode, Replay, Stream
 from preheat.devices.cuda.driver import call, function_address, library
 
 if TYPE_CHECKING:
@@ -58,17 +58,23 @@ class CudaExecutable:
         with self._device.current():
             call("cuGraphUpload", self._handle, stream.handle)
 
-    def prepare(self, stream: Stream) -> Replay:
+    def prepare(self, stream: Stream, *, unless_captured: bool = False) -> Replay:
         """Prepare launches in one stream, with all arguments converted."""
+        unless_captured = unless_captured and stream.handle not in LEGACY_STREAMS
         if native.core is not None:
             context = self._device.native_context(stream)
+            query = function_address("cuStreamIsCapturing") if unless_captured else 0
             replay: Replay = native.core.GraphLaunch(
-                function_address("cuGraphLaunch"), int(self._handle), stream.handle, context
-            )
+                function_address("cuGraphLaunch"), int(self._handle), stream.handle, context, query,
+                CAPTURED,
+            )  # fmt: skip
             return replay
         cu = library()
         launch = partial(cu.cuGraphLaunch, self._handle, cu.CUstream(stream.handle))
-        return self._device.in_context(launch, stream)
+        replay = self._device.in_context(launch, stream)
+        if unless_captured:
+            return lambda: replay() if stream.capture_status() == "none" else CAPTURED
+        return replay
 
     def close(self) -> None:
         """Destroy the executable; the driver keeps it for running launches."""

@@ -66,9 +66,12 @@ class EmulatorExecutable:
     def upload(self, stream: base.Stream) -> None:
         """Do nothing: there is nothing to upload."""
 
-    def prepare(self, stream: base.Stream) -> base.Replay:
+    def prepare(self, stream: base.Stream, *, unless_captured: bool = False) -> base.Replay:
         """Return a function that executes the work or queues it as one item."""
-        return partial(self._replay, stream)
+        replay = partial(self._replay, stream)
+        if unless_captured:
+            return lambda: replay() if stream.capture_status() == "none" else base.CAPTURED
+        return replay
 
     def _replay(self, stream: base.Stream) -> tuple[int, ...]:
         captured = self._captured
