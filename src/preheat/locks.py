@@ -108,7 +108,14 @@ class Lock:
         self._freed = allocate_lock()
 
     def __enter__(self) -> bool:
-        return self.acquire(sys._getframe(1)) is True
+        frame = sys._getframe(1)
+        last = self._holders[0]
+        if last.frame is None and not last._after:  # The lock is free, as it is most of the time.
+            mine = Call(frame)
+            if last._after.setdefault(None, mine) is mine:
+                self._holders[0] = mine
+                return False
+        return self.acquire(frame) is True
 
     def __exit__(self, *_: object) -> None:
         self.release(sys._getframe(1))
@@ -145,9 +152,9 @@ class Lock:
     def release(self, frame: FrameType) -> None:
         """Release the lock if the function of `frame` holds it."""
         for holder in self._holders:
-            last = holder.last()
+            last = holder.last() if holder._after else holder
             if last.frame is frame:
-                last.end()
+                last.frame = None
                 if self._freed.locked():
                     try:
                         self._freed.release()

@@ -35,7 +35,7 @@ from preheat.errors import (
     ToolchainChangedError,
     UnknownEntryError,
 )
-from preheat.events import Events, JsonLines, Stats, log_events
+from preheat.events import Events, JsonLines, Stats, logged_events
 from preheat.key import Key
 from preheat.lazy import lazy
 from preheat.locks import Lock, no_fork
@@ -108,7 +108,7 @@ class Builder:
                 hint="config=Config.from_env(cache_dir=…) has both",
             )
         config = config or Config.from_env(cache_dir=cache_dir)
-        events = events or Events(log_events())
+        events = events or logged_events()
         if config.events is not None:
             events.subscribe(JsonLines(config.events))
         layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
@@ -182,7 +182,7 @@ class Builder:
         except ToolchainChangedError:  # The compiler was upgraded under a running process.
             self.toolchain.look_again()
             hit = self._obtain(self._request(program, arch), None, deferral)
-        if record:
+        if record and self.events.has_sink("request"):
             self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)
         return hit
 
@@ -270,9 +270,9 @@ class Builder:
         device = Arch.parse(device)
         miss: Miss | None = None
         for arch in (device,) if exact else runnable_archs(device):
-            found = self._find_and_count(self._request(program, arch))
+            found = self._find_and_count(Request(program, arch, self.toolchain))
             if isinstance(found, Hit):
-                if record:
+                if record and self.events.has_sink("request"):
                     self.events.emit("request", program=program, arch=device, artifact=found.artifact)
                 return found
             miss = miss or found
@@ -297,17 +297,12 @@ class Builder:
 
         With `namesake`, it belongs to a program with the same label.
         """
-        return self._nearest(self._request(program, arch), namesake=namesake)
-
-    def _nearest(self, request: Request, *, namesake: bool = False) -> Near | None:
         with no_fork:
             from preheat.build.nearest import search
 
-        label = request.program.label
+        table = self._request(program, arch).bundle_key.table
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerTier)]
-        return search(
-            request.bundle_key.table, label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
-        )
+        return search(table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
     def _find_and_count(self, request: Request) -> Hit | Miss:
         """Look a request up, and count a hit."""
@@ -327,7 +322,8 @@ class Builder:
     @property
     def sealed(self) -> SealMode:
         """The strictest of the mode in the settings and that of `preheat.seal`."""
-        return max(self._sealed, in_force())
+        mode = in_force()
+        return mode if mode > self._sealed else self._sealed
 
     def permit(self, program: Program, arch: Arch | str, miss: Miss) -> None:
         """Raise `SealedError` when this process is sealed; `miss` is what a lookup returned.
@@ -346,7 +342,7 @@ class Builder:
         self.events.emit("sealed", mode=mode.name.lower(), reason=miss.reason, **where)
         if mode is SealMode.WARN:
             return
-        near = self._nearest(request)
+        near = self.nearest(request.program, request.arch)
         raise SealedError(
             reason="; ".join([miss.reason, *self._bundles.rejected]),
             nearest=None if near is None else str(near),
