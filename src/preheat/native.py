@@ -14,7 +14,7 @@ from preheat.errors import ConfigError
 
 __all__ = ["core", "reason"]
 
-_INTERFACE = 1  # the constant of the same name in `_native.c`
+_INTERFACE = 2  # the constant of the same name in `_native.c`
 
 
 def _load() -> tuple[Any, str]:
