@@ -101,7 +101,7 @@ print(json.dumps(found))
 #: hit of a sealed process, a launch in a capture; replays of cached graphs, the replay itself included;
 #: ten loaded kernels by `gpu.kernels`.
 MOST = {
-    "hot": 2, "launch": 2, "replay": 1, "stored": 158, "first launch": 81, "headers": 197, "sealed": 38,
+    "hot": 2, "launch": 2, "replay": 1, "stored": 150, "first launch": 81, "headers": 191, "sealed": 37,
     "recorded": 12, "graphs.replay": 2, "graphs.run": 4, "graphed": 7, "graphed by key": 11,
     "hot, not waiting": 1, "launch of one not waited for": 2, "ten together": 175,
 }  # fmt: skip

@@ -206,10 +206,9 @@ class Artifact:
         """Decode an unpacked entry. Raises `DamagedEntryError` when it is not an artifact."""
         try:
             label, arch, toolchain = meta["label"], meta["arch"], meta["toolchain"]
-            names = meta["names"]
-            if type(names) is not dict:
-                raise TypeError(f"{names!r} is not a table of names")
-            templates = _list(meta.get("templates", []))
+            names, entries, templates = meta["names"], meta["entries"], meta.get("templates", [])
+            if type(names) is not dict or type(entries) is not list or type(templates) is not list:
+                raise TypeError(f"{(names, entries, templates)!r} are not a table and two lists")
             provenance = _provenance(parse_json(sections.get("provenance", b"[]").decode()))
             texts = (label, arch, toolchain, provenance.created, provenance.timing)
             text("".join((*texts, *names, *names.values(), *templates)))
@@ -219,7 +218,7 @@ class Artifact:
                 "arch": Arch.parse(arch),
                 "toolchain": toolchain,
                 "parts": tuple(map(_part, rows(meta["parts"], 2))),
-                "entries": tuple(map(_entry_point, _list(meta["entries"]))),
+                "entries": tuple(map(_entry_point, entries)),
                 "names": names,
                 "headers": tuple(map(_header, rows(meta["headers"], 3))),
                 "cubin": sections["cubin"],
@@ -288,7 +287,9 @@ def _check_numbers(numbers: Sequence[int]) -> None:
 
 
 def _provenance(row: Any) -> Provenance:
-    found = Provenance(*_list(row))
+    if type(row) is not list:
+        raise TypeError(f"{row!r} is not a list")
+    found = Provenance(*row)
     if type(found.seconds) not in (int, float) or not 0 <= found.seconds < _MOST:
         raise ValueError(f"{found.seconds!r} is not a number of seconds")
     return found
@@ -303,12 +304,6 @@ def _sources(section: bytes) -> dict[str, str]:
         raise TypeError("a source is not text")
     text("".join(sources))
     return sources
-
-
-def _list(value: object) -> list[Any]:
-    if type(value) is not list:
-        raise TypeError(f"{value!r} is not a list")
-    return value
 
 
 def check_name(what: str, name: object) -> None:

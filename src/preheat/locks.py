@@ -118,7 +118,12 @@ class Lock:
         return self.acquire(frame) is True
 
     def __exit__(self, *_: object) -> None:
-        self.release(sys._getframe(1))
+        frame = sys._getframe(1)
+        last = self._holders[0]
+        if last.frame is frame and not last._after and not self._freed.locked():
+            last.frame = None  # No thread waits, as is the case most of the time.
+        else:
+            self.release(frame)
 
     def locked(self) -> bool:
         """Return whether the lock has all the holders that it can have."""
