@@ -9,7 +9,8 @@ when Python has ended. Times are medians, spreads the interquartile range as a s
 "raw" reads cubin files and knows the names of the kernels: what is left is the driver's share.
 "preheat, sealed" has an empty cache, a bundle and a seal. "preheat, nothing cached" compiles, which is
 what the others need not do.
-A second table has the parts of preheat's own process, from processes of their own.
+A second table has the parts of preheat's own process, from processes of their own. "Load by the driver"
+is loading the cubin and resolving the kernel in it.
 """
 
 from __future__ import annotations
@@ -109,9 +110,23 @@ import preheat.gpu
 imported = monotonic()
 gpu = preheat.device("cuda")
 opened = monotonic()
+from preheat.devices.cuda.module import CudaModule
+spent = {"lookup": 0.0, "load": 0.0, "function": 0.0}
+def timed(function):
+    def call(*args, **named):
+        started = monotonic()
+        try:
+            return function(*args, **named)
+        finally:
+            spent[function.__name__] += monotonic() - started
+    return call
+gpu.builder.lookup = timed(gpu.builder.lookup)
+gpu._device.load = timed(gpu._device.load)
+CudaModule.function = timed(CudaModule.function)
+patched = monotonic()
 x, y = gpu.empty(N).fill(1.5), gpu.empty(N).fill(0.25)
 ready = monotonic()
-found = launched = again = 0.0
+found = launched = 0.0
 for i in range(COUNT):
     started = monotonic()
     kernel = gpu.kernel(source(i), f"k_{i}")
@@ -121,7 +136,10 @@ for i in range(COUNT):
     launched += monotonic() - after
 gpu.synchronize()
 ended = monotonic()
-print(imported - first, opened - imported, ready - opened, found / COUNT, launched / COUNT, ended)
+lookup = spent["lookup"]
+load = spent["load"] + spent["function"]
+kernel = (lookup / COUNT, load / COUNT, (found - lookup - load) / COUNT, launched / COUNT)
+print(imported - first, opened - imported, ready - patched, *kernel, ended)
 """
 CORE = """
 import numpy as np
@@ -294,6 +312,7 @@ def table(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
                 spread(processes) if len(processes) > 1 else "-",
                 f"{mine.process / raw.process:.2f} x" if raw else "-",
                 f"{mine.last:.3f} s",
+                f"{(mine.process - mine.last) * 1e3:.0f} ms",
                 f"{mine.ready:.3f} s",
                 f"{mine.kernels / COUNT * 1e6:.0f} µs",
                 spread(per_kernel) if len(per_kernel) > 1 else "-",
@@ -307,7 +326,11 @@ def table(contenders: Sequence[Contender]) -> list[tuple[str, ...]]:
 
 def part_rows(parts: Sequence[Sequence[float]]) -> list[tuple[str, ...]]:
     """Return a row for each part of a process, with its median over several processes."""
-    names = ("import", "device", "two arrays", "find a kernel", "its first launch", "end of Python")
+    names = (
+        *("import", "device", "two arrays"),
+        *("a kernel: lookup", "its load by the driver", "the rest of gpu.kernel", "its first launch"),
+        "end of Python",
+    )
     columns = zip(names, zip(*parts, strict=True), strict=True)
     return [(name, us(statistics.median(each) * 1e6), spread(each)) for name, each in columns]
 
@@ -345,7 +368,8 @@ def main() -> None:
         parts = [] if ours is None else [stage.parts(ours) for _ in range(args.rounds)]
         gpu.close()
     head = (
-        *("", "process", "spread", "process, of raw", "to last launch", "import + context"),
+        *("", "process", "spread", "process, of raw", "to last launch", "end of Python"),
+        "import + context",
         *("a kernel", "spread"),
         *("kernel, of raw", "last launch, of raw", "runs"),
     )

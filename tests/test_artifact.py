@@ -69,6 +69,16 @@ def test_an_entry_without_a_field_is_damaged(missing: str) -> None:
         Artifact.decode(DIGEST, meta, sections)
 
 
+@pytest.mark.parametrize(("at", "equal"), [(0, False), (1, 4.0), (4, 0), (5, ["float"])])
+def test_an_equal_value_of_another_type_is_damaged(at: int, equal: object) -> None:
+    parameter = Parameter(0, 4, 4, "f32", False, "float")
+    meta, sections = codec.unpack(DIGEST, artifact(EntryPoint("k", (parameter,))).encode())
+    Artifact.decode(DIGEST, meta, sections)  # Equal lists of parameters are decoded once.
+    meta["entries"][0][1][0][at] = equal
+    with pytest.raises(codec.DamagedEntryError):
+        Artifact.decode(DIGEST, meta, sections)
+
+
 def named(name: str, cpp: str | None = None) -> EntryPoint:
     return EntryPoint(name, (), cpp)
 

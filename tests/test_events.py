@@ -11,7 +11,7 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.config import Config
-from preheat.events import EVENTS, Events, JsonLines, log_events, merge
+from preheat.events import EVENTS, Events, JsonLines, logged_events, merge
 from preheat.program import Program
 from tests.conftest import SAXPY
 
@@ -31,6 +31,18 @@ def test_a_sink_gets_the_events_that_it_names() -> None:
     events.unsubscribe(sink)
     events.emit("lost", device="cuda:0", reason="a fault")
     assert seen == ["evict", "every evict", "every lost"]
+
+
+def test_whether_an_event_has_a_sink_is_known_before_its_fields_are() -> None:
+    events = logged_events()
+    assert events.has_sink("damaged")
+    assert not events.has_sink("resolve")  # The log has no message for it.
+    events.subscribe(sink := lambda *_: None)
+    assert events.has_sink("resolve")
+    events.unsubscribe(sink)
+    assert not events.has_sink("resolve")
+    events.emit("resolve")
+    assert events.stats() == {"resolve": 1}
 
 
 def test_an_event_with_objects_reaches_only_a_sink_that_names_it_and_is_not_counted() -> None:
@@ -99,7 +111,7 @@ def test_an_unwritable_event_file_is_reported_once(
 
 
 def test_the_same_problem_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    events = Events(log_events())
+    events = logged_events()
     with caplog.at_level(logging.WARNING, "preheat"):
         for _ in range(3):
             events.fault("disk", "write", OSError("full"))
@@ -114,7 +126,7 @@ def test_the_same_problem_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_known_problems_are_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
-    events = Events(log_events())
+    events = logged_events()
     with caplog.at_level(logging.INFO, "preheat"):
         for _ in range(3):
             events.fault("disk", "write", OSError("full"))
@@ -143,7 +155,7 @@ def test_a_compile_a_load_a_loss_and_hits_are_logged_at_their_levels(
 
 
 def test_a_rejected_program_is_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
-    events = Events(log_events())
+    events = logged_events()
     with caplog.at_level(logging.INFO, "preheat"):
         events.emit("reject", key="k", program="k.cu", arch="sm_90", seconds=0.5)
         events.emit("uncached", program="k.cu", arch="sm_90", reason="it uses __TIME__")

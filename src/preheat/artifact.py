@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from types import NoneType
 from typing import Any, NamedTuple
@@ -206,10 +206,9 @@ class Artifact:
         """Decode an unpacked entry. Raises `DamagedEntryError` when it is not an artifact."""
         try:
             label, arch, toolchain = meta["label"], meta["arch"], meta["toolchain"]
-            names = meta["names"]
-            if type(names) is not dict:
-                raise TypeError(f"{names!r} is not a table of names")
-            templates = _list(meta.get("templates", []))
+            names, entries, templates = meta["names"], meta["entries"], meta.get("templates", [])
+            if type(names) is not dict or type(entries) is not list or type(templates) is not list:
+                raise TypeError(f"{(names, entries, templates)!r} are not a table and two lists")
             provenance = _provenance(parse_json(sections.get("provenance", b"[]").decode()))
             texts = (label, arch, toolchain, provenance.created, provenance.timing)
             text("".join((*texts, *names, *names.values(), *templates)))
@@ -219,7 +218,7 @@ class Artifact:
                 "arch": Arch.parse(arch),
                 "toolchain": toolchain,
                 "parts": tuple(map(_part, rows(meta["parts"], 2))),
-                "entries": tuple(map(_entry_point, _list(meta["entries"]))),
+                "entries": tuple(map(_entry_point, entries)),
                 "names": names,
                 "headers": tuple(map(_header, rows(meta["headers"], 3))),
                 "cubin": sections["cubin"],
@@ -248,40 +247,49 @@ _header: Callable[[Sequence[str]], Header] = partial(tuple.__new__, Header)
 _parameter: Callable[[Sequence[Any]], Parameter] = partial(tuple.__new__, Parameter)
 _entry: Callable[[Sequence[Any]], EntryPoint] = partial(tuple.__new__, EntryPoint)
 
+# The types of the fields of a kernel and of a parameter.
 _ENTRY_POINTS = set(product((str,), (list,), (str, NoneType), (list, NoneType), (list,)))
+_PARAMETERS = set(product((int,), (int,), (int,), (str,), (bool,), (str, NoneType)))
 
 
 def _entry_point(row: Any) -> EntryPoint:
     if tuple(map(type, row)) not in _ENTRY_POINTS:
         raise TypeError(f"{row!r} is not a kernel")
     name, parameters, cpp, resources, directives = row
-    texts = [name, cpp or "", *directives]
-    numbers = [*(resources or ())]
-    for parameter in parameters:
-        offset, size, align, kind, pointer, cpp_type = parameter
-        if type(pointer) is not bool:
+    text("".join((name, cpp or "", *directives)))
+    if resources is not None:
+        if not set(map(type, resources)) <= {int}:
+            raise TypeError(f"{resources!r} are not integers")
+        _check_numbers(resources)
+        resources = Resources(*resources)
+    found = tuple(map(tuple, parameters))
+    for parameter in found:
+        if tuple(map(type, parameter)) not in _PARAMETERS:
             raise TypeError(f"{parameter!r} is not a parameter")
-        numbers += offset, size, align
-        texts += kind, "" if cpp_type is None else cpp_type
-    text("".join(texts))
-    if numbers:
-        if not set(map(type, numbers)) <= {int}:
-            raise TypeError(f"{numbers!r} are not integers")
-        if min(numbers) < 0 or max(numbers) >= _MOST:
-            raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
-    return _entry(
-        (
-            name,
-            tuple(map(_parameter, parameters)),
-            cpp,
-            None if resources is None else Resources(*resources),
-            tuple(directives),
-        )
-    )
+    return _entry((name, _parameters(found), cpp, resources, tuple(directives)))
+
+
+@lru_cache(maxsize=1024)
+def _parameters(rows: tuple[tuple[Any, ...], ...]) -> tuple[Parameter, ...]:
+    """Return the parameters of a kernel. Most kernels share few lists of them.
+
+    The caller has checked the types: equal values of other types would find the same result.
+    """
+    parameters = tuple(map(_parameter, rows))
+    text("".join([each.kind + (each.type or "") for each in parameters]))
+    _check_numbers([number for row in rows for number in row[:3]])
+    return parameters
+
+
+def _check_numbers(numbers: Sequence[int]) -> None:
+    if numbers and (min(numbers) < 0 or max(numbers) >= _MOST):
+        raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
 
 
 def _provenance(row: Any) -> Provenance:
-    found = Provenance(*_list(row))
+    if type(row) is not list:
+        raise TypeError(f"{row!r} is not a list")
+    found = Provenance(*row)
     if type(found.seconds) not in (int, float) or not 0 <= found.seconds < _MOST:
         raise ValueError(f"{found.seconds!r} is not a number of seconds")
     return found
@@ -296,12 +304,6 @@ def _sources(section: bytes) -> dict[str, str]:
         raise TypeError("a source is not text")
     text("".join(sources))
     return sources
-
-
-def _list(value: object) -> list[Any]:
-    if type(value) is not list:
-        raise TypeError(f"{value!r} is not a list")
-    return value
 
 
 def check_name(what: str, name: object) -> None:

@@ -18,7 +18,17 @@ from typing import Any
 from preheat.files import opened
 from preheat.locks import Lock
 
-__all__ = ["EVENTS", "OBJECT_EVENTS", "Events", "JsonLines", "Stats", "log_events", "merge", "warn"]
+__all__ = [
+    "EVENTS",
+    "OBJECT_EVENTS",
+    "Events",
+    "JsonLines",
+    "Stats",
+    "log_events",
+    "logged_events",
+    "merge",
+    "warn",
+]
 
 #: Every event by name: its meaning, and its fields in brackets.
 EVENTS: Mapping[str, str] = {
@@ -106,6 +116,10 @@ class Events:
     def unsubscribe(self, sink: Sink) -> None:
         """Pass no more events to `sink`."""
         self._sinks = {name: [s for s in sinks if s != sink] for name, sinks in self._sinks.items()}
+
+    def has_sink(self, name: str) -> bool:
+        """Return whether a sink gets the events called `name`; if not, only their number counts."""
+        return bool(self._sinks.get(name))
 
     def emit(self, name: str, /, **fields: Any) -> None:
         """Count the event `name`, which is one of `EVENTS`, and pass it to its sinks."""
@@ -200,6 +214,13 @@ _LOG_MESSAGES: Mapping[str, tuple[int, str]] = {
 }
 
 
+def logged_events() -> Events:
+    """Return events whose problems, compiles, loads and lookups go to the log; see `log_events`."""
+    events = Events()
+    events.subscribe(log_events(), *_LOG_MESSAGES, *_PROBLEMS)
+    return events
+
+
 def log_events() -> Sink:
     """Return a sink that logs to the `preheat` logger.
 
@@ -226,6 +247,10 @@ def log_events() -> Sink:
             logger.info("%s", message)
 
     return sink
+
+
+#: The events that `_problem` has a message for.
+_PROBLEMS = ("fault", "refused", "sealed", "damaged")
 
 
 def _problem(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | None:

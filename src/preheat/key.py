@@ -15,6 +15,7 @@ __all__ = ["SCHEMA", "Key", "Part", "bundle_key", "explain", "include_parts", "r
 
 SCHEMA = 2  # Raise it whenever equal parts come to mean another compile.
 _COUNTS = ("options", "names", "includes")
+_SCHEMA_PART = ("schema", str(SCHEMA).encode())
 _SHOWN = 160  # A part of at most this many bytes is stored as text, a longer one as hash and size.
 
 
@@ -75,8 +76,7 @@ def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
     Include directories are left out: the contents of the headers found in them are checked on
     lookup instead, so the same program keys alike on two machines.
     """
-    schema, *rest = _parts(program, arch)
-    return Key((schema, ("toolchain", toolchain.encode()), *rest))
+    return Key((_SCHEMA_PART, ("toolchain", toolchain.encode()), *_parts(program, arch)))
 
 
 def bundle_key(program: Program, arch: Arch) -> Key:
@@ -86,7 +86,7 @@ def bundle_key(program: Program, arch: Arch) -> Key:
     are part of it, as `preheat.portable_paths` spells them.
     """
     include = include_parts(program.include_spellings) if program.may_include else ()
-    return Key((*_parts(program, arch), *include))
+    return Key((_SCHEMA_PART, *_parts(program, arch), *include))
 
 
 def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
@@ -95,18 +95,21 @@ def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
 
 
 def _parts(program: Program, arch: Arch) -> Iterable[tuple[str, bytes]]:
-    """Return the parts that both kinds of keys have, the schema first."""
+    """Return the parts that both kinds of keys have after the schema."""
     return (
-        ("schema", str(SCHEMA).encode()),
         ("arch", str(arch).encode()),
         ("language", program.language.encode()),
         ("form", b"cubin" if program.language == "ptx" else b"cubin+ptx"),
         ("label", program.label.encode()),
         ("source", program.source.encode()),
         *_rows("option", program.options),
-        *[(f"header:{n}", t.encode()) for n, t in program.headers],
+        *(_header_rows(program.headers) if program.headers else ()),
         *_rows("name", program.names),
     )
+
+
+def _header_rows(headers: tuple[tuple[str, str], ...]) -> list[tuple[str, bytes]]:
+    return [(f"header:{name}", text.encode()) for name, text in headers]
 
 
 def _rows(label: str, values: tuple[str, ...]) -> list[tuple[str, bytes]]:

@@ -111,10 +111,22 @@ class Lock:
         self._freed = allocate_lock()
 
     def __enter__(self) -> bool:
-        return self.acquire(sys._getframe(1)) is True
+        frame = sys._getframe(1)
+        last = self._holders[0]
+        if last.frame is None and not last._after:  # The lock is free, as it is most of the time.
+            mine = Call(frame)
+            if last._after.setdefault(None, mine) is mine:
+                self._holders[0] = mine
+                return False
+        return self.acquire(frame) is True
 
     def __exit__(self, *_: object) -> None:
-        self.release(sys._getframe(1))
+        frame = sys._getframe(1)
+        last = self._holders[0]
+        if last.frame is frame and not last._after and not self._freed.locked():
+            last.frame = None  # No thread waits, as is the case most of the time.
+        else:
+            self.release(frame)
 
     def locked(self) -> bool:
         """Return whether the lock has all the holders that it can have."""
@@ -157,7 +169,7 @@ class Lock:
     def release(self, frame: FrameType) -> None:
         """Release the lock if the function of `frame` holds it."""
         for holder in self._holders:
-            last = holder.last()
+            last = holder.last() if holder._after else holder
             if last.frame is frame:
                 last.end()
                 self._wake()

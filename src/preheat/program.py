@@ -92,17 +92,22 @@ class Program:
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
-        others, moved = _split_include_options(list_argument("options", options))
-        written = list(map(_path, (*list_argument("include", include), *moved)))
-        directories = tuple(map(os.path.abspath, written))
-        spellings = [spelled(directory, path, _asking_file) for directory in written]
+        others = list_argument("options", options)
+        directories = list_argument("include", include)
+        spellings: tuple[tuple[str, str], ...] = ()
+        if others or directories:
+            others, moved = _split_include_options(others)
+            written = list(map(_path, (*directories, *moved)))
+            directories = tuple(map(os.path.abspath, written))
+            spelt = [spelled(directory, path, _asking_file) for directory in written]
+            spellings = tuple(zip(directories, spelt, strict=True))
         return cls(
             source=source,
             label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
             language=language,
-            options=tuple(others),
+            options=others,
             include=directories,
-            spellings=tuple(zip(directories, spellings, strict=True)),
+            spellings=spellings,
             headers=header_rows(headers),
             names=list_argument("names", names),
             path=path,
@@ -341,7 +346,7 @@ def _asking_file() -> str | None:
     return None if name.startswith("<") else os.path.abspath(name)
 
 
-def _split_include_options(options: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def _split_include_options(options: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
     """Separate `-Idir`, `-I dir`, `-I=dir` and `--include-path=dir` from other options, in order."""
     others: list[str] = []
     moved: list[str] = []
@@ -355,4 +360,4 @@ def _split_include_options(options: tuple[str, ...]) -> tuple[list[str], list[st
         if not directory:
             raise InputError(f"{option} needs a directory")
         moved.append(directory)
-    return others, moved
+    return tuple(others), moved

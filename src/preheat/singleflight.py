@@ -28,7 +28,9 @@ class _Flight(Call, Generic[T]):
     __slots__ = ("done", "error", "result", "signal")
 
     def __init__(self, frame: FrameType) -> None:
-        Call.__init__(self, frame)
+        self.frame = frame  # These three are the attributes of a `Call`.
+        self.thread = get_ident()
+        self._after = {}
         self.done = False
         self.result: T | None = None
         self.error: Exception | None = None

@@ -263,6 +263,14 @@ def test_a_struct_aligned_to_64_bytes_lies_where_the_kernel_looks(at: int, devic
         assert out.numpy().tolist() == [-3, int(data[at])]
 
 
+def test_kernels_with_equal_parameters_share_what_describes_them(device: Gpu) -> None:
+    entry = device.kernel(KERNELS, "pick").entry
+    one, other = Signature(entry), Signature(entry._replace(name="other"))
+    assert (one.kernel, other.kernel) == ("pick", "other")
+    assert one.params is other.params
+    assert one.layout is other.layout
+
+
 def test_the_parameter_block_has_every_parameter_at_its_offset(device: Gpu) -> None:
     entry = device.kernel(KERNELS, "pick").entry
     signature = Signature(entry)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from preheat import native
 from preheat.toolchain.evidence import Evidence, FileHasher, Memo
 
 
@@ -20,6 +22,15 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares stamps in the native core and in Python."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "core", None)
+    elif native.core is None:
+        pytest.skip(native.reason)
 
 
 @pytest.fixture
@@ -225,3 +236,37 @@ def test_a_damaged_note_is_an_empty_one(
 def test_a_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         look(Memo(), tmp_path / "gone.h")
+
+
+# The native core
+
+
+@pytest.mark.skipif(native.core is None, reason="the native core is not built")
+@pytest.mark.parametrize("core", ["native"], indirect=True)
+def test_the_native_core_returns_the_stamps_of_files_in_order(tmp_path: Path) -> None:
+    files = [tmp_path / "a.h", tmp_path / os.fsdecode(b"\xc3\xa9\xff.h"), tmp_path]
+    files[0].write_text("one")
+    files[1].write_text("other")
+    os.utime(files[1], ns=(-5_000_000_001, -5_000_000_001))  # before 1970
+    stamps = native.core.file_times(b"".join(os.fsencode(file) + b"\0" for file in files))
+    status = [file.stat() for file in files]
+    assert list(struct.iter_unpack("=qqqQQ", stamps)) == [
+        (each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino, each.st_dev) for each in status
+    ]
+    assert native.core.file_times(b"") == b""
+
+
+@pytest.mark.skipif(native.core is None, reason="the native core is not built")
+@pytest.mark.parametrize("core", ["native"], indirect=True)
+def test_the_native_core_raises_for_a_file_that_is_gone_and_for_other_values(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        native.core.file_times(os.fsencode(tmp_path) + b"\0/absent\0")
+    with pytest.raises(TypeError, match="paths are bytes"):
+        native.core.file_times(str(tmp_path))
+
+
+def test_a_note_with_numbers_that_no_file_has_proves_nothing(header: Path) -> None:
+    FileHasher(memo := Memo()).evidence(str(header))
+    row = memo.rows[str(header)]
+    memo.rows[str(header)] = row._replace(stamp=(1 << 70, *row.stamp[1:]), settled=True)
+    assert not FileHasher(memo).proves([(str(header), str(header.parent), row.digest)])

@@ -35,7 +35,7 @@ from preheat.errors import (
     ToolchainChangedError,
     UnknownEntryError,
 )
-from preheat.events import Events, JsonLines, Stats, log_events
+from preheat.events import Events, JsonLines, Stats, logged_events
 from preheat.key import Key
 from preheat.lazy import lazy
 from preheat.locks import Lock, no_fork
@@ -110,7 +110,7 @@ class Builder:
                 hint="config=Config.from_env(cache_dir=…) has both",
             )
         config = config or Config.from_env(cache_dir=cache_dir)
-        events = events or Events(log_events())
+        events = events or logged_events()
         if config.events is not None:
             events.subscribe(JsonLines(config.events))
         layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
@@ -184,7 +184,7 @@ class Builder:
         except ToolchainChangedError:  # The compiler was upgraded under a running process.
             self.toolchain.look_again()
             hit = self._obtain(self._request(program, arch), None, deferral)
-        if record:
+        if record and self.events.has_sink("request"):
             self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)
         return hit
 
@@ -272,9 +272,9 @@ class Builder:
         device = Arch.parse(device)
         miss: Miss | None = None
         for arch in (device,) if exact else runnable_archs(device):
-            found = self._find_and_count(self._request(program, arch))
+            found = self._find_and_count(Request(program, arch, self.toolchain))
             if isinstance(found, Hit):
-                if record:
+                if record and self.events.has_sink("request"):
                     self.events.emit("request", program=program, arch=device, artifact=found.artifact)
                 return found
             miss = miss or found
@@ -299,19 +299,12 @@ class Builder:
 
         With `namesake`, it belongs to a program with the same label.
         """
-        request = self._request(program, arch)
         with no_fork:
             from preheat.build.nearest import search
 
+        table = self._request(program, arch).bundle_key.table
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerTier)]
-        return search(
-            request.bundle_key.table,
-            program.label,
-            self.bundles,
-            caches,
-            seconds=_SEARCH,
-            namesake=namesake,
-        )
+        return search(table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
     def _find_and_count(self, request: Request) -> Hit | Miss:
         """Look a request up, and count a hit."""
@@ -331,7 +324,8 @@ class Builder:
     @property
     def sealed(self) -> SealMode:
         """The strictest of the mode in the settings and that of `preheat.seal`."""
-        return max(self._sealed, in_force())
+        mode = in_force()
+        return mode if mode > self._sealed else self._sealed
 
     def permit(self, program: Program, arch: Arch | str, miss: Miss) -> None:
         """Raise `SealedError` when this process is sealed; `miss` is what a lookup returned.

@@ -42,4 +42,4 @@ def sealed(mode: str = "error") -> Iterator[None]:
 
 def in_force() -> SealMode:
     """Return the strictest mode that is in force."""
-    return max((_fixed, *_inside))
+    return max((_fixed, *_inside)) if _inside else _fixed

@@ -21,7 +21,7 @@ from preheat.cli.output import columns, count, duration, print_json, print_messa
 from preheat.cli.programs import ProgramOptions, program_options, targets
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
-from preheat.events import Events, Stats, log_events
+from preheat.events import Events, Stats, logged_events
 from preheat.key import explain
 from preheat.program import Program
 from preheat.progress import progress
@@ -260,7 +260,7 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
     if program.uncacheable:
         _print_miss(f"never cached: {program.uncacheable}", None, as_json)
         return
-    builder = Builder.open(events=Events(log_events()))
+    builder = Builder.open(events=logged_events())
     found = builder.why(program, arch)
     if isinstance(found, Artifact):
         if as_json:
@@ -434,7 +434,7 @@ def _open() -> DiskTier:
     config = Config.from_env()
     if not config.cache:
         raise InputError("the cache is off", hint="unset PREHEAT_CACHE")
-    disk = open_disk(config, Events(log_events()))
+    disk = open_disk(config, logged_events())
     if disk is None:
         raise PreheatError("no cache directory can be used; see 'preheat doctor'")
     return disk

@@ -16,7 +16,7 @@ from preheat.build.parallel import Task, run_all
 from preheat.cli.output import count, duration, print_error, print_json, print_message, size
 from preheat.cli.programs import ProgramOptions, archs_option, program_options, targets
 from preheat.errors import InputError, PreheatError
-from preheat.events import Events, log_events
+from preheat.events import logged_events
 from preheat.program import Program
 from preheat.progress import progress
 
@@ -59,7 +59,7 @@ def command(
     if output is not None:
         _make_directory(output, files)
     uncached: list[Mapping[str, Any]] = []
-    events = Events(log_events())
+    events = logged_events()
     events.subscribe(lambda _, fields: uncached.append(fields), "uncached")
     builder = Builder.open(events=events)
     rows: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ import operator
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 from preheat.artifact import EntryPoint, Parameter
@@ -18,7 +18,15 @@ from preheat.lazy import lazy
 from preheat.messages import count
 from preheat.runtime.host import bfloat16_bytes
 
-__all__ = ["ArgumentMismatch", "ParamBuffer", "ParamSpec", "Signature", "Value", "new_param_buffer"]
+__all__ = [
+    "ArgumentMismatch",
+    "ParamBuffer",
+    "ParamSpec",
+    "Signature",
+    "Value",
+    "new_param_buffer",
+    "param_specs",
+]
 
 _INTEGERS = {
     "char": "b", "signed char": "b", "unsigned char": "B", "short": "h", "unsigned short": "H",
@@ -211,22 +219,8 @@ class Signature:
 
     def __init__(self, entry: EntryPoint) -> None:
         self.kernel = entry.title
-        self.params = tuple(map(_param_spec, entry.parameters))
-
-    @lazy
-    def layout(self) -> struct.Struct:
-        """The layout of the parameters in memory, padding included."""
-        text, end = "<", 0
-        for param in self.params:
-            offset, size = param.parameter.offset, param.parameter.size
-            text += f"{offset - end}x{param.format}" if offset > end else param.format
-            end = offset + size
-        return struct.Struct(text)
-
-    @lazy
-    def memory_positions(self) -> tuple[tuple[int, bool], ...]:
-        """The positions of the parameters that take memory, with True where it may be written."""
-        return tuple((at, param.writes) for at, param in enumerate(self.params) if param.pointer)
+        self.parameters = entry.parameters
+        self.params, self.layout, self.memory_positions = _shared_parts(entry.parameters)
 
     @lazy
     def expected(self) -> str:
@@ -277,6 +271,35 @@ def new_param_buffer(signature: Signature) -> ParamBuffer:
     whole = -(-layout.size // _ALIGN) * _ALIGN  # A view in any format needs a multiple of its size.
     data = memoryview(memory).cast("B")[start : start + whole]
     return ParamBuffer(partial(layout.pack_into, data, 0), ctypes.addressof(pointers), data, pointers)
+
+
+class _SharedParts(NamedTuple):
+    """What the signatures of all kernels with the same parameters have in common.
+
+    `layout` is that of the parameters in memory, padding included. `memory_positions` has the positions
+    of the parameters that take memory, with True where it may be written.
+    """
+
+    params: tuple[ParamSpec, ...]
+    layout: struct.Struct
+    memory_positions: tuple[tuple[int, bool], ...]
+
+
+def param_specs(parameters: tuple[Parameter, ...]) -> tuple[ParamSpec, ...]:
+    """Return what each parameter accepts; for equal parameters it is the same object."""
+    return _shared_parts(parameters).params
+
+
+@lru_cache(maxsize=1024)
+def _shared_parts(parameters: tuple[Parameter, ...]) -> _SharedParts:
+    params = tuple(map(_param_spec, parameters))
+    text, end = "<", 0
+    for param in params:
+        offset, size = param.parameter.offset, param.parameter.size
+        text += f"{offset - end}x{param.format}" if offset > end else param.format
+        end = offset + size
+    memory = tuple((at, param.writes) for at, param in enumerate(params) if param.pointer)
+    return _SharedParts(params, struct.Struct(text), memory)
 
 
 _ALIGN = 128  # the largest alignment of a parameter

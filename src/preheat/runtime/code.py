@@ -61,7 +61,7 @@ def find_code(
         from preheat.toolchain import lint
 
         target = Arch.parse(lint.check(program.source, program.label).target[0])
-    why = mismatch(target, device.arch, strict=strict)
+    why = None if target is device.arch else mismatch(target, device.arch, strict=strict)
     if why is not None:
         raise TargetError(program.label, str(target), f"{device.name} ({device.arch})", why)
     result = builder.lookup(program, target, exact=strict or arch is not None)

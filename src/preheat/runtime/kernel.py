@@ -6,7 +6,6 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from preheat import native
@@ -74,17 +73,21 @@ class Module:
             return resolved
         self.context.refuse_in_capture(RESOLVE_KERNEL)
         with self.context.resolve_lock:  # One thread resolves the kernel, and the others find it.
-            if entry.name not in self._functions:
+            resolved = self._functions.get(entry.name)
+            if resolved is None:
                 self.context.require_alive(_LOAD)
-                self._functions[entry.name] = (self.raw.function(entry.name), Signature(entry))
+                resolved = (self.raw.function(entry.name), Signature(entry))
+                self._functions[entry.name] = resolved
                 self._emit_resolve(entry)
-            return self._functions[entry.name]
+            return resolved
 
     def _emit_resolve(self, entry: EntryPoint) -> None:
-        key, program = self.artifact.digest, self.artifact.label
-        self.context.events.emit(
-            "resolve", key=key, program=program, entry=self.artifact.name_of(entry)
-        )
+        events, artifact = self.context.events, self.artifact
+        if not events.has_sink("resolve"):
+            events.emit("resolve")  # It is counted.
+            return
+        name = artifact.name_of(entry)
+        events.emit("resolve", key=artifact.digest, program=artifact.label, entry=name)
 
     def __repr__(self) -> str:
         kernels = ", ".join(map(str, self.artifact.entries)) or "no kernels"
@@ -263,8 +266,10 @@ class Kernel:
 
     def replace(self, key: object, launcher: Callable[..., None]) -> None:
         """Let `key` find `launcher` from now on."""
-        with suppress(TypeError):  # A geometry with lists cannot be a key.
+        try:
             self._launchers[key] = launcher
+        except TypeError:  # A geometry with lists cannot be a key.
+            return
 
     def launch(
         self,
@@ -344,7 +349,8 @@ class Kernel:
                 cooperative=bool(cooperative),
                 programmatic=bool(programmatic),
             )
-        self._check_cluster(geometry)
+        if geometry.cluster is not None or self._function.bounds.cluster is not None:
+            self._check_cluster(geometry)
         return geometry
 
     def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
@@ -355,7 +361,7 @@ class Kernel:
         geometry = base.Geometry(
             self._dim("grid", grid, limits.grid),
             self._dim("block", block, limits.block),
-            self._bytes(shared),
+            shared if type(shared) is int else self._bytes(shared),
         )
         threads = geometry.block[0] * geometry.block[1] * geometry.block[2]
         if threads > min(limits.threads, uses.threads):

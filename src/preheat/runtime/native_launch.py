@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from preheat import native
+from preheat.artifact import Parameter
 from preheat.callsite import call_site, outside_files
 from preheat.dtypes import DType
-from preheat.runtime.arguments import ParamSpec
+from preheat.runtime.arguments import ParamSpec, param_specs
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Launch
@@ -26,8 +28,9 @@ def native_launcher(launch: Launch, fallback: Callable[..., None]) -> Callable[.
     functions of DLPack 1.3. `fallback` gets all other calls.
     """
     signature = launch.signature
+    size = signature.layout.size
     many = len(signature.params) > native.core.MOST_PARAMS
-    if many or signature.layout.size > native.core.MOST_BYTES:
+    if many or size > native.core.MOST_BYTES:
         return None
     context = launch.context
     stream = launch.stream or context.stream
@@ -39,12 +42,19 @@ def native_launcher(launch: Launch, fallback: Callable[..., None]) -> Callable[.
         call_site, outside_files,
         Context, Array, Uses, Buffer,
     )  # fmt: skip
-    records = launch.stream is None and not any(param.untyped for param in signature.params)
-    params = tuple(map(_described, signature.params))
+    params, untyped = _described_params(signature.parameters)
+    records = launch.stream is None and not untyped
     launcher: Callable[..., None] = native.core.Launcher(
-        references, context.device.dlpack, records, signature.layout.size, params
+        references, context.device.dlpack, records, size, params
     )
     return launcher
+
+
+@lru_cache(maxsize=1024)
+def _described_params(parameters: tuple[Parameter, ...]) -> tuple[tuple[tuple[Any, ...], ...], bool]:
+    """Return the parameters as the native core takes them, and True if one of them is untyped."""
+    params = param_specs(parameters)
+    return tuple(map(_described, params)), any(param.untyped for param in params)
 
 
 def _described(param: ParamSpec) -> tuple[Any, ...]:

@@ -76,6 +76,11 @@ class ModuleRequest(NamedTuple):
     def program(self) -> Program:
         """Read the program from its source."""
         headers = None if self.headers is None else dict(self.headers)
+        if type(self.source) is str:  # It names no file: `of` has made a path of such a text.
+            return Program.of(
+                self.source, label=self.label, options=self.options, include=self.include,
+                headers=headers, names=self.names,
+            )  # fmt: skip
         return Program.read(
             self.source, label=self.label, options=self.options, include=self.include,
             headers=headers, names=self.names,

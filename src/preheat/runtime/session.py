@@ -105,7 +105,9 @@ class Session:
         module, files = self.module(request, prepared)
         new = Entry(make(module, module.artifact.entry(name)), files)
         shared = self.kernels.setdefault(key, new)
-        if not shared.current:  # Another thread put it there before the last edit of a file.
+        if (
+            shared is not new and not shared.current
+        ):  # Another thread put it there before the last edit of a file.
             shared = self.kernels[key] = new
         return shared.value
 
@@ -146,21 +148,26 @@ class Session:
 
         title = f"load on {self.device.name}"
         entry = self._module_loads.run(request, load, title=title)
-        if entry.current:
+        if entry.files is None or entry.current:
             return entry
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
     def files(self, request: ModuleRequest) -> TrackedFiles | None:
-        """Return what decides when to compile the program again; None for never."""
-        if not self._reload or self.builder.sealed is SealMode.ERROR:
+        """Return the source file of a request before it is read; None if it is not a file, or fixed."""
+        if not isinstance(request.source, Path) or not self._tracks_files():
             return None
-        return TrackedFiles(self.builder, request.source if isinstance(request.source, Path) else None)
+        return TrackedFiles(self.builder, request.source)
+
+    def _tracks_files(self) -> bool:
+        return self._reload and self.builder.sealed is not SealMode.ERROR
 
     def _remember(
         self, request: ModuleRequest, module: Module, program: Program, files: TrackedFiles | None
     ) -> Entry[Module]:
         """Answer equal requests with this module until a file that it was made from changes."""
+        if files is None and module.artifact.headers and self._tracks_files():
+            files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
         entry = self.modules[request] = Entry(module, files)

@@ -19,8 +19,10 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
+from preheat import native
 from preheat.files import opened
 from preheat.locks import no_fork
 
@@ -52,17 +54,23 @@ class _Row(NamedTuple):
 
 
 class _Expected(NamedTuple):
-    """The stamps that prove the hashes of files: the mount ids by directory, and the rest in order."""
+    """The stamps that prove the hashes of files: the mount ids by directory, the rest in order."""
 
     paths: list[str]
     times: list[tuple[int, ...]]
     mounts: dict[str, int]
+    # The first two as the native core takes and returns them.
+    native_paths: bytes
+    native_times: bytes
 
 
 #: A function that returns the stamp of a file, without its mount, of the status of the file.
 _times: Callable[[os.stat_result], tuple[int, ...]] = operator.attrgetter(
     "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev"
 )
+
+
+_NATIVE_TIMES = struct.Struct("=qqqQQ")  # the same five numbers in the native core
 
 
 def _now() -> float:
@@ -119,17 +127,23 @@ class Memo:
         return expected
 
     def _expect(self, files: Sequence[tuple[str, str, str]]) -> _Expected | None:
-        expected = _Expected([], [], {})
+        paths: list[str] = []
+        times: list[tuple[int, ...]] = []
+        mounts: dict[str, int] = {}
         for path, directory, digest in files:
             row = self.rows.get(path)
             if row is None or not row.settled or row.digest != digest:
                 return None
-            *times, mount = row.stamp
-            if expected.mounts.setdefault(directory, mount) != mount:
+            if mounts.setdefault(directory, row.stamp[-1]) != row.stamp[-1]:
                 return None
-            expected.paths.append(path)
-            expected.times.append(tuple(times))
-        return expected
+            paths.append(path)
+            times.append(row.stamp[:-1])
+        try:
+            packed = b"".join(starmap(_NATIVE_TIMES.pack, times))
+            joined = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        except (struct.error, UnicodeError):  # A note of another program: no file has such a stamp.
+            return None
+        return _Expected(paths, times, mounts, joined, packed)
 
     def learn(self, path: str, stamp: tuple[int, ...], digest: str) -> None:
         """Store the hash of a file that has just been read."""
@@ -187,9 +201,11 @@ class FileHasher:
         if expected is None:
             return False
         try:
-            return list(map(_times, map(os.stat, expected.paths))) == expected.times and list(
-                map(_mount, expected.mounts)
-            ) == list(expected.mounts.values())
+            if native.core is not None:
+                same = native.core.file_times(expected.native_paths) == expected.native_times
+            else:
+                same = list(map(_times, map(os.stat, expected.paths))) == expected.times
+            return same and list(map(_mount, expected.mounts)) == list(expected.mounts.values())
         except OSError:
             return False
 

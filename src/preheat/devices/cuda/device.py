@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
@@ -98,6 +98,24 @@ def _limits(device: Any) -> Limits:
     )
 
 
+class _Current:
+    """Makes a context current in this thread during a `with` block, also inside another such block.
+
+    It is a class, because the load of a kernel needs it twice and a generator costs four calls more.
+    """
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        call("cuCtxPushCurrent", self._context)
+
+    def __exit__(self, *_: object) -> None:
+        call("cuCtxPopCurrent")
+
+
 class CudaDevice:
     """One GPU, used through its primary context, as torch and CuPy use it.
 
@@ -126,6 +144,7 @@ class CudaDevice:
 
     def _open(self) -> None:
         self.context = call("cuDevicePrimaryCtxRetain", self._device)
+        self._current = _Current(self.context)
         with self.current():
             self._pool = self._new_pool()
         self._staging = Staging(self._pinned)
@@ -142,14 +161,9 @@ class CudaDevice:
         call("cuMemPoolSetAttribute", pool, keep, cu.cuuint64_t(_KEEP_ALL))
         return pool
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> AbstractContextManager[None]:
         """Make the context of this device current in this thread for a while."""
-        call("cuCtxPushCurrent", self.context)
-        try:
-            yield
-        finally:
-            call("cuCtxPopCurrent")
+        return self._current
 
     def beside_captures(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function of another CUDA library that leaves captures of other threads valid.

@@ -90,10 +90,10 @@ def library() -> Any:
 def call(name: str, *args: Any) -> Any:
     """Call the driver and return its result without the status; raise the error of the status."""
     cu = library()
-    status, *values = getattr(cu, name)(*args)
-    if status:
-        raise _error(cu, name, status)
-    return values[0] if len(values) == 1 else tuple(values)
+    result = getattr(cu, name)(*args)
+    if result[0]:
+        raise _error(cu, name, result[0])
+    return result[1] if len(result) == 2 else result[1:]
 
 
 @functools.cache
