@@ -75,8 +75,11 @@ class FaultyDevice(_Watched):
         error = waiting.popleft() if waiting else None
         if isinstance(error, DriverError) and error.sticky:
             self.on_loss(error)
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:  # The traceback has this frame, which would keep everything around it in a cycle.
+            del error
         made = do(*args, **more)
         if verb in _SUBMITS:
             return partial(self._call, _SUBMITS[verb], made)

@@ -322,6 +322,16 @@ def test_a_signal_that_comes_before_the_command_is_known_reaches_it_too(
 
 
 @pytest.mark.usefixtures("here")
+def test_an_interrupted_program_that_found_everything_stored_ends_as_interrupted(
+    cache: Mapping[str, str],
+) -> None:
+    for _ in range(2):  # The second one compiles nothing.
+        process = start_python(RECORD, *python(f"{PRELUDE}ask(1)\nraise KeyboardInterrupt"), env=cache)
+        _, err = wait_for_exit(process)
+        assert process.returncode == 130, err
+
+
+@pytest.mark.usefixtures("here")
 def test_an_interrupt_without_a_terminal_ends_the_command_and_keeps_the_recording(
     cache: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -217,6 +217,7 @@ def test_a_call_of_a_library_leaves_the_thread_as_it_was(
 
     device = object.__new__(cuda_device.CudaDevice)
     device.context = CONTEXT
+    device._current = cuda_device._Current(CONTEXT)
     call = device.beside_captures(gemm)
     enter: list[Any] = [("push", CONTEXT), ("exchange", RELAXED)]
     leave: list[Any] = [("exchange", GLOBAL), ("pop",)]

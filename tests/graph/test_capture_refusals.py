@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -293,6 +295,28 @@ def test_a_device_call_that_fails_inside_is_the_first_error(faulty: FaultyGpu) -
         assert str(caught.value.where).startswith("support.py:")  # the file of `AxpyCase.launch`
         assert graph.state is State.FAILED
         made.check_usable()
+
+
+def test_a_launch_that_fails_inside_leaves_nothing_to_the_garbage_collector(faulty: FaultyGpu) -> None:
+    """torch ends the process if the collector frees a pool of its memory inside a later capture."""
+    made = axpy_case(faulty.gpu)
+    made.launch()
+    made.launch()
+    faulty.device.fail("launch", None, not_supported("cuLaunchKernelEx"))
+    graph = faulty.gpu.capture().begin()
+    capture = weakref.ref(graph._capture)  # type: ignore[arg-type]
+    made.launch()
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(DriverError):
+            made.launch()
+        with pytest.raises(CaptureError):
+            graph.end()
+        del graph
+        assert capture() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("work", ["launch", "fill"])

@@ -21,7 +21,11 @@ from typing import Any, TypeVar
 
 # A merge at exit needs this module. Importing it then would run `exec`, as dataclasses do, which makes
 # Python forget that an interrupt ended the program: the exit status would be 1.
-import preheat.ahead.manifest.document  # noqa: F401
+import preheat.ahead.manifest.document
+
+# The last rows are written at exit, and need it. An import at exit would make Python forget that an
+# interrupt ended the program, because a class of named tuples is made by `eval`.
+import preheat.lexer  # noqa: F401
 from preheat import fork
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, key_literal
 from preheat.arch import Arch

@@ -294,11 +294,14 @@ class Launch(Call):
         self, capture: ActiveCapture, status: tuple[int, ...] | None, error: BaseException | None
     ) -> None:
         """Raise `error`, or the one that `status` means, inside a capture, which remembers it."""
-        with capture:
-            if error is not None:
-                raise error
-            if status is not None:
-                self.raise_for_status(status)
+        try:
+            with capture:
+                if error is not None:
+                    raise error
+                if status is not None:
+                    self.raise_for_status(status)
+        finally:  # The traceback has this frame. A cycle would keep the memory of the capture.
+            del capture, error
 
     def raise_for_status(self, status: tuple[int, ...]) -> None:
         """Raise the error that the status of a launch means."""
