@@ -304,7 +304,7 @@ def test_a_launch_that_fails_inside_leaves_nothing_to_the_garbage_collector(faul
     made.launch()
     faulty.device.fail("launch", None, not_supported("cuLaunchKernelEx"))
     graph = faulty.gpu.capture().begin()
-    capture = weakref.ref(graph._capture)  # type: ignore[arg-type]
+    capture = weakref.ref(graph._capture)
     made.launch()
     gc.collect()
     gc.disable()
