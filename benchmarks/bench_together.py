@@ -206,7 +206,9 @@ def table(contenders: Sequence[Contender], kernels: int) -> list[tuple[str, ...]
                 f"{middle[each.title]:.3f} s",
                 spread(seconds) if len(seconds) > 1 else "-",
                 f"{middle[each.title] / kernels * 1e3:.1f} ms",
-                " to ".join(map(str, dict.fromkeys((compiles[0], compiles[-1])))),
+                " to ".join(map(str, dict.fromkeys((compiles[0], compiles[-1]))))
+                if compiles[-1]
+                else "-",
                 f"{middle[each.title] / first:.2f} x",
                 str(len(seconds)),
             )
