@@ -115,7 +115,7 @@ class GraphCache:
             return NOT_REPLAYED
         token = None if owner is None else entries.owner_token(owner)
         cached = entries.graphs.get((token, key))
-        if cached is None or (arrays and not cached.usable):  # Nothing is copied in vain.
+        if cached is None or (arrays and not cached.usable):  # No input is copied for it.
             return NOT_REPLAYED
         if cached.last_use != entries.latest_use:  # This is `note_use`, without a call.
             entries.latest_use = cached.last_use = entries.next_use()

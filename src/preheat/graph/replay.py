@@ -2,8 +2,8 @@
 
 `Replayer.run` does everything that a replay may need. It then finds out whether the next replay may
 skip all of that, and sets `Replayer.launch` if so. For a graph that uses tensors of one other library,
-that is a function that launches it in the current stream of the library. `Replayer.replay` and
-its twin in the native core set scalars, call `launch` and do nothing else.
+that is a function that launches it in the current stream of the library. `Replayer.replay` and its
+counterpart in the native core set scalars, call `launch` and do nothing else.
 
 Whatever makes a check necessary again clears `launch` (`Replayer.invalidate`): another stream uses the
 memory, memory is closed, or a frame of a pool begins.
@@ -100,7 +100,7 @@ class Replayer:
     # Replays
 
     def function(self) -> ReplayFunction:
-        """Return the function that `Graph.replay` is: `replay`, or the native core's twin of it."""
+        """Return the function that `Graph.replay` is: `replay`, or its native counterpart."""
         if native.core is None:
             return self.replay
         replay: ReplayFunction = native.core.Replay(
