@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from preheat.gpu import Gpu
+from preheat.graph.graph import Graph
 from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from tests.standin import FakeCuPy, FakeTorch
@@ -53,6 +54,20 @@ class World(NamedTuple):
         out = self.gpu.zeros(N, "int32")
         self.copy.launch(x, out, N, grid=1, block=64, stream=stream)
         return [int(n) for n in out.numpy()]
+
+    def captured_copy(self, source: Any, target: Any) -> Graph:
+        """Copy once, and return a graph that copies."""
+        self.copy[1, 64](source, target, N)
+        with self.gpu.capture() as graph:
+            self.copy[1, 64](source, target, N)
+        return graph
+
+    def captured_put(self, x: Any, value: int) -> Graph:
+        """Set every number to 1, and return a graph that sets it to `value`."""
+        self.put[1, 64](x, 1, N)
+        with self.gpu.capture() as graph:
+            self.put[1, 64](x, value, N)
+        return graph
 
     def zeros(self, **more: Any) -> Array:
         """Return an array that launches have used, so that later launches take the fast path."""

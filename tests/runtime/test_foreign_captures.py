@@ -60,9 +60,7 @@ def test_launches_on_its_tensors_become_part_of_another_librarys_capture(world: 
 @every_schedule
 def test_a_graph_on_its_tensors_is_not_replayed_inside_another_librarys_capture(world: World) -> None:
     x = world.torch.full(N, 0)
-    world.put[1, 64](x, 1, N)
-    with world.gpu.capture() as graph:
-        world.put[1, 64](x, 5, N)
+    graph = world.captured_put(x, 5)
     stream = world.torch.new_stream()
     for _ in range(3):
         with world.torch.stream(stream):
@@ -80,9 +78,7 @@ def test_a_graph_on_its_tensors_is_not_replayed_inside_another_librarys_capture(
 @every_schedule
 def test_a_graph_is_destroyed_after_the_capture_of_the_stream_of_its_last_replay(world: World) -> None:
     x = world.torch.full(N, 0)
-    world.put[1, 64](x, 1, N)
-    with world.gpu.capture() as graph:
-        world.put[1, 64](x, 5, N)
+    graph = world.captured_put(x, 5)
     stream = world.torch.new_stream()
     with world.torch.stream(stream):
         graph.replay()

@@ -280,9 +280,7 @@ def test_a_subclass_of_a_tensor_is_a_tensor(world: World) -> None:
 @every_schedule
 def test_a_graph_keeps_the_memory_of_a_tensor_whose_data_was_replaced(world: World) -> None:
     x = world.torch.full(N, 0)
-    world.put[1, 64](x, 1, N)
-    with world.gpu.capture() as graph:
-        world.put[1, 64](x, 5, N)
+    graph = world.captured_put(x, 5)
     graph.replay()
     x.set_data(world.torch.full(4, 0))
     others = [world.torch.full(N, 3) for _ in range(3)]
@@ -385,9 +383,7 @@ def test_a_strided_tensor_keeps_its_order_and_its_owner(world: World) -> None:
 def test_replays_follow_the_current_stream_of_the_library(world: World) -> None:
     x = world.torch.full(N, 0)
     y = world.torch.full(N, 0)
-    world.copy[1, 64](x, y, N)
-    with world.gpu.capture() as graph:
-        world.copy[1, 64](x, y, N)
+    graph = world.captured_copy(x, y)
     streams = [world.torch.default, world.torch.new_stream()]
     for value in range(6):
         with world.torch.stream(streams[value % 2]):
@@ -402,9 +398,7 @@ def test_a_repeated_replay_on_tensors_of_one_library_takes_no_section(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = world.torch.full(N, 0)
-    world.put[1, 64](x, 1, N)
-    with world.gpu.capture() as graph:
-        world.put[1, 64](x, 5, N)
+    graph = world.captured_put(x, 5)
     graph.replay()
 
     def refuse(*_: object, **__: object) -> None:
@@ -424,9 +418,7 @@ def test_a_stream_that_its_owner_may_destroy_is_checked_each_time(
 ) -> None:
     monkeypatch.setattr(type(world.torch.library), "current_is_permanent", lambda *_: False)
     x = world.torch.full(N, 0)
-    world.put[1, 64](x, 1, N)
-    with world.gpu.capture() as graph:
-        world.put[1, 64](x, 5, N)
+    graph = world.captured_put(x, 5)
     for _ in range(3):
         x.fill_(0)
         graph.replay()
@@ -453,9 +445,7 @@ def test_repeated_replays_that_write_an_array_are_ordered_with_its_other_uses(
 ) -> None:
     x = world.torch.full(N, 0)
     a = world.zeros()
-    world.copy[1, 64](x, a, N)
-    with world.gpu.capture() as graph:
-        world.copy[1, 64](x, a, N)
+    graph = world.captured_copy(x, a)
     side = world.gpu.stream()
     for value in range(10, 100, 10):
         graph.replay()
@@ -476,9 +466,7 @@ def test_repeated_replays_that_read_an_array_are_ordered_with_its_other_uses(
 ) -> None:
     x = world.torch.full(N, 0)
     a = world.zeros()
-    world.copy[1, 64](a, x, N)
-    with world.gpu.capture() as graph:
-        world.copy[1, 64](a, x, N)
+    graph = world.captured_copy(a, x)
     for value in range(1, 6):
         world.set(a, value)
         graph.replay()
@@ -497,9 +485,7 @@ def test_a_repeated_replay_waits_for_what_another_library_does_with_the_array(
 ) -> None:
     x = world.torch.full(N, 0)
     a = world.zeros()
-    world.copy[1, 64](x, a, N)
-    with world.gpu.capture() as graph:
-        world.copy[1, 64](x, a, N)
+    graph = world.captured_copy(x, a)
     graph.replay()
     graph.replay()
     t = shared(world, consumer, a)
@@ -521,9 +507,7 @@ def test_a_write_follows_a_read_in_a_third_stream_between_repeated_replays(world
     x = world.torch.full(N, 0)
     a = world.zeros()
     out = world.cupy.full(N, 0)
-    world.copy[1, 64](x, a, N)
-    with world.gpu.capture() as graph:
-        world.copy[1, 64](x, a, N)
+    graph = world.captured_copy(x, a)
     for value in range(1, 6):
         x.fill_(value)
         graph.replay()
@@ -538,9 +522,7 @@ def test_a_write_follows_a_read_in_a_third_stream_between_repeated_replays(world
 def test_a_closed_array_makes_a_repeated_replay_stale(world: World) -> None:
     x = world.torch.full(N, 0)
     a = world.zeros()
-    world.copy[1, 64](x, a, N)
-    with world.gpu.capture() as graph:
-        world.copy[1, 64](x, a, N)
+    graph = world.captured_copy(x, a)
     for _ in range(3):
         graph.replay()
     a.close()
@@ -553,9 +535,7 @@ def test_a_stream_that_waited_for_earlier_work_waits_for_a_repeated_replay_too(w
     x = world.torch.full(N, 0)
     a = world.zeros()
     b = world.zeros()
-    world.copy[1, 64](x, a, N)
-    with world.gpu.capture() as graph:
-        world.copy[1, 64](x, a, N)
+    graph = world.captured_copy(x, a)
     for value in range(1, 6):
         graph.replay()
         world.copy[1, 64](x, b, N)
