@@ -15,36 +15,19 @@ import pytest
 from preheat import native
 from tests.processes import SOURCE as SOURCE_DIRECTORY
 
+ROOT = Path(__file__).parents[1]
+
 COUNTING = """
 import json, os, sys
 import preheat
 from preheat.build.builder import Builder
 from preheat.cache.bundle import write
 from preheat.program import Program
+from tests.counting import count_calls as count
 
 SOURCE = 'extern "C" __global__ void k(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 1; }'
 OTHER = SOURCE.replace("+= 1", "+= 2")
 SCALAR = 'extern "C" __global__ void add(float* x, const int* step) { *x += *step; }'
-
-
-def count(act):
-    calls, inside = 0, 0
-
-    def see(frame, event, _):
-        nonlocal calls, inside
-        on_device = "/devices/" in frame.f_code.co_filename
-        if event == "call":
-            inside += on_device
-            calls += not inside
-        elif event == "return":
-            inside -= on_device
-
-    sys.setprofile(see)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return calls - 1  # without `act` itself
 
 
 gpu = preheat.device("emulator")
@@ -143,7 +126,7 @@ def counts(home: Path, **env: str) -> dict[str, int]:
         "HOME": str(home),
         "HEADERS": str(headers),
         "PREHEAT_CACHE_DIR": str(home / "cache"),
-        "PYTHONPATH": str(SOURCE_DIRECTORY),
+        "PYTHONPATH": f"{SOURCE_DIRECTORY}:{ROOT}",
     }
     for _ in range(2):  # The first process compiles and stores.
         done = subprocess.run(

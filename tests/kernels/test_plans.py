@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from preheat.kernels.ops import Ops
 from preheat.kernels.plan import Plan, _PlannedLaunch
 from preheat.runtime.launch import Call
 from tests.conftest import Recorder
+from tests.counting import count_calls
 from tests.graph.support import replayer
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas
@@ -382,7 +382,7 @@ def test_a_planned_call_of_several_launches_makes_them_all(
         backward.call(ready, *given)
     assert found == wanted
     assert all(map(np.array_equal, [array.numpy() for array in given[3:5]], results))
-    assert counted(lambda: backward.call(ready, *given)) <= MOST_CALLS_OF_TWO_LAUNCHES
+    assert count_calls(lambda: backward.call(ready, *given)) <= MOST_CALLS_OF_TWO_LAUNCHES
 
 
 def test_a_plan_of_several_launches_keeps_no_module_loaded(emulator: Gpu) -> None:
@@ -406,29 +406,6 @@ def test_a_new_workspace_is_as_good_as_a_given_one(emulator: Gpu) -> None:
 # What a plan is
 
 
-def counted(act: Callable[[], object]) -> int:
-    """Return the number of Python calls outside of devices."""
-    calls = 0
-    inside = 0
-
-    def see(frame: Any, event: str, _: object) -> None:
-        nonlocal calls, inside
-        on_device = "/devices/" in frame.f_code.co_filename
-        if event == "call":
-            inside += on_device
-            calls += not inside
-        elif event == "return":
-            inside -= on_device
-
-    before = sys.getprofile()
-    sys.setprofile(see)
-    try:
-        act()
-    finally:
-        sys.setprofile(before)
-    return calls - 1  # without `act` itself
-
-
 #: The largest numbers of Python calls of a planned op with arrays of preheat.
 MOST_CALLS = 3
 MOST_CALLS_WITH_A_PAIR = 4
@@ -441,7 +418,7 @@ def test_a_planned_call_makes_few_python_calls(emulator: Gpu, name: str) -> None
     arrays = Arrays(emulator, emulator, None)
     ops = planned(Ops(emulator, blas=False), name, arrays)
     operands = arrays.good(name)
-    assert counted(lambda: OPS[name](ops, *operands)) - 1 <= MOST_CALLS  # without the lambda of OPS
+    assert count_calls(lambda: OPS[name](ops, *operands)) - 1 <= MOST_CALLS  # without the lambda of OPS
 
 
 def test_every_element_type_has_a_plan(emulator: Gpu) -> None:
@@ -451,7 +428,7 @@ def test_every_element_type_has_a_plan(emulator: Gpu) -> None:
         x, out = arrays.new((4, 4), dtype), arrays.new((4, 4), dtype)
         for _ in range(3):
             ops.silu(x, out=out)
-        assert counted(lambda: ops.silu(x, out=out)) <= MOST_CALLS  # noqa: B023
+        assert count_calls(lambda: ops.silu(x, out=out)) <= MOST_CALLS  # noqa: B023
 
 
 def test_a_planned_call_with_a_pair_of_results_makes_few_python_calls(emulator: Gpu) -> None:
@@ -460,7 +437,7 @@ def test_a_planned_call_with_a_pair_of_results_makes_few_python_calls(emulator: 
     for _ in range(3):
         ops.swiglu_backward(x, x, x, out=tuple(out))
     pair = tuple(out)
-    assert counted(lambda: ops.swiglu_backward(x, x, x, out=pair)) <= MOST_CALLS_WITH_A_PAIR
+    assert count_calls(lambda: ops.swiglu_backward(x, x, x, out=pair)) <= MOST_CALLS_WITH_A_PAIR
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -471,7 +448,7 @@ def test_a_planned_product_of_cublas_makes_few_python_calls(
     blas._library.cublas.gemm_ex = lambda *_: None
     ops = planned(Ops(emulator, blas=blas), name, arrays)
     operands = arrays.good(name)
-    assert counted(lambda: OPS[name](ops, *operands)) - 1 <= MOST_CALLS_OF_CUBLAS
+    assert count_calls(lambda: OPS[name](ops, *operands)) - 1 <= MOST_CALLS_OF_CUBLAS
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -571,7 +548,7 @@ def test_plans_of_a_device_that_was_reset_are_replaced(emulator: Gpu) -> None:
     out = emulator.empty((4, 4))
     for _ in range(3):
         ops.silu(x, out=out)
-    assert counted(lambda: ops.silu(x, out=out)) <= 3
+    assert count_calls(lambda: ops.silu(x, out=out)) <= 3
     assert outcome(lambda: ops.silu(x)) == outcome(lambda: fresh.silu(x))
 
 
