@@ -270,7 +270,7 @@ typedef struct {
     int (*is_capturing)(void*, int*); /* NULL if it need not be asked */
     void *executable, *stream;
     InContext in_context;
-    PyObject* captured; /* the status while another library captures the stream */
+    PyObject* not_submitted; /* the status while another library captures the stream */
 } GraphLaunch;
 
 static PyTypeObject GraphLaunch_Type;
@@ -287,7 +287,7 @@ static PyObject* launch_native(GraphLaunch* self) {
         leave(&self->in_context);
     }
     Py_END_ALLOW_THREADS
-    return capturing ? Py_NewRef(self->captured) : status_tuple(status);
+    return capturing ? Py_NewRef(self->not_submitted) : status_tuple(status);
 }
 
 static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -300,12 +300,12 @@ static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, siz
 
 static PyObject* GraphLaunch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     unsigned long long launch, executable, stream, is_capturing = 0;
-    PyObject *in_context, *captured = Py_None;
+    PyObject *in_context, *not_submitted = Py_None;
     GraphLaunch* self = alloc_from(type, kwargs, GraphLaunch_call);
     if (!self)
         return NULL;
     if (!PyArg_ParseTuple(args, "KKKO|KO", &launch, &executable, &stream, &in_context, &is_capturing,
-                          &captured) ||
+                          &not_submitted) ||
         parse_in_context(in_context, &self->in_context)) {
         Py_DECREF(self);
         return NULL;
@@ -314,11 +314,11 @@ static PyObject* GraphLaunch_new(PyTypeObject* type, PyObject* args, PyObject* k
     *(void**)&self->is_capturing = pointer(is_capturing);
     self->executable = pointer(executable);
     self->stream = pointer(stream);
-    self->captured = Py_NewRef(captured);
+    self->not_submitted = Py_NewRef(not_submitted);
     return (PyObject*)self;
 }
 
-TRACK(GraphLaunch, captured, captured)
+TRACK(GraphLaunch, not_submitted, not_submitted)
 
 /* WordSetter */
 
@@ -927,7 +927,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *replayer, *fallback, *raise_launch_error, *raise_setter_error; /* a Replayer and functions */
-    PyObject *context, *title, *lock, *captured;
+    PyObject *context, *title, *lock, *not_submitted;
     PyObject* number_setters; /* by the names of scalars: the device's function and their formats */
     PyObject *context_type, *replayer_type;
     Py_ssize_t context_busy, context_last_replayed, launch, num_replays; /* slots of both */
@@ -1022,7 +1022,7 @@ static Outcome replay_locked(Replay* self, Scalars* scalars) {
         Py_CLEAR(status);
     }
     status = launch_graph(launch);
-    if (status == self->captured)
+    if (status == self->not_submitted)
         outcome = UNFIT;
     else {
         int failed = status ? has_failed(status) : -1;

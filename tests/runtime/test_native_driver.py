@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from preheat import native
+from preheat.devices.base import NOT_SUBMITTED
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.memory import Buffer
@@ -218,14 +219,13 @@ def test_a_replay_does_nothing_in_a_captured_stream(driver: Driver) -> None:
 
     query = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))(is_capturing)
     address = ctypes.cast(query, ctypes.c_void_p).value
-    captured = (-1,)
     launch = native.core.GraphLaunch(
-        driver.addresses["replay"], GRAPH, STREAM, driver.in_context, address, captured
+        driver.addresses["replay"], GRAPH, STREAM, driver.in_context, address, NOT_SUBMITTED
     )
     assert launch() == (0,)
     assert driver.taken() == [PUSHED, REPLAYED, ("pop",)]
     for _ in range(2):
-        assert launch() is captured
+        assert launch() is NOT_SUBMITTED
         assert driver.taken() == [PUSHED, ("pop",)]
     assert launch() == (4,)
     assert driver.taken() == [PUSHED, ("pop",)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # Only errors need it.
     from preheat.toolchain.lines import Lines
 
 __all__ = [
-    "CAPTURED", "DEFAULT_STREAMS", "LEGACY_STREAMS", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM",
+    "DEFAULT_STREAMS", "LEGACY_STREAMS", "NOT_SUBMITTED", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM",
     "Attributes", "BlockSize", "Device", "Dim3", "Event", "Executable", "FindLines", "Function",
     "Geometry", "Graph", "GraphNode", "Limits", "MemoryInfo", "Module", "Occupancy", "Replay", "Setter",
     "Stream", "Submit", "Symbol",
@@ -60,8 +60,9 @@ FindLines = Callable[[], "Lines | None"]
 #: A prepared replay of a graph in one stream. `Device.check` takes its status, as that of a launch.
 Replay = Callable[[], tuple[int, ...]]
 
-#: The status of a replay that did nothing, because the stream was captured: see `Executable.prepare`.
-CAPTURED = (-1,)
+#: The status of a replay that did nothing, because something has to be checked first: another library
+#: captures the stream (see `Executable.prepare`), or the stream or the order of its work is not known.
+NOT_SUBMITTED = (-1,)
 
 #: A prepared write of several values to several addresses. It takes the bytes of all values, one after
 #: the other, each with the size that was given for its address. They are read before the call returns.
@@ -253,8 +254,8 @@ class Executable(Protocol):
     def prepare(self, stream: Stream, *, unless_captured: bool = False) -> Replay:
         """Prepare replays in one stream.
 
-        With `unless_captured`, a replay does nothing and returns the object `CAPTURED` while another
-        library captures the stream.
+        With `unless_captured`, a replay does nothing and returns the object `NOT_SUBMITTED` while
+        another library captures the stream.
         """
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from preheat import fork, native
 from preheat.callsite import caller
 from preheat.devices import base
-from preheat.devices.base import CAPTURED
+from preheat.devices.base import NOT_SUBMITTED
 from preheat.errors import CaptureError, DriverError, StaleGraphError
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.frames import ScratchBuffer
@@ -37,7 +37,7 @@ __all__ = ["CAPTURE_AGAIN", "ReplayFunction", "Replayer"]
 CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
 # A stream of another library, the launch in it and, if there is memory of ours, the use of that.
 _LibraryStream = tuple[base.Stream | None, base.Replay, RepeatedUse | None]
-_NO_STREAM: _LibraryStream = (None, lambda: CAPTURED, None)
+_NO_STREAM: _LibraryStream = (None, lambda: NOT_SUBMITTED, None)
 _INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
 
 
@@ -106,7 +106,7 @@ class Replayer:
         replay: ReplayFunction = native.core.Replay(
             # in the order of the fields of `Replay` in `_native.c`
             self, self.replay, self.raise_launch_error, self.raise_setter_error,
-            self.context, self.name, self.lock, CAPTURED, self.number_setters, Context, Replayer,
+            self.context, self.name, self.lock, NOT_SUBMITTED, self.number_setters, Context, Replayer,
         )  # fmt: skip
         return replay
 
@@ -131,7 +131,7 @@ class Replayer:
                 status = launch()
                 if not status[0]:
                     self.num_replays += 1
-                elif status is CAPTURED:  # Nothing happened, and a check is necessary.
+                elif status is NOT_SUBMITTED:  # Nothing happened, and a check is necessary.
                     launch = None
                 else:
                     self.raise_launch_error(status)
@@ -269,7 +269,7 @@ class Replayer:
             stream, replay, use = streams.get(current(index), _NO_STREAM)
             if stream is not None:
                 executable.last_replay = stream
-            return replay() if use is None else use.submit(replay) or CAPTURED
+            return replay() if use is None else use.submit(replay) or NOT_SUBMITTED
 
         self.launch = launch
         # Another thread may have closed memory or begun a frame before it could see `launch`.

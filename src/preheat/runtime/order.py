@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from preheat.callsite import caller
 from preheat.devices import base
-from preheat.devices.base import CAPTURED, LEGACY_STREAMS
+from preheat.devices.base import LEGACY_STREAMS, NOT_SUBMITTED
 from preheat.errors import CaptureError, DeviceError, DriverError
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.uses import Dependent, Timeline, Uses
@@ -300,7 +300,7 @@ class RepeatedUse:
             status = launch()
             return status
         finally:  # An interrupt may come after the work was submitted.
-            if status is not CAPTURED:
+            if status is not NOT_SUBMITTED:
                 position = timeline.mark()
                 for uses, write in self._uses.items():
                     uses.repeat_use(timeline, position, write=write)

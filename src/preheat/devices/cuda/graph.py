@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preheat import native
-from preheat.devices.base import CAPTURED, LEGACY_STREAMS, GraphNode, Replay, Stream
+from preheat.devices.base import LEGACY_STREAMS, NOT_SUBMITTED, GraphNode, Replay, Stream
 from preheat.devices.cuda.driver import call, function_address, library
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ class CudaExecutable:
             query = function_address("cuStreamIsCapturing") if unless_captured else 0
             replay: Replay = native.core.GraphLaunch(
                 function_address("cuGraphLaunch"), int(self._handle), stream.handle, context, query,
-                CAPTURED,
+                NOT_SUBMITTED,
             )  # fmt: skip
             return replay
         cu = library()
         launch = partial(cu.cuGraphLaunch, self._handle, cu.CUstream(stream.handle))
         replay = self._device.in_context(launch, stream)
         if unless_captured:
-            return lambda: replay() if stream.capture_status() == "none" else CAPTURED
+            return lambda: replay() if stream.capture_status() == "none" else NOT_SUBMITTED
         return replay
 
     def close(self) -> None:

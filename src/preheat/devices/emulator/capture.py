@@ -70,7 +70,7 @@ class EmulatorExecutable:
         """Return a function that executes the work or queues it as one item."""
         replay = partial(self._replay, stream)
         if unless_captured:
-            return lambda: replay() if stream.capture_status() == "none" else base.CAPTURED
+            return lambda: replay() if stream.capture_status() == "none" else base.NOT_SUBMITTED
         return replay
 
     def _replay(self, stream: base.Stream) -> tuple[int, ...]:
