@@ -112,12 +112,12 @@ class Replayer:
 
     def replay(self, /, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
         """Replay the graph: see `Graph.replay`."""
-        if synchronize or stream is not None or self.context.lost_or_capturing is not None:
+        setter = self.setters.get(tuple(scalars)) if scalars else None
+        unprepared = synchronize or stream is not None or (scalars and setter is None)
+        if unprepared or self.context.lost_or_capturing is not None:
             self.run(stream, scalars, synchronize)
             return
-        if scalars:
-            self._replay_with(scalars)
-            return
+        values = [] if setter is None else [*map(self.work.pack, scalars, scalars.values())]
         lock = self.lock
         try:
             del lock[0]
@@ -128,37 +128,15 @@ class Replayer:
             launch = self.launch
             if launch is not None:
                 self.context.last_replayed = self.name
+                if setter is not None:
+                    self._set(setter, scalars, values)
                 status = launch()
                 if not status[0]:
                     self.num_replays += 1
-                elif status is NOT_SUBMITTED:  # Nothing happened, and a check is necessary.
+                elif status is NOT_SUBMITTED:
                     launch = None
                 else:
                     self.raise_launch_error(status)
-        finally:
-            lock[0] = True
-        if launch is None:
-            self.run(None, scalars, False)
-
-    def _replay_with(self, scalars: dict[str, Any]) -> None:
-        """Set scalars and replay the graph."""
-        setter = self.setters.get(tuple(scalars))
-        if setter is None:
-            self.run(None, scalars, False)
-            return
-        pack = self.work.pack
-        values = [pack(name, value) for name, value in scalars.items()]
-        lock = self.lock
-        try:
-            del lock[0]
-        except KeyError:  # Another thread holds it.
-            self.run(None, scalars, False)
-            return
-        try:
-            launch = self.launch
-            if launch is not None:
-                self._submit(launch, setter, scalars, values)
-                self.num_replays += 1
         finally:
             lock[0] = True
         if launch is None:
@@ -179,7 +157,7 @@ class Replayer:
         self.check(REPLAY)
         for stack in self._scratch:
             stack.check_replay(self.work.title, self.work.buffers)
-        values = [self.work.pack(name, value) for name, value in scalars.items()]
+        values = [*map(self.work.pack, scalars, scalars.values())]
         stream = self._replay_stream(given)
         if self.context.order.is_capturing(stream):
             raise CaptureError(
@@ -195,7 +173,12 @@ class Replayer:
         setter = self._setter_in(stream, tuple(scalars))
         operands = self.work.operands(self.context.device)
         with ordered(self.context, operands, stream), registered_operands(self.context, operands):
-            self._submit(launch, setter, scalars, values)
+            self.context.last_replayed = self.name
+            if setter is not None:
+                self._set(setter, scalars, values)
+            status = launch()
+            if status[0]:
+                self.raise_launch_error(status)
         # Another library may destroy its stream, so an event marks the end of the replay there.
         owned = self.context.order.owns(stream)
         self.executable.last_replay = stream if owned else record_event(self.context, stream)
@@ -209,21 +192,11 @@ class Replayer:
         self._find_shortcut(given, stream, tuple(scalars))
         return stream, sample
 
-    def _submit(
-        self,
-        launch: base.Replay,
-        setter: base.Setter | None,
-        names: Iterable[str],
-        values: list[bytes],
-    ) -> None:
-        self.context.last_replayed = self.name
-        if setter is not None:
-            status = setter(b"".join(values))
-            if status[0]:
-                self.raise_setter_error(status, names)
-        status = launch()
+    def _set(self, setter: base.Setter, names: Iterable[str], values: Iterable[bytes]) -> None:
+        """Set scalars to the bytes of these values."""
+        status = setter(b"".join(values))
         if status[0]:
-            self.raise_launch_error(status)
+            self.raise_setter_error(status, names)
 
     def _find_shortcut(self, given: object, stream: base.Stream, names: tuple[str, ...]) -> None:
         """Set `launch` if the next replay has nothing to do but what this one did in `stream`."""
