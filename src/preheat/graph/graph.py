@@ -111,7 +111,7 @@ class Graph:
                 hint="leave `stream` out: a capture brings a stream of its own",
             )
         self._stage = State.NEW
-        self.replay = partial(_not_captured, weakref.ref(self))
+        self.replay = partial(_replay_uncaptured, weakref.ref(self))
         self._capture: Capture | None = None
         self._replayer: Replayer | None = None  # once the capture has ended
         self._options = replay_options
@@ -345,8 +345,8 @@ class Graph:
             self.context.drain()
 
 
-def _not_captured(graph: Callable[[], Graph | None], *_: object, **__: object) -> None:
-    """Raise because there is nothing to replay."""
+def _replay_uncaptured(graph: Callable[[], Graph | None], *_: object, **__: object) -> None:
+    """Raise: this is `Graph.replay` until the end of the capture."""
     this = graph()
     if this is None:
         raise GraphError("this graph was dropped before it was captured")
