@@ -22,7 +22,7 @@ from preheat.gpu import Gpu
 from preheat.graph import keys, trees
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.operands import Pointer
+from preheat.runtime.operands import Pointer, is_plain_tensor
 from tests.graph.cache_support import Step, cache_graphs
 from tests.graph.graphed_support import Batch, Frozen
 from tests.graph.support import KERNELS, axpy_case
@@ -437,7 +437,7 @@ def test_tensors_have_the_same_memory_with_and_without_a_closer_look(
     foreign.get_device = lambda: 7
     given = [torch.full(4, 1), torch.full(8, 1)[2:4], torch.full(8, 1)[::2], moved]
     refused = [negative, sparse, conjugate, foreign]
-    assert [trees._is_plain_tensor(each, gpu._device) for each in (*given, *refused)] == (
+    assert [is_plain_tensor(each, gpu._device.dlpack) for each in (*given, *refused)] == (
         [True] * len(given) + [False] * len(refused)
     )
 
@@ -448,6 +448,6 @@ def test_tensors_have_the_same_memory_with_and_without_a_closer_look(
             return str(error)
 
     first = list(map(found, (*given, *refused)))
-    monkeypatch.setattr(trees, "_is_plain_tensor", lambda *_: False)
+    monkeypatch.setattr(trees, "is_plain_tensor", lambda *_: False)
     assert list(map(found, (*given, *refused))) == first
     assert len(set(first)) == len(first)

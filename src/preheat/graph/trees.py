@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from preheat.devices import base
-from preheat.devices.base import ON_GPU, ON_HOST
+from preheat.devices.base import ON_HOST
 from preheat.runtime.array import Array
 from preheat.runtime.launch import UNORDERED
-from preheat.runtime.operands import Pointer, tensor_kind
+from preheat.runtime.operands import Pointer, is_plain_tensor, tensor_kind
 
 __all__ = [
     "Memory", "address_range", "can_clone", "children", "clone", "clone_detached", "copy_arrays",
     "copy_containers", "copy_into", "is_array", "is_constant", "leaves", "map_leaves", "memory_of",
 ]  # fmt: skip
 
-_text = functools.cache(str)  # of the element types and layouts of torch, which are few
+_text = functools.cache(str)  # of the element types of torch, which are few
 _CLONES = {"torch": "clone", "cupy": "copy", "numpy": "copy"}  # the method that copies an array
 
 
@@ -56,26 +56,13 @@ def memory_of(value: Any, device: base.Device) -> Memory | None:
     kind = tensor_kind(value)
     if kind is None or (kind.library == "numpy" and device.dlpack[0] != ON_HOST):
         return None
-    if kind.source is not None and kind.source.api == "torch" and _is_plain_tensor(value, device):
+    if kind.source is not None and kind.source.api == "torch" and is_plain_tensor(value, device.dlpack):
         address = value.data_ptr()
         return Memory(_text(value.dtype), tuple(value.shape), tuple(value.stride()), (hex(address),))
     operand = kind.read(value, UNORDERED)
     if not operand.is_usable_on(device.dlpack):
         return None
     return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(operand.address),))
-
-
-def _is_plain_tensor(value: Any, device: base.Device) -> bool:
-    """Return True for most tensors of torch on `device`, of which an `Operand` says nothing more."""
-    where, index = device.dlpack
-    return bool(
-        _text(value.layout) == "torch.strided"
-        and not value.is_conj()
-        and not value.is_neg()
-        and value.get_device() == index
-        and (ON_GPU if value.is_cuda else value.__dlpack_device__()[0]) == where
-        and value.data_ptr()
-    )
 
 
 def address_range(array: Any) -> range:

@@ -14,9 +14,13 @@ from preheat.errors import InputError
 from preheat.runtime import dlpack
 from preheat.runtime.libraries import LIBRARIES, Library
 
-__all__ = ["Operand", "Pointer", "Strided", "TensorKind", "exchange_apis", "strided", "tensor_kind"]
+__all__ = [
+    "Operand", "Pointer", "Strided", "TensorKind", "exchange_apis", "is_plain_tensor", "strided",
+    "tensor_kind",
+]  # fmt: skip
 
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
+_text = functools.cache(str)  # of the layouts of torch, which are few
 
 
 class Pointer(NamedTuple):
@@ -94,7 +98,9 @@ def tensor_kind(value: object) -> TensorKind | None:
 
 def _from_torch(value: Any, stream: int) -> Operand:
     del stream  # The launch itself orders its work with torch's current stream.
-    _require_plain(value)
+    fault = _memory_fault(value)
+    if fault is not None:
+        raise InputError(fault[0], hint=fault[1])
     place = value.get_device()
     dtype = _torch_dtype(value.dtype)
     if place < 0:
@@ -117,14 +123,26 @@ def _place_of(value: Any) -> int:
     return ON_GPU if getattr(value, "is_cuda", False) else int(value.__dlpack_device__()[0])
 
 
-def _require_plain(value: Any) -> None:
-    """Raise `InputError` for a tensor of torch whose memory does not hold its values."""
+def _memory_fault(value: Any) -> tuple[str, str] | None:
+    """Return why the memory of a torch tensor does not hold its values, and a hint; None if it does."""
     if value.is_conj():
-        raise InputError("the tensor is conjugated, and its memory is not", hint="x.resolve_conj()")
+        return "the tensor is conjugated, and its memory is not", "x.resolve_conj()"
     if value.is_neg():
-        raise InputError("the tensor is negated, and its memory is not", hint="x.resolve_neg()")
-    if str(value.layout) != "torch.strided":
-        raise InputError(f"a tensor of layout {value.layout} has no plain address", hint="x.to_dense()")
+        return "the tensor is negated, and its memory is not", "x.resolve_neg()"
+    layout = _text(value.layout)
+    if layout != "torch.strided":
+        return f"a tensor of layout {layout} has no plain address", "x.to_dense()"
+    return None
+
+
+def is_plain_tensor(value: Any, device: tuple[int, int]) -> bool:
+    """Return True for most tensors of torch on `device`, of which an `Operand` says nothing more."""
+    return bool(
+        _memory_fault(value) is None
+        and value.get_device() == device[1]
+        and _place_of(value) == device[0]
+        and value.data_ptr()
+    )
 
 
 def _from_torch_on_host(value: Any, dtype: DType | None) -> Operand:
