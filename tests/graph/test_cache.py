@@ -19,6 +19,7 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph import cache_entries
 from preheat.graph.keys import key_text, stable_repr
+from preheat.runtime.context import Context
 from tests.conftest import Recorder
 from tests.faulty import FaultyGpu
 from tests.graph.cache_support import Step, cache_graphs
@@ -411,13 +412,13 @@ def test_cached_graphs_are_closed_outside_the_lock(
     made = axpy_case(device, 31)
     graphs = device.graphs(capacity=1)
     locked = list[bool]()
-    drain = device._context.drain
+    drain = Context.drain
 
-    def watched(**more: Any) -> None:
+    def watched(context: Context, **more: Any) -> None:
         locked.append(graphs._entries.lock.locked())
-        drain(**more)
+        drain(context, **more)
 
-    monkeypatch.setattr(device._context, "drain", watched)
+    monkeypatch.setattr(Context, "drain", watched)
     cache_graphs(graphs, Step(made), "a", "b")
     graphs.install("b", made.captured())
     graphs.invalidate()

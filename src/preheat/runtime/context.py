@@ -78,11 +78,11 @@ class Context:
     """
 
     __slots__ = (  # The native core reads them at their offsets.
-        "__dict__", "__weakref__", "_cause", "_drain_lock", "_held_until_done", "_remedy",
-        "_state_lock", "_synchronizing", "capture_lock", "captures_by_thread", "deferred_cleanups",
-        "device", "events", "idle_capture_streams", "idle_streams", "kernel_fill", "last_replayed",
-        "lost", "lost_or_capturing", "modules", "order", "recovers", "resolve_lock", "resources",
-        "stream", "thread_state", "unused_modules",
+        "__weakref__", "_cause", "_drain_lock", "_held_until_done", "_remedy", "_state_lock",
+        "_synchronizing", "capture_lock", "captures_by_thread", "deferred_cleanups", "device", "events",
+        "idle_capture_streams", "idle_streams", "kernel_fill", "last_replayed", "lost",
+        "lost_or_capturing", "modules", "order", "recovers", "resolve_lock", "resources", "stream",
+        "thread_state", "unused_modules",
     )  # fmt: skip
 
     def __init__(self, device: base.Device, events: Events) -> None:
