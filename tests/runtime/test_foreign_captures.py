@@ -81,6 +81,7 @@ def test_a_graph_is_destroyed_after_the_capture_of_the_stream_of_its_last_replay
     graph = world.captured_put(x, 5)
     stream = world.torch.new_stream()
     with world.torch.stream(stream):
+        world.torch.order(world.torch.default)
         graph.replay()
         graph.replay()
     stream.begin_capture("global")
