@@ -21,7 +21,7 @@
 #include <structmember.h>
 #include <sys/stat.h>
 
-#define INTERFACE 2 /* `preheat.native` refuses an extension with another number. */
+#define INTERFACE 3 /* `preheat.native` refuses an extension with another number. */
 
 enum { MOST_PARAMS = 64, MOST_BYTES = 8 * MOST_PARAMS, MOST_TYPES = 8, MOST_SCALARS = 16 };
 enum { RELAXED = 2 }; /* CU_STREAM_CAPTURE_MODE_RELAXED */
@@ -268,7 +268,8 @@ typedef struct {
     vectorcallfunc vectorcall;
     int (*launch)(void*, void*);
     int (*is_capturing)(void*, int*); /* NULL if it need not be asked */
-    void *executable, *stream;
+    int (*record)(void*, void*);      /* NULL if no event is recorded after the launch */
+    void *executable, *stream, *event;
     InContext in_context;
     PyObject* not_submitted; /* the status while another library captures the stream */
 } GraphLaunch;
@@ -284,6 +285,8 @@ static PyObject* launch_native(GraphLaunch* self) {
         status = self->is_capturing ? self->is_capturing(self->stream, &capturing) : 0;
         if (!status && !capturing)
             status = self->launch(self->executable, self->stream);
+        if (!status && !capturing && self->record)
+            status = self->record(self->event, self->stream);
         leave(&self->in_context);
     }
     Py_END_ALLOW_THREADS
@@ -299,19 +302,21 @@ static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, siz
 }
 
 static PyObject* GraphLaunch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    unsigned long long launch, executable, stream, is_capturing = 0;
+    unsigned long long launch, executable, stream, is_capturing = 0, record = 0, event = 0;
     PyObject *in_context, *not_submitted = Py_None;
     GraphLaunch* self = alloc_from(type, kwargs, GraphLaunch_call);
     if (!self)
         return NULL;
-    if (!PyArg_ParseTuple(args, "KKKO|KO", &launch, &executable, &stream, &in_context, &is_capturing,
-                          &not_submitted) ||
+    if (!PyArg_ParseTuple(args, "KKKO|KOKK", &launch, &executable, &stream, &in_context, &is_capturing,
+                          &not_submitted, &record, &event) ||
         parse_in_context(in_context, &self->in_context)) {
         Py_DECREF(self);
         return NULL;
     }
     *(void**)&self->launch = pointer(launch);
     *(void**)&self->is_capturing = pointer(is_capturing);
+    *(void**)&self->record = pointer(record);
+    self->event = pointer(event);
     self->executable = pointer(executable);
     self->stream = pointer(stream);
     self->not_submitted = Py_NewRef(not_submitted);

@@ -90,6 +90,16 @@ MUTATIONS = (
         "            pass\n",
     ),
     Mutation(
+        "a repeated use in a stream of another library is forgotten", ORDER,
+        "                        uses.repeat_use(timeline, position, write=write)\n",
+        "                        pass\n",
+    ),
+    Mutation(
+        "a repeated use that was interrupted is not marked", ORDER,
+        "            submitted = True  # An interrupt may come after the work was submitted.\n",
+        "",
+    ),
+    Mutation(
         "nothing waits for the current streams of other libraries", ORDER,
         "        for other in self._others:\n            timeline.wait_for_all(other)\n",
         "",

@@ -231,6 +231,28 @@ def test_a_replay_does_nothing_in_a_captured_stream(driver: Driver) -> None:
     assert driver.taken() == [PUSHED, ("pop",)]
 
 
+@pytest.mark.parametrize(("replayed", "recorded"), [(0, 0), (0, 5), (6, None)])
+def test_a_replay_records_an_event_after_it(
+    driver: Driver, replayed: int, recorded: int | None
+) -> None:
+    event = 0xE
+    calls = []
+
+    def record(given: int, stream: int) -> int:
+        calls.append((given, stream, driver.taken()))
+        return recorded or 0
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(record)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    launch = native.core.GraphLaunch(
+        driver.addresses["replay"], GRAPH, STREAM, driver.in_context, 0, NOT_SUBMITTED, address, event
+    )
+    driver.fail("replay", replayed)
+    assert launch() == (replayed or recorded,)
+    assert calls == ([] if recorded is None else [(event, STREAM, [PUSHED, REPLAYED])])
+    assert driver.taken() == ([("pop",)] if calls else [PUSHED, REPLAYED, ("pop",)])
+
+
 # WordSetter
 
 

@@ -7,12 +7,15 @@ torch and CuPy: see `tests.standin`.
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 
+from preheat import native
 from preheat.errors import LaunchError, StaleGraphError
 from preheat.runtime.libraries import StreamHandle
 from preheat.runtime.operands import strided, tensor_kind
+from tests.counting import count_calls
 from tests.runtime.ordering import N, World, every_consumer, every_schedule, fill, is_shared, shared
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
@@ -543,3 +546,43 @@ def test_a_stream_that_waited_for_earlier_work_waits_for_a_repeated_replay_too(w
         x.fill_(value)
         graph.replay()
         assert world.read(a) == [value] * N
+
+
+@every_schedule
+def test_an_interrupted_repeated_replay_is_ordered_with_the_uses_after_it(world: World) -> None:
+    x = world.torch.full(N, 0)
+    a = world.zeros()
+    b = world.zeros()
+    graph = world.captured_copy(x, a)
+    graph.replay()
+    world.copy[1, 64](x, b, N)
+    world.read(b)  # Our stream has waited for the stream of the library now.
+    assert graph._replayer is not None
+    ((stream, submit),) = graph._replayer._library_streams.values()
+    use: Any = getattr(submit, "__self__")  # noqa: B009  (mypy takes it for any function)
+    launch = use._launch
+    launch_unmarked = graph._replayer.executable.instantiate().prepare(stream)
+
+    def interrupted() -> tuple[int, ...]:
+        launch_unmarked()
+        raise KeyboardInterrupt
+
+    x.fill_(3)
+    use._launch = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        graph.replay()
+    use._launch = launch
+    assert world.read(a) == [3] * N
+    x.fill_(4)
+    graph.replay()
+    assert world.read(a) == [4] * N
+
+
+@every_schedule
+def test_a_repeated_replay_calls_few_functions(world: World) -> None:
+    x = world.torch.full(N, 0)
+    a = world.zeros()
+    graph = world.captured_copy(x, a)
+    graph.replay()
+    # the launch, the current stream of the stand-in, the use, its mark and the use of the array
+    assert count_calls(graph.replay) <= (5 if native.core is not None else 6)

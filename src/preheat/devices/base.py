@@ -251,8 +251,10 @@ class Executable(Protocol):
     def upload(self, stream: Stream) -> None:
         """Upload the graph to the device, so that the first replay does not have to."""
 
-    def prepare(self, stream: Stream, *, unless_captured: bool = False) -> Replay:
-        """Prepare replays in one stream.
+    def prepare(
+        self, stream: Stream, *, unless_captured: bool = False, mark: Event | None = None
+    ) -> Replay:
+        """Prepare replays in one stream. Each accepted replay records `mark` after its work.
 
         With `unless_captured`, a replay does nothing and returns the object `NOT_SUBMITTED` while
         another library captures the stream.

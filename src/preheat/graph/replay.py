@@ -29,15 +29,12 @@ from preheat.runtime.active_capture import REPLAY, Operation
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
-from preheat.runtime.order import RepeatedUse
 from preheat.runtime.stream import raw_stream, record_event
 
 __all__ = ["CAPTURE_AGAIN", "ReplayFunction", "Replayer"]
 
 CAPTURE_AGAIN = "capture the graph again: gpu.capture()"
-# A stream of another library, the launch in it and, if there is memory of ours, the use of that.
-_LibraryStream = tuple[base.Stream | None, base.Replay, RepeatedUse | None]
-_NO_STREAM: _LibraryStream = (None, lambda: NOT_SUBMITTED, None)
+_LibraryStream = tuple[base.Stream, base.Replay]  # a stream of another library, and the launch in it
 _INVALID_VALUE = 1  # the driver's error for a replay that would allocate memory twice
 
 
@@ -229,20 +226,27 @@ class Replayer:
         library = self.work.library
         assert library is not None
         index = self.context.device.dlpack[1]
-        use = self.context.order.repeated_use(stream, self.work.uses) if self.work.uses else None
-        if not library.current_is_permanent(index) or (self.work.uses and use is None):
+        if not library.current_is_permanent(index):
             return
-        replay = self.executable.instantiate().prepare(stream, unless_captured=True)
-        self._library_streams[stream.handle] = (stream, replay, use)
+        prepare = partial(self.executable.instantiate().prepare, stream, unless_captured=True)
+        uses = self.work.uses
+        if not uses:
+            self._library_streams[stream.handle] = (stream, prepare())
+        else:
+            use = self.context.order.repeated_use(stream, uses, lambda event: prepare(mark=event))
+            if use is None:
+                return
+            self._library_streams[stream.handle] = (stream, use.submit)
         streams = self._library_streams
         current = library.current
         executable = self.executable
 
         def launch() -> tuple[int, ...]:
-            stream, replay, use = streams.get(current(index), _NO_STREAM)
-            if stream is not None:
-                executable.last_replay = stream
-            return replay() if use is None else use.submit(replay) or NOT_SUBMITTED
+            found = streams.get(current(index))
+            if found is None:
+                return NOT_SUBMITTED
+            executable.last_replay = found[0]
+            return found[1]()
 
         self.launch = launch
         # Another thread may have closed memory or begun a frame before it could see `launch`.

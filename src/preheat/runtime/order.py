@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from threading import get_ident
 from types import TracebackType
-from typing import TypeVar
 
 from preheat.callsite import caller
 from preheat.devices import base
@@ -22,7 +20,6 @@ from preheat.runtime.uses import Dependent, Timeline, Uses
 __all__ = ["Order", "RepeatedUse", "Section"]
 
 _NO_STREAMS: Mapping[int, str] = {}
-T = TypeVar("T")
 
 
 class Order:
@@ -225,33 +222,28 @@ class Order:
 
         self.run_locked(add)
 
-    def repeated_use(self, stream: base.Stream, uses: Mapping[Uses, bool]) -> RepeatedUse | None:
-        """Return a use in a stream of another library that follows one like it, or None."""
+    def repeated_use(
+        self,
+        stream: base.Stream,
+        uses: Mapping[Uses, bool],
+        prepare: Callable[[base.Event], base.Replay],
+    ) -> RepeatedUse | None:
+        """Return uses in a stream of another library that follow one like them, or None.
+
+        `prepare` returns the launch of the work, which records the given event.
+        """
         timeline = self.timeline(stream)
-        repeated = RepeatedUse(self, timeline, uses)
+        found: list[RepeatedUse] = []
 
         def add() -> None:
             if all(each.was_last_used_by(timeline, write=write) for each, write in uses.items()):
+                repeated = RepeatedUse(self, timeline, uses, prepare(timeline.event))
                 for each in uses:
                     each.add_dependent(repeated)
-                repeated.valid = True
+                found.append(repeated)
 
         self.run_locked(add)
-        return repeated if repeated.valid else None
-
-    def run_unless_locked(self, do: Callable[[], T]) -> T | None:
-        """Run `do` as `run_locked` does, or return None at once if another thread holds the lock."""
-        lock = self._lock
-        try:
-            del lock[0]  # One instruction, which no signal can interrupt.
-        except KeyError:
-            return None
-        try:
-            self._holder = get_ident()
-            return do()
-        finally:
-            self._holder = 0
-            lock[0] = True
+        return found[0] if found else None
 
     # Lifetime
 
@@ -272,38 +264,53 @@ class Order:
 class RepeatedUse:
     """Uses of memory in a stream of another library, one after the other with nothing in between.
 
-    Such a stream has no right, so each use is marked. As long as `valid`, no use has to wait.
+    Such a stream has no right, so each use is marked: `launch` submits the work and records the event
+    of `timeline`. As long as `valid`, no use has to wait.
     """
 
-    __slots__ = ("__weakref__", "_order", "_timeline", "_uses", "valid")
+    __slots__ = ("__weakref__", "_launch", "_order", "_timeline", "_uses", "valid")
 
-    def __init__(self, order: Order, timeline: Timeline, uses: Mapping[Uses, bool]) -> None:
+    def __init__(
+        self, order: Order, timeline: Timeline, uses: Mapping[Uses, bool], launch: base.Replay
+    ) -> None:
         self._order = order
         self._timeline = timeline
         self._uses = uses
-        self.valid = False
+        self._launch = launch
+        self.valid = True
 
     def invalidate(self) -> None:
         """Let the next use be ordered by a `Section`: the memory was used elsewhere, or closed."""
         self.valid = False
 
-    def submit(self, launch: base.Replay) -> tuple[int, ...] | None:
-        """Submit work and return its status; None, without submitting, if the order must be checked."""
-        return self._order.run_unless_locked(partial(self._submit, launch))
-
-    def _submit(self, launch: base.Replay) -> tuple[int, ...] | None:
-        if not self.valid:
-            return None
-        timeline = self._timeline
-        status: tuple[int, ...] | None = None
+    def submit(self) -> tuple[int, ...]:
+        """Submit the work and return its status; `NOT_SUBMITTED` if the order must be checked first."""
+        order = self._order
+        lock = order._lock  # This is `Order.run_locked`, without a wait and without a call.
+        submitted = recorded = False
         try:
-            status = launch()
+            del lock[0]
+        except KeyError:  # Another thread holds it.
+            return NOT_SUBMITTED
+        try:
+            order._holder = get_ident()
+            if not self.valid:
+                return NOT_SUBMITTED
+            submitted = True  # An interrupt may come after the work was submitted.
+            status = self._launch()
+            submitted = status is not NOT_SUBMITTED
+            recorded = not status[0]
             return status
-        finally:  # An interrupt may come after the work was submitted.
-            if status is not NOT_SUBMITTED:
-                position = timeline.mark()
-                for uses, write in self._uses.items():
-                    uses.repeat_use(timeline, position, write=write)
+        finally:
+            try:
+                if submitted:
+                    timeline = self._timeline
+                    position = timeline.mark(recorded=recorded)
+                    for uses, write in self._uses.items():
+                        uses.repeat_use(timeline, position, write=write)
+            finally:
+                order._holder = 0
+                lock[0] = True
 
 
 class Section:

@@ -74,9 +74,19 @@ class Timeline:
         self.waited_for: dict[int, int] = {}
         self._event: base.Event | None = None
 
-    def mark(self) -> int:
-        """Record an event after everything submitted so far and return its position."""
-        self._event = self.stream.record(reuse=self._event)
+    @property
+    def event(self) -> base.Event:
+        """The event that every mark records again."""
+        assert self._event is not None, "the stream was never marked"
+        return self._event
+
+    def mark(self, *, recorded: bool = False) -> int:
+        """Record the event after everything submitted so far and return the position of this mark.
+
+        `recorded` tells that the work itself has just recorded `event`.
+        """
+        if not recorded:
+            self._event = self.stream.record(reuse=self._event)
         self.position = next(_positions)
         return self.position
 
@@ -85,9 +95,7 @@ class Timeline:
         if other is self or self.waited_for.get(other.stream.id, 0) >= position:
             return
         reached = other.position
-        event = other._event
-        assert event is not None, "a position belongs to a mark"
-        self.stream.wait(event)
+        self.stream.wait(other.event)
         if len(self.waited_for) >= _MOST_WAITED_FOR:
             self.waited_for.clear()
         self.waited_for[other.stream.id] = reached

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from preheat import native
-from preheat.devices.base import LEGACY_STREAMS, NOT_SUBMITTED, GraphNode, Replay, Stream
+from preheat.devices.base import LEGACY_STREAMS, NOT_SUBMITTED, Event, GraphNode, Replay, Stream
 from preheat.devices.cuda.driver import call, function_address, library
 
 if TYPE_CHECKING:
@@ -58,20 +58,30 @@ class CudaExecutable:
         with self._device.current():
             call("cuGraphUpload", self._handle, stream.handle)
 
-    def prepare(self, stream: Stream, *, unless_captured: bool = False) -> Replay:
+    def prepare(
+        self, stream: Stream, *, unless_captured: bool = False, mark: Event | None = None
+    ) -> Replay:
         """Prepare launches in one stream, with all arguments converted."""
         unless_captured = unless_captured and stream.handle not in LEGACY_STREAMS
         if native.core is not None:
             context = self._device.native_context(stream)
             query = function_address("cuStreamIsCapturing") if unless_captured else 0
-            replay: Replay = native.core.GraphLaunch(
+            record = () if mark is None else (function_address("cuEventRecord"), mark.handle)
+            native_replay: Replay = native.core.GraphLaunch(
                 function_address("cuGraphLaunch"), int(self._handle), stream.handle, context, query,
-                NOT_SUBMITTED,
+                NOT_SUBMITTED, *record,
             )  # fmt: skip
-            return replay
+            return native_replay
         cu = library()
         launch = partial(cu.cuGraphLaunch, self._handle, cu.CUstream(stream.handle))
-        replay = self._device.in_context(launch, stream)
+
+        def launch_and_mark() -> tuple[int, ...]:
+            status: tuple[int, ...] = launch()
+            if not status[0]:
+                stream.record(reuse=mark)
+            return status
+
+        replay = self._device.in_context(launch if mark is None else launch_and_mark, stream)
         if unless_captured:
             return lambda: replay() if stream.capture_status() == "none" else NOT_SUBMITTED
         return replay

@@ -66,14 +66,16 @@ class EmulatorExecutable:
     def upload(self, stream: base.Stream) -> None:
         """Do nothing: there is nothing to upload."""
 
-    def prepare(self, stream: base.Stream, *, unless_captured: bool = False) -> base.Replay:
+    def prepare(
+        self, stream: base.Stream, *, unless_captured: bool = False, mark: base.Event | None = None
+    ) -> base.Replay:
         """Return a function that executes the work or queues it as one item."""
-        replay = partial(self._replay, stream)
+        replay = partial(self._replay, stream, mark)
         if unless_captured:
             return lambda: replay() if stream.capture_status() == "none" else base.NOT_SUBMITTED
         return replay
 
-    def _replay(self, stream: base.Stream) -> tuple[int, ...]:
+    def _replay(self, stream: base.Stream, mark: base.Event | None) -> tuple[int, ...]:
         captured = self._captured
         scheduler = self._scheduler
         if captured is None:
@@ -84,6 +86,8 @@ class EmulatorExecutable:
             _run_all(captured)
         else:
             scheduler.submit(stream.id, partial(_run_all, captured))  # The item keeps the owners alive.
+        if mark is not None:
+            stream.record(reuse=mark)
         return (0,)
 
     def close(self) -> None:
