@@ -85,7 +85,17 @@ static int is_false(PyObject* value) { /* Steals the reference. */
     return result;
 }
 
-static inline void* pointer(unsigned long long number) { return (void*)(uintptr_t)number; }
+/* Converters for `PyArg_ParseTuple`: to an address of data or of a function, and to a reference. */
+static int to_pointer(PyObject* given, void* out) {
+    unsigned long long number = PyLong_AsUnsignedLongLong(given);
+    *(void**)out = (void*)(uintptr_t)number;
+    return number != ULLONG_MAX || !PyErr_Occurred();
+}
+
+static int to_reference(PyObject* given, void* out) {
+    Py_XSETREF(*(PyObject**)out, Py_NewRef(given));
+    return 1;
+}
 
 static int has_names(PyTypeObject* type, PyObject* kwargs) {
     int given = kwargs && PyDict_GET_SIZE(kwargs);
@@ -102,6 +112,18 @@ static void* alloc_from(PyTypeObject* type, PyObject* kwargs, vectorcallfunc vec
     if (self)
         self->vectorcall = vectorcall;
     return self;
+}
+
+/* Return a new object, or NULL without it if an error is set. Steals the reference. */
+static PyObject* unless_error(void* self) {
+    if (PyErr_Occurred())
+        Py_CLEAR(self);
+    return self;
+}
+
+/* Call the Python function that handles every argument. */
+static PyObject* call_general(PyObject* function, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+    return PyObject_Vectorcall(function, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
 }
 
 /* Keep the items of a tuple in the fields from `first` to `end`. */
@@ -166,16 +188,10 @@ static void leave(const InContext* in) {
         in->pop(&popped);
 }
 
-static int parse_in_context(PyObject* given, InContext* in) { /* None, or context, push and pop */
-    if (given == Py_None)
-        return 0;
-    unsigned long long context, push, pop;
-    if (!PyArg_ParseTuple(given, "KKK", &context, &push, &pop))
-        return -1;
-    in->context = pointer(context);
-    *(void**)&in->push = pointer(push);
-    *(void**)&in->pop = pointer(pop);
-    return 0;
+static int to_in_context(PyObject* given, void* out) { /* None, or context, push and pop */
+    InContext* in = out;
+    return given == Py_None || PyArg_ParseTuple(given, "O&O&O&", to_pointer, &in->context, to_pointer,
+                                                &in->push, to_pointer, &in->pop);
 }
 
 /* KernelLaunch */
@@ -220,11 +236,11 @@ static PyObject* submit(PyObject* prepared, void** pointers) {
     return result;
 }
 
-/* 1 for the status of a call that failed, 0 for success, -1 with an error. */
+/* 1 for the status of a call that failed, 0 for success, -1 with an error: `status` may be NULL. */
 static int has_failed(PyObject* status) {
     if (status == no_error)
         return 0;
-    PyObject* first = PySequence_GetItem(status, 0);
+    PyObject* first = status ? PySequence_GetItem(status, 0) : NULL;
     if (!first)
         return -1;
     int failed = PyObject_IsTrue(first);
@@ -236,27 +252,19 @@ static PyObject* KernelLaunch_call(PyObject* callable, PyObject* const* args, si
                                    PyObject* kwnames) {
     if (PyVectorcall_NARGS(nargsf) != 2 || kwnames)
         return PyErr_Format(PyExc_TypeError, "a prepared launch takes the address of the pointers, and 0");
-    void** pointers = pointer(PyLong_AsUnsignedLongLong(args[0]));
-    return PyErr_Occurred() ? NULL : submit(callable, pointers);
+    void** pointers;
+    return to_pointer(args[0], &pointers) ? submit(callable, pointers) : NULL;
 }
 
 static PyObject* KernelLaunch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    unsigned long long launch, function, stream;
     KernelLaunch* self = alloc_from(type, kwargs, KernelLaunch_call);
     if (!self)
         return NULL;
-    PyObject* retry = Py_None;
-    if (!PyArg_ParseTuple(args, "KK(III)(III)IK|O", &launch, &function, &self->grid[0], &self->grid[1],
-                          &self->grid[2], &self->block[0], &self->block[1], &self->block[2], &self->shared,
-                          &stream, &retry)) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    *(void**)&self->launch = pointer(launch);
-    self->function = pointer(function);
-    self->stream = pointer(stream);
-    self->retry = Py_NewRef(retry);
-    return (PyObject*)self;
+    self->retry = Py_NewRef(Py_None);
+    PyArg_ParseTuple(args, "O&O&(III)(III)IO&|O&", to_pointer, &self->launch, to_pointer, &self->function,
+                     &self->grid[0], &self->grid[1], &self->grid[2], &self->block[0], &self->block[1],
+                     &self->block[2], &self->shared, to_pointer, &self->stream, to_reference, &self->retry);
+    return unless_error(self);
 }
 
 TRACK(KernelLaunch, retry, retry)
@@ -302,25 +310,15 @@ static PyObject* GraphLaunch_call(PyObject* callable, PyObject* const* args, siz
 }
 
 static PyObject* GraphLaunch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    unsigned long long launch, executable, stream, is_capturing = 0, record = 0, event = 0;
-    PyObject *in_context, *not_submitted = Py_None;
     GraphLaunch* self = alloc_from(type, kwargs, GraphLaunch_call);
     if (!self)
         return NULL;
-    if (!PyArg_ParseTuple(args, "KKKO|KOKK", &launch, &executable, &stream, &in_context, &is_capturing,
-                          &not_submitted, &record, &event) ||
-        parse_in_context(in_context, &self->in_context)) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    *(void**)&self->launch = pointer(launch);
-    *(void**)&self->is_capturing = pointer(is_capturing);
-    *(void**)&self->record = pointer(record);
-    self->event = pointer(event);
-    self->executable = pointer(executable);
-    self->stream = pointer(stream);
-    self->not_submitted = Py_NewRef(not_submitted);
-    return (PyObject*)self;
+    self->not_submitted = Py_NewRef(Py_None);
+    PyArg_ParseTuple(args, "O&O&O&O&|O&O&O&O&", to_pointer, &self->launch, to_pointer, &self->executable,
+                     to_pointer, &self->stream, to_in_context, &self->in_context, to_pointer,
+                     &self->is_capturing, to_reference, &self->not_submitted, to_pointer, &self->record,
+                     to_pointer, &self->event);
+    return unless_error(self);
 }
 
 TRACK(GraphLaunch, not_submitted, not_submitted)
@@ -382,42 +380,34 @@ static PyObject* WordSetter_call(PyObject* callable, PyObject* const* args, size
     return status_tuple(status);
 }
 
-static int add_words(WordSetter* self, uint64_t address, unsigned size) {
+/* Add the words of a value. Sets an error if there is no fill for them. */
+static void add_words(WordSetter* self, uint64_t address, unsigned size) {
     unsigned word_size = size < 4 ? size : 4;
     if (size != 1 && size != 2 && size != 4 && size != 8) {
         PyErr_Format(PyExc_ValueError, "a setter takes values of 1, 2, 4 or 8 bytes, not %u", size);
-        return -1;
+        return;
     }
     for (unsigned start = 0; start < size; start += word_size)
         self->words[self->num_words++] = (Word){address + start, self->size + start, word_size};
     self->size += size;
-    return 0;
 }
 
 static PyObject* WordSetter_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    unsigned long long fill8, fill16, fill32, stream, address;
+    unsigned long long address;
     unsigned size;
-    PyObject *places, *in_context;
+    PyObject* places = NULL;
     WordSetter* self = alloc_from(type, kwargs, WordSetter_call);
     if (!self)
         return NULL;
-    int parsed = PyArg_ParseTuple(args, "(KKK)KO!O", &fill8, &fill16, &fill32, &stream, &PyList_Type, &places,
-                                  &in_context) &&
-                 !parse_in_context(in_context, &self->in_context);
-    if (parsed && PyList_GET_SIZE(places) > MOST_SCALARS)
+    PyArg_ParseTuple(args, "(O&O&O&)O&O!O&", to_pointer, &self->fill8, to_pointer, &self->fill16, to_pointer,
+                     &self->fill32, to_pointer, &self->stream, &PyList_Type, &places, to_in_context,
+                     &self->in_context);
+    if (!PyErr_Occurred() && PyList_GET_SIZE(places) > MOST_SCALARS)
         PyErr_Format(PyExc_ValueError, "a setter takes up to %d values", MOST_SCALARS);
-    for (Py_ssize_t at = 0; parsed && !PyErr_Occurred() && at < PyList_GET_SIZE(places); at++)
+    for (Py_ssize_t at = 0; !PyErr_Occurred() && at < PyList_GET_SIZE(places); at++)
         if (PyArg_ParseTuple(PyList_GET_ITEM(places, at), "KI", &address, &size))
             add_words(self, address, size);
-    if (PyErr_Occurred()) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    *(void**)&self->fill8 = pointer(fill8);
-    *(void**)&self->fill16 = pointer(fill16);
-    *(void**)&self->fill32 = pointer(fill32);
-    self->stream = pointer(stream);
-    return (PyObject*)self;
+    return unless_error(self);
 }
 
 /* LibraryCall */
@@ -439,7 +429,7 @@ static PyObject* LibraryCall_call(PyObject* callable, PyObject* const* args, siz
     if (!status) {
         status = self->exchange_mode(&mode);
         if (!status) {
-            result = PyObject_Vectorcall(self->function, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+            result = call_general(self->function, args, nargsf, kwnames);
             error = result ? NULL : take_error();
             self->exchange_mode(&mode);
         }
@@ -451,20 +441,12 @@ static PyObject* LibraryCall_call(PyObject* callable, PyObject* const* args, siz
 }
 
 static PyObject* LibraryCall_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    PyObject *function, *raise_error, *in_context;
-    unsigned long long exchange_mode;
     LibraryCall* self = alloc_from(type, kwargs, LibraryCall_call);
     if (!self)
         return NULL;
-    if (!PyArg_ParseTuple(args, "OOOK", &function, &raise_error, &in_context, &exchange_mode) ||
-        parse_in_context(in_context, &self->in_context)) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    self->function = Py_NewRef(function);
-    self->raise_error = Py_NewRef(raise_error);
-    *(void**)&self->exchange_mode = pointer(exchange_mode);
-    return (PyObject*)self;
+    PyArg_ParseTuple(args, "O&O&O&O&", to_reference, &self->function, to_reference, &self->raise_error,
+                     to_in_context, &self->in_context, to_pointer, &self->exchange_mode);
+    return unless_error(self);
 }
 
 TRACK(LibraryCall, function, raise_error)
@@ -639,15 +621,17 @@ static const ExchangeApi* exchange_api(Launcher* self, PyObject* tensor) {
 }
 
 static int is_contiguous(const DLTensor* tensor) {
-    int64_t step = 1, dense = 1;
+    int64_t step = 1;
+    int dense = 1;
     for (int axis = tensor->ndim - 1; axis >= 0; axis--) {
-        if (!tensor->shape[axis])
+        int64_t length = tensor->shape[axis];
+        if (!length)
             return 1;
-        if (tensor->strides && tensor->shape[axis] != 1 && tensor->strides[axis] != step)
+        if (tensor->strides && length != 1 && tensor->strides[axis] != step)
             dense = 0;
-        step *= tensor->shape[axis];
+        step *= length;
     }
-    return (int)dense;
+    return dense;
 }
 
 /* Store the address of a tensor of the library, after testing what its memory must be like. */
@@ -724,7 +708,7 @@ static PyObject* library_submit(Launcher* self, const ExchangeApi* api) {
 /* Submit, and let Python raise the error of a status. A capture remembers every error. */
 static Outcome submit_packed(Launcher* self, PyObject* prepared, void** pointers, PyObject* capture) {
     PyObject* status = submit(prepared, pointers);
-    int failed = status ? has_failed(status) : -1;
+    int failed = has_failed(status);
     if (failed) {
         PyObject* raised = NULL;
         if (capture) {
@@ -847,11 +831,9 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
         int idle = slot(self->context, self->context_busy) == Py_None;
         outcome = idle ? launch_now(self, args) : record_launch(self, args);
     }
-    if (outcome == UNFIT)
-        return PyObject_Vectorcall(self->fallback, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
-    if (outcome == FAILED)
-        return NULL;
-    Py_RETURN_NONE;
+    return outcome == UNFIT  ? call_general(self->fallback, args, nargsf, kwnames)
+           : outcome == DONE ? Py_NewRef(Py_None)
+                             : NULL;
 }
 
 static int find_offsets(Launcher* self) {
@@ -894,12 +876,11 @@ static int add_param(Launcher* self, PyObject* given) {
 }
 
 static PyObject* Launcher_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    if (has_names(type, kwargs))
-        return NULL;
     PyObject *references, *params;
     int device_type, device, records;
     unsigned size;
-    if (!PyArg_ParseTuple(args, "O!(ii)pIO!", &PyTuple_Type, &references, &device_type, &device, &records, &size,
+    if (has_names(type, kwargs) ||
+        !PyArg_ParseTuple(args, "O!(ii)pIO!", &PyTuple_Type, &references, &device_type, &device, &records, &size,
                           &PyTuple_Type, &params))
         return NULL;
     if (PyTuple_GET_SIZE(params) > MOST_PARAMS || size > MOST_BYTES)
@@ -1019,7 +1000,7 @@ static Outcome replay_locked(Replay* self, Scalars* scalars) {
     set_slot(self->context, self->context_last_replayed, Py_NewRef(self->title));
     if (scalars) {
         status = set_scalars(scalars);
-        int failed = status ? has_failed(status) : -1;
+        int failed = has_failed(status);
         if (failed > 0)
             Py_XDECREF(PyObject_CallFunctionObjArgs(self->raise_setter_error, status, scalars->names, NULL));
         if (failed)
@@ -1030,7 +1011,7 @@ static Outcome replay_locked(Replay* self, Scalars* scalars) {
     if (status == self->not_submitted)
         outcome = UNFIT;
     else {
-        int failed = status ? has_failed(status) : -1;
+        int failed = has_failed(status);
         if (failed > 0)
             Py_XDECREF(PyObject_CallOneArg(self->raise_launch_error, status));
         else if (!failed && !count_replay(self))
@@ -1060,7 +1041,11 @@ static Outcome replay_now(Replay* self, Scalars* scalars) {
 static Outcome replay_with(Replay* self, PyObject* const* args, PyObject* names) {
     Scalars scalars = {.names = names};
     PyObject* entry = PyDict_GetItemWithError(self->number_setters, names);
-    if (!entry || !PyArg_ParseTuple(entry, "Os", &scalars.setter, &scalars.codes))
+    if (!entry || !PyTuple_CheckExact(entry) || PyTuple_GET_SIZE(entry) != 2)
+        return unfit_or_failed();
+    scalars.setter = PyTuple_GET_ITEM(entry, 0);
+    scalars.codes = PyUnicode_AsUTF8(PyTuple_GET_ITEM(entry, 1));
+    if (!scalars.codes)
         return unfit_or_failed();
     Py_INCREF(entry); /* Closing the graph drops it. */
     Outcome outcome = pack_scalars(&scalars, args);
@@ -1075,11 +1060,9 @@ static PyObject* Replay_call(PyObject* callable, PyObject* const* args, size_t n
     Outcome outcome = UNFIT;
     if (!PyVectorcall_NARGS(nargsf))
         outcome = kwnames ? replay_with(self, args, kwnames) : replay_now(self, NULL);
-    if (outcome == UNFIT)
-        return PyObject_Vectorcall(self->fallback, args, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
-    if (outcome == FAILED)
-        return NULL;
-    Py_RETURN_NONE;
+    return outcome == UNFIT  ? call_general(self->fallback, args, nargsf, kwnames)
+           : outcome == DONE ? Py_NewRef(Py_None)
+                             : NULL;
 }
 
 static PyObject* Replay_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -1103,32 +1086,23 @@ static void dealloc_tracked(PyObject* self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-#define TYPE(Name, doc, ...)                                                                                \
+#define TYPE(Name, doc, flags, ...)                                                                         \
     static PyTypeObject Name##_Type = {                                                                     \
         PyVarObject_HEAD_INIT(NULL, 0).tp_name = "preheat._native." #Name, .tp_basicsize = sizeof(Name),    \
-        .tp_doc = doc, .tp_new = Name##_new, __VA_ARGS__};
-#define CALLABLE(Name)                                                                                      \
-    .tp_call = PyVectorcall_Call, .tp_vectorcall_offset = offsetof(Name, vectorcall)
-#define PLAIN Py_TPFLAGS_DEFAULT
-#define TRACKED(Name)                                                                                       \
-    .tp_traverse = (traverseproc)Name##_traverse, .tp_clear = (inquiry)Name##_clear,                        \
-    .tp_dealloc = dealloc_tracked
+        .tp_doc = doc, .tp_new = Name##_new, .tp_call = PyVectorcall_Call,                                  \
+        .tp_vectorcall_offset = offsetof(Name, vectorcall),                                                 \
+        .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | (flags), __VA_ARGS__};
+#define TRACKED_TYPE(Name, doc, ...)                                                                        \
+    TYPE(Name, doc, Py_TPFLAGS_HAVE_GC, .tp_traverse = (traverseproc)Name##_traverse,                       \
+         .tp_clear = (inquiry)Name##_clear, .tp_dealloc = dealloc_tracked, __VA_ARGS__)
 
-TYPE(KernelLaunch, "A prepared launch of a kernel: launch(pointers, 0) returns the status in a tuple.",
-     CALLABLE(KernelLaunch), TRACKED(KernelLaunch),
-     .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
-TYPE(GraphLaunch, "A prepared replay of a graph: launch() returns the status in a tuple.",
-     CALLABLE(GraphLaunch), TRACKED(GraphLaunch),
-     .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
-TYPE(WordSetter, "Prepared fills: setter(values) sets each address to its bytes.", CALLABLE(WordSetter),
-     .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL)
-TYPE(LibraryCall, "A function of another CUDA library, called beside captures.", CALLABLE(LibraryCall),
-     TRACKED(LibraryCall), .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
-TYPE(Launcher, "Launches a kernel with the arguments that most launches have.", CALLABLE(Launcher),
-     TRACKED(Launcher), .tp_itemsize = sizeof(Param), .tp_repr = (reprfunc)Launcher_repr,
-     .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
-TYPE(Replay, "Replays a graph: replay(**scalars).", CALLABLE(Replay), TRACKED(Replay),
-     .tp_flags = PLAIN | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC)
+TRACKED_TYPE(KernelLaunch, "A prepared launch of a kernel: launch(pointers, 0) returns the status in a tuple.")
+TRACKED_TYPE(GraphLaunch, "A prepared replay of a graph: launch() returns the status in a tuple.")
+TYPE(WordSetter, "Prepared fills: setter(values) sets each address to its bytes.", 0)
+TRACKED_TYPE(LibraryCall, "A function of another CUDA library, called beside captures.")
+TRACKED_TYPE(Launcher, "Launches a kernel with the arguments that most launches have.",
+             .tp_itemsize = sizeof(Param), .tp_repr = (reprfunc)Launcher_repr)
+TRACKED_TYPE(Replay, "Replays a graph: replay(**scalars).")
 
 /* Stamps of files. */
 
@@ -1187,27 +1161,28 @@ static int intern_names(void) {
     return 0;
 }
 
-PyMODINIT_FUNC PyInit__native(void) {
+/* Make the constants, and add to the module what it offers. */
+static int fill_module(PyObject* made) {
     PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type, &WordSetter_Type, &LibraryCall_Type,
                              &Launcher_Type,     &Replay_Type};
-    PyObject* made = PyModule_Create(&module);
     zero = PyLong_FromLong(0);
     no_error = Py_BuildValue("(i)", 0);
     empty = PyTuple_New(0);
     unfit_errors = PyTuple_Pack(7, PyExc_LookupError, PyExc_AttributeError, PyExc_TypeError, PyExc_ValueError,
                                 PyExc_OverflowError, PyExc_BufferError, PyExc_RuntimeError);
-    if (!made || !zero || !no_error || !empty || !unfit_errors || intern_names() ||
-        PyModule_AddIntConstant(made, "INTERFACE", INTERFACE) ||
-        PyModule_AddIntConstant(made, "MOST_PARAMS", MOST_PARAMS) ||
-        PyModule_AddIntConstant(made, "MOST_BYTES", MOST_BYTES) ||
-        PyModule_AddIntConstant(made, "MOST_SCALARS", MOST_SCALARS)) {
-        Py_XDECREF(made);
-        return NULL;
-    }
     for (size_t at = 0; at < sizeof types / sizeof *types; at++)
-        if (PyModule_AddType(made, types[at])) {
-            Py_DECREF(made);
-            return NULL;
-        }
+        if (PyModule_AddType(made, types[at]))
+            return -1;
+    return !zero || !no_error || !empty || !unfit_errors || intern_names() ||
+           PyModule_AddIntConstant(made, "INTERFACE", INTERFACE) ||
+           PyModule_AddIntConstant(made, "MOST_PARAMS", MOST_PARAMS) ||
+           PyModule_AddIntConstant(made, "MOST_BYTES", MOST_BYTES) ||
+           PyModule_AddIntConstant(made, "MOST_SCALARS", MOST_SCALARS);
+}
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject* made = PyModule_Create(&module);
+    if (made && fill_module(made))
+        Py_CLEAR(made);
     return made;
 }
