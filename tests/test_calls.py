@@ -102,7 +102,7 @@ print(json.dumps(found))
 MOST_IN_PYTHON = {
     "hot": 2, "hot, not waiting": 1, "ten together": 175, "stored": 150, "headers": 191, "sealed": 37,
     "first launch": 81, "launch": 2, "launch of one not waited for": 2, "kept launch": 1,
-    "recorded": 5, "replay": 1, "replay with a scalar": 6, "graphs.replay": 2, "graphs.run": 4,
+    "recorded": 5, "replay": 1, "replay with a scalar": 4, "graphs.replay": 2, "graphs.run": 4,
     "graphed": 7, "graphed by key": 11, "compiled": 800,
 }  # fmt: skip
 #: The same with the native core, which makes launches and replays without a call of Python code.
