@@ -29,6 +29,7 @@ LAYERS = (
     {"program"},
     {"key"},
     {"artifact"},
+    {"foreign"},
     {"toolchain"},
     {"build"},
     {"ahead"},

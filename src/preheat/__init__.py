@@ -31,7 +31,14 @@ if TYPE_CHECKING:
     from preheat.build.seal import seal, sealed, unseal
     from preheat.cache.bundle import Bundle
     from preheat.config import Config
-    from preheat.default import compile, compile_all, default_builder
+    from preheat.default import (
+        compile,
+        compile_all,
+        default_builder,
+        get_entry,
+        obtain_entry,
+        put_entry,
+    )
     from preheat.devices.base import Attributes, BlockSize, Limits, MemoryInfo, Occupancy
     from preheat.dtypes import DType
     from preheat.errors import (
@@ -69,6 +76,7 @@ if TYPE_CHECKING:
         WarmError,
     )
     from preheat.events import Events
+    from preheat.foreign import ForeignEntry
     from preheat.gpu import Gpu, device
     from preheat.graph.buckets import bucket, buckets, padded
     from preheat.graph.cache import GraphCache
@@ -88,7 +96,10 @@ if TYPE_CHECKING:
 # The public names of each module, which is imported when one of them is first used. All other names in
 # `__all__` are those of `preheat.errors`.
 _NAMES_OF = {
-    "preheat.default": ("compile", "compile_all", "default_builder"),
+    "preheat.default": (
+        *("compile", "compile_all", "default_builder"),
+        *("get_entry", "obtain_entry", "put_entry"),
+    ),
     "preheat.arch": ("Arch",),
     "preheat.artifact": ("Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"),
     "preheat.build.builder": ("Builder",),
@@ -96,6 +107,7 @@ _NAMES_OF = {
     "preheat.devices.base": ("Attributes", "BlockSize", "Limits", "MemoryInfo", "Occupancy"),
     "preheat.dtypes": ("DType",),
     "preheat.events": ("Events",),
+    "preheat.foreign": ("ForeignEntry",),
     "preheat.gpu": ("Gpu", "device"),
     "preheat.graph.buckets": ("bucket", "buckets", "padded"),
     "preheat.graph.graph": ("Graph",),
@@ -152,6 +164,7 @@ __all__ = [
     "EntryPoint",
     "Event",
     "Events",
+    "ForeignEntry",
     "Gpu",
     "Graph",
     "GraphCache",
@@ -203,7 +216,10 @@ __all__ = [
     "default_builder",
     "device",
     "explain",
+    "get_entry",
+    "obtain_entry",
     "padded",
+    "put_entry",
     "seal",
     "sealed",
     "strided",

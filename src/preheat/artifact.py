@@ -26,6 +26,7 @@ __all__ = [
     "Provenance",
     "Resources",
     "check_name",
+    "read_provenance",
     "without_types",
 ]
 
@@ -209,7 +210,7 @@ class Artifact:
             names, entries, templates = meta["names"], meta["entries"], meta.get("templates", [])
             if type(names) is not dict or type(entries) is not list or type(templates) is not list:
                 raise TypeError(f"{(names, entries, templates)!r} are not a table and two lists")
-            provenance = _provenance(parse_json(sections.get("provenance", b"[]").decode()))
+            provenance = read_provenance(parse_json(sections.get("provenance", b"[]").decode()))
             texts = (label, arch, toolchain, provenance.created, provenance.timing)
             text("".join((*texts, *names, *names.values(), *templates)))
             fields = {
@@ -286,7 +287,8 @@ def _check_numbers(numbers: Sequence[int]) -> None:
         raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
 
 
-def _provenance(row: Any) -> Provenance:
+def read_provenance(row: Any) -> Provenance:
+    """Return decoded provenance; `TypeError` or `ValueError` when it is invalid."""
     if type(row) is not list:
         raise TypeError(f"{row!r} is not a list")
     found = Provenance(*row)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
@@ -16,7 +17,11 @@ from preheat.locks import Lock, no_fork
 from preheat.program import Program
 from preheat.tracebacks import shorten_traceback
 
-__all__ = ["compile", "compile_all", "default_builder"]
+if TYPE_CHECKING:  # Imported when an entry of another library is first asked for.
+    from preheat.build.foreign_store import ForeignRequest
+    from preheat.foreign import ForeignEntry
+
+__all__ = ["compile", "compile_all", "default_builder", "get_entry", "obtain_entry", "put_entry"]
 
 
 _opening = Lock()
@@ -109,3 +114,70 @@ def compile_all(
     except PreheatError as error:
         shorten_traceback(error)
         raise
+
+
+def get_entry(
+    kind: str, key: str, *, cache_dir: str | os.PathLike[str] | None = None
+) -> ForeignEntry | None:
+    """Return the files that were stored under `kind` and `key`, or None.
+
+    Bundles and caches are asked, and what they return was verified. `cache_dir` means the same as for
+    `compile`.
+    """
+    return default_builder(cache_dir).foreign.get(_foreign_request(kind, key))
+
+
+def put_entry(
+    kind: str,
+    key: str,
+    files: Mapping[str, bytes],
+    *,
+    label: str = "",
+    arch: Arch | str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> ForeignEntry:
+    """Store files of your own under `kind` and `key`, and return the entry.
+
+    `kind` is a short name such as "mylib", and `key` identifies the content: it holds everything that
+    determines the files. An entry of the same kind and key is replaced. `label` and `arch` are shown by
+    `preheat cache ls`. Limits and eviction are those of the cache.
+    """
+    with no_fork:
+        from preheat.foreign import ForeignEntry
+
+    target = None if arch is None else Arch.parse(arch)
+    entry = ForeignEntry(kind, key, files, label=label, arch=target)
+    default_builder(cache_dir).foreign.put(entry)
+    return entry
+
+
+def obtain_entry(
+    kind: str,
+    key: str,
+    make: Callable[[], Mapping[str, bytes]],
+    *,
+    label: str = "",
+    arch: Arch | str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> ForeignEntry:
+    """Return the files stored under `kind` and `key`; store what `make` returns when there are none.
+
+    Of all threads and processes that share the cache, one calls `make` and the others wait for it.
+    A sealed process never calls it: an entry that is missing is a `SealedError`.
+    """
+    try:
+        request = _foreign_request(kind, key, label, arch)
+        return default_builder(cache_dir).foreign.obtain(request, make)
+    except PreheatError as error:
+        shorten_traceback(error)
+        raise
+
+
+def _foreign_request(
+    kind: str, key: str, label: str = "", arch: Arch | str | None = None
+) -> ForeignRequest:
+    with no_fork:
+        from preheat.build.foreign_store import ForeignRequest
+
+    target = None if arch is None else Arch.parse(arch)
+    return ForeignRequest(kind, key, label=label, arch=target)

@@ -193,12 +193,12 @@ def test_the_threads_end_with_the_work() -> None:
 
 def test_a_task_of_the_parent_is_cancelled_in_a_forked_child(builder: Builder) -> None:
     go_on = threading.Event()
-    task = builder.in_background(lambda _: go_on.wait(TIMEOUT_SECONDS))
+    task = builder.background.submit(lambda _: go_on.wait(TIMEOUT_SECONDS))
 
     def child() -> None:
         task.wait()
         assert task.cancelled
-        mine = builder.in_background(lambda _: 5)
+        mine = builder.background.submit(lambda _: 5)
         mine.wait()
         assert mine.outcome() == 5
 

@@ -213,8 +213,8 @@ def test_cache_dir_prints_the_path_and_nothing_else(cli: Cli, tmp_path: Path) ->
 def test_cache_ls_lists_programs_and_kernels(cli: Cli, key: str) -> None:
     ran = cli("cache", "ls")
     head, row = ran.out.splitlines()
-    assert head.split() == ["KEY", "PROGRAM", "ARCH", "SIZE", "USED", "KERNELS"]
-    assert row.split()[:3] == [key[:12], "saxpy.cu", "sm_90"]
+    assert head.split() == ["KEY", "KIND", "PROGRAM", "ARCH", "SIZE", "USED", "KERNELS"]
+    assert row.split()[:4] == [key[:12], "cuda", "saxpy.cu", "sm_90"]
     assert row.endswith("saxpy")
     assert ran.err.startswith("1 entry, ")
     (only,) = cli("cache", "ls", "--json").json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,24 @@ from typing import Any
 from preheat.ahead.manifest import GraphKeys, Manifest
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.build.bundle_entries import BundleEntry, code_keys, entries_of, read
+from preheat.build.bundle_entries import (
+    BundleEntry,
+    code_keys,
+    entries_of,
+    foreign_of,
+    read,
+    read_foreign,
+)
 from preheat.cache.bundle import MAGIC, Bundle, write
 from preheat.cache.codec import DamagedEntryError
 from preheat.cache.publish import unwritable_reason
 from preheat.errors import BundleError, InputError
+from preheat.foreign import ForeignEntry
 from preheat.key import explain
 
 __all__ = [
     "all_entries",
+    "all_foreign",
     "archs",
     "faults",
     "graphs",
@@ -60,9 +70,22 @@ def graphs(bundle: Bundle) -> tuple[GraphKeys, ...]:
 
 
 def all_entries(bundle: Bundle) -> Iterator[BundleEntry]:
-    """Yield every entry of a bundle. Raises `BundleError` when it is damaged."""
-    try:
+    """Yield every program of a bundle. Raises `BundleError` when it is damaged."""
+    with _naming(bundle):
         yield from entries_of(bundle)
+
+
+def all_foreign(bundle: Bundle) -> Iterator[ForeignEntry]:
+    """Yield every entry of another library in a bundle. Raises `BundleError` when it is damaged."""
+    with _naming(bundle):
+        yield from foreign_of(bundle)
+
+
+@contextmanager
+def _naming(bundle: Bundle) -> Iterator[None]:
+    """Name the bundle in the error of a damaged entry."""
+    try:
+        yield
     except DamagedEntryError as bad:
         hint = f"'preheat bundle verify {bundle.path}' lists the damage; copy or bake it again"
         raise BundleError(f"bundle {bundle.path} is damaged: {bad}", hint=hint) from None
@@ -88,6 +111,8 @@ def _unmatched_entries(bundle: Bundle) -> Iterator[tuple[str, str]]:
                 reached |= {digest, entry.artifact.digest}
                 for name in entry.entries:
                     entry.artifact.entry(name)
+            elif read_foreign(bundle, digest) is not None:
+                reached.add(digest)
         except (DamagedEntryError, InputError) as bad:
             reached.add(digest)
             yield digest, str(bad)
@@ -129,12 +154,27 @@ def merge(
                 merged[entry.key] = merge_entries(known, entry), other
             elif prefer is None:
                 raise _conflict((known.artifact, other), (entry.artifact, bundle))
+    foreign = _merge_foreign(bundles, prefer)
     kept = [entry for entry, _ in merged.values()]
     made = [entry.artifact for entry in kept]
     keys = Manifest().merged(*(Manifest(graphs=graphs(bundle)) for bundle in bundles)).graphs
-    about = meta((a.toolchain for a in made), (a.arch for a in made), keys)
+    targets = [*(a.arch for a in made), *(entry.arch for entry in foreign if entry.arch is not None)]
+    about = meta((a.toolchain for a in made), targets, keys)
     entries = {digest: blob for entry in kept for digest, blob in entry.encode().items()}
-    return len(kept), write(output, entries, about)
+    entries |= {entry.digest: entry.encode(provenance=False) for entry in foreign}
+    return len(kept) + len(foreign), write(output, entries, about)
+
+
+def _merge_foreign(bundles: Sequence[Bundle], prefer: str | None) -> list[ForeignEntry]:
+    """Return the entries of other libraries of all bundles, each once."""
+    merged: dict[str, tuple[ForeignEntry, Bundle]] = {}
+    for bundle in reversed(bundles) if prefer == "last" else bundles:
+        for entry in all_foreign(bundle):
+            known, other = merged.setdefault(entry.digest, (entry, bundle))
+            if prefer is None and (differences := [*known.differences(entry)]):
+                title = f"{entry.title} for {entry.target}"
+                raise _difference(title, other, bundle, differences)
+    return [entry for entry, _ in merged.values()]
 
 
 def merge_entries(a: BundleEntry, b: BundleEntry) -> BundleEntry:
@@ -146,13 +186,13 @@ def merge_entries(a: BundleEntry, b: BundleEntry) -> BundleEntry:
 def _conflict(a: tuple[Artifact, Bundle], b: tuple[Artifact, Bundle]) -> BundleError:
     one, first = a
     two, second = b
+    differences = _differences(one, two) or ["the same request was compiled to different code"]
+    return _difference(f"{one.label} for {one.arch}", first, second, differences)
+
+
+def _difference(title: str, one: Bundle, other: Bundle, differences: Sequence[str]) -> BundleError:
     return BundleError(
-        "\n  ".join(
-            [
-                f"{one.label} for {one.arch} differs between {first.path} and {second.path}:",
-                *(_differences(one, two) or ["the same request was compiled to different code"]),
-            ]
-        ),
+        "\n  ".join([f"{title} differs between {one.path} and {other.path}:", *differences]),
         hint="bake both in the same way, or choose one: --prefer first or --prefer last",
     )
 

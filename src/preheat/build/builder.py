@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from preheat import fork
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
+from preheat.build.at_exit import close_at_exit
+from preheat.build.background import Background
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.cache_directory import open_disk
 from preheat.build.counters import Counters
@@ -38,7 +38,7 @@ from preheat.errors import (
 from preheat.events import Events, JsonLines, Stats, logged_events
 from preheat.key import Key
 from preheat.lazy import lazy
-from preheat.locks import Lock, no_fork
+from preheat.locks import no_fork
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
 from preheat.toolchain.compiler import Toolchain
@@ -46,13 +46,11 @@ from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.compile import ArtifactCompiler
+    from preheat.build.foreign_store import ForeignStore
     from preheat.build.nearest import Near
-    from preheat.build.parallel import Runner, Task
     from preheat.cache.bundle import Bundle
 
 __all__ = ["Builder"]
-
-T = TypeVar("T")
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
 _JOURNAL_COMPILES = 0.2  # the same while there are compiles, which may run on many threads
@@ -87,9 +85,8 @@ class Builder:
         # Without a disk nothing is shared, so there is no process to wait for.
         self._locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
         self._sealed = sealed
-        self._background: Runner | None = None
-        self._background_lock = Lock()
-        _alive.add(self)
+        self.background = Background()  # for requests that do not wait; `close` cancels them
+        close_at_exit(self)
         fork.register(self)
 
     @classmethod
@@ -388,6 +385,18 @@ class Builder:
         key = request.bundle_key.digest
         return BundleEntry(key, artifact, state, entries, note, include), tier
 
+    # Other libraries
+
+    @lazy
+    def foreign(self) -> ForeignStore:
+        """The entries of other libraries in the same bundles and caches."""
+        with no_fork:
+            from preheat.build.foreign_store import ForeignStore
+
+        return ForeignStore(
+            self.cache, self._bundles, self._locks, self.events, self._counters, lambda: self.sealed
+        )
+
     # Header files
 
     def header_change(self, program: Program, artifact: Artifact) -> Callable[[], str | None] | None:
@@ -449,30 +458,16 @@ class Builder:
                 if first is not None:
                     first.release()
 
-    def in_background(self, run: Callable[[Deferral], T]) -> Task[T]:
-        """Let a thread call `run`, and return the task at once. `close` cancels it."""
-        with no_fork:
-            from preheat.build.parallel import Runner
-
-        with self._background_lock:
-            if self._background is None:
-                self._background = Runner()
-            return self._background.submit(run)
-
     def after_fork(self) -> None:
         """Start with workers and counters of its own in a forked child."""
-        self._background = None  # Its threads are those of the parent.
+        self.background.after_fork()
         self.toolchain.after_fork()
         self._counters.after_fork()
 
     def close(self) -> None:
         """End the compiler processes and write the counters. The builder can still be used."""
         release_lost()
-        with self._background_lock:
-            background = self._background
-            self._background = None
-        if background is not None:
-            background.cancel()
+        self.background.cancel()
         self.toolchain.close()
         self._counters.write()
 
@@ -480,14 +475,3 @@ class Builder:
 def _fields(request: Request) -> dict[str, str]:
     """Return what every event about a request says of it."""
     return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}
-
-
-_alive: weakref.WeakSet[Builder] = weakref.WeakSet()
-
-
-def _at_exit() -> None:
-    for builder in list(_alive):
-        builder.close()
-
-
-atexit.register(_at_exit)

@@ -15,6 +15,7 @@ from preheat.cache import codec
 from preheat.cache.codec import text
 from preheat.errors import BundleError
 from preheat.events import Events
+from preheat.foreign import ForeignEntry, foreign_kind
 from preheat.key import Part, include_parts
 from preheat.locks import no_fork
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
@@ -29,7 +30,9 @@ __all__ = [
     "decode_entry",
     "entries_of",
     "entry_meta",
+    "foreign_of",
     "read",
+    "read_foreign",
 ]
 
 _NONE: Mapping[str, Artifact] = MappingProxyType({})
@@ -99,6 +102,22 @@ def entries_of(bundle: Bundle) -> Iterator[BundleEntry]:
         found = read(bundle, digest)
         if found is not None:
             yield found
+
+
+def foreign_of(bundle: Bundle) -> Iterator[ForeignEntry]:
+    """Yield the entries of other libraries, by digest; `DamagedEntryError` when one cannot be read."""
+    for digest in bundle.digests():
+        found = read_foreign(bundle, digest)
+        if found is not None:
+            yield found
+
+
+def read_foreign(bundle: Bundle, digest: str) -> ForeignEntry | None:
+    """Return the entry of another library under `digest`; None when it is another kind of entry."""
+    blob = bundle.get(digest)
+    if blob is None or foreign_kind(blob) is None:
+        return None
+    return ForeignEntry.decode(digest, *codec.unpack_checked(blob))
 
 
 def code_keys(bundle: Bundle) -> dict[str, str]:
@@ -196,6 +215,19 @@ class MountedBundles:
         except BundleError as error:
             self._events.emit("refused", path=str(path), reason=str(error))
             self.rejected.append(str(error))
+
+    def blobs(self, digest: str) -> Iterator[bytes]:
+        """Yield the verified bytes of each bundle that has an entry under `digest`."""
+        for bundle in tuple(self._mounted.values()):
+            try:
+                blob = bundle.get(digest)
+            except OSError as fault:
+                self._events.fault("bundle", "read", fault)
+            except codec.DamagedEntryError as bad:
+                self._events.emit("damaged", tier="bundle", key=digest, reason=str(bad))
+            else:
+                if blob is not None:
+                    yield blob
 
     def entries(self, key: str, in_use: Mapping[str, Artifact]) -> Iterator[BundleEntry | str]:
         """Yield the entry of each bundle that has the request `key`, or why it cannot be read."""

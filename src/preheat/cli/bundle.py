@@ -8,12 +8,15 @@ from typing import Any
 
 import click
 
-from preheat.ahead.bundles import all_entries, faults, graphs, merge
+from preheat.ahead.bundles import all_entries, all_foreign, faults, graphs, merge
 from preheat.arch import Arch
 from preheat.build.bundle_entries import BundleEntry
 from preheat.cache.bundle import Bundle
+from preheat.cli.details import details_as_json
 from preheat.cli.output import columns, count, print_json, print_message, size
+from preheat.cli.stored import CUDA
 from preheat.errors import BundleError
+from preheat.foreign import ForeignEntry
 from preheat.portable_paths import format_spellings
 
 __all__ = ["command"]
@@ -39,7 +42,7 @@ def command() -> None:
 @click.argument("file", type=_FILE)
 @_JSON
 def ls(file: Path, as_json: bool) -> None:
-    """List the programs in FILE and what they were made from.
+    """List what FILE holds: programs and what they were made from, and files of other libraries.
 
     \b
     Example:
@@ -47,24 +50,25 @@ def ls(file: Path, as_json: bool) -> None:
     """
     with Bundle.open(file) as bundle:
         rows = sorted(all_entries(bundle), key=lambda p: (p.artifact.label, p.artifact.arch, p.key))
+        foreign = sorted(all_foreign(bundle), key=lambda e: (e.kind, e.label, e.target, e.digest))
         if as_json:
-            programs = [_as_dict(entry) for entry in rows]
-            print_json({**bundle.meta, "file": file, "bytes": bundle.nbytes, "programs": programs})
+            lists = {"programs": [*map(_as_dict, rows)], "foreign": [*map(details_as_json, foreign)]}
+            print_json({**bundle.meta, "file": file, "bytes": bundle.nbytes, **lists})
             return
-        for line in _listed(bundle, rows):
+        for line in _listed(bundle, rows, foreign):
             click.echo(line)
-        what = f"{count(len(rows), 'entry')}, {size(bundle.nbytes)}"
+        what = f"{count(len(rows) + len(foreign), 'entry')}, {size(bundle.nbytes)}"
         by = ", ".join(sorted({entry.artifact.toolchain for entry in rows}))
         print_message(f"{what}, made by {by}" if by else what)
 
 
-def _listed(bundle: Bundle, rows: list[BundleEntry]) -> Iterator[str]:
-    head = ("KEY", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS")
+def _listed(bundle: Bundle, rows: list[BundleEntry], foreign: list[ForeignEntry]) -> Iterator[str]:
+    head = ("KEY", "KIND", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS")
     lists: dict[tuple[str, Arch], set[object]] = {}
     for entry in rows:
         lists.setdefault(_name(entry), set()).add(entry.include)
     listed = [_row(entry, include=len(lists[_name(entry)]) > 1) for entry in rows]
-    yield from columns([head, *listed], right=(3, 4))
+    yield from columns([head, *listed, *map(_foreign_row, foreign)], right=(4, 5))
     for entry in rows:
         if entry.untracked_reason:
             yield f"{entry.artifact.label} for {entry.artifact.arch}: {entry.untracked_reason}"
@@ -86,9 +90,16 @@ def _row(entry: BundleEntry, *, include: bool) -> tuple[str, ...]:
     title = f"{artifact.label} (include {format_spellings(entry.include or ()) or '-'})"
     kernels = entry.entries or [kernel.title for kernel in artifact.entries]
     return (
-        *(artifact.digest[:12], title if include else artifact.label),
+        *(artifact.digest[:12], CUDA, title if include else artifact.label),
         *(str(artifact.arch), size(artifact.size)),
         *(str(len(artifact.headers) or "-"), artifact.toolchain, ", ".join(kernels)),
+    )
+
+
+def _foreign_row(entry: ForeignEntry) -> tuple[str, ...]:
+    return (
+        *(entry.digest[:12], entry.kind, entry.label or "-", entry.target, size(entry.size)),
+        *("-", entry.kind, ", ".join(entry.files)),
     )
 
 

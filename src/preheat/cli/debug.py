@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from preheat.artifact import Artifact
-from preheat.cli.cache import artifact_at, artifacts
 from preheat.cli.output import columns, count, print_json, print_message
+from preheat.cli.stored import artifact_at, artifacts
 from preheat.errors import InputError, PreheatError
 from preheat.toolchain.sources import HEADER_DIRECTORY, SOURCE_DIRECTORY
 

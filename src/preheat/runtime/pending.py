@@ -34,7 +34,7 @@ class _Request:
         self.files: TrackedFiles | None = session.files(self.module_request)
         self.program: Program = self.module_request.program()
         self._missing: MissingCode | None = None
-        self.task: Task[Code] = session.builder.in_background(self._compile)
+        self.task: Task[Code] = session.builder.background.submit(self._compile)
 
     def _compile(self, deferral: Deferral) -> Code:
         """Find or compile the code, in a thread of the builder. A later attempt does not look again."""

@@ -1,0 +1,268 @@
+"""Entries of other libraries in the caches and bundles of a builder."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import FrameType
+from typing import NamedTuple
+
+from preheat.arch import Arch
+from preheat.artifact import Provenance
+from preheat.build.bundle_entries import MountedBundles
+from preheat.build.counters import Counters
+from preheat.build.key_locks import KeyLocks
+from preheat.cache import Chain, LayerTier, codec
+from preheat.cache.lock import FileLock
+from preheat.callsite import caller
+from preheat.config import SealMode
+from preheat.errors import SealedError
+from preheat.events import Events
+from preheat.foreign import ForeignEntry, foreign_digest, foreign_kind, is_foreign
+from preheat.singleflight import SingleFlight
+
+__all__ = ["Claim", "ForeignRequest", "ForeignStore", "created_now"]
+
+_JOURNAL_EVERY = 5.0  # seconds between writes of the counters
+_ABSENT = "absent: it is in no bundle and in no cache"
+
+
+class ForeignRequest(NamedTuple):
+    """The identity of an entry, and what tells people which entry is meant; see `ForeignEntry`."""
+
+    kind: str
+    key: str
+    variant: str = ""
+    label: str = ""
+    arch: Arch | None = None
+
+    @property
+    def digest(self) -> str:
+        """The digest of the entry in caches and bundles."""
+        return foreign_digest(self.kind, self.key, self.variant)
+
+    @property
+    def title(self) -> str:
+        """The kind and the label; the beginning of the key where there is no label."""
+        return f"{self.kind} {self.label or self.key[:24]}"
+
+    @property
+    def target(self) -> str:
+        """The architecture in words."""
+        return "any" if self.arch is None else str(self.arch)
+
+
+class Claim:
+    """The right to make an entry. Other threads and processes that need the entry wait for it."""
+
+    def __init__(self, lock: FileLock | None) -> None:
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let the others continue."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+
+class ForeignStore:
+    """Looks foreign entries up in the bundles and then in the caches, and stores new ones.
+
+    Safe from any thread, in any number of processes.
+    """
+
+    def __init__(
+        self,
+        cache: Chain,
+        bundles: MountedBundles,
+        locks: KeyLocks,
+        events: Events,
+        counters: Counters,
+        sealed: Callable[[], SealMode],
+    ) -> None:
+        self._cache = cache
+        self._bundles = bundles
+        self._locks = locks
+        self.events = events
+        self._counters = counters
+        self._sealed = sealed
+        self._flights: SingleFlight[ForeignEntry] = SingleFlight(events)
+
+    @property
+    def sealed(self) -> SealMode:
+        """The seal that is in force."""
+        return self._sealed()
+
+    def get(self, request: ForeignRequest) -> ForeignEntry | None:
+        """Return a stored entry, or None. A hit is an event, and a miss is not: it may be expected."""
+        for found, tier in self._each(request.digest):
+            self.events.emit(
+                "hit", tier=tier, key=found.digest, program=request.title, arch=request.target,
+                bytes=found.size, seconds_saved=found.provenance.seconds,
+            )  # fmt: skip
+            self._counters.write(_JOURNAL_EVERY)
+            return found
+        return None
+
+    def put(self, entry: ForeignEntry) -> None:
+        """Store an entry in every writable tier. An entry of the same identity is replaced."""
+        self._cache.put(entry.digest, entry.encode())
+
+    def obtain(self, request: ForeignRequest, make: Callable[[], Mapping[str, bytes]]) -> ForeignEntry:
+        """Return a stored entry, or store the files that `make` returns.
+
+        Of all threads and processes that share the cache, one calls `make` and the others wait for it.
+        Raises `SealedError` in a sealed process that has no such entry.
+        """
+        found = self.get(request)
+        if found is not None:
+            return found
+        self.permit(request, _ABSENT)
+        return self._flights.run(request.digest, lambda: self._obtain_alone(request, make))
+
+    def _obtain_alone(
+        self, request: ForeignRequest, make: Callable[[], Mapping[str, bytes]]
+    ) -> ForeignEntry:
+        claim, entry = self.claim(request, sys._getframe())
+        try:
+            return self._make(request, make) if entry is None else entry
+        finally:
+            claim.release()
+
+    def _make(self, request: ForeignRequest, make: Callable[[], Mapping[str, bytes]]) -> ForeignEntry:
+        self.missed(request, _ABSENT)
+        started = time.perf_counter()
+        files = make()
+        provenance = created_now(time.perf_counter() - started)
+        entry = ForeignEntry(
+            request.kind, request.key, files, request.variant, request.label, request.arch,
+            provenance=provenance,
+        )  # fmt: skip
+        self.made(entry)
+        return entry
+
+    def claim(self, request: ForeignRequest, owner: FrameType) -> tuple[Claim, ForeignEntry | None]:
+        """Claim the making of an entry for the call of the frame `owner`, and look it up once more.
+
+        A call that has claimed it before is waited for, for a bounded time. The claim ends with
+        `release`, or when the call of `owner` ends.
+        """
+        lock = self._locks.lock(request.digest, owner)
+        if lock is not None:
+            self._locks.acquire(lock)
+        claim = Claim(lock)
+        try:
+            return claim, self.get(request)
+        except BaseException:
+            claim.release()
+            raise
+
+    def missed(self, request: ForeignRequest, reason: str) -> None:
+        """Count a miss, and in a process that is sealed with a warning, warn."""
+        self.events.emit(
+            "miss", key=request.digest, program=request.title, arch=request.target, reason=reason
+        )
+        if self.sealed is SealMode.WARN:
+            self._report_sealed(request, reason)
+
+    def made(self, entry: ForeignEntry) -> None:
+        """Store an entry that was just made, and count that it was."""
+        self.events.emit(
+            "compile", key=entry.digest, program=entry.title, arch=entry.target,
+            seconds=entry.provenance.seconds, bytes=entry.size,
+        )  # fmt: skip
+        self.put(entry)
+        self._counters.write(_JOURNAL_EVERY)
+
+    def permit(
+        self,
+        request: ForeignRequest,
+        reason: str,
+        *,
+        called_by: str | None = None,
+        nearest: str | None = None,
+        differences: tuple[str, ...] = (),
+    ) -> None:
+        """Raise `SealedError` when this process is sealed, before anything makes the entry."""
+        if self.sealed is not SealMode.ERROR:
+            return
+        line = called_by or caller()
+        self._report_sealed(request, reason, line)
+        raise SealedError(
+            program=request.title,
+            arch=request.target,
+            reason="; ".join([reason, *self._bundles.rejected]),
+            caller=line,
+            nearest=nearest,
+            differences=differences,
+        )
+
+    def _report_sealed(self, request: ForeignRequest, reason: str, line: str | None = None) -> None:
+        self.events.emit(
+            "sealed", mode=self.sealed.name.lower(), program=request.title, arch=request.target,
+            caller=line or caller(), reason=reason,
+        )  # fmt: skip
+
+    def all(self, kind: str | None = None) -> Iterator[ForeignEntry]:
+        """Yield the entries of all bundles and caches, each once; with `kind`, those of that kind."""
+        seen: set[str] = set()
+        for bundle in self._bundles.bundles:
+            for digest in bundle.digests():
+                with suppress(codec.DamagedEntryError, OSError):
+                    blob = bundle.get(digest)
+                    if blob is not None and digest not in seen and _is_of(blob, kind):
+                        seen.add(digest)
+                        yield _decode(digest, blob)
+        for tier in self._cache.tiers:
+            if isinstance(tier, LayerTier):
+                yield from _in_layer(tier, kind, seen)
+
+    def _each(self, digest: str) -> Iterator[tuple[ForeignEntry, str]]:
+        """Yield the entry of each bundle and tier that has it, with the name of the tier."""
+        for blob in self._bundles.blobs(digest):
+            if (entry := self._checked(digest, blob, "bundle")) is not None:
+                yield entry, "bundle"
+        for found in self._cache.each(digest):
+            if (entry := self._checked(digest, found.blob, found.tier)) is not None:
+                yield entry, found.tier
+
+    def _checked(self, digest: str, blob: bytes, tier: str) -> ForeignEntry | None:
+        try:
+            return _decode(digest, blob)
+        except codec.DamagedEntryError as bad:
+            self.events.emit("damaged", tier=tier, key=digest, reason=str(bad))
+            if tier != "bundle":
+                self._cache.remove(digest)
+            return None
+
+
+def created_now(seconds: float) -> Provenance:
+    """Return the provenance of an entry that took `seconds` to make."""
+    return Provenance(seconds, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+
+
+def _in_layer(tier: LayerTier, kind: str | None, seen: set[str]) -> Iterator[ForeignEntry]:
+    reader = tier.reader(Events())
+    for item in tier.items():
+        front = tier.first_bytes(item.digest)
+        if front is None or item.digest in seen or not _is_of(front, kind):
+            continue
+        blob = reader.get(item.digest)
+        with suppress(codec.DamagedEntryError):
+            if blob is not None:
+                seen.add(item.digest)
+                yield _decode(item.digest, blob)
+
+
+def _is_of(front: bytes, kind: str | None) -> bool:
+    found = foreign_kind(front)
+    return found is not None and kind in (None, found)
+
+
+def _decode(digest: str, blob: bytes) -> ForeignEntry:
+    meta, sections = codec.unpack_checked(blob)
+    if not is_foreign(meta):
+        raise codec.DamagedEntryError("not an entry of another library")
+    return ForeignEntry.decode(digest, meta, sections)

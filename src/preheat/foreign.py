@@ -1,0 +1,178 @@
+"""Entries of other libraries: the files that one of their compilers made, under that library's key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from preheat.arch import Arch
+from preheat.artifact import Provenance, read_provenance
+from preheat.cache import codec
+from preheat.cache.codec import parse_json, text
+from preheat.errors import InputError, short_repr
+
+__all__ = ["ForeignEntry", "foreign_digest", "foreign_kind", "is_foreign"]
+
+_KIND = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
+_PREFIX = "foreign:"  # of the kind in the metadata of an entry
+# The first bytes of the JSON part, by which a listing tells the kind without reading the entry.
+_FRONT = re.compile(rb'\{"meta":\{"kind":"foreign:([a-z0-9_.-]{1,32})"')
+_FILE = "file:"  # of the names of the sections that are files
+
+
+@dataclass(frozen=True, repr=False)
+class ForeignEntry:
+    """Named files of another library, and what identifies them.
+
+    `kind` names the library or the use, such as "triton". `key` is the key of that library, verbatim.
+    `variant` distinguishes entries for which the library has one key by mistake. These three are the
+    identity of an entry. `label` and `arch` tell people what it is; `arch` is None for files that do
+    not depend on it. `properties` are texts that the user of the entry may read.
+    """
+
+    kind: str
+    key: str
+    files: Mapping[str, bytes]
+    variant: str = ""
+    label: str = ""
+    arch: Arch | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance, compare=False)
+
+    def __post_init__(self) -> None:
+        foreign_digest(
+            self.kind, self.key, self.variant
+        )  # It raises for a kind or a key that cannot be used.
+        if not isinstance(self.files, Mapping):
+            raise InputError(
+                f"the files of an entry are a mapping from names to bytes, not {short_repr(self.files)}"
+            )
+        for name, content in self.files.items():
+            if not isinstance(name, str) or not name:
+                raise InputError(f"a file of an entry has a name, not {short_repr(name)}")
+            if not isinstance(content, bytes):
+                raise InputError(f"file {name!r} of an entry is bytes, not {type(content).__name__}")
+        for value in (self.label, *self.files, *self.properties, *self.properties.values()):
+            _require_text(value)
+
+    def __repr__(self) -> str:
+        target = "" if self.arch is None else f" for {self.arch}"
+        return f"<ForeignEntry {self.title}{target}, {self.digest[:12]}: {', '.join(self.files)}>"
+
+    @property
+    def digest(self) -> str:
+        """The digest under which caches and bundles keep the entry."""
+        return foreign_digest(self.kind, self.key, self.variant)
+
+    @property
+    def title(self) -> str:
+        """The kind and the label; the beginning of the key for an entry without a label."""
+        return f"{self.kind} {self.label or self.key[:24]}"
+
+    @property
+    def target(self) -> str:
+        """The architecture in words."""
+        return "any" if self.arch is None else str(self.arch)
+
+    @property
+    def size(self) -> int:
+        """The size of the files in bytes."""
+        return sum(map(len, self.files.values()))
+
+    def encode(self, *, provenance: bool = True) -> bytes:
+        """Encode the entry; see `preheat.cache.codec`.
+
+        Without `provenance`, equal files give equal bytes, whenever and wherever they were made.
+        """
+        # The names of these fields are sorted, and the kind has to be the first.
+        meta = {
+            "kind": f"{_PREFIX}{self.kind}",
+            "label": self.label,
+            "name": self.key,
+            "properties": dict(self.properties),
+            "target": None if self.arch is None else str(self.arch),
+            "variant": self.variant,
+        }
+        sections = {f"{_FILE}{name}": self.files[name] for name in sorted(self.files)}
+        if provenance:
+            sections["provenance"] = json.dumps(self.provenance).encode()
+        return codec.pack(self.digest, meta, sections)
+
+    @classmethod
+    def decode(
+        cls, digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]
+    ) -> ForeignEntry:
+        """Decode an unpacked entry. Raises `DamagedEntryError` when it is not a foreign entry."""
+        try:
+            kind, properties, target = text(meta["kind"]), meta["properties"], meta["target"]
+            if not kind.startswith(_PREFIX):
+                raise ValueError(f"its kind is {kind!r}")
+            if type(properties) is not dict or type(target) not in (str, type(None)):
+                raise TypeError("its properties are not a table, or its target is not text")
+            entry = cls(
+                kind.removeprefix(_PREFIX),
+                text(meta["name"]),
+                {
+                    name.removeprefix(_FILE): content
+                    for name, content in sections.items()
+                    if name.startswith(_FILE)
+                },
+                variant=text(meta["variant"]),
+                label=text(meta["label"]),
+                arch=None if target is None else Arch.parse(target),
+                properties=properties,
+                provenance=read_provenance(parse_json(sections.get("provenance", b"[]").decode())),
+            )
+        except (KeyError, TypeError, ValueError, RecursionError, InputError) as bad:
+            raise codec.DamagedEntryError(f"not an entry of another library: {bad!r:.200}") from None
+        if entry.digest != digest:
+            raise codec.DamagedEntryError("the entry has another key than its digest says")
+        return entry
+
+    def differences(self, other: ForeignEntry) -> Iterator[str]:
+        """Yield what differs between two entries of one key."""
+        for name in sorted({*self.properties, *other.properties}):
+            mine, theirs = self.properties.get(name), other.properties.get(name)
+            if mine != theirs:
+                yield f"{name}: {mine} and {theirs}"
+        for name in sorted({*self.files, *other.files}):
+            if self.files.get(name) != other.files.get(name):
+                yield f"file {name} differs"
+
+
+def foreign_digest(kind: str, key: str, variant: str = "") -> str:
+    """Return the digest of an entry. Raises `InputError` for a kind or a key that cannot be used."""
+    if not isinstance(kind, str) or _KIND.fullmatch(kind) is None:
+        raise InputError(
+            f"{short_repr(kind)} is not a kind of entry",
+            hint="a kind is a short name in lower case, such as 'triton'",
+        )
+    if not isinstance(key, str) or not key:
+        raise InputError(f"the key of an entry is text that is not empty, not {short_repr(key)}")
+    for value in (key, variant):
+        _require_text(value)
+    # The lengths keep two identities apart whose texts are divided differently.
+    identity = f"preheat foreign entry\0{kind}\0{len(key)}\0{key}\0{variant}"
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def is_foreign(meta: Mapping[str, Any]) -> bool:
+    """Return whether the metadata of an entry is that of a foreign entry."""
+    return str(meta.get("kind")).startswith(_PREFIX)
+
+
+def foreign_kind(front: bytes) -> str | None:
+    """Return the kind of a foreign entry that begins with `front`; None for every other entry."""
+    found = _FRONT.match(front, codec.JSON_AT)
+    return None if found is None else found[1].decode()
+
+
+def _require_text(value: object) -> None:
+    try:
+        text(value)
+    except (TypeError, UnicodeEncodeError):
+        raise InputError(f"{short_repr(value)} in an entry is not text") from None
