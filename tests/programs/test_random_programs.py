@@ -21,8 +21,6 @@ from tests.programs.machine import Programs
 from tests.runtime.support import import_or_skip
 from tests.standin import FakeCuPy, FakeTorch, introduce
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")  # programs collect often
-
 PROGRAMS = int(os.environ.get("PREHEAT_TEST_PROGRAMS", "40"))
 ON_GPU = int(os.environ.get("PREHEAT_TEST_PROGRAMS", "300"))
 

@@ -19,9 +19,6 @@ from preheat.errors import CaptureError
 from preheat.runtime.libraries import StreamHandle, Torch
 from tests.runtime.ordering import SOURCE, N, World, every_schedule
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
-
-
 # Captures of other libraries
 
 

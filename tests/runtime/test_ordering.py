@@ -15,9 +15,6 @@ from preheat.errors import CaptureError
 from preheat.runtime.libraries import StreamHandle
 from tests.runtime.ordering import N, World, every_schedule
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
-
-
 # Streams of preheat
 
 

@@ -18,9 +18,6 @@ from preheat.runtime.operands import strided, tensor_kind
 from tests.counting import count_calls
 from tests.runtime.ordering import N, World, every_consumer, every_schedule, fill, is_shared, shared
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")  # many tests here collect
-
-
 # Memory given away
 
 
