@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
+import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +40,45 @@ extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
 """
 
 
+_numbers = itertools.count()
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note which tests fail."""
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report
+
+
+@pytest.fixture
+def tmp_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """Yield a directory of the test's own, which is kept if the test fails.
+
+    To number a directory, the fixture of pytest lists those of all earlier tests, and keeps them. This
+    one counts and removes, so that the time of a test does not depend on the tests before it.
+    """
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    path = tmp_path_factory.getbasetemp() / f"{name}-{next(_numbers)}"
+    path.mkdir(mode=0o700)
+    yield path
+    if not request.node.stash.get(_failed, False):
+        # Without root, a test may leave a directory that cannot be emptied. The run's directory is
+        # removed by a later run, which changes permissions.
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the machine reaches a test; the home directory is the test's own."""
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the machine reaches a test; the home directory is the test's own.
+
+    The patches of a test are undone before its directory is removed.
+    """
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     home = tmp_path / "home"
@@ -256,8 +295,33 @@ def _no_gpu() -> str | None:
     return None if code == driver.CUresult.CUDA_SUCCESS else code.name
 
 
+#: The files whose tests take longest, which run first: at the end of a run no core waits for one.
+LONGEST_FILES = [
+    "corpus/test_corpus.py",
+    "kernels/test_archs.py",
+    "test_docs.py",
+    "kernels/test_gemm.py",
+    "kernels/test_plans.py",
+    "kernels/test_rms_norm.py",
+    "lora/test_plan.py",
+    "kernels/test_widths.py",
+    "kernels/test_op.py",
+    "runtime/test_native_memory.py",
+    "devices/emulator/test_instructions.py",
+    "cache/test_crash.py",
+    "ahead/test_recorder.py",
+    "toolchain/test_headers.py",
+    "cli/test_demo.py",
+    "toolchain/test_worker.py",
+    "test_wheel.py",
+    "ahead/test_bake.py",
+]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that need a GPU on machines without one, with the reason."""
+    """Move the longest files to the front. Skip tests that need a GPU where there is none."""
+    place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and (why := _no_gpu()):
         for item in gpu:
