@@ -8,7 +8,11 @@ READY := $(VENV)/.ready
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering streams)
 
-.PHONY: help demo test native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
+# Files go to cores in the order in which tests/conftest.py sorts them. Each core has a process of its own,
+# so that NumPy needs no threads.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+.PHONY: help demo test test-python native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -25,9 +29,13 @@ $(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c
 demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked, sealed
 	$(BIN)/preheat demo
 
-test: $(READY) lint types    ## everything CI checks, a file of tests on each core
-	$(BIN)/python -m pytest -n auto --dist loadfile
-	PREHEAT_NATIVE=0 $(BIN)/python -m pytest -n auto --dist loadfile $(LAUNCH_TESTS)
+# mypy uses one core, and tests that wait for something leave some time on theirs.
+test: lint             ## everything CI checks, a file of tests on each core
+	$(MAKE) --jobs=2 types test-python
+
+test-python: $(READY)
+	$(PYTEST)
+	PREHEAT_NATIVE=0 $(PYTEST) $(LAUNCH_TESTS)
 
 # The sanitizer stops at undefined behaviour. With -O0, every reference is where a debugger expects it.
 DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from preheat.events import Events
 from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import Clock, finish, start
 from tests.conftest import Recorder
-from tests.processes import kill, read_line
+from tests.processes import read_line, write_line
 
 WRITERS = 8
 KILLS = 200
@@ -78,16 +79,16 @@ def test_writers_killed_at_random_leave_a_store_that_works(
     disk: DiskTier, tmp_path: Path, clock: Clock, recorder: Recorder
 ) -> None:
     chance = random.Random()
+    forks = start("put-forever-in-forks", disk.root, tmp_path / "locks", ENTRIES)
     for batch in range(KILLS // WRITERS):
-        writers = [
-            start("put-forever", disk.root, tmp_path / "locks", batch * WRITERS + number, ENTRIES)
-            for number in range(WRITERS)
-        ]
-        for writer in writers:
-            assert read_line(writer) == "ready"
-        for writer in writers:
+        for number in range(WRITERS):
+            write_line(forks, str(batch * WRITERS + number))
+        for writer in [int(read_line(forks)) for _ in range(WRITERS)]:
             time.sleep(chance.uniform(0, 0.01))
-            kill(writer)
+            os.kill(writer, signal.SIGKILL)
+        write_line(forks)
+        assert read_line(forks) == f"ended with {[-signal.SIGKILL.value]}"
+    finish(forks)
     found = {number: disk.get(digest_of(number)) for number in range(ENTRIES)}
     wrong = {n for n, blob in found.items() if blob not in (None, blob_of(n, 1000 * n))}
     assert wrong == set()
