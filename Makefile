@@ -9,8 +9,10 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 	launch launch_checks misuse ordering shared_ordering streams)
 
 # Files go to cores in the order in which tests/conftest.py sorts them. Each core has a process of its own,
-# so that NumPy needs no threads.
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# so that NumPy needs no threads. Bytecode is written even where the environment says otherwise: processes
+# that tests start load it.
+PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
+	-n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-python native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 

@@ -193,17 +193,28 @@ def frozen_heap(heap_as_usual_at_exit: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    """Yield a builder for all tests that only need kernels, so that each kernel is compiled once."""
+def shared_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Return the settings of a cache that all tests of the run share."""
     root = tmp_path_factory.getbasetemp()
     # A worker of xdist has a directory inside that of the run.
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
     root = root / "shared"
-    config = Config(cache_dirs=(root / "cache",), lock_dir=root / "locks")
-    builder = Builder.open(config, events=Events(Recorder()))
+    return Config(cache_dirs=(root / "cache",), lock_dir=root / "locks")
+
+
+@pytest.fixture(scope="session")
+def shared_builder(shared_config: Config) -> Iterator[Builder]:
+    """Yield a builder for all tests that only need kernels, so that each kernel is compiled once."""
+    builder = Builder.open(shared_config, events=Events(Recorder()))
     yield builder
     builder.close()
+
+
+@pytest.fixture
+def heard_builder(shared_config: Config, open_builder: Callable[..., Builder]) -> Builder:
+    """Return a builder on the shared cache whose events the test's own recorder sees."""
+    return open_builder(shared_config)
 
 
 @pytest.fixture

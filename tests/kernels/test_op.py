@@ -295,9 +295,9 @@ def test_every_kernel_runs_on_the_gpu(open_device: Callable[..., Gpu], entry: st
 
 
 def test_a_slower_way_is_reported_once_for_each_device_and_entry(
-    open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
+    open_device: Callable[..., Gpu], heard_builder: Builder, recorder: Recorder
 ) -> None:
-    gpu = open_device("emulator", builder=builder)
+    gpu = open_device("emulator", builder=heard_builder)
     ops = Ops(gpu, blas=False)
     odd = gpu.zeros((2, 33))
     whole = gpu.zeros((2, 32))
@@ -328,12 +328,12 @@ WHOLE: dict[str, Callable[[Ops, Any, Any], object]] = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_operands_that_are_not_aligned_are_reported(
     open_device: Callable[..., Gpu],
-    builder: Builder,
+    heard_builder: Builder,
     recorder: Recorder,
     name: str,
     offsets: tuple[int, int],
 ) -> None:
-    gpu = open_device("emulator", builder=builder)
+    gpu = open_device("emulator", builder=heard_builder)
     x, y = (gpu.zeros(72)[offset : offset + 64].reshape(2, 32) for offset in offsets)
     for _ in range(2):
         WHOLE[name](Ops(gpu, blas=False), x, y)
@@ -346,27 +346,27 @@ def test_operands_that_are_not_aligned_are_reported(
 @pytest.mark.parametrize(("arch", "width", "twice"), [("sm_90", 60000, False), ("sm_80", 60000, True)])
 def test_rows_that_do_not_fit_into_shared_memory_are_reported(
     open_device: Callable[..., Gpu],
-    builder: Builder,
+    heard_builder: Builder,
     recorder: Recorder,
     arch: str,
     width: int,
     twice: bool,
 ) -> None:
-    gpu = open_device("emulator", builder=builder, arch=arch)
+    gpu = open_device("emulator", builder=heard_builder, arch=arch)
     Ops(gpu).softmax(gpu.zeros((1, width)))
     reported = recorder.named("slow_path")
     assert ["read twice" in each["reason"] for each in reported] == [True] * twice
 
 
 def test_a_launch_is_seen_although_a_sink_failed(
-    open_device: Callable[..., Gpu], builder: Builder
+    open_device: Callable[..., Gpu], heard_builder: Builder
 ) -> None:
     def fail(name: str, _: object) -> None:
         if name == "slow_path":
             raise OSError("no space left")
 
-    gpu = open_device("emulator", builder=builder)
-    builder.events.subscribe(fail)
+    gpu = open_device("emulator", builder=heard_builder)
+    heard_builder.events.subscribe(fail)
     with trace_ops() as seen, pytest.raises(OSError, match="no space left"):
         Ops(gpu).softmax(gpu.zeros((1, 20001)))
     assert seen == [softmax.softmax(1, 20001, "float32")]
