@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.arch import Arch
-from preheat.key import Key, bundle_key, explain, request_key
+from preheat.key import Key, bundle_key, explain, request_digest, request_key
 from preheat.program import Program
 
 BASE = Program.of('extern "C" __global__ void k() {}', label="k.cu", options=["-a"], names=["t<int>"])
@@ -218,3 +218,22 @@ def test_a_long_part_is_kept_by_hash_and_still_explained() -> None:
     assert len(reported) == 1
     assert "500 bytes" in reported[0]
     assert "501 bytes" in reported[0]
+
+
+@given(
+    source=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
+    label=st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1),
+    rows=st.sampled_from(("", "options", "names", "headers")),
+    ptx=st.booleans(),
+)
+def test_the_digest_of_a_request_is_that_of_its_key(
+    source: str, label: str, rows: str, ptx: bool
+) -> None:
+    """It is made in a shorter way for a program without options, names and headers."""
+    more = {"options": {"options": ("-a",)}, "names": {"names": ("t<int>",)}}
+    fields = more.get(rows, {"headers": (("h.h", "1"),)} if rows else {})
+    language = "ptx" if ptx and rows in ("", "options") else "cuda"
+    program = Program(source=f"x{source}", label=label, language=language, **fields)
+    for arch in (SM_90, Arch.parse("sm_90a")):
+        expected = request_key(program, arch, TOOLCHAIN).digest
+        assert request_digest(program, arch, TOOLCHAIN) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from preheat.errors import InputError
 
@@ -19,12 +19,16 @@ class Arch:
     """One target: compute capability and suffix. `sm_90a` is not `sm_90`.
 
     The suffix `a` marks code for exactly one compute capability, `f` code for a family (one major
-    version, minor at or above its own).
+    version, minor at or above its own). `name` is made once, because every lookup needs it.
     """
 
     major: int
     minor: int
     suffix: str = ""
+    name: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"sm_{self.major}{self.minor}{self.suffix}")
 
     @classmethod
     def parse(cls, text: str | Arch) -> Arch:
@@ -32,7 +36,7 @@ class Arch:
         return text if isinstance(text, Arch) else _parsed(str(text))
 
     def __str__(self) -> str:
-        return f"sm_{self.major}{self.minor}{self.suffix}"
+        return self.name
 
     @property
     def plain(self) -> Arch:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import product
+from itertools import product, repeat
+from operator import itemgetter
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.arch import Arch
 from preheat.cache import codec
@@ -98,7 +99,12 @@ class Provenance(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Artifact:
-    """Verified machine code. It is immutable, and two artifacts of one key are interchangeable."""
+    """Verified machine code. It is immutable, and two artifacts of one key are interchangeable.
+
+    An artifact from a store refers to the bytes of its entry, which the memory tier holds as well. Its
+    code is a copy of a part of them, made at each access. `parts`, `log` and `sources`, which no launch
+    needs, are decoded when they are first read.
+    """
 
     digest: str
     label: str
@@ -110,7 +116,7 @@ class Artifact:
     ptx: bytes
     names: Mapping[str, str] = field(default_factory=dict)  # expression -> entry name
     headers: tuple[Header, ...] = ()
-    log: str = ""
+    log: str = field(default_factory=str)  # no attribute of the class: see `__getattr__`
     templates: tuple[str, ...] = field(default=(), compare=False)  # kernel templates, for messages
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  # for debuggers
     provenance: Provenance = field(default_factory=Provenance, compare=False)
@@ -122,7 +128,24 @@ class Artifact:
         kernels = ", ".join(map(str, self.entries)) or "no kernels"
         return f"<Artifact {self.label} for {self.arch}, {self.digest[:12]}: {kernels}>"
 
-    @property
+    if not TYPE_CHECKING:  # A type checker would accept every name.
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a field that `stored` has left in the bytes of the entry."""
+            if name not in _LEFT_IN_ENTRY or (entry := self.__dict__.get("_entry")) is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            blob, places = entry
+            if name in ("cubin", "ptx"):
+                return blob[places[name]]  # It is not kept, because it may be large.
+            if name == "parts":
+                value: Any = tuple(map(_part, codec.layout(blob)[0]["parts"]))
+            elif name == "log":
+                value = blob[places["log"]].decode()
+            else:
+                value = _sources(blob[places["sources"]]) if "sources" in places else {}
+            return self.__dict__.setdefault(name, value)
+
+    @lazy
     def size(self) -> int:
         """The size of the code, cubin and PTX, in bytes."""
         return len(self.cubin) + len(self.ptx)
@@ -184,7 +207,7 @@ class Artifact:
         meta = {
             "kind": "artifact",
             "label": self.label,
-            "arch": str(self.arch),
+            "arch": self.arch.name,
             "toolchain": self.toolchain,
             "parts": self.parts,
             "entries": self.entries,
@@ -203,39 +226,41 @@ class Artifact:
         return codec.pack(self.digest, meta, sections)
 
     @classmethod
-    def decode(cls, digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) -> Artifact:
-        """Decode an unpacked entry. Raises `DamagedEntryError` when it is not an artifact."""
+    def stored(cls, digest: str, blob: bytes) -> Artifact:
+        """Return the artifact of an entry that a tier has verified; `DamagedEntryError` as in `decode`.
+
+        Every field is checked here, also those that are decoded later.
+        """
+        meta, places = codec.layout(blob)
         try:
-            label, arch, toolchain = meta["label"], meta["arch"], meta["toolchain"]
-            names, entries, templates = meta["names"], meta["entries"], meta.get("templates", [])
-            if type(names) is not dict or type(entries) is not list or type(templates) is not list:
-                raise TypeError(f"{(names, entries, templates)!r} are not a table and two lists")
-            provenance = read_provenance(parse_json(sections.get("provenance", b"[]").decode()))
-            texts = (label, arch, toolchain, provenance.created, provenance.timing)
-            text("".join((*texts, *names, *names.values(), *templates)))
-            fields = {
-                "digest": digest,
-                "label": label,
-                "arch": Arch.parse(arch),
-                "toolchain": toolchain,
-                "parts": tuple(map(_part, rows(meta["parts"], 2))),
-                "entries": tuple(map(_entry_point, entries)),
-                "names": names,
-                "headers": tuple(map(_header, rows(meta["headers"], 3))),
-                "cubin": sections["cubin"],
-                "ptx": sections["ptx"],
-                "log": sections["log"].decode(),
-                "templates": tuple(templates),
-                "sources": _sources(sections["sources"]) if "sources" in sections else {},
-                "provenance": provenance,
-            }
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError) as bad:
+            cubin, ptx, log = _CODE(places)
+            row = blob[places["provenance"]] if "provenance" in places else b"[]"
+            sources = blob[places["sources"]] if "sources" in places else None
+            fields = _fields(digest, meta, row, blob[log], sources)
+        except _NOT_AN_ARTIFACT as bad:
             raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
+        fields["size"] = cubin.stop - cubin.start + ptx.stop - ptx.start
+        fields["_entry"] = blob, places
         artifact = object.__new__(cls)
         # All fields at once: the constructor of a frozen class sets them one by one, which takes longer
         # than decoding most of them.
         artifact.__dict__.update(fields)
         return artifact
+
+    @classmethod
+    def decode(cls, digest: str, meta: Mapping[str, Any], sections: Mapping[str, bytes]) -> Artifact:
+        """Decode an unpacked entry. Raises `DamagedEntryError` when it is not an artifact."""
+        try:
+            cubin, ptx, log = _CODE(sections)
+            row, sources = sections.get("provenance", b"[]"), sections.get("sources")
+            fields = _fields(digest, meta, row, log, sources)
+            return cls(
+                **fields, cubin=cubin, ptx=ptx, log=log.decode(),
+                parts=tuple(map(_part, meta["parts"])),
+                sources={} if sources is None else _sources(sources),
+            )  # fmt: skip
+        except _NOT_AN_ARTIFACT as bad:
+            raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
 
 
 # Decoding: a correct checksum does not prove that the content is an artifact. Texts are checked
@@ -248,25 +273,69 @@ _header: Callable[[Sequence[str]], Header] = partial(tuple.__new__, Header)
 _parameter: Callable[[Sequence[Any]], Parameter] = partial(tuple.__new__, Parameter)
 _entry: Callable[[Sequence[Any]], EntryPoint] = partial(tuple.__new__, EntryPoint)
 
+_resources: Callable[[Sequence[int]], Resources] = partial(tuple.__new__, Resources)
+
+#: The fields that `Artifact.stored` leaves in the bytes of an entry.
+_LEFT_IN_ENTRY = {"cubin", "ptx", "parts", "log", "sources"}
+_META = itemgetter("label", "arch", "toolchain", "names", "entries", "parts", "headers")
+_CODE = itemgetter("cubin", "ptx", "log")
+#: What decoding something that is not an artifact raises.
+_NOT_AN_ARTIFACT = (KeyError, TypeError, ValueError, AttributeError, RecursionError, InputError)
+
 # The types of the fields of a kernel and of a parameter.
 _ENTRY_POINTS = set(product((str,), (list,), (str, NoneType), (list, NoneType), (list,)))
+_INTEGERS = {int}
+_NUM_RESOURCES = len(Resources._fields)
 _PARAMETERS = set(product((int,), (int,), (int,), (str,), (bool,), (str, NoneType)))
+
+
+def _fields(
+    digest: str, meta: Mapping[str, Any], provenance: bytes, log: bytes, sources: bytes | None
+) -> dict[str, Any]:
+    """Check all that an entry says about its code, and return the fields that every hit needs."""
+    label, arch, toolchain, names, entries, parts, headers = _META(meta)
+    templates = meta.get("templates", [])
+    if type(names) is not dict or type(entries) is not list or type(templates) is not list:
+        raise TypeError(f"{(names, entries, templates)!r} are not a table and two lists")
+    made = read_provenance(provenance)
+    texts = (label, arch, toolchain, made.created, made.timing)
+    joined = "".join((*texts, *names, *names.values(), *templates))
+    if not joined.isascii():
+        joined.encode()  # as in `codec.text`
+    rows(parts, 2)
+    log.decode()
+    if sources is not None:
+        _sources(sources)
+    return {
+        "digest": digest,
+        "label": label,
+        "arch": Arch.parse(arch),
+        "toolchain": toolchain,
+        "entries": tuple(map(_entry_point, entries)),
+        "names": names,
+        "headers": () if headers == [] else tuple(map(_header, rows(headers, 3))),
+        "templates": tuple(templates),
+        "provenance": made,
+    }
 
 
 def _entry_point(row: Any) -> EntryPoint:
     if tuple(map(type, row)) not in _ENTRY_POINTS:
         raise TypeError(f"{row!r} is not a kernel")
     name, parameters, cpp, resources, directives = row
-    text("".join((name, cpp or "", *directives)))
+    joined = "".join((name, cpp or "", *directives))
+    if not joined.isascii():
+        joined.encode()
     if resources is not None:
-        if not set(map(type, resources)) <= {int}:
+        if not set(map(type, resources)) <= _INTEGERS:
             raise TypeError(f"{resources!r} are not integers")
-        _check_numbers(resources)
-        resources = Resources(*resources)
+        if resources and (min(resources) < 0 or max(resources) >= _MOST):
+            raise ValueError(f"{resources!r} are not numbers of bytes, or counts")
+        whole = len(resources) == _NUM_RESOURCES
+        resources = _resources(resources) if whole else Resources(*resources)
     found = tuple(map(tuple, parameters))
-    for parameter in found:
-        if tuple(map(type, parameter)) not in _PARAMETERS:
-            raise TypeError(f"{parameter!r} is not a parameter")
+    if not set(map(tuple, map(map, repeat(type), found))) <= _PARAMETERS:
+        raise TypeError(f"{parameters!r} are not parameters")
     return _entry((name, _parameters(found), cpp, resources, tuple(directives)))
 
 
@@ -278,17 +347,15 @@ def _parameters(rows: tuple[tuple[Any, ...], ...]) -> tuple[Parameter, ...]:
     """
     parameters = tuple(map(_parameter, rows))
     text("".join([each.kind + (each.type or "") for each in parameters]))
-    _check_numbers([number for row in rows for number in row[:3]])
+    numbers = [number for row in rows for number in row[:3]]
+    if numbers and (min(numbers) < 0 or max(numbers) >= _MOST):
+        raise ValueError(f"{numbers!r} are not numbers of bytes")
     return parameters
 
 
-def _check_numbers(numbers: Sequence[int]) -> None:
-    if numbers and (min(numbers) < 0 or max(numbers) >= _MOST):
-        raise ValueError(f"{numbers!r} are not numbers of bytes, or counts")
-
-
-def read_provenance(row: Any) -> Provenance:
+def read_provenance(section: bytes) -> Provenance:
     """Return decoded provenance; `TypeError` or `ValueError` when it is invalid."""
+    row = parse_json(section.decode())
     if type(row) is not list:
         raise TypeError(f"{row!r} is not a list")
     found = Provenance(*row)

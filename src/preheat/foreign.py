@@ -12,7 +12,7 @@ from typing import Any
 from preheat.arch import Arch
 from preheat.artifact import Provenance, read_provenance
 from preheat.cache import codec
-from preheat.cache.codec import parse_json, text
+from preheat.cache.codec import text
 from preheat.errors import InputError, short_repr
 
 __all__ = ["ForeignEntry", "foreign_digest", "foreign_kind", "is_foreign"]
@@ -125,7 +125,7 @@ class ForeignEntry:
                 label=text(meta["label"]),
                 arch=None if target is None else Arch.parse(target),
                 properties=properties,
-                provenance=read_provenance(parse_json(sections.get("provenance", b"[]").decode())),
+                provenance=read_provenance(sections.get("provenance", b"[]")),
             )
         except (KeyError, TypeError, ValueError, RecursionError, InputError) as bad:
             raise codec.DamagedEntryError(f"not an entry of another library: {bad!r:.200}") from None

@@ -5,13 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from preheat.arch import Arch
 from preheat.lazy import lazy
 from preheat.program import Program
 
-__all__ = ["SCHEMA", "Key", "Part", "bundle_key", "explain", "include_parts", "request_key"]
+__all__ = [
+    "SCHEMA",
+    "Key",
+    "Part",
+    "bundle_key",
+    "explain",
+    "include_parts",
+    "request_digest",
+    "request_key",
+]
 
 SCHEMA = 2  # Raise it whenever equal parts come to mean another compile.
 _COUNTS = ("options", "names", "includes")
@@ -42,10 +52,7 @@ class Key:
     @lazy
     def digest(self) -> str:
         """The SHA-256 of all labels and payloads. Each has its length as a prefix."""
-        pieces: list[bytes] = []
-        for label, payload in self.parts:
-            pieces += _PREFIXES.get(label) or _prefix(label), b"%d:" % len(payload), payload
-        return hashlib.sha256(b"".join(pieces)).hexdigest()
+        return hashlib.sha256(_hashed(self.parts)).hexdigest()
 
     @lazy
     def table(self) -> tuple[Part, ...]:
@@ -57,17 +64,13 @@ class Key:
         return Key((*self.parts, *parts))
 
 
-def _prefix(label: str) -> bytes:
-    """Return a label as it is hashed: its length and its bytes."""
-    name = label.encode()
-    return b"%d:%b" % (len(name), name)
-
-
-#: The prefixes of the labels that every key has.
-_PREFIXES = {
-    label: _prefix(label)
-    for label in ("schema", "toolchain", "arch", "language", "form", "label", "source", *_COUNTS)
-}
+def _hashed(parts: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return the bytes of a key that are hashed: each label and payload after its length."""
+    pieces: list[bytes] = []
+    for label, payload in parts:
+        name = label.encode()
+        pieces += b"%d:%b%d:" % (len(name), name, len(payload)), payload
+    return b"".join(pieces)
 
 
 def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
@@ -77,6 +80,27 @@ def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
     lookup instead, so the same program keys alike on two machines.
     """
     return Key((_SCHEMA_PART, ("toolchain", toolchain.encode()), *_parts(program, arch)))
+
+
+def request_digest(program: Program, arch: Arch, toolchain: str) -> str:
+    """Return the digest of `request_key`.
+
+    Most programs have a label and a source and nothing else. Their digest is made without the parts:
+    what all such programs of one compiler share is encoded once.
+    """
+    if program.options or program.headers or program.names:
+        return request_key(program, arch, toolchain).digest
+    label, source = program.label.encode(), program.source.encode()
+    start = _shared_start(toolchain, arch.name, program.language)
+    text = b"%b%d:%b6:source%d:%b%b" % (start, len(label), label, len(source), source, _NO_ROWS)
+    return hashlib.sha256(text).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _shared_start(toolchain: str, arch: str, language: str) -> bytes:
+    """Return the hashed bytes of a `request_key` up to the length of the program's label."""
+    first = (_SCHEMA_PART, ("toolchain", toolchain.encode()), *_target_parts(arch, language))
+    return _hashed(first) + b"5:label"
 
 
 def bundle_key(program: Program, arch: Arch) -> Key:
@@ -97,14 +121,20 @@ def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
 def _parts(program: Program, arch: Arch) -> Iterable[tuple[str, bytes]]:
     """Return the parts that both kinds of keys have after the schema."""
     return (
-        ("arch", str(arch).encode()),
-        ("language", program.language.encode()),
-        ("form", b"cubin" if program.language == "ptx" else b"cubin+ptx"),
+        *_target_parts(arch.name, program.language),
         ("label", program.label.encode()),
         ("source", program.source.encode()),
         *_rows("option", program.options),
         *(_header_rows(program.headers) if program.headers else ()),
         *_rows("name", program.names),
+    )
+
+
+def _target_parts(arch: str, language: str) -> Iterable[tuple[str, bytes]]:
+    return (
+        ("arch", arch.encode()),
+        ("language", language.encode()),
+        ("form", b"cubin" if language == "ptx" else b"cubin+ptx"),
     )
 
 
@@ -118,6 +148,10 @@ def _rows(label: str, values: tuple[str, ...]) -> list[tuple[str, bytes]]:
         # The name of a directory may be bytes that are not text.
         rows.append((f"{label}[{index}]", value.encode(errors="surrogateescape")))
     return rows
+
+
+#: The hashed bytes after the source of a program without options, headers and names.
+_NO_ROWS = _hashed((*_rows("option", ()), *_rows("name", ())))
 
 
 def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]:

@@ -177,7 +177,8 @@ class Builder:
         if missed is None and deferral is not None:
             missed = deferral.missed
         try:
-            hit = self._obtain(self._request(program, arch), missed, deferral)
+            request = Request(program, Arch.parse(arch), self.toolchain)
+            hit = self._obtain(request, missed, deferral)
         except ToolchainChangedError:  # The compiler was upgraded under a running process.
             self.toolchain.look_again()
             hit = self._obtain(self._request(program, arch), None, deferral)
@@ -310,10 +311,11 @@ class Builder:
             artifact = found.artifact
             self.events.emit(
                 "hit", tier=found.tier, key=artifact.digest, program=artifact.label,
-                arch=str(artifact.arch), bytes=artifact.size,
+                arch=artifact.arch.name, bytes=artifact.size,
                 seconds_saved=artifact.provenance.seconds,
             )  # fmt: skip
-            self._counters.write(_JOURNAL_EVERY)
+            if time.monotonic() >= self._counters.due:
+                self._counters.write(_JOURNAL_EVERY)
         return found
 
     # Sealing

@@ -164,7 +164,7 @@ def _artifact(bundle: Bundle, digest: str) -> Artifact:
     blob = bundle.get(digest)
     if blob is None:
         raise ValueError(f"its code {digest[:12]} is missing")
-    return Artifact.decode(digest, *codec.unpack_checked(blob))
+    return Artifact.stored(digest, blob)
 
 
 class MountedBundles:
@@ -177,7 +177,7 @@ class MountedBundles:
     def __init__(self, events: Events, *, trust: bool) -> None:
         self._events = events
         self._trust = trust
-        self._mounted: dict[Path, Bundle] = {}
+        self.mounted: dict[Path, Bundle] = {}
         # The digest of the artifact of entries that were read, and their other fields. Such an entry is
         # not read again while its artifact is in use.
         self._decoded: dict[tuple[Bundle, str], tuple[str, tuple[Any, ...]]] = {}
@@ -186,10 +186,10 @@ class MountedBundles:
     @property
     def bundles(self) -> tuple[Bundle, ...]:
         """The mounted bundles."""
-        return tuple(self._mounted.values())
+        return tuple(self.mounted.values())
 
     def __len__(self) -> int:
-        return len(self._mounted)
+        return len(self.mounted)
 
     def mount(self, path: str | os.PathLike[str]) -> Bundle:
         """Mount the bundle at `path`; `BundleError` when it cannot be used.
@@ -201,10 +201,10 @@ class MountedBundles:
             from preheat.cache.bundle import Bundle
 
         opened = Bundle.open(path, trust=self._trust)
-        known = self._mounted.get(path)
+        known = self.mounted.get(path)
         if known is not None and known.stamp == opened.stamp and not known.closed:
             return known
-        self._mounted[path] = opened
+        self.mounted[path] = opened
         self._decoded = {place: row for place, row in self._decoded.items() if place[0] is not known}
         return opened
 
@@ -231,7 +231,7 @@ class MountedBundles:
 
     def entries(self, key: str, in_use: Mapping[str, Artifact]) -> Iterator[BundleEntry | str]:
         """Yield the entry of each bundle that has the request `key`, or why it cannot be read."""
-        for bundle in tuple(self._mounted.values()):
+        for bundle in tuple(self.mounted.values()):
             known = self._decoded.get((bundle, key))
             artifact = None if known is None else in_use.get(known[0])
             if known is not None and artifact is not None:

@@ -16,14 +16,16 @@ class Counters:
     def __init__(self, events: Events, journal: Journal | None) -> None:
         self._events = events
         self._journal = journal
-        self._due = 0.0
+        self.due = 0.0  # of the next write, where one has to be made at most every few seconds
 
     def write(self, at_most_every: float = 0) -> None:
         """Write the counts; with `at_most_every`, only when so many seconds have passed."""
         now = time.monotonic()
-        if self._journal is None or (at_most_every and now < self._due):
+        if at_most_every and now < self.due:
             return
-        self._due = now + at_most_every
+        self.due = now + at_most_every
+        if self._journal is None:
+            return
         try:
             self._journal.write(self._events.stats())
         except OSError as fault:

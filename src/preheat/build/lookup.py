@@ -13,7 +13,7 @@ from typing import NamedTuple
 from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.request import Request
-from preheat.cache import Chain, DiskTier, Found, codec
+from preheat.cache import Chain, DiskTier, codec
 from preheat.errors import ToolchainError
 from preheat.events import Events
 from preheat.key import Key
@@ -51,6 +51,8 @@ class Miss(NamedTuple):
         """None, so that `lookup(…).artifact` is the artifact or None."""
 
 
+_hit: Callable[[tuple[Artifact, str]], Hit] = partial(tuple.__new__, Hit)  # in C
+
 _ABSENT = Miss("absent: nothing is stored under this key")
 _IN_NO_BUNDLE = Miss("absent: no bundle has it")
 _NOWHERE = Miss("absent: it is in no bundle and in no cache")
@@ -79,30 +81,37 @@ class Lookup:
         is the default, unless the process is `sealed`: then bundles are trusted.
         """
         miss = _ABSENT
-        if self.bundles:
+        if self.bundles.mounted:
             check = not sealed if verify is None else verify
             found = self._in_bundles(request, sealed=sealed, verify=check)
             if isinstance(found, Hit):
                 return found
             miss = found
-        if not self._has_key(request, required=not (sealed or verify is True)):
-            return miss
-        return self.in_cache(request, _NOWHERE if miss is _IN_NO_BUNDLE else miss)
+        try:
+            digest = request.digest
+        except ToolchainError:  # Without a compiler, entries of a cache cannot be named.
+            if sealed or verify is True:
+                return miss
+            raise
+        return self._in_cache(request, digest, _NOWHERE if miss is _IN_NO_BUNDLE else miss)
 
-    def in_cache(self, request: Request, miss: Miss) -> Hit | Miss:
+    def _in_cache(self, request: Request, digest: str, miss: Miss) -> Hit | Miss:
         """Return what the first usable tier has, or the last reason; `miss` where no tier has it."""
-        for found in self.cache.each(request.digest):
-            opened = self._open(request, found)
+        number = 0
+        while (found := self.cache.search(digest, number)) is not None:
+            blob, tier, number = found
+            opened = self._open(request, digest, blob, tier)
             if isinstance(opened, Artifact):
-                return Hit(opened, found.tier)
+                return _hit((opened, tier))
             miss = opened
         return miss
 
     def other_than(self, request: Request, refused: Artifact) -> Artifact | None:
         """Return an artifact in a cache that is not the `refused` one."""
-        if not self._has_key(request, required=False):
+        try:
+            found = self._in_cache(request, request.digest, Miss(""))
+        except ToolchainError:
             return None
-        found = self.in_cache(request, Miss(""))
         other = found.artifact if isinstance(found, Hit) else None
         return None if other == refused else other
 
@@ -115,16 +124,6 @@ class Lookup:
     def refuse(self, artifact: Artifact) -> None:
         """Never return this artifact from a bundle again: a device called its code invalid."""
         self._refused.add(artifact.digest)
-
-    @staticmethod
-    def _has_key(request: Request, *, required: bool) -> bool:
-        """Return whether there is a compiler: without one, entries of a cache cannot be named."""
-        try:
-            return bool(request.digest)
-        except ToolchainError:
-            if required:
-                raise
-            return False
 
     # In a bundle
 
@@ -165,28 +164,27 @@ class Lookup:
 
     # In the cache
 
-    def _open(self, request: Request, found: Found) -> Artifact | Miss:
+    def _open(self, request: Request, digest: str, blob: bytes, tier: str) -> Artifact | Miss:
         """Return the artifact in a blob, or the one that its list of header states leads to."""
-        digest = request.digest
         try:
             if (artifact := self.in_use.get(digest)) is not None:
                 return artifact
-            if found.blob.startswith(HEADER_LIST, codec.JSON_AT):
-                current = self._current_state(request, self._header_states(digest, found.blob))
+            if blob.startswith(HEADER_LIST, codec.JSON_AT):
+                current = self._current_state(request, self._header_states(digest, blob))
                 if isinstance(current, Miss):
                     return current
                 digest = current
                 # Also for an artifact in use: reading its code prevents eviction.
-                code = self.cache.get(digest)
+                code = self.cache.search(digest)
                 if code is None:
                     return Miss("evicted: its headers are known, but its code was removed")
-                found = code
+                blob, tier, _ = code
                 if (artifact := self.in_use.get(digest)) is not None:
                     return artifact
-            artifact = Artifact.decode(digest, *codec.unpack_checked(found.blob))
+            artifact = Artifact.stored(digest, blob)
             self.in_use[digest] = artifact
         except codec.DamagedEntryError as bad:
-            self._events.emit("damaged", tier=found.tier, key=digest, reason=str(bad))
+            self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
         return artifact

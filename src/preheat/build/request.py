@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from preheat.arch import Arch
-from preheat.key import Key, bundle_key, request_key
+from preheat.key import Key, bundle_key, request_digest, request_key
 from preheat.lazy import lazy
 from preheat.program import Program
 from preheat.toolchain.compiler import Toolchain
@@ -30,7 +30,8 @@ class Request:
     @lazy
     def digest(self) -> str:
         """The digest of `key`."""
-        return self.key.digest
+        identity = self.toolchain.identity(self.program.language)
+        return request_digest(self.program, self.arch, identity)
 
     @lazy
     def bundle_key(self) -> Key:

@@ -27,16 +27,35 @@ class Chain:
 
     def each(self, digest: str) -> Iterator[Found]:
         """Yield the blob of every tier that has the digest, fastest first; the blobs may differ."""
-        for depth, tier in enumerate(self.tiers):
+        number = 0
+        while (found := self.search(digest, number)) is not None:
+            blob, tier, number = found
+            yield Found(blob, tier)
+
+    def search(self, digest: str, start: int = 0) -> tuple[bytes, str, int] | None:
+        """Do what `get` does in the tiers from number `start` on.
+
+        The result is the blob, the name of its tier and the number of the next tier. It is one function
+        without a generator, because every lookup runs it.
+        """
+        number = start
+        for tier in self.tiers[start:]:
+            number += 1
             try:
                 blob = tier.get(digest)
             except OSError as fault:
                 self._events.fault(tier.name, "read", fault)
                 continue
-            if blob is not None:
-                for earlier in filter(None, self._writable[:depth]):
-                    self._attempt("write", earlier, earlier.put, digest, blob)
-                yield Found(blob, tier.name)
+            if blob is None:
+                continue
+            for earlier in self._writable[: number - 1]:
+                if earlier is not None:
+                    try:
+                        earlier.put(digest, blob)
+                    except OSError as fault:
+                        self._events.fault(earlier.name, "write", fault)
+            return blob, tier.name, number
+        return None
 
     def put(self, digest: str, blob: bytes) -> None:
         """Store the blob in every writable tier."""

@@ -29,6 +29,7 @@ __all__ = [
     "DamagedEntryError",
     "Entry",
     "damage",
+    "layout",
     "pack",
     "parse_json",
     "rows",
@@ -40,6 +41,7 @@ MAGIC = b"\x89HEAT\r\n\x1a"
 VERSION = 1
 _HEAD = struct.Struct("<8sH32sI")
 JSON_AT = _HEAD.size
+_LENGTH_AT = JSON_AT - 4
 _CHECKSUM = 16
 
 _decoder = json.JSONDecoder()
@@ -119,24 +121,33 @@ def rows(value: object, width: int) -> list[list[str]]:
         return value
     if set(map(len, value)) != {width}:
         raise ValueError(f"{value!r} has rows that are not {width} long")
-    text("".join(chain.from_iterable(value)))  # joined, because there may be hundreds
+    joined = "".join(chain.from_iterable(value))  # because there may be hundreds
+    if not joined.isascii():
+        joined.encode()  # as in `text`
     return value
 
 
 def unpack_checked(blob: bytes) -> Entry:
     """Decode a blob that `damage` has accepted, as every blob from a `Chain` was."""
-    start = _HEAD.size + _HEAD.unpack_from(blob)[3]
+    meta, places = layout(blob)
+    return Entry(meta, {name: blob[place] for name, place in places.items()})
+
+
+def layout(blob: bytes) -> tuple[dict[str, Any], dict[str, slice]]:
+    """Return the JSON part of a blob that `damage` has accepted, and the places of its sections."""
+    start = JSON_AT + int.from_bytes(blob[_LENGTH_AT:JSON_AT], "little")
     try:
-        header = parse_json(blob[_HEAD.size : start].decode())
+        header = parse_json(blob[JSON_AT:start].decode())
         meta, table = header["meta"], header["sections"]
-        sections: dict[str, bytes] = {}
+        places: dict[str, slice] = {}
         for name, length in table:
-            if type(name) is not str or name in sections or type(length) is not int or length < 0:
+            if type(name) is not str or name in places or type(length) is not int or length < 0:
                 raise ValueError(f"section {name!r} of length {length!r}")
-            sections[name] = blob[start : start + length]
-            start += length
+            end = start + length
+            places[name] = slice(start, end)
+            start = end
     except (ValueError, TypeError, KeyError, RecursionError) as bad:
         raise DamagedEntryError(f"unreadable header: {bad}") from None
     if not isinstance(meta, dict) or start != len(blob) - _CHECKSUM:
         raise DamagedEntryError("sections do not fill the entry")
-    return Entry(meta, sections)
+    return meta, places

@@ -64,10 +64,11 @@ class LayerTier:
 
     def get(self, digest: str) -> bytes | None:
         """Return the verified entry, or None. A damaged entry and an I/O error are also events."""
-        path = self._path(digest)
+        shard = digest[:2]
+        path = f"{self._base}/{shard}/{digest}.heat"  # `_path`, without the call
         try:
-            if digest[:2] not in self._checked_shards:
-                self._check(digest[:2])
+            if shard not in self._checked_shards:
+                self._check(shard)
             blob, status = read_file(path, trust=self._trust)
         except FileNotFoundError:
             return None

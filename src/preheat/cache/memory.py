@@ -34,7 +34,8 @@ class MemoryTier:
         with self._lock as lost:
             if lost:  # The last holder was interrupted, perhaps before it updated the sum.
                 self._bytes = sum(map(len, self._blobs.values()))
-            self._drop(digest)
+            if digest in self._blobs:
+                self._drop(digest)
             if len(blob) > self._limit:
                 return
             self._blobs[digest] = blob

@@ -90,7 +90,10 @@ class Toolchain:
 
     def identity(self, language: str) -> str:
         """Return the compiler of `language` as keys contain it: its name and its build."""
-        return f"{_COMPILER[language]} {self._library(language).build}"
+        name = _COMPILER[language]
+        # Without the calls of `_library` if the compiler is known: each lookup needs this.
+        known = None if self._located is None else self._located.libraries.get(name)
+        return f"{name} {(known or self._library(language)).build}"
 
     def version(self, language: str) -> str:
         """Return the name and the version of the compiler, such as `NVRTC 13.4.92`."""
