@@ -19,6 +19,7 @@ from preheat.portable_paths import spelled
 
 __all__ = ["Program"]
 
+NONE: tuple[()] = ()  # the default of list arguments: Python has one empty tuple
 _PTX_START = re.compile(r"\.\w")  # No C++ text starts with a dot.
 # A header of the compiler itself: a trace that has it is complete.
 _CANARY = "__nv_nvrtc_builtin_header.h"
@@ -92,8 +93,9 @@ class Program:
         language = language or ("ptx" if _PTX_START.match(source, first_token(source)) else "cuda")
         if language not in ("cuda", "ptx"):
             raise InputError(f"language must be 'cuda' or 'ptx', not {language!r}")
-        others = list_argument("options", options)
-        directories = list_argument("include", include)
+        # Most programs have none of these, and then nothing has to be checked.
+        others = () if options is NONE else list_argument("options", options)
+        directories = () if include is NONE else list_argument("include", include)
         spellings: tuple[tuple[str, str], ...] = ()
         if others or directories:
             others, moved = _split_include_options(others)
@@ -108,8 +110,8 @@ class Program:
             options=others,
             include=directories,
             spellings=spellings,
-            headers=header_rows(headers),
-            names=list_argument("names", names),
+            headers=() if headers is None else header_rows(headers),
+            names=() if names is NONE else list_argument("names", names),
             path=path,
         )
 
@@ -169,12 +171,13 @@ class Program:
         """Raise `InputError` for a source, label, header or name that no compiler takes."""
         if not self.source.strip() and self.language == "cuda":
             raise InputError(f"{self.label}: the source is empty")
-        if "/" in _text("label", self.label) or not self.label:
+        label = self.label if isinstance(self.label, str) else _text("label", self.label)
+        if "/" in label or not label:
             raise InputError(
                 f"label {self.label!r} must be a plain name without '/'",
                 hint="the label reaches the binary and the key: a path would differ per machine",
             )
-        headers = tuple(chain.from_iterable(self.headers))
+        headers = tuple(chain.from_iterable(self.headers)) if self.headers else ()
         everything = "".join((self.source, *self.options, *self.names, *headers, self.label))
         if "\0" in everything or not (everything.isascii() or _is_unicode(everything)):
             raise self._text_error(headers)

@@ -72,7 +72,26 @@ class SingleFlight(Generic[T]):
                 flight = self._join(key, mine, title)
             if flight is None:
                 return make()
-            return self._lead(key, mine, make) if flight is mine else _outcome(flight)
+            if flight is not mine:
+                return _outcome(flight)
+            # Run `make`, and publish its result or its error to the threads that wait.
+            try:
+                result = mine.result = make()
+            except Exception as error:
+                mine.error = error
+                raise
+            except BaseException:
+                # An interrupt concerns this thread alone. The flight stays in `_flights`, where waiting
+                # threads see that it ended without a result, and exactly one of them replaces it.
+                mine.end()
+                mine.signal.release()
+                raise
+            finally:
+                if mine.frame is not None:
+                    # Remove the flight first, so that later requests do not get an old result.
+                    self._flights.pop(key, None)
+                    mine.finish()
+            return result
         finally:
             mine.frame = None
 
@@ -107,26 +126,6 @@ class SingleFlight(Generic[T]):
             name = title if title is not None else str(key)
             self._events.emit("wait", key=name, seconds=seconds, outcome="shared")
         return flight
-
-    def _lead(self, key: Hashable, mine: _Flight[T], make: Callable[[], T]) -> T:
-        """Run `make`, and publish its result or its error to the threads that wait."""
-        try:
-            result = mine.result = make()
-        except Exception as error:
-            mine.error = error
-            raise
-        except BaseException:
-            # An interrupt concerns this thread alone. The flight stays in `_flights`, where waiting
-            # threads see that it ended without a result, and exactly one of them replaces it.
-            mine.end()
-            mine.signal.release()
-            raise
-        finally:
-            if mine.frame is not None:
-                # Remove the flight first, so that later requests do not get an old result.
-                self._flights.pop(key, None)
-                mine.finish()
-        return result
 
 
 def _outcome(flight: _Flight[T]) -> T:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from preheat import fork
@@ -250,7 +251,7 @@ class Builder:
         self._stored.refuse(invalid)
         if other is not None:
             return other
-        self._stored.in_use.pop(invalid.digest, None)
+        self._stored.in_use.pop(invalid.digest)
         self.cache.remove(invalid.digest)
         return self._compile(request, miss).artifact
 
@@ -267,17 +268,20 @@ class Builder:
         The best architecture comes first. With `exact`, an artifact for another architecture is not
         used. Without `record`, no `request` event is emitted.
         """
-        device = Arch.parse(device)
-        miss: Miss | None = None
-        for arch in (device,) if exact else runnable_archs(device):
+        if type(device) is not Arch:
+            device = Arch.parse(device)
+        own = device if exact or not device.suffix else device.plain
+        first = found = self._find_and_count(Request(program, own, self.toolchain))
+        others = runnable_archs(device) if isinstance(first, Miss) and not exact else ()
+        for arch in islice(others, 1, None):
             found = self._find_and_count(Request(program, arch, self.toolchain))
             if isinstance(found, Hit):
-                if record and self.events.has_sink("request"):
-                    self.events.emit("request", program=program, arch=device, artifact=found.artifact)
-                return found
-            miss = miss or found
-        assert miss is not None
-        return miss
+                break
+        if isinstance(found, Miss):
+            return first
+        if record and self.events.has_sink("request"):
+            self.events.emit("request", program=program, arch=device, artifact=found.artifact)
+        return found
 
     def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
         """Return what a build would find now, without building.

@@ -19,6 +19,7 @@ from preheat.foreign import ForeignEntry, foreign_kind
 from preheat.key import Part, include_parts
 from preheat.locks import no_fork
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
+from preheat.weak_values import WeakValues
 
 if TYPE_CHECKING:
     from preheat.cache.bundle import Bundle
@@ -35,7 +36,8 @@ __all__ = [
     "read_foreign",
 ]
 
-_NONE: Mapping[str, Artifact] = MappingProxyType({})
+InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by digest
+_NONE: InUse = MappingProxyType({})
 # Stored in every bundle, so the word cannot change. The artifacts in a bundle have another kind.
 _ENTRY_KIND = "promise"
 
@@ -87,7 +89,7 @@ def _writable(spelling: str) -> str:
     return spelling.encode(errors="backslashreplace").decode()
 
 
-def read(bundle: Bundle, key: str, in_use: Mapping[str, Artifact] = _NONE) -> BundleEntry | None:
+def read(bundle: Bundle, key: str, in_use: InUse = _NONE) -> BundleEntry | None:
     """Return the entry of `bundle` for the request `key`; `DamagedEntryError` when it cannot be read.
 
     An artifact that is `in_use`, by digest, is not decoded again.
@@ -138,9 +140,7 @@ def entry_meta(bundle: Bundle, key: str) -> dict[str, Any] | None:
     return meta if meta.get("kind") == _ENTRY_KIND else None
 
 
-def decode_entry(
-    bundle: Bundle, key: str, meta: dict[str, Any], in_use: Mapping[str, Artifact] = _NONE
-) -> BundleEntry:
+def decode_entry(bundle: Bundle, key: str, meta: dict[str, Any], in_use: InUse = _NONE) -> BundleEntry:
     """Decode the entry that `meta` describes, with its artifact."""
     try:
         ((state, digest),) = decode_states(meta)
@@ -218,7 +218,7 @@ class MountedBundles:
 
     def blobs(self, digest: str) -> Iterator[bytes]:
         """Yield the verified bytes of each bundle that has an entry under `digest`."""
-        for bundle in tuple(self._mounted.values()):
+        for bundle in tuple(self.mounted.values()):
             try:
                 blob = bundle.get(digest)
             except OSError as fault:
@@ -229,7 +229,7 @@ class MountedBundles:
                 if blob is not None:
                     yield blob
 
-    def entries(self, key: str, in_use: Mapping[str, Artifact]) -> Iterator[BundleEntry | str]:
+    def entries(self, key: str, in_use: InUse) -> Iterator[BundleEntry | str]:
         """Yield the entry of each bundle that has the request `key`, or why it cannot be read."""
         for bundle in tuple(self.mounted.values()):
             known = self._decoded.get((bundle, key))

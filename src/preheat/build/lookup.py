@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from preheat.toolchain.headers import (
     decode_states,
     mismatch,
 )
+from preheat.weak_values import WeakValues
 
 __all__ = ["HeaderMemos", "Hit", "Lookup", "Miss"]
 
@@ -72,7 +72,7 @@ class Lookup:
         # Lists of header states by the digest of the request, with the bytes they were decoded from.
         self._states: OrderedDict[str, tuple[bytes, _States]] = OrderedDict()
         # Artifacts that someone holds. A hit on one of them does not decode its bytes again.
-        self.in_use: weakref.WeakValueDictionary[str, Artifact] = weakref.WeakValueDictionary()
+        self.in_use: WeakValues[str, Artifact] = WeakValues()
 
     def find(self, request: Request, *, sealed: bool, verify: bool | None = None) -> Hit | Miss:
         """Return the stored artifact of `request`, or why there is none that can be used.
@@ -136,8 +136,8 @@ class Lookup:
             reason = self._objection(request, entry, sealed=sealed, verify=verify)
             if reason is None:
                 artifact = entry.artifact
-                if not entry.untracked_reason:
-                    artifact = self.in_use.setdefault(artifact.digest, artifact)
+                if not entry.untracked_reason and artifact.digest not in self.in_use:
+                    self.in_use[artifact.digest] = artifact
                 return Hit(artifact, "bundle")
             miss = Miss(reason)
         return miss

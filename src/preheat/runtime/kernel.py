@@ -71,11 +71,14 @@ class Module:
         resolved = self._functions.get(entry.name)
         if resolved is not None:
             return resolved
-        self.context.refuse_in_capture(RESOLVE_KERNEL)
-        with self.context.resolve_lock:  # One thread resolves the kernel, and the others find it.
+        context = self.context
+        if context.lost_or_capturing is not None:
+            context.refuse_in_capture(RESOLVE_KERNEL)
+        with context.resolve_lock:  # One thread resolves the kernel, and the others find it.
             resolved = self._functions.get(entry.name)
             if resolved is None:
-                self.context.require_alive(_LOAD)
+                if context.lost is not None:
+                    context.require_alive(_LOAD)
                 resolved = (self.raw.function(entry.name), Signature(entry))
                 self._functions[entry.name] = resolved
                 self._emit_resolve(entry)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from preheat.arch import Arch
 from preheat.errors import InputError, short_repr
-from preheat.program import Program, file_of, header_rows, list_argument
+from preheat.program import NONE, Program, file_of, header_rows, list_argument
 
 __all__ = ["ModuleRequest", "Source"]
 
@@ -57,10 +57,10 @@ class ModuleRequest(NamedTuple):
             # A whole path, so that after a chdir a relative one means another file.
             source if path is None else Path(os.path.abspath(path)),
             label,
-            list_argument("options", options),
-            list_argument("include", include),
+            () if options is NONE else list_argument("options", options),
+            () if include is NONE else list_argument("include", include),
             None if headers is None else header_rows(headers) or None,
-            list_argument("names", names),
+            () if names is NONE else list_argument("names", names),
             None if arch is None else Arch.parse(arch),
             bool(strict),
         )

@@ -26,6 +26,7 @@ from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.request import ModuleRequest
 from preheat.singleflight import SingleFlight
+from preheat.weak_values import WeakValues
 
 __all__ = ["Entry", "Prepared", "Session", "module_request"]
 
@@ -77,7 +78,7 @@ class Session:
             self.context.kernel_fill = KernelFill(self.context, load)
         self.modules: dict[object, Entry[Module]] = {}
         self.kernels: dict[object, Entry[Kernel]] = {}
-        self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
+        self.loaded: WeakValues[str, Module] = WeakValues()
         # Kernels that were asked for without waiting and have not been used yet, by request.
         self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(builder.events)
@@ -122,8 +123,10 @@ class Session:
         entry = self.modules.get(request)
         if entry is not None and entry.current:
             return entry
-        self.context.require_alive()
-        if self.context.active_captures():
+        busy = self.context.lost_or_capturing is not None
+        if busy:
+            self.context.require_alive()
+        if busy and self.context.active_captures():
             files = self.files(request)
             program = request.program()
             module = self._find_loaded(program, request)
@@ -139,7 +142,7 @@ class Session:
             ready = None if prepared is None else prepared()
             prepared = None  # If a file is edited meanwhile, its new content counts.
             if ready is None:
-                files = self.files(request)
+                files = None if type(request.source) is str else self.files(request)
                 program = request.program()
                 code = self.code(program, request.arch, strict=request.strict)
             else:
