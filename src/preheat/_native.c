@@ -11,6 +11,8 @@
      Launcher       checks arguments and launches        runtime/native_launch.py
      Replay         sets scalars and replays a graph     graph/replay.py
      file_times     the stamps of many files             toolchain/evidence.py
+     load_module    loads code                           devices/cuda/module.py
+     load_function  resolves and loads a kernel          devices/cuda/module.py
 
    The driver's functions are given as addresses, so that this file needs neither its headers nor its
    library. The GIL is released during their calls. Arrays of preheat are read at the offsets of their
@@ -21,10 +23,11 @@
 #include <structmember.h>
 #include <sys/stat.h>
 
-#define INTERFACE 3 /* `preheat.native` refuses an extension with another number. */
+#define INTERFACE 4 /* `preheat.native` refuses an extension with another number. */
 
 enum { MOST_PARAMS = 64, MOST_BYTES = 8 * MOST_PARAMS, MOST_TYPES = 8, MOST_SCALARS = 16 };
 enum { RELAXED = 2 }; /* CU_STREAM_CAPTURE_MODE_RELAXED */
+enum { THREADS = 0, SHARED = 1, HAS_CLUSTER = 10, CLUSTER = 11 }; /* CU_FUNC_ATTRIBUTE_…; CLUSTER has 3 */
 enum { INVALID_CONTEXT = 201, INVALID_HANDLE = 400 }; /* of a launch under another context */
 
 /* The start of every object here. */
@@ -1141,7 +1144,82 @@ static PyObject* file_times(PyObject* Py_UNUSED(self), PyObject* paths) {
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
+/* Loading. After any status but success the result is None: Python code makes the calls again, and
+   reports what fails. */
+
+static PyObject* load_module(PyObject* Py_UNUSED(self), PyObject* args) {
+    InContext in = {NULL};
+    int (*load)(void**, const void*);
+    PyObject* code;
+    if (!PyArg_ParseTuple(args, "O&O&S", to_in_context, &in, to_pointer, &load, &code))
+        return NULL;
+    void* module = NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = enter(&in);
+    if (!status) {
+        status = load(&module, PyBytes_AS_STRING(code));
+        leave(&in);
+    }
+    Py_END_ALLOW_THREADS
+    return status ? Py_NewRef(Py_None) : PyLong_FromVoidPtr(module);
+}
+
+typedef struct {
+    int (*get_function)(void**, void*, const char*);
+    int (*load)(void*);
+    int (*get_attribute)(int*, int, void*);
+} LoadCalls;
+
+/* Resolve and load a kernel, and read its attributes: threads, shared memory and three sizes of a cluster. */
+static int resolve(const LoadCalls* driver, void* module, const char* symbol, int clusters, void** function,
+                   int bounds[5]) {
+    int status = driver->get_function(function, module, symbol);
+    if (!status)
+        status = driver->load(*function);
+    if (!status)
+        status = driver->get_attribute(&bounds[0], THREADS, *function);
+    if (!status)
+        status = driver->get_attribute(&bounds[1], SHARED, *function);
+    int has_cluster = 0;
+    if (!status && clusters)
+        status = driver->get_attribute(&has_cluster, HAS_CLUSTER, *function);
+    for (int axis = 0; axis < 3 && !status && has_cluster; axis++)
+        status = driver->get_attribute(&bounds[2 + axis], CLUSTER + axis, *function);
+    return status;
+}
+
+static PyObject* load_function(PyObject* Py_UNUSED(self), PyObject* args) {
+    InContext in = {NULL};
+    LoadCalls driver;
+    void *module, *function = NULL;
+    const char* symbol;
+    int clusters, status, bounds[5] = {0, 0, -1};
+    if (!PyArg_ParseTuple(args, "O&O&O&O&O&yp", to_in_context, &in, to_pointer, &driver.get_function,
+                          to_pointer, &driver.load, to_pointer, &driver.get_attribute, to_pointer, &module,
+                          &symbol, &clusters))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = enter(&in);
+    if (!status) {
+        status = resolve(&driver, module, symbol, clusters, &function, bounds);
+        leave(&in);
+    }
+    Py_END_ALLOW_THREADS
+    if (status)
+        return Py_NewRef(Py_None);
+    if (bounds[2] < 0) /* No launch has to have a cluster. */
+        return Py_BuildValue("K(ii)", (unsigned long long)(uintptr_t)function, bounds[0], bounds[1]);
+    return Py_BuildValue("K(ii(iii))", (unsigned long long)(uintptr_t)function, bounds[0], bounds[1],
+                         bounds[2], bounds[3], bounds[4]);
+}
+
 static PyMethodDef functions[] = {
+    {"load_module", load_module, METH_VARARGS,
+     "load_module(context, cuModuleLoadData, code) returns the handle of a module; None if a call failed."},
+    {"load_function", load_function, METH_VARARGS,
+     "load_function(context, cuModuleGetFunction, cuFuncLoad, cuFuncGetAttribute, module, name, clusters) "
+     "returns the handle of a kernel and its bounds; None if a call failed."},
     {"file_times", file_times, METH_O,
      "file_times(paths) returns size, mtime, ctime, inode and device of files, as 64-bit words."},
     {NULL}};

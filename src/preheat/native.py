@@ -16,7 +16,7 @@ from preheat.errors import ConfigError
 __all__ = ["SWITCHED_OFF", "core", "reason"]
 
 SWITCHED_OFF = "PREHEAT_NATIVE is off"
-_INTERFACE = 3  # the constant of the same name in `_native.c`
+_INTERFACE = 4  # the constant of the same name in `_native.c`
 
 
 def _load() -> tuple[Any, str]:

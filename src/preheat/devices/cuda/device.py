@@ -173,7 +173,7 @@ class CudaDevice:
         """
         if native.core is not None:
             mode = function_address("cuThreadExchangeStreamCaptureMode")
-            in_context = self._push_and_pop()
+            in_context = self.context_calls
             call: Callable[..., T] = native.core.LibraryCall(function, _raise_error, in_context, mode)
             return call
 
@@ -185,9 +185,11 @@ class CudaDevice:
 
     def native_context(self, stream: Stream) -> tuple[int, int, int] | None:
         """Return what native work in a default stream needs to make the context current, else None."""
-        return self._push_and_pop() if stream.handle in DEFAULT_STREAMS else None
+        return self.context_calls if stream.handle in DEFAULT_STREAMS else None
 
-    def _push_and_pop(self) -> tuple[int, int, int]:
+    @property
+    def context_calls(self) -> tuple[int, int, int]:
+        """The context, and the addresses of the calls that make it current and undo that."""
         push = function_address("cuCtxPushCurrent")
         return int(self.context), push, function_address("cuCtxPopCurrent")
 

@@ -97,15 +97,18 @@ def call(name: str, *args: Any) -> Any:
 
 
 @functools.cache
-def function_address(name: str) -> int:
-    """Return the address of a function of the driver, the one that the bindings call as well."""
+def function_address(name: str, version: int = _VERSION) -> int:
+    """Return the address of a function of the driver, the one that the bindings call as well.
+
+    `version` is that of CUDA whose types the function has. A driver that is older may lack it: 0.
+    """
     cu = library()
     flags = cu.CUdriverProcAddress_flags
     per_thread = environ().get(_PER_THREAD, "0") not in ("", "0")
     which = (
         "CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM" if per_thread else "CU_GET_PROC_ADDRESS_DEFAULT"
     )
-    found, _ = call("cuGetProcAddress", name.encode(), _VERSION, int(getattr(flags, which)))
+    found, _ = call("cuGetProcAddress", name.encode(), version, int(getattr(flags, which)))
     return int(found)
 
 

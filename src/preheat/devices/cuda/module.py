@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaFunction", "CudaModule"]
 
 _NOT_FOUND = 500
+_FUNC_LOAD = 12040  # the version of CUDA in which cuFuncLoad was added
 _PORTABLE_CLUSTER = 8  # blocks; a function must opt in to more
 
 
@@ -42,11 +43,27 @@ class CudaModule:
     def __init__(self, device: CudaDevice, artifact: Artifact, *, jit: bool) -> None:
         self.device = device
         code = artifact.ptx + b"\0" if jit else artifact.cubin
+        if native.core is not None:
+            load = function_address("cuModuleLoadData")
+            handle = native.core.load_module(device.context_calls, load, code)
+            if handle is not None:
+                self._module = library().CUmodule(handle)
+                return
+        # There is no native core, or a call failed: this makes it again, and raises its error.
         with device.current():
             self._module = call("cuModuleLoadData", code)
 
     def function(self, name: str) -> CudaFunction:
         """Return the kernel with this entry name, loaded, so that a launch loads nothing."""
+        if native.core is not None and (calls := _resolve_calls()) is not None:
+            clusters = self.device.limits.cluster > 0
+            loaded = native.core.load_function(
+                self.device.context_calls, *calls, int(self._module), name.encode(), clusters
+            )
+            if loaded is not None:
+                handle, bounds = loaded
+                function = library().CUfunction(handle)
+                return CudaFunction(self.device, name, function, Bounds(*bounds))
         with self.device.current():
             function = call("cuModuleGetFunction", self._module, name.encode())
             call("cuFuncLoad", function)
@@ -171,6 +188,14 @@ class CudaFunction:
     def set_carveout(self, percent: int) -> None:
         """Set the preferred carveout."""
         self._set("PREFERRED_SHARED_MEMORY_CARVEOUT", percent)
+
+
+@cache
+def _resolve_calls() -> tuple[int, int, int] | None:
+    """Return the functions of the driver that resolve a kernel; None where the driver lacks one."""
+    load = function_address("cuFuncLoad", _FUNC_LOAD)
+    get, attribute = map(function_address, ("cuModuleGetFunction", "cuFuncGetAttribute"))
+    return (get, load, attribute) if load else None
 
 
 def _bounds(function: Any, *, clusters: bool) -> Bounds:
