@@ -146,7 +146,8 @@ class Gpu:
                 entry = None
             if entry is not None and (entry.files is None or not entry.files.changed()):
                 return entry.value
-        check_name("a kernel", name)
+        if type(name) is not str:
+            check_name("a kernel", name)
         try:
             asked = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
             if not wait and self.builder.sealed is not SealMode.ERROR:

@@ -42,12 +42,6 @@ class _Flight(Call, Generic[T]):
         if self.signal.acquire(timeout=_POLL):
             self.signal.release()  # Wake the next thread that waits.
 
-    def finish(self) -> None:
-        """Make the result or the error available to the threads that wait."""
-        self.done = True
-        self.frame = None
-        self.signal.release()
-
 
 class SingleFlight(Generic[T]):
     """Runs one function for each key at a time, and gives its result to every thread that asks.
@@ -90,7 +84,9 @@ class SingleFlight(Generic[T]):
                 if mine.frame is not None:
                     # Remove the flight first, so that later requests do not get an old result.
                     self._flights.pop(key, None)
-                    mine.finish()
+                    mine.done = True
+                    mine.frame = None
+                    mine.signal.release()
             return result
         finally:
             mine.frame = None

@@ -218,7 +218,7 @@ class Signature:
     """The parameters of one kernel: what each accepts, and how they lie in memory."""
 
     def __init__(self, entry: EntryPoint) -> None:
-        self.kernel = entry.title
+        self.kernel = entry.cpp or entry.name  # its title
         self.parameters = entry.parameters
         self.params, self.layout, self.memory_positions = _shared_parts(entry.parameters)
 

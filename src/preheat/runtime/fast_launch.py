@@ -33,7 +33,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from preheat.runtime.arguments import ParamSpec, Signature, new_param_buffer
+from preheat.artifact import Parameter
+from preheat.runtime.arguments import ParamSpec, Signature, new_param_buffer, param_specs
 from preheat.runtime.launch import Launch
 from preheat.runtime.libraries import LIBRARIES
 from preheat.runtime.operands import tensor_kind
@@ -121,12 +122,16 @@ def can_be_fast(launch: Launch) -> bool:
     order = launch.context.order
     # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
     in_own_stream = launch.stream is None or order.owns(launch.stream)
-    return in_own_stream and not launch.blocking and all(map(_can_store, launch.signature.params))
+    return in_own_stream and not launch.blocking and _can_store(launch.signature.parameters)
 
 
-def _can_store(param: ParamSpec) -> bool:
-    code = "Q" if param.value is None else param.value.code
-    return (param.pointer or param.value is not None) and code in _STORABLE
+@functools.lru_cache(maxsize=1024)
+def _can_store(parameters: tuple[Parameter, ...]) -> bool:
+    for param in param_specs(parameters):
+        code = "Q" if param.value is None else param.value.code
+        if not (param.pointer or param.value is not None) or code not in _STORABLE:
+            return False
+    return True
 
 
 def _buffer(signature: Signature) -> tuple[Any, ...]:

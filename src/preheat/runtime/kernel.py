@@ -81,16 +81,12 @@ class Module:
                     context.require_alive(_LOAD)
                 resolved = (self.raw.function(entry.name), Signature(entry))
                 self._functions[entry.name] = resolved
-                self._emit_resolve(entry)
+                events, artifact, fields = context.events, self.artifact, {}
+                if events.has_sink("resolve"):  # Otherwise it is only counted.
+                    name = artifact.name_of(entry)
+                    fields = {"key": artifact.digest, "program": artifact.label, "entry": name}
+                events.emit("resolve", **fields)
             return resolved
-
-    def _emit_resolve(self, entry: EntryPoint) -> None:
-        events, artifact = self.context.events, self.artifact
-        if not events.has_sink("resolve"):
-            events.emit("resolve")  # It is counted.
-            return
-        name = artifact.name_of(entry)
-        events.emit("resolve", key=artifact.digest, program=artifact.label, entry=name)
 
     def __repr__(self) -> str:
         kernels = ", ".join(map(str, self.artifact.entries)) or "no kernels"
@@ -358,7 +354,8 @@ class Kernel:
 
     def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
         """Check grid, block and shared memory against the limits."""
-        self._context.require_alive(Launch.RECREATE)
+        if self._context.lost is not None:
+            self._context.require_alive(Launch.RECREATE)
         limits = self._context.device.limits
         uses = self._function.bounds
         geometry = base.Geometry(

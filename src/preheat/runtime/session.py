@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from preheat.arch import Arch
 from preheat.artifact import EntryPoint, without_types
@@ -43,6 +43,9 @@ class Entry(NamedTuple, Generic[T]):
     def current(self) -> bool:
         """Return True unless a file has changed since."""
         return self.files is None or not self.files.changed()
+
+
+_entry: Callable[[tuple[Any, TrackedFiles | None]], Entry[Any]] = partial(tuple.__new__, Entry)  # in C
 
 
 class Prepared(NamedTuple):
@@ -104,7 +107,7 @@ class Session:
         if "<" in name:
             request = module_request(request, name)
         module, files = self.module(request, prepared)
-        new = Entry(make(module, module.artifact.entry(name)), files)
+        new: Entry[Kernel] = _entry((make(module, module.artifact.entry(name)), files))
         shared = self.kernels.setdefault(key, new)
         if (
             shared is not new and not shared.current
@@ -173,7 +176,7 @@ class Session:
             files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
-        entry = self.modules[request] = Entry(module, files)
+        entry = self.modules[request] = _entry((module, files))
         return entry
 
     def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:
@@ -218,12 +221,14 @@ class Session:
         started = time.perf_counter()
         artifact, program, jit = code
         try:
-            raw = self.device.load(artifact, jit=jit, lines=self._line_finder(code))
+            lines = partial(source_lines, self.builder, program, artifact)
+            raw = self.device.load(artifact, jit=jit, lines=lines)
         except InvalidCodeError as error:
             if jit or program is None:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
-            raw = self.device.load(artifact, lines=self._line_finder(Code(artifact, program)))
+            lines = partial(source_lines, self.builder, program, artifact)
+            raw = self.device.load(artifact, lines=lines)
         seconds = time.perf_counter() - started
         self.builder.events.emit(
             "load",
@@ -233,10 +238,6 @@ class Session:
             seconds=seconds,
         )
         return Module(self.context, artifact, raw, blocking=self._blocking)
-
-    def _line_finder(self, code: Code) -> base.FindLines:
-        """Return how the device finds the source lines of what it loads."""
-        return partial(source_lines, self.builder, code.program, code.artifact)
 
     def trim(self) -> int:
         """Unload every module that nothing but this session holds, and return how many."""
