@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import gc
+import pickle
+import tracemalloc
+
 import pytest
 
 from preheat.arch import Arch
@@ -52,6 +58,58 @@ def decoded(blob: bytes) -> Artifact:
 
 def test_an_artifact_survives_its_bytes() -> None:
     assert decoded(FULL.encode()) == FULL
+
+
+FIELDS = [field.name for field in dataclasses.fields(Artifact)]
+LATE = ("cubin", "ptx", "parts", "log", "sources")  # left in the bytes of an entry
+WITH_SOURCES = dataclasses.replace(FULL, sources={"a.h": "int a;\n"})
+
+
+@pytest.mark.parametrize("whole", [FULL, WITH_SOURCES, artifact()], ids=["full", "sources", "empty"])
+def test_an_artifact_in_a_store_has_every_field(whole: Artifact) -> None:
+    stored = Artifact.stored(DIGEST, whole.encode())
+    assert not set(LATE) & set(vars(stored)), "they are decoded when they are read"
+    assert stored.size == whole.size
+    for name in FIELDS:
+        value = getattr(stored, name)
+        assert value == getattr(whole, name), name
+        assert type(value) is type(getattr(whole, name)), name
+    assert stored == whole == decoded(whole.encode())
+    assert hash(stored) == hash(whole)
+    assert stored.encode() == whole.encode()
+
+
+def test_a_copy_of_an_artifact_in_a_store_is_complete() -> None:
+    stored = Artifact.stored(DIGEST, WITH_SOURCES.encode())
+    for other in (copy.copy(stored), copy.deepcopy(stored), pickle.loads(pickle.dumps(stored))):
+        assert other == WITH_SOURCES
+        assert other.sources == WITH_SOURCES.sources
+    assert dataclasses.replace(stored, label="other.cu").cubin == WITH_SOURCES.cubin
+
+
+def test_an_artifact_has_no_other_attributes() -> None:
+    for each in (FULL, Artifact.stored(DIGEST, FULL.encode())):
+        with pytest.raises(AttributeError, match=r"'Artifact' object has no attribute 'image'"):
+            each.image  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_an_artifact_keeps_no_more_memory_than_its_entry() -> None:
+    size = 1 << 20
+    large = artifact(cubin=b"c" * size, ptx=b"p" * size, log="l" * size)
+    tracemalloc.start()
+    try:
+        blob = large.encode()
+        gc.collect()
+        entry = tracemalloc.get_traced_memory()[0]
+        stored = Artifact.stored(DIGEST, blob)
+        for _ in range(3):
+            assert len(stored.cubin) == len(stored.ptx) == size
+        gc.collect()
+        with_artifact = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(blob) <= entry < len(blob) + size // 4
+    assert with_artifact - entry < size // 64, "its code is that of the entry, once"
 
 
 def test_values_that_vary_by_run_are_in_one_section() -> None:

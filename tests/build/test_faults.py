@@ -36,6 +36,35 @@ def test_a_damaged_entry_is_removed_and_rebuilt(
     assert len(recorder.named("compile")) == 2
 
 
+@pytest.mark.parametrize("part", ["cubin", "ptx", "log", "provenance", "parts"])
+def test_a_bit_that_is_flipped_where_a_hit_does_not_read_is_a_miss(
+    part: str, open_builder: Open, config: Config, recorder: Recorder
+) -> None:
+    """The code is copied and some fields are decoded later, but the whole entry is verified at once."""
+    made = open_builder().build(PROGRAM, "sm_90")
+    file = entry_file(config, made.digest)
+    entry = bytearray(file.read_bytes())
+    _, places = codec.layout(bytes(entry))
+    at = entry.index(b'"parts"') if part == "parts" else places[part].start
+    entry[at] ^= 1
+    file.write_bytes(entry)
+    recorder.forgive = True
+    again = open_builder()
+    assert again.build(PROGRAM, "sm_90") == made
+    assert [d["reason"] for d in recorder.named("damaged")] == ["checksum mismatch"]
+    assert len(recorder.named("compile")) == 2
+
+
+def test_an_artifact_and_the_memory_tier_share_the_bytes_of_the_entry(open_builder: Open) -> None:
+    open_builder().build(PROGRAM, "sm_90")
+    builder = open_builder()
+    found = builder.build(PROGRAM, "sm_90")
+    blob, _ = vars(found)["_entry"]
+    assert builder.cache.tiers[0].get(found.digest) is blob
+    builder.clear_memory()
+    assert found.cubin == builder.build(PROGRAM, "sm_90").cubin, "it does not need the tier"
+
+
 def test_a_whole_entry_that_holds_no_artifact_is_a_miss(
     open_builder: Open, config: Config, recorder: Recorder
 ) -> None:

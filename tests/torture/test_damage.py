@@ -185,16 +185,40 @@ def use(artifact: Artifact) -> None:
     Events().emit("hit", tier="disk", key=KEY, bytes=artifact.size, seconds_saved=saved)
 
 
+def sealed(meta: Any, sections: dict[str, bytes]) -> bytes:
+    """Return an entry with any JSON part, also one that no writer makes, under a right checksum."""
+    table = [[name, len(section)] for name, section in sections.items()]
+    text = json.dumps({"meta": meta, "sections": table}).encode()
+    head = codec.pack(KEY, {}, {})[: codec.JSON_AT - 4] + len(text).to_bytes(4, "little")
+    body = b"".join((head, text, *sections.values()))
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def stored(meta: Any, sections: dict[str, bytes]) -> Artifact | None:
+    """Return the artifact that a lookup would find in such an entry; None when it is damaged."""
+    blob = sealed(meta, sections)
+    assert codec.damage(KEY, blob) is None
+    try:
+        return Artifact.stored(KEY, blob)
+    except DamagedEntryError:
+        return None
+
+
 def test_every_field_of_an_artifact_is_checked() -> None:
     meta, sections = codec.unpack(KEY, ARTIFACT.encode())
     refused = 0
     for path, other in forged(json.loads(json.dumps(meta))):
+        found = stored(other, sections)
         try:
             artifact = Artifact.decode(KEY, other, sections)
         except DamagedEntryError:
             refused += 1
+            assert found is None, f"{path} became {other}, which is found only when it is read"
             continue
         try:
+            assert found is not None
+            use(found)
+            assert found == artifact
             use(artifact)
         except Exception as error:
             raise AssertionError(f"{path} became {other}") from error
@@ -212,6 +236,21 @@ def test_every_field_of_the_provenance_is_checked() -> None:
         except DamagedEntryError:
             continue
         assert json.loads(text)[:1] in ([], [0], [7], [1.5], [0.5]), text
+
+
+@pytest.mark.parametrize("section", ["log", "provenance", "sources"])
+def test_a_section_that_is_decoded_later_is_checked_at_once(section: str) -> None:
+    meta, sections = codec.unpack(KEY, ARTIFACT.encode())
+    assert stored(meta, sections) == ARTIFACT
+    for damaged in (b"\xff", b"\xed\xa0\x80"):
+        assert stored(meta, {**sections, section: damaged}) is None
+
+
+@pytest.mark.parametrize("section", ["cubin", "ptx", "log"])
+def test_an_artifact_without_a_section_is_damaged(section: str) -> None:
+    meta, sections = codec.unpack(KEY, ARTIFACT.encode())
+    del sections[section]
+    assert stored(meta, sections) is None
 
 
 def test_every_field_of_a_header_list_is_checked() -> None:
