@@ -44,10 +44,13 @@ class Call:
 
     __slots__ = ("_after", "frame", "thread")
 
-    def __init__(self, frame: FrameType | None) -> None:
-        """`frame` is that of the running function, which is no generator. None means: already ended."""
+    def __init__(self, frame: FrameType | None, thread: int | None = None) -> None:
+        """`frame` is that of the running function, which is no generator. None means: already ended.
+
+        `thread` is the one that runs it, by default this one.
+        """
         self.frame = frame
-        self.thread = get_ident()
+        self.thread = get_ident() if thread is None else thread
         self._after: dict[None, Call] = {}
 
     def alive(self, frames: dict[int, FrameType] | None = None) -> bool:

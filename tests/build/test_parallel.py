@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from preheat import callsite
+from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Busy, Deferral, parallel_compiles
 from preheat.build.parallel import Runner, Task, run_all
@@ -45,6 +46,13 @@ def text(number: int) -> str:
 
 def program(number: int) -> Program:
     return Program.of(text(number), label=f"k{number}.cu")
+
+
+def announce(builder: Builder, compiles: int) -> None:
+    """Expect compiles that nobody asks for. Programs that include a file are not compiled early."""
+    texts = [f'#include "v.h"\n{text(number)}' for number in range(compiles)]
+    with builder.expect([(Program.of(each), Arch.parse("sm_90")) for each in texts]):
+        pass
 
 
 # Threads
@@ -335,14 +343,14 @@ def test_compilers_start_while_they_are_located_in_one_process_of_a_node(
     other = FileLock(config.lock_dir / "together", keep=True)
     assert other.acquire(0)
     with monkeypatch.context() as hasty:
-        hasty.setattr("preheat.build.builder._LOCATE_WAIT", 0.05)
-        open_builder().expect(10)
+        hasty.setattr("preheat.build.early._LOCATE_WAIT", 0.05)
+        announce(open_builder(), 10)
     assert started() == 0  # Another process does it.
     other.release()
     builder = open_builder()
-    builder.expect(1)
+    announce(builder, 1)
     assert started() == 0
-    builder.expect(10)
+    announce(builder, 10)
     wait_for(lambda: started() == 3)
     assert builder.toolchain.recall()
     tasks = run_all(
@@ -350,8 +358,8 @@ def test_compilers_start_while_they_are_located_in_one_process_of_a_node(
     )
     assert {task.outcome().tier for task in tasks} == {"compiler"}
     assert started() == 3  # They are used, and no other is started.
-    builder.expect(10)
-    open_builder().expect(10)  # The memo says where the compilers are.
+    announce(builder, 10)
+    announce(open_builder(), 10)  # The memo says where the compilers are.
     assert started() == 3
 
 
@@ -369,9 +377,9 @@ def test_a_process_waits_for_another_one_that_locates_the_compilers(
         if len(looks) == 3:
             open_builder().key(program(1), "sm_90")  # The other process has located them.
 
-    monkeypatch.setattr("preheat.build.builder.time.sleep", look)
+    monkeypatch.setattr("preheat.build.early.time.sleep", look)
     builder = open_builder()
-    builder.expect(10)
+    announce(builder, 10)
     assert len(looks) == 3
     assert builder.toolchain.recall()
     assert len(recorder.named("worker")) == 1  # of the other process
@@ -383,7 +391,7 @@ def test_without_a_shared_directory_each_process_locates_the_compilers(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     builder = open_builder(replace(config, cache=False))
-    builder.expect(10)
+    announce(builder, 10)
     assert builder.toolchain.recall()
 
 

@@ -26,7 +26,7 @@ from preheat.errors import (
 )
 from preheat.events import Events
 from preheat.program import Program
-from preheat.toolchain import Toolchain, pool, scratch
+from preheat.toolchain import Toolchain, process, scratch
 from preheat.toolchain.translate import Compiled
 from tests import processes
 from tests.conftest import SAXPY, Recorder
@@ -90,7 +90,7 @@ def test_a_time_out_may_be_as_long_as_one_likes(events: Events, seconds: float) 
 def test_a_wait_longer_than_the_kernel_takes_is_made_of_shorter_ones(
     hasty: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_LONGEST_WAIT", 0.001)
+    monkeypatch.setattr(process, "_LONGEST_WAIT", 0.001)
     hasty.pool._timeout = 0.5
     with pytest.raises(CompilerTimeoutError, match=r"did not finish within 0\.5 s"):
         hasty.compile(ENDLESS, SM_90)

@@ -263,10 +263,10 @@ def _run_here(
             result = FailedProgram(job.item.title, job.arch, error)
         on_done(job, result)
 
-    used.expect(len(todo) if jobs is None else min(jobs, len(todo)))
     try:
         run = functools.partial(_run, used)
-        run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
+        with used.expect([(job.item.program, job.arch) for job in todo], most=jobs):
+            run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
     finally:
         if builder is None:
             used.close()

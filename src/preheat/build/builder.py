@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.compile import ArtifactCompiler
+    from preheat.build.early import Expectation
     from preheat.build.foreign_store import ForeignStore
     from preheat.build.nearest import Near
     from preheat.cache.bundle import Bundle
@@ -55,8 +56,6 @@ __all__ = ["Builder"]
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
 _JOURNAL_COMPILES = 0.2  # the same while there are compiles, which may run on many threads
-_LOCATE_WAIT = 2.0  # seconds to wait for another process that locates the compilers
-_LOCATE_POLL = 0.005  # seconds between two looks for its result
 _SEARCH = 0.5  # seconds to look for a stored artifact like the one that is missing
 
 
@@ -207,13 +206,15 @@ class Builder:
         self._failures.raise_known(request)
         lock = self._locks.lock(request.digest, sys._getframe())
         slot = None
+        claimed = False
         try:
             if lock is not None:
+                claimed = lock.held
                 self._locks.acquire(lock, deferral)
             found = self._find_and_count(request)  # The last holder of the lock may have stored it.
             if isinstance(found, Hit):
                 return found
-            if deferral is not None:
+            if deferral is not None and not claimed:  # Its compiler runs already, or has ended.
                 slot = self._locks.slot(deferral)
             self.events.emit("miss", reason=found.reason, **_fields(request))
             return self._compile(request, found)
@@ -442,31 +443,24 @@ class Builder:
 
     # Threads and processes
 
-    def expect(self, compiles: int) -> None:
-        """Say how many programs a call may have to compile.
+    def expect(self, wanted: Iterable[tuple[Program, Arch]], *, most: int | None = None) -> Expectation:
+        """Announce the programs that the block of a `with` statement may have to compile.
 
-        If the compilers have to be located, the compiler processes start meanwhile. One process of the
-        node does so, and the others wait for its result, for a while: with compiler processes of each
-        there would be more of them than processors.
+        `most` is the number of compiles at the same time, if the caller limits it.
         """
-        if compiles < 2 or self._bundles or self.sealed is not SealMode.OFF:
-            return  # Perhaps no compiler is needed.
-        deadline = time.monotonic() + _LOCATE_WAIT
-        while not self.toolchain.recall() and time.monotonic() < deadline:
-            try:
-                first = self._locks.first(sys._getframe())
-            except Busy:
-                time.sleep(_LOCATE_POLL)
-                continue
-            try:
-                self.toolchain.locate_for(compiles, lambda: self._compiler)
-            finally:
-                if first is not None:
-                    first.release()
+        if self._bundles or self.sealed is not SealMode.OFF:
+            wanted = ()  # Perhaps no compiler is needed.
+        with no_fork:
+            from preheat.build.early import Expectation
+
+        return Expectation(
+            self.toolchain, self._locks, self.cache, wanted, most=most, prepare=lambda: self._compiler
+        )
 
     def after_fork(self) -> None:
         """Start with workers and counters of its own in a forked child."""
         self.background.after_fork()
+        self._locks.after_fork()
         self.toolchain.after_fork()
         self._counters.after_fork()
 

@@ -84,9 +84,18 @@ def pairs(requests: Any, second: str, example: str) -> list[tuple[Any, Any]]:
 def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[Artifact]:
     """Return the artifacts of programs, in order; what no cache has is compiled together."""
     found: dict[tuple[Program, Arch], Artifact] = {}
+    with builder.expect(wanted):
+        _find_or_compile(builder, wanted, found)
+    return [found[request] for request in wanted]
+
+
+def _find_or_compile(
+    builder: Builder,
+    wanted: Sequence[tuple[Program, Arch]],
+    found: dict[tuple[Program, Arch], Artifact],
+) -> None:
     missing: dict[tuple[Program, Arch], Miss] = {}
     errors: list[PreheatError] = []
-    builder.expect(len(wanted))
     for request in dict.fromkeys(wanted):
         result = builder.lookup(*request, exact=True)
         if isinstance(result, Hit):
@@ -111,4 +120,3 @@ def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[
         else:
             found[request] = hit.artifact
     raise_all(errors)
-    return [found[request] for request in wanted]

@@ -31,16 +31,23 @@ class FileLock:
     Lock files of keys are removed, because there would be one for each key. A lock that is taken again
     and again keeps its file. `owner` is the frame of the function that holds the lock, not of a
     generator: when an interrupt ends the function before it releases the lock, `release_lost` does so.
+    `thread` runs that function, by default this thread.
     With `trust`, the file may belong to another user.
     """
 
     def __init__(
-        self, path: Path, *, keep: bool = False, owner: FrameType | None = None, trust: bool = False
+        self,
+        path: Path,
+        *,
+        keep: bool = False,
+        owner: FrameType | None = None,
+        thread: int | None = None,
+        trust: bool = False,
     ) -> None:
         self.path = path
         self._keep = keep
         self._trust = trust
-        self._owner = None if owner is None else Call(owner)
+        self._owner = None if owner is None else Call(owner, thread)
         self._file: Descriptor | None = None
 
     def acquire(self, timeout: float) -> bool:
@@ -59,6 +66,11 @@ class FileLock:
             pause = min(pause * 2, longest)
             release_lost()
         return True
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._file is not None
 
     def release(self) -> None:
         """Release the lock. Does nothing when it is not held."""

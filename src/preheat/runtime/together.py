@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from preheat.artifact import check_name
+from preheat.build.reload import TrackedFiles
 from preheat.build.together import compile_together, pairs, raise_all
 from preheat.errors import PreheatError, SealedError
+from preheat.program import Program
 from preheat.runtime.code import Code, MissingCode
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.request import ModuleRequest
@@ -57,8 +59,24 @@ def _prepared(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleR
     for request, name in wanted:
         if not _is_loaded(session, request, name):
             names.setdefault(module_request(request, name), name)
+    if not names:
+        return {}
     read = [(request, session.files(request), request.program()) for request in names]
-    session.builder.expect(len(read))
+    own = session.device.arch
+    with session.builder.expect((program, request.arch or own) for request, _, program in read):
+        codes = _codes(session, names, read)
+    return {
+        request: Prepared(program, files, code)
+        for (request, files, program), code in zip(read, codes, strict=True)
+    }
+
+
+def _codes(
+    session: Session,
+    names: Mapping[ModuleRequest, str],
+    read: Sequence[tuple[ModuleRequest, TrackedFiles | None, Program]],
+) -> list[Code]:
+    """Return the code of each program, in order; what no cache has is compiled together."""
     found: list[Code | MissingCode] = []
     errors: list[PreheatError] = []
     for request, _, program in read:
@@ -67,10 +85,7 @@ def _prepared(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleR
         except PreheatError as error:
             errors.append(_naming(error, names[request]))
     raise_all(errors)
-    return {
-        request: Prepared(program, files, code)
-        for (request, files, program), code in zip(read, _compiled(session, found), strict=True)
-    }
+    return _compiled(session, found)
 
 
 def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:

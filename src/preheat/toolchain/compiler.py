@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,8 @@ from preheat.errors import InputError, ToolchainChangedError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 from preheat.program import Program
-from preheat.toolchain.locate import Library, Located, locate, recall
+from preheat.toolchain import packages
+from preheat.toolchain.locate import Library, Located, description_request, locate, recall
 
 if TYPE_CHECKING:  # Imported only when something must be compiled.
     from preheat.toolchain.pool import WorkerPool
@@ -67,12 +70,23 @@ class Toolchain:
                     self._located = recall(self._memo_dir)
         return self._located is not None
 
-    def locate_for(self, compiles: int, prepare: Callable[[], object]) -> None:
+    def locate_for(
+        self,
+        compiles: int,
+        programs: Sequence[tuple[Program, Arch]],
+        prepare: Callable[[], object],
+        claim: Callable[[Program, Arch], bool],
+    ) -> None:
         """Locate the compilers. If they have to be searched for, start workers for compiles meanwhile.
 
-        Then `prepare` is called in another thread. The search runs where no memo of an earlier one is
-        in the cache, which is then probably empty.
+        Then `prepare` is called in another thread. The workers compile `programs`, none of which may
+        include a file, with the NVRTC that will probably be found, until `end_early`. The results are
+        kept for the compiles that need them. Once the compilers are located, `claim` is called for each
+        of these programs, before another process can see the location: for those that are compiled, and
+        then for each of the others. If it returns False, the program is not compiled.
         """
+        count = min(compiles, os.cpu_count() or 1) - 1
+        guessed = packages.guess(sys.path) if programs else None
 
         def meanwhile() -> None:
             with no_fork:
@@ -80,13 +94,28 @@ class Toolchain:
 
             prepare()
 
+        early = _EarlyPrograms(guessed, programs, claim)
+
         def pool() -> WorkerPool:
-            self.pool.start_ahead(min(compiles, os.cpu_count() or 1) - 1, meanwhile)
+            self.pool.start_ahead(count, meanwhile, early.requests())
             return self.pool
+
+        def found(located: Located) -> None:
+            self._located = located
+            nvrtc = located.libraries.get("nvrtc")
+            if nvrtc is None or guessed != (nvrtc.path, located.roots):
+                self.end_early()
+            else:
+                self.pool.pause_early(early.claim_all)
 
         with self._lock:
             if self._located is None:
-                self._located = locate(pool, self._memo_dir)
+                self._located = locate(pool, self._memo_dir, found=found)
+
+    def end_early(self) -> None:
+        """Drop the results of `locate_for` that no compile has needed, and end what still runs."""
+        if self._pool is not None:
+            self._pool.end_early()
 
     def identity(self, language: str) -> str:
         """Return the compiler of `language` as keys contain it: its name and its build."""
@@ -102,8 +131,7 @@ class Toolchain:
 
     def roots(self, program: Program) -> dict[str, str]:
         """Return include directories by label, in search order: the program's, then the toolkit's."""
-        own = {str(index): directory for index, directory in enumerate(program.include)}
-        return {**own, **self.located.roots}
+        return _with_toolkit(program, self.located.roots)
 
     def compile(self, program: Program, arch: Arch) -> Compiled:
         """Compile CUDA C++ or assemble PTX.
@@ -163,3 +191,56 @@ class Toolchain:
         """Forget the workers of the parent process, in a forked child."""
         if self._pool is not None:
             self._pool.after_fork()
+
+
+class _EarlyPrograms:
+    """Makes the requests of compiles before the compilers are located in full, with a guess."""
+
+    def __init__(
+        self,
+        guessed: packages.Guess | None,
+        programs: Sequence[tuple[Program, Arch]],
+        claim: Callable[[Program, Arch], bool],
+    ) -> None:
+        self._guessed = guessed
+        self._programs = programs
+        self._claim = claim
+        self._unclaimed: list[tuple[Program, Arch]] | None = []  # None once all are claimed.
+
+    def requests(self) -> list[Callable[[], bytes | None]]:
+        """Return functions that make the requests. The first one describes NVRTC, for the search."""
+        if self._guessed is None:
+            return []
+        return [self._describe, *(partial(self._compile, *wanted) for wanted in self._programs)]
+
+    def claim_all(self) -> None:
+        """Claim the programs of all requests that were made. Those that follow are claimed first."""
+        unclaimed = self._unclaimed or []
+        self._unclaimed = None
+        for program, arch in unclaimed:
+            self._claim(program, arch)
+
+    def _describe(self) -> bytes:
+        assert self._guessed is not None
+        with no_fork:
+            from preheat.toolchain import frames
+
+        return frames.encode(description_request(self._guessed.library))
+
+    def _compile(self, program: Program, arch: Arch) -> bytes | None:
+        assert self._guessed is not None
+        with no_fork:
+            from preheat.toolchain import translate
+
+        if self._unclaimed is not None:
+            self._unclaimed.append((program, arch))
+        elif not self._claim(program, arch):
+            return None
+        roots = _with_toolkit(program, self._guessed.roots)
+        return translate.early_request(self._guessed.library, program, arch, roots)
+
+
+def _with_toolkit(program: Program, toolkit: Mapping[str, str]) -> dict[str, str]:
+    """Return the include directories of a program by label, and those of the toolkit after them."""
+    own = {str(index): directory for index, directory in enumerate(program.include)}
+    return {**own, **toolkit}

@@ -22,7 +22,7 @@ from preheat.toolchain.elf import build_id
 if TYPE_CHECKING:
     from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["SEARCH_VARIABLES", "Library", "Located", "locate", "recall"]
+__all__ = ["SEARCH_VARIABLES", "Library", "Located", "description_request", "locate", "recall"]
 
 #: The variables that pathfinder's search depends on, besides the installed packages. The last two
 #: decide where the user's site-packages are, which it searches as well.
@@ -68,12 +68,23 @@ class Located(NamedTuple):
         )
 
 
-def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool = False) -> Located:
-    """Return the compilers from the memo if it is still valid, else search for them in a worker."""
+def locate(
+    pool: Callable[[], WorkerPool],
+    memo_dir: Path | None,
+    *,
+    fresh: bool = False,
+    found: Callable[[Located], None] | None = None,
+) -> Located:
+    """Return the compilers from the memo if it is still valid, else search for them in a worker.
+
+    `found` is called with the result of a search before other processes can see it in the memo.
+    """
     if not fresh and (known := recall(memo_dir)):
         return known
     surroundings = _surroundings()  # They may change during the search.
     located = _search(pool())
+    if found is not None:
+        found(located)
     if memo_dir is not None and located.libraries:
         _Memo(memo_dir, surroundings).remember(located)
     return located
@@ -84,6 +95,11 @@ def recall(memo_dir: Path | None) -> Located | None:
     return None if memo_dir is None else _Memo(memo_dir, _surroundings()).recall()
 
 
+def description_request(library: str) -> dict[str, str]:
+    """Return the message that asks a worker for the version and the build of an NVRTC."""
+    return {"do": "describe", "library": library}
+
+
 def _search(workers: WorkerPool) -> Located:
     """Locate the compilers. NVRTC is described by a worker that has loaded it, if there is one."""
     found = workers.call({"do": "locate"}).message
@@ -91,7 +107,7 @@ def _search(workers: WorkerPool) -> Located:
     missing = found["missing"]
     archs: list[int] = []
     if found["nvrtc"] is not None:
-        described = workers.call({"do": "describe", "library": found["nvrtc"]}).message
+        described = workers.call(description_request(found["nvrtc"])).message
         if described.get("status") == "NOT_LOADED":
             missing["nvrtc"] = described["log"]
         else:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import _thread
 import os
-import select
-import signal
-import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 from preheat.config import environ
-from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
+from preheat.errors import CompilerCrashError
 from preheat.events import Events
-from preheat.files import owned
 from preheat.locks import Lock, no_fork
 from preheat.toolchain import cancel, frames, scratch
+from preheat.toolchain.early import EarlyRequests
 from preheat.toolchain.locate import SEARCH_VARIABLES
+from preheat.toolchain.process import IdleExitError, WorkerProcess
 
 __all__ = ["WorkerPool"]
 
@@ -49,21 +47,8 @@ _FIXED = {
     "PYTHONUTF8": "1",
 }
 
-_START = "from preheat.toolchain.worker import main; main()"  # `-m` takes longer.
+_EARLY_POLL = 0.002  # Seconds between two looks for an idle worker while others compile early.
 _RETRIES = 3  # How often a compile is repeated because another process killed the compiler.
-# Signals that a process causes itself. A retry would end in the same way.
-_OWN_SIGNALS = {
-    signal.SIGABRT,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGSEGV,
-    signal.SIGSYS,
-    signal.SIGTRAP,
-    signal.SIGXCPU,
-    signal.SIGXFSZ,
-}
-_LONGEST_WAIT = 3600.0  # Seconds of a single wait: the kernel accepts at most 2**31 milliseconds.
 
 
 class WorkerPool:
@@ -75,11 +60,13 @@ class WorkerPool:
     def __init__(self, events: Events, *, timeout: float) -> None:
         self._events = events
         self._timeout = timeout
-        self._idle: list[_Worker] = []
-        self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()  # Idle and busy ones.
+        self._idle: list[WorkerProcess] = []
+        self._workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()  # Idle and busy ones.
         self._lock = Lock()
-        self._slots = Lock(holders=os.cpu_count() or 1)
+        self._most = os.cpu_count() or 1
+        self._slots = Lock(holders=self._most)
         self._after_start: list[Callable[[], None]] = []
+        self._early: EarlyRequests | None = None
         weakref.finalize(self, _end, self._idle)  # This also runs when the interpreter exits.
 
     def call(
@@ -94,6 +81,10 @@ class WorkerPool:
         `Cancelled`, also ends the worker.
         """
         request = frames.encode(message, blocks)
+        early = self._early
+        sent = None if early is None else early.take(request)
+        if isinstance(sent, frames.Frame):
+            return sent
         # The search for NVRTC returns one that is already loaded, and workers started ahead are busy.
         new = message["do"] == "locate"
         killed = 0
@@ -102,8 +93,13 @@ class WorkerPool:
             while True:
                 if cancellation is not None:
                     cancellation.check()
+                worker = sent
+                sent = None
+                if worker is None:
+                    worker = self._take(new=new)
+                    worker.send(request)
                 try:
-                    reply = self._ask(self._take(new=new), request)
+                    reply = self._receive(worker)
                 except CompilerCrashError as error:
                     if not error.killed:
                         raise
@@ -114,24 +110,33 @@ class WorkerPool:
                     if reply is not None and reply.message.get("status") != "OTHER_LIBRARY":
                         return reply
 
-    def _ask(self, worker: _Worker, request: bytes) -> frames.Frame | None:
+    def _receive(self, worker: WorkerProcess) -> frames.Frame | None:
         """Return the reply of one worker, or None if it had exited because it was idle."""
         try:
-            reply = worker.call(request, self._timeout)
-        except _IdleExitError:
+            reply = worker.receive(self._timeout)
+        except IdleExitError:
             self._drop(worker, "idle")
             return None
         except BaseException as failure:
             self._drop(worker, f"{type(failure).__name__}: {failure}")
             raise
+        if self._is_reusable(worker, reply):
+            self._release(worker, compiled=reply.message.get("status") is not None)
+        return reply
+
+    def _is_reusable(self, worker: WorkerProcess, reply: frames.Frame) -> bool:
+        """Return whether a worker can take another request after this reply. If not, end it."""
         status = reply.message.get("status")
         if status in _CLEAN:
-            with self._lock:
-                # Those that have compiled are used first: they have loaded all that a compile needs.
-                self._idle.insert(0 if status is None else len(self._idle), worker)
-        else:
-            self._drop(worker, str(status))
-        return reply
+            return True
+        self._drop(worker, str(status))
+        return False
+
+    def _release(self, worker: WorkerProcess, *, compiled: bool = True) -> None:
+        """Add a worker to the idle ones."""
+        with self._lock:
+            # Those that have compiled are used first: they have loaded all that a compile needs.
+            self._idle.insert(len(self._idle) if compiled else 0, worker)
 
     def close(self) -> None:
         """End the idle workers."""
@@ -144,8 +149,9 @@ class WorkerPool:
             worker.abandon()
         self._workers.clear()
         self._idle.clear()
+        self._early = None
 
-    def _take(self, *, new: bool) -> _Worker:
+    def _take(self, *, new: bool) -> WorkerProcess:
         """Return a worker that is not idle any more: a new one, or one of the idle ones."""
         while True:
             with self._lock:
@@ -154,6 +160,11 @@ class WorkerPool:
                     if worker.alive():
                         return worker
                     worker.end()  # It had exited because it was idle.
+                early = self._early
+                full = early is not None and early.busy and len(self._workers) > self._most
+            if full and not new:
+                time.sleep(_EARLY_POLL)  # A worker that compiles early will be idle.
+                continue
             scratch.sweep()
             worker = self._start()
             with self._lock:
@@ -161,13 +172,13 @@ class WorkerPool:
                     self._idle.remove(worker)
                     return worker  # Even if it has died already: the request will report how.
 
-    def _start(self) -> _Worker:
+    def _start(self) -> WorkerProcess:
         """Start a worker in a thread of its own, add it to the idle ones and return it.
 
         Interrupts arrive in the main thread, where they could lose the process or its pipes inside
         `subprocess`. If the wait for the thread is interrupted, the worker is still added.
         """
-        workers: list[_Worker] = []
+        workers: list[WorkerProcess] = []
         failures: list[BaseException] = []
         started = _thread.allocate_lock()
         started.acquire()
@@ -194,36 +205,69 @@ class WorkerPool:
             raise failures.pop()
         return workers[0]
 
-    def _add_worker(self, *, preload: bool = False) -> _Worker:
+    def _add_worker(self, *, preload: bool = False) -> WorkerProcess:
         """Start a worker, add it to the idle ones and return it."""
         with no_fork:
-            worker = _Worker(preload=preload)
+            worker = WorkerProcess(_environment(), preload=preload)
             self._workers.add(worker)
             self._idle.append(worker)
         self._events.emit("worker", what="started", reason="")
         return worker
 
-    def start_ahead(self, count: int, meanwhile: Callable[[], object]) -> None:
-        """Let the next start of a worker be followed by that of others, which load NVRTC at once.
+    def start_ahead(
+        self,
+        count: int,
+        meanwhile: Callable[[], object],
+        requests: Sequence[Callable[[], bytes | None]] = (),
+    ) -> None:
+        """Let the next start of a worker be followed by that of `count` others.
 
-        All this happens in one thread, which then calls `meanwhile`. No request waits for it.
+        All this happens in one thread, which then calls `meanwhile`. No call waits for it. The same
+        thread sends the `requests` to these workers, until `end_early`. A later call with one of these
+        requests gets its reply, or waits for it. Workers without a request load NVRTC at once.
         """
+        early = EarlyRequests(requests, self._timeout, self._is_reusable, self._release)
+        self._early = early
 
         def start() -> None:
             with suppress(Exception):  # A request that needs a worker reports why none can be started.
-                for _ in range(count):
-                    self._add_worker(preload=True)
+                for number in range(count):
+                    worker = self._add_worker(preload=number >= len(requests))
+                    if number < len(requests) and self._withdraw(worker):
+                        early.begin(worker)
                 meanwhile()
+                early.run()
 
         self._after_start.append(start)
 
-    def _drop(self, worker: _Worker, why: str) -> None:
+    def _withdraw(self, worker: WorkerProcess) -> bool:
+        """Remove a worker from the idle ones; False when a call has taken it."""
+        with self._lock:
+            if worker in self._idle:
+                self._idle.remove(worker)
+                return True
+            return False
+
+    def pause_early(self, act: Callable[[], object]) -> None:
+        """Call `act` while no request is sent early."""
+        if self._early is not None:
+            self._early.pause(act)
+
+    def end_early(self) -> None:
+        """Send no request early any more, and end the workers whose replies no call has asked for."""
+        early = self._early
+        self._early = None
+        if early is not None:
+            for worker in early.end():
+                self._drop(worker, "its reply is not needed")
+
+    def _drop(self, worker: WorkerProcess, why: str) -> None:
         worker.end()
         scratch.sweep()
         self._events.emit("worker", what="ended", reason=why)
 
 
-def _end(workers: list[_Worker]) -> None:
+def _end(workers: list[WorkerProcess]) -> None:
     while workers:
         workers.pop().end()
 
@@ -249,129 +293,3 @@ def _environment() -> dict[str, str]:
         env["PYTHONNOUSERSITE"] = "1"
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
     return {**env, **_FIXED, "PYTHONPATH": path}
-
-
-class _IdleExitError(Exception):
-    """A worker exited because it was idle, just before it was used again."""
-
-
-class _Worker:
-    """One process and the pipes to it."""
-
-    def __init__(self, *, preload: bool = False) -> None:
-        self._served = False
-        # The worker writes stderr to memory: a pipe that no one reads would block it.
-        self._stderr = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, *(["preload"] if preload else [])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                cwd="/",
-                env=_environment(),
-                start_new_session=True,  # Only this process handles Ctrl-C of the terminal.
-            )
-        except OSError as fault:
-            self._stderr.close()
-            raise ToolchainError(
-                f"cannot start a compiler process with {sys.executable or 'no Python'}: {fault}"
-            ) from fault
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in = self._process.stdin
-        self._out = self._process.stdout
-        os.set_blocking(self._in.fileno(), False)
-        os.set_blocking(self._out.fileno(), False)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_out"):  # The process was started. An interrupt may have lost it.
-            self.end()
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def call(self, request: bytes, allowed: float) -> frames.Frame:
-        """Send the request and wait for the reply, for `allowed` seconds.
-
-        Raises `Cancelled` when the compiles of this thread are cancelled meanwhile.
-        """
-        deadline = time.monotonic() + allowed
-        cancellation = cancel.current()
-        ready = select.poll()
-        if cancellation is not None:
-            ready.register(cancellation.descriptor, select.POLLIN)
-
-        def wait(pipe: int, event: int) -> None:
-            ready.register(pipe, event)
-            try:
-                while not ready.poll(min(max(deadline - time.monotonic(), 0), _LONGEST_WAIT) * 1000):
-                    if time.monotonic() >= deadline:
-                        raise CompilerTimeoutError(
-                            f"the compiler did not finish within {allowed:g} s",
-                            hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
-                        )
-            finally:
-                ready.unregister(pipe)
-            if cancellation is not None:
-                cancellation.check()
-
-        requests = self._in.fileno()
-        replies = self._out.fileno()
-        view = memoryview(request)
-        while view:
-            try:
-                view = view[os.write(requests, view) :]
-            except BlockingIOError:
-                wait(requests, select.POLLOUT)
-            except BrokenPipeError:
-                self._died()
-
-        def read_some(size: int) -> bytes:
-            while True:
-                try:
-                    return os.read(replies, size)
-                except BlockingIOError:
-                    wait(replies, select.POLLIN)
-
-        try:
-            reply = frames.read(read_some)
-        except EOFError:
-            self._died()
-        self._served = True
-        return reply
-
-    def end(self) -> None:
-        """Kill the process if it runs, and reap it."""
-        if self.alive():
-            self._process.kill()
-        self._process.wait()
-        self._close()
-
-    def abandon(self) -> None:
-        """Close the pipes to a process that is not a child of this process, and leave it running."""
-        self._process.returncode = 0  # Otherwise Popen warns that the child was never reaped.
-        self._close()
-
-    def _close(self) -> None:
-        with suppress(OSError):
-            self._in.close()
-        with suppress(OSError):
-            self._out.close()
-        self._stderr.close()
-
-    def _died(self) -> NoReturn:
-        code = self._process.wait()
-        if code == 0 and self._served:
-            raise _IdleExitError
-        how = f"exit status {code}"
-        if code < 0:
-            how = f"signal {-code}"
-            with suppress(ValueError):
-                how = signal.Signals(-code).name
-        killed = code < 0 and -code not in _OWN_SIGNALS
-        size = os.fstat(self._stderr).st_size
-        last = os.pread(self._stderr, 2000, max(size - 2000, 0))
-        output = last.decode("utf-8", "replace").strip()
-        message = f"the compiler process died ({how})" + (f": {output}" if output else "")
-        raise CompilerCrashError(message, killed=killed)

@@ -25,7 +25,7 @@ from preheat.toolchain import frames, lint, ptx, report, signature
 from preheat.toolchain.advice import advice
 from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda"]
+__all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda", "early_request"]
 
 #: The statuses with which a compiler rejects a program. Any other one is a failure of the compiler.
 _REJECTED = {
@@ -89,14 +89,17 @@ def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[D
             ) from None
 
 
-def _nvrtc(
-    pool: WorkerPool,
-    library: str,
-    program: Program,
-    arch: Arch,
-    roots: Mapping[str, str],
-    probes: Mapping[str, str],
-) -> Compiled:
+def early_request(library: str, program: Program, arch: Arch, roots: Mapping[str, str]) -> bytes:
+    """Return the first request that `compile_cuda` makes, as a worker gets it."""
+    probes = signature.probes(signature.probe_names(program))
+    message, blocks = _request(library, program, arch, roots, probes)
+    return frames.encode({**message, "trace": True}, blocks)
+
+
+def _request(
+    library: str, program: Program, arch: Arch, roots: Mapping[str, str], probes: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the message and the blocks of a request, without the decision about a trace."""
     message = {
         "do": "cuda",
         "library": library,
@@ -109,7 +112,18 @@ def _nvrtc(
     source = program.source + (signature.PROBE if probes else "")
     blocks = {"source": source.encode()}
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
-    reply, made = _traced(pool, message, blocks)
+    return message, blocks
+
+
+def _nvrtc(
+    pool: WorkerPool,
+    library: str,
+    program: Program,
+    arch: Arch,
+    roots: Mapping[str, str],
+    probes: Mapping[str, str],
+) -> Compiled:
+    reply, made = _traced(pool, *_request(library, program, arch, roots, probes))
     log = _accepted(reply, program, arch, roots)
     _require_loadable(program, made["cubin"])
     demangled, lowered = reply["demangled"], reply["lowered"]

@@ -19,6 +19,7 @@ import time
 from preheat.toolchain import frames, nvrtc, scratch
 from preheat.toolchain.elf import build_id
 from preheat.toolchain.loaded import loaded_builds
+from preheat.toolchain.packages import nvrtc_in_packages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,25 +66,19 @@ def _leave_with_parent(requests: int) -> None:
     os._exit(0)
 
 
-#: Where the packages of NVIDIA have NVRTC, in a directory of `sys.path`.
-_IN_PACKAGES = "nvidia/cu13/lib/libnvrtc.so.13"
-
-
 def _preload() -> None:
     """Load the NVRTC that requests will probably name, and let it compile.
 
     The search for the compilers takes as long, and runs in another process at the same time. A wrong
     guess is noticed, because requests name the library.
     """
-    for place in sys.path:
-        path = os.path.realpath(f"{place}/{_IN_PACKAGES}")
-        if os.path.exists(path):
-            try:
-                nvrtc.load(path)
-            except OSError:  # The first request reports it.
-                return
-            nvrtc.version_and_archs()
+    path = nvrtc_in_packages(sys.path)
+    if path is not None:
+        try:
+            nvrtc.load(path)
+        except OSError:  # The first request reports it.
             return
+        nvrtc.version_and_archs()
 
 
 def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
