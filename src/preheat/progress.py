@@ -101,6 +101,11 @@ class DelayedProgress:
         self._count = 0
         self._done = 0.0
 
+    @property
+    def can_appear(self) -> bool:
+        """Whether there is a terminal, on which the bar may appear."""
+        return self._due < math.inf
+
     def __enter__(self) -> DelayedProgress:
         return self
 

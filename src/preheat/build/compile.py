@@ -77,6 +77,10 @@ class ArtifactCompiler:
             return toolchain.compile(program, arch), Untrackable(program.uncacheable)
         if program.language == "ptx":
             return toolchain.compile(program, arch), HeaderState((), ())
+        if not program.may_include:
+            compiled = toolchain.compile(program, arch)
+            if not compiled.opened:
+                return compiled, HeaderState((), ())
         memo = self._lookup.memos.of(request.key)
         survey = Survey(program, request.roots, toolchain.located.roots, memo)
         for _ in range(_ATTEMPTS):

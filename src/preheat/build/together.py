@@ -53,7 +53,10 @@ def compile_together(
             del running[place]
             bar.step(labels(), 1, seconds[order[place]])
 
-        tasks = run_all(order, run, on_start=started, on_done=ended, on_tick=bar.tick)
+        if bar.can_appear:
+            tasks = run_all(order, run, on_start=started, on_done=ended, on_tick=bar.tick)
+        else:
+            tasks = run_all(order, run)
     outcomes: dict[int, T | PreheatError] = {}
     for index, task in zip(order, tasks, strict=True):
         error = task.error

@@ -20,10 +20,10 @@ from preheat.cache.journal import Journal
 from preheat.cache.layer import FORMAT, KINDS, Item, LayerTier, scan, size_of
 from preheat.cache.lock import hold
 from preheat.cache.trust import NotAFileError, make_private, read_file
-from preheat.cache.usage import Usage
+from preheat.cache.usage import Additions, Usage
 from preheat.events import Events
 from preheat.files import opened
-from preheat.locks import Lock, no_fork
+from preheat.locks import no_fork
 
 __all__ = ["DiskTier", "Swept"]
 
@@ -64,8 +64,8 @@ class DiskTier(LayerTier):
         self._max_files = max_files
         self._clock = clock
         self._tidied = False
-        # Threads of this process wait here: they would wait longer for the file, in a loop.
-        self._usage_lock = Lock()
+        self._lock_paths: dict[str, Path] = {}
+        self._additions = Additions()
 
     def put(self, digest: str, blob: bytes) -> None:
         """Publish the entry. A reader sees the old file or the new one, never a part of it."""
@@ -204,18 +204,18 @@ class DiskTier(LayerTier):
         usage = None
         fault = None
         try:
-            usage = self._add_usage(files, size)
+            usage = self._additions.add(files, size, self._add_usage)
         except OSError as error:
             fault = error
         try:
             yield
         except BaseException:
             with suppress(OSError):
-                self._add_usage(-files, -size)
+                self._additions.add(-files, -size, self._add_usage)
             raise
         if usage is not None and (now := self._read_usage()) and now.recounts != usage.recounts:
             with suppress(OSError):
-                usage = self._add_usage(files, size)
+                usage = self._additions.add(files, size, self._add_usage)
         if fault is not None:
             self._events.fault(self.name, "keep count", fault)
         elif usage is None or usage.over(self._limit, self._max_files):
@@ -223,7 +223,7 @@ class DiskTier(LayerTier):
 
     def _add_usage(self, files: int, size: int) -> Usage | None:
         """Add to the running totals and return them; None when there are no totals yet."""
-        with self._usage_lock, hold(self._lock_path("usage"), _LOCK_WAIT):
+        with hold(self._lock_path("usage"), _LOCK_WAIT):
             usage = self._read_usage()
             if usage is not None:
                 usage = usage.plus(files, size)
@@ -334,9 +334,12 @@ class DiskTier(LayerTier):
 
     def _lock_path(self, what: str) -> Path:
         make_private(self.lock_dir, trust=self._trust)
-        # One file name for each cache; a collision costs a wait.
-        root = os.fsencode(self.root).hex()[-120:]
-        return self.lock_dir / f"{what}-{root}"
+        path = self._lock_paths.get(what)
+        if path is None:
+            # One file name for each cache; a collision costs a wait.
+            root = os.fsencode(self.root).hex()[-120:]
+            path = self._lock_paths[what] = self.lock_dir / f"{what}-{root}"
+        return path
 
     def _try_hold(self, what: str, wait: float) -> hold:
         """Return a context that holds the lock, or continues without it after `wait` seconds."""

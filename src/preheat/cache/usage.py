@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import xxhash
 
-__all__ = ["Usage", "pack", "unpack"]
+from preheat.locks import Lock
+
+__all__ = ["Additions", "Usage", "pack", "unpack"]
 
 _LAYOUT = struct.Struct("<5Q")
 _MOST = (1 << 64) - 1
@@ -48,3 +52,56 @@ def unpack(row: bytes) -> Usage | None:
     front, checksum = row[: _LAYOUT.size], row[_LAYOUT.size :]
     whole = len(front) == _LAYOUT.size and xxhash.xxh3_128_digest(front) == checksum
     return Usage(*_LAYOUT.unpack(front)) if whole else None
+
+
+class _Addition:
+    """What one thread adds to the totals, and the totals after that, or why there are none."""
+
+    __slots__ = ("done", "fault", "files", "size", "usage")
+
+    def __init__(self, files: int, size: int) -> None:
+        self.files = files
+        self.size = size
+        self.usage: Usage | None = None
+        self.fault: OSError | None = None
+        self.done = False
+
+
+class Additions:
+    """Additions of the threads of a process to the totals. One thread adds for all that wait.
+
+    Each would wait for the lock of the file otherwise, in a loop.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Addition] = deque()
+        self._lock = Lock()
+
+    def add(self, files: int, size: int, write: Callable[[int, int], Usage | None]) -> Usage | None:
+        """Return the totals after `write` has added this, perhaps with the additions of others.
+
+        Raises the `OSError` of `write`.
+        """
+        mine = _Addition(files, size)
+        self._waiting.append(mine)
+        with self._lock:
+            if not mine.done:
+                self._add_all(mine, write)
+        if mine.fault is not None:
+            raise mine.fault
+        return mine.usage
+
+    def _add_all(self, mine: _Addition, write: Callable[[int, int], Usage | None]) -> None:
+        group = {mine}  # A thread that was interrupted may have removed it from those that wait.
+        while self._waiting:
+            group.add(self._waiting.popleft())
+        usage = None
+        fault = None
+        try:
+            usage = write(sum(each.files for each in group), sum(each.size for each in group))
+        except OSError as error:
+            fault = error
+        for addition in group:
+            addition.usage = usage
+            addition.fault = fault
+            addition.done = True

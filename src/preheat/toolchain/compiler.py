@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from preheat.toolchain import packages
 from preheat.toolchain.locate import Library, Located, description_request, locate, recall
 
 if TYPE_CHECKING:  # Imported only when something must be compiled.
+    from preheat.toolchain.frames import Frame
     from preheat.toolchain.pool import WorkerPool
     from preheat.toolchain.translate import Compiled
 
@@ -97,7 +98,7 @@ class Toolchain:
         early = _EarlyPrograms(guessed, programs, claim)
 
         def pool() -> WorkerPool:
-            self.pool.start_ahead(count, meanwhile, early.requests())
+            self.pool.start_ahead(count, meanwhile, early.requests(), early.interpret)
             return self.pool
 
         def found(located: Located) -> None:
@@ -153,7 +154,7 @@ class Toolchain:
 
     def newest(self, arch: Arch) -> Arch | None:
         """Return `arch` if NVRTC supports it, else the newest earlier one that it does, or None."""
-        known = [Arch.parse(str(number)) for number in self.located.archs]
+        known = _supported(self.located.archs)
         if arch.plain in known:
             return arch
         return max((each for each in known if each < arch), default=None)
@@ -193,6 +194,11 @@ class Toolchain:
             self._pool.after_fork()
 
 
+@lru_cache(maxsize=8)
+def _supported(archs: tuple[int, ...]) -> tuple[Arch, ...]:
+    return tuple(Arch.parse(str(number)) for number in archs)
+
+
 class _EarlyPrograms:
     """Makes the requests of compiles before the compilers are located in full, with a guess."""
 
@@ -219,6 +225,13 @@ class _EarlyPrograms:
         self._unclaimed = None
         for program, arch in unclaimed:
             self._claim(program, arch)
+
+    def interpret(self, reply: Frame) -> None:
+        """Parse what a compile made, while nothing else can be done."""
+        with no_fork:
+            from preheat.toolchain import translate
+
+        translate.parse_early(reply)
 
     def _describe(self) -> bytes:
         assert self._guessed is not None

@@ -28,7 +28,7 @@ class EarlyRequests:
 
     `requests` make the bytes of each request when it is sent, or None to leave it out. `is_reusable`
     says whether a worker can take another request after a reply, and ends it otherwise. `release` takes
-    the workers back.
+    the workers back. `interpret` may add to a reply what its receiver would compute.
     """
 
     def __init__(
@@ -37,11 +37,13 @@ class EarlyRequests:
         timeout: float,
         is_reusable: Callable[[WorkerProcess, Frame], bool],
         release: Callable[[WorkerProcess], None],
+        interpret: Callable[[Frame], object],
     ) -> None:
         self._requests = deque(requests)
         self._timeout = timeout
         self._is_reusable = is_reusable
         self._release = release
+        self._interpret = interpret
         self._lock = Lock()  # Protects all that follows.
         self._busy: dict[bytes, WorkerProcess] = {}
         self._replies: dict[bytes, Frame] = {}
@@ -77,6 +79,7 @@ class EarlyRequests:
             self._replies[request] = reply
         if self._is_reusable(worker, reply):
             self._continue(worker)
+        self._interpret(reply)
 
     def _continue(self, worker: WorkerProcess) -> None:
         """Send the next request, or give the worker back when there is none."""

@@ -219,14 +219,16 @@ class WorkerPool:
         count: int,
         meanwhile: Callable[[], object],
         requests: Sequence[Callable[[], bytes | None]] = (),
+        interpret: Callable[[frames.Frame], object] = id,
     ) -> None:
         """Let the next start of a worker be followed by that of `count` others.
 
         All this happens in one thread, which then calls `meanwhile`. No call waits for it. The same
         thread sends the `requests` to these workers, until `end_early`. A later call with one of these
-        requests gets its reply, or waits for it. Workers without a request load NVRTC at once.
+        requests gets its reply, or waits for it. The thread calls `interpret` with each reply that it
+        receives. Workers without a request load NVRTC at once.
         """
-        early = EarlyRequests(requests, self._timeout, self._is_reusable, self._release)
+        early = EarlyRequests(requests, self._timeout, self._is_reusable, self._release, interpret)
         self._early = early
 
         def start() -> None:

@@ -62,7 +62,7 @@ class _Block(NamedTuple):
     extern_c: bool = False
 
 
-@functools.lru_cache(maxsize=32)  # One compile asks several times.
+@functools.lru_cache(maxsize=128)  # One compile asks several times, and many run at the same time.
 def _kernels(source: str) -> tuple[_Kernel, ...]:
     """Return the kernels that a text declares."""
     return tuple(_scan(source))

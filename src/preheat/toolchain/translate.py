@@ -25,7 +25,7 @@ from preheat.toolchain import frames, lint, ptx, report, signature
 from preheat.toolchain.advice import advice
 from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda", "early_request"]
+__all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda", "early_request", "parse_early"]
 
 #: The statuses with which a compiler rejects a program. Any other one is a failure of the compiler.
 _REJECTED = {
@@ -130,7 +130,7 @@ def _nvrtc(
     signatures = {
         lowered.get(name, name): demangled.get(lowered[probe], "") for name, probe in probes.items()
     }
-    module = ptx.parse(made["ptx"].decode("utf-8", "replace"))
+    module = reply.get("module") or _parsed(made["ptx"])
     opened = reply["opened"]
     text, timing = report.split_timing(log)
     return Compiled(
@@ -145,6 +145,16 @@ def _nvrtc(
         opened=None if opened is None else tuple(opened),
         templates=tuple(signature.declared(program)[1]),
     )
+
+
+def parse_early(reply: frames.Frame) -> None:
+    """Parse the PTX in a reply to an early request, for the compile that takes the reply."""
+    if reply.blocks.get("ptx"):
+        reply.message["module"] = _parsed(reply.blocks["ptx"])
+
+
+def _parsed(text: bytes) -> ptx.Module:
+    return ptx.parse(text.decode("utf-8", "replace"))
 
 
 def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
