@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -302,3 +303,13 @@ def test_a_program_of_text_refuses_the_name_of_a_file(source: Any) -> None:
 )
 def test_the_first_token_follows_blanks_and_comments(text: str, token: str) -> None:
     assert text[first_token(text) :] == token
+
+
+def test_a_program_is_the_same_however_it_is_made() -> None:
+    """`Program.of` sets the fields without the constructor, so none of them may be missing."""
+    made = Program.of("int x;", label="x.cu", options=["-a"], names=["t<int>"], headers={"h.h": "1"})
+    fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(Program)}
+    assert vars(made) == fields
+    assert Program(**fields) == made
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.label = "y.cu"  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The native core, `preheat._native`: a C extension for launches and replays, where it was built.
+"""The native core, `preheat._native`: a C extension for loads, launches and replays, if it was built.
 
 `core` is that module, or None, and `reason` then says why. Without it, Python code does the same with
 the same results and errors.

@@ -103,7 +103,9 @@ class Program:
             directories = tuple(map(os.path.abspath, written))
             spelt = [spelled(directory, path, _asking_file) for directory in written]
             spellings = tuple(zip(directories, spelt, strict=True))
-        return cls(
+        program = object.__new__(cls)
+        # All fields at once: the constructor of a frozen class takes longer, one field at a time.
+        program.__dict__.update(
             source=source,
             label=label if label is not None else f"program.{'ptx' if language == 'ptx' else 'cu'}",
             language=language,
@@ -114,6 +116,8 @@ class Program:
             names=() if names is NONE else list_argument("names", names),
             path=path,
         )
+        program.__post_init__()
+        return program
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], **more: Any) -> Program:
