@@ -14,7 +14,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
+.PHONY: help demo test test-python test-without-native native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -31,13 +31,15 @@ $(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c
 demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked, sealed
 	$(BIN)/preheat demo
 
-# mypy uses one core, and tests that wait for something leave some time on theirs.
+# Each job leaves time on the cores: mypy uses one, and tests wait for processes, locks and the disk.
 test: lint             ## everything CI checks, a file of tests on each core
-	$(MAKE) --jobs=2 types test-python
+	$(MAKE) --jobs=3 --output-sync=target types test-python test-without-native
 
 test-python: $(READY)
 	$(PYTEST)
-	PREHEAT_NATIVE=0 $(PYTEST) $(LAUNCH_TESTS)
+
+test-without-native: $(READY)
+	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
 
 # The sanitizer stops at undefined behaviour. With -O0, every reference is where a debugger expects it.
 DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined

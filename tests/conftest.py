@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from preheat import native
+from preheat.ahead import check
+from preheat.build import builder as builder_module
 from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
@@ -90,8 +92,8 @@ def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limits of optional searches, so that a busy machine does not end them early."""
-    monkeypatch.setattr("preheat.build.builder._SEARCH", TIMEOUT_SECONDS)
-    monkeypatch.setattr("preheat.ahead.check._EXPLAIN_SECONDS", TIMEOUT_SECONDS)
+    monkeypatch.setattr(builder_module, "_SEARCH", TIMEOUT_SECONDS)
+    monkeypatch.setattr(check, "_EXPLAIN_SECONDS", TIMEOUT_SECONDS)
 
 
 @pytest.fixture(autouse=True)

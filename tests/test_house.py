@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import preheat
+from tests.conftest import LONGEST_FILES
 
 SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
@@ -216,3 +217,10 @@ def test_all_at_fork_hooks_are_in_two_modules() -> None:
     """`locks` holds a fork back, and `fork` has everything that a child must renew."""
     users = {file.name for file in SOURCE.rglob("*.py") if "os.register_at_fork(" in file.read_text()}
     assert users == {"fork.py", "locks.py"}
+
+
+def test_the_files_of_tests_that_run_first_exist() -> None:
+    """A file that was renamed would silently take its place in the order of names."""
+    tests = Path(__file__).parent
+    assert [name for name in LONGEST_FILES if not (tests / name).is_file()] == []
+    assert len(set(LONGEST_FILES)) == len(LONGEST_FILES)
