@@ -188,6 +188,43 @@ def test_every_reduction_of_a_short_warp(verb: str, kind: str, combine: Any) -> 
     assert out.tolist() == [first] * 32 + [second] * 13
 
 
+@pytest.mark.parametrize("verb", ["min", "max"])
+@pytest.mark.parametrize("of", ["", ".abs"])
+@pytest.mark.parametrize("nan", ["", ".NaN"])
+def test_every_reduction_of_floats_in_partial_warps(verb: str, of: str, nan: str) -> None:
+    """NaN counts only with `.NaN`, unless there is nothing else, and -0 is less than +0."""
+    text = entry(
+        ".param .u64 at, .param .u64 out",
+        f"""
+        ld.param.u64 %d1, [at]; ld.param.u64 %d2, [out];
+        mov.u32 %r1, %tid.x; mul.wide.u32 %d3, %r1, 4; add.u64 %d4, %d1, %d3; add.u64 %d5, %d2, %d3;
+        mov.u32 %r4, %laneid; and.b32 %r5, %r4, 1; setp.eq.u32 %p1, %r5, 1;
+        ld.global.f32 %f2, [%d4];
+        @%p1 bra ODD;
+        redux.sync.{verb}{of}{nan}.f32 %f3, %f2, 0x55555555; bra DONE;
+        ODD: redux.sync.{verb}{of}{nan}.f32 %f3, %f2, 0xAAAAAAAA;
+        DONE: st.global.f32 [%d5], %f3; ret;""",
+    )
+    values = RNG.standard_normal(5 * 32).astype(np.float32)
+    values[32] = np.nan  # One of the even lanes of its warp, and all odd lanes.
+    values[33:64:2] = np.nan
+    values[64:96] = np.where(RNG.random(32) < 0.5, np.float32(0), np.float32(-0.0))
+    values[[64, 65]], values[[66, 67]] = 0.0, -0.0
+    values[100], values[101] = np.inf, -np.inf
+    out = np.zeros(5 * 32 - 3, np.float32)
+    Machine(text)(1, out.size, values[: out.size], out)
+    for thread, result in enumerate(out):
+        warp = values[thread // 32 * 32 : out.size][:32]
+        group = [abs(x) if of else x for x in warp[thread % 2 :: 2].tolist()]
+        numbers = [x for x in group if x == x]
+        if not numbers or (nan and len(numbers) < len(group)):
+            assert np.isnan(result)
+            continue
+        # Python takes the zeros for equal: their signs decide.
+        best = (min if verb == "min" else max)(numbers, key=lambda x: (x, np.copysign(1, x)))
+        assert (result, np.signbit(result)) == (best, np.signbit(best))
+
+
 def test_one_lane_is_elected_and_all_know_which() -> None:
     text = entry(
         ".param .u64 out",

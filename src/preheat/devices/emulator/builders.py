@@ -430,7 +430,9 @@ def singles_to_packed(to: str) -> Build:
 def to_bfloat16(m: Modifiers) -> Instruction:
     """Build cvt of a number of another type to bfloat16."""
     return Instruction(
-        (U16,), (_type(m),), lambda a: small_floats.double_to_bfloat16(a.astype(np.float64), m["rnd"])
+        (U16,),
+        (_type(m),),
+        lambda a: small_floats.double_to_bfloat16(a.astype(np.float64), m.get("rnd", "rn")),
     )
 
 
@@ -461,6 +463,13 @@ def fp8_to_halves(m: Modifiers) -> Instruction:
     """Build cvt of two bytes to float16."""
     run = _finish(small_floats.from_fp8(m["fp8"].removesuffix("x2")), m)
     return Instruction((U32,), (U16,), integer.by_halves(run, np.dtype(np.uint8)))
+
+
+def fp8_to_bfloat16(m: Modifiers) -> Instruction:
+    """Build cvt of two bytes to bfloat16. Every number of 8 bits is exact in it."""
+    run = _finish(small_floats.from_fp8(m["fp8"].removesuffix("x2")), m)
+    exact = floating.map_result(run, lambda a: small_floats.single_to_bfloat16(a.astype(np.float32)))
+    return Instruction((U32,), (U16,), integer.by_halves(exact, np.dtype(np.uint8)))
 
 
 def pack(m: Modifiers) -> Instruction:

@@ -17,6 +17,7 @@ from preheat.devices.emulator import (
     carry,
     copies,
     emit_memory,
+    floating,
     matrices,
     mbarrier,
     video,
@@ -194,11 +195,19 @@ def _match(w: Writer, op: Op) -> None:
 def _redux(w: Writer, op: Op) -> None:
     sync, verb, kind, *more = (*op.modifiers, "", "", "")
     integer = kind in ("u32", "s32", "b32") and not any(more)
-    if sync != "sync" or verb not in warp.REDUCTIONS or not integer:
+    number = re.fullmatch(r"redux\.sync\.(min|max)(\.abs)?(\.NaN)?\.f32", op.opcode)
+    if number:
+        kind = "f32"
+        combine = floating.extreme(verb, nan="NaN" in op.modifiers)
+    elif sync == "sync" and verb in warp.REDUCTIONS and integer:
+        combine = warp.REDUCTIONS[verb]
+    else:
         raise w.unsupported()
     value = w.read(op.operands[1], TYPES[kind])
+    if "abs" in op.modifiers:
+        value = w.assign(f"{w.constant(np.abs)}({value})")
     mask = _member_mask(w, op.operands[2])
-    w.write(op.operands[0], w.assign(f"reduce(G, {verb!r}, {value}, {mask})"), TYPES[kind])
+    w.write(op.operands[0], w.assign(f"reduce(G, {w.constant(combine)}, {value}, {mask})"), TYPES[kind])
 
 
 def _elect(w: Writer, op: Op) -> None:

@@ -195,8 +195,8 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def reduce(group: Group, verb: str, value: Any, mask: Any) -> Array:
-    """Return the reduction over all threads in the mask."""
+def reduce(group: Group, combine: Callable[[Any, Any], Any], value: Any, mask: Any) -> Array:
+    """Return the values of all threads in the mask, combined in the order of the lanes."""
     warps = group.warps
     named = active(group) & mask
     rows = warps.rows(value)
@@ -205,7 +205,7 @@ def reduce(group: Group, verb: str, value: Any, mask: Any) -> Array:
     for lane in range(WARP):
         has = (named >> np.uint32(lane)) & np.uint32(1) != 0
         other = warps.per_thread(rows[:, lane])
-        total = np.where(has, np.where(started, REDUCTIONS[verb](total, other), other), total)
+        total = np.where(has, np.where(started, combine(total, other), other), total)
         started |= has
     return total
 
