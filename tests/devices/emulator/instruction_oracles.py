@@ -465,6 +465,7 @@ ORACLES: dict[str, Oracle] = {
     "cvt.rna.tf32.f32": converted,
     "cvt.rn.satfinite{.relu}.fp8.f32": both_to_bytes,
     "cvt.rn.satfinite{.relu}.fp8.f16x2": to_byte,
+    "cvt.rn.satfinite{.relu}.fp8.bf16x2": to_byte,
     "cvt.rn{.relu}.f16x2.fp8": converted,
     "cvt.rn{.relu}.bf16x2.fp8": converted,
     "cvt{.ftz}{.sat}.f64.f32": converted,

@@ -459,6 +459,12 @@ def halves_to_fp8(m: Modifiers) -> Instruction:
     return Instruction((U16,), (U32,), integer.by_halves(_to_fp8(m), F16))
 
 
+def bfloat16_to_fp8(m: Modifiers) -> Instruction:
+    """Build cvt of two bfloat16 to bytes."""
+    run = floating.map_operands(_to_fp8(m), small_floats.from_bfloat16)
+    return Instruction((U16,), (U32,), integer.by_halves(run, U16))
+
+
 def fp8_to_halves(m: Modifiers) -> Instruction:
     """Build cvt of two bytes to float16."""
     run = _finish(small_floats.from_fp8(m["fp8"].removesuffix("x2")), m)

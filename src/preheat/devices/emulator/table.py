@@ -170,6 +170,7 @@ _EXACT: tuple[tuple[str, Build], ...] = (
     ("cvt.rnz{.relu}.tf32.f32 cvt.rna.tf32.f32", builders.to_tf32),
     ("cvt.rn.satfinite{.relu}.fp8.f32", builders.singles_to_fp8),
     ("cvt.rn.satfinite{.relu}.fp8.f16x2", builders.halves_to_fp8),
+    ("cvt.rn.satfinite{.relu}.fp8.bf16x2", builders.bfloat16_to_fp8),
     ("cvt.rn{.relu}.f16x2.fp8", builders.fp8_to_halves),
     ("cvt.rn{.relu}.bf16x2.fp8", builders.fp8_to_bfloat16),
     ("cvt{.ftz}{.sat}.f64.f32", builders.float_to_float(F32, F64)),
