@@ -16,7 +16,10 @@ from tests.adapters.triton.numbers import blocks, philox, uniform, unwritten
 SIZES = (1, 31, 33, 128, 1009)
 SHAPES = ((1, 1), (3, 31), (7, 33), (2, 128), (5, 211))
 
+every_arch = pytest.mark.parametrize("launch", [80, 90, 100], indirect=True, ids="sm_{}".format)
 
+
+@every_arch
 @pytest.mark.parametrize("n", SIZES)
 def test_add(launch: Launcher, rng: np.random.Generator, n: int) -> None:
     x, y = rng.standard_normal((2, n)).astype("f4")
@@ -25,7 +28,6 @@ def test_add(launch: Launcher, rng: np.random.Generator, n: int) -> None:
     np.testing.assert_array_equal(out, x + y)
 
 
-@pytest.mark.parametrize("launch", [90, 100], indirect=True, ids="sm_{}".format)
 @pytest.mark.parametrize("n", SIZES)
 def test_add_in_a_dependent_launch(launch: Launcher, rng: np.random.Generator, n: int) -> None:
     x, y = rng.standard_normal((2, n)).astype("f4")
@@ -34,6 +36,7 @@ def test_add_in_a_dependent_launch(launch: Launcher, rng: np.random.Generator, n
     np.testing.assert_array_equal(out, x + y)
 
 
+@every_arch
 @pytest.mark.parametrize("n", SIZES)
 def test_add_of_arrays_that_are_not_aligned(launch: Launcher, rng: np.random.Generator, n: int) -> None:
     x, y = rng.standard_normal((2, n + 3)).astype("f4")
@@ -43,6 +46,7 @@ def test_add_of_arrays_that_are_not_aligned(launch: Launcher, rng: np.random.Gen
     np.testing.assert_array_equal(out[1:], x[3:] + y[2:-1])
 
 
+@every_arch
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_softmax(
@@ -56,6 +60,7 @@ def test_softmax(
     np.testing.assert_allclose(out, powers / powers.sum(1, keepdims=True), rtol=4e-6, atol=1e-12)
 
 
+@every_arch
 @pytest.mark.parametrize("n", SIZES)
 def test_dropout(launch: Launcher, rng: np.random.Generator, n: int) -> None:
     x, keep = rng.standard_normal(n).astype("f4"), rng.random(n) > 0.4
@@ -65,6 +70,7 @@ def test_dropout(launch: Launcher, rng: np.random.Generator, n: int) -> None:
     np.testing.assert_allclose(out, np.where(keep, x / 0.6, 0), rtol=4e-7)
 
 
+@every_arch
 @pytest.mark.parametrize("seed", [0, 123, 2**31 - 1])
 @pytest.mark.parametrize("n", SIZES)
 def test_seeded_dropout(launch: Launcher, rng: np.random.Generator, n: int, seed: int) -> None:
@@ -76,6 +82,7 @@ def test_seeded_dropout(launch: Launcher, rng: np.random.Generator, n: int, seed
     np.testing.assert_array_equal(out, np.where(kept, x * 2, 0))
 
 
+@every_arch
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_layer_norm(launch: Launcher, rng: np.random.Generator, rows: int, columns: int) -> None:
     x = (rng.standard_normal((rows, columns)) - 2.3).astype("f2")
@@ -94,6 +101,7 @@ def test_layer_norm(launch: Launcher, rng: np.random.Generator, rows: int, colum
     np.testing.assert_allclose(out, normal * weight + bias, rtol=1e-3, atol=1e-3)
 
 
+@every_arch
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_layer_norm_backward(
     launch: Launcher, rng: np.random.Generator, rows: int, columns: int
@@ -130,6 +138,7 @@ def test_layer_norm_backward(
         np.testing.assert_allclose(out, total, rtol=1e-4, atol=1e-5)
 
 
+@every_arch
 @pytest.mark.parametrize("rows", [1, 31, 67])
 def test_sum_of_groups(launch: Launcher, rng: np.random.Generator, rows: int) -> None:
     x = rng.standard_normal((rows, 77)).astype("f4")
@@ -139,6 +148,7 @@ def test_sum_of_groups(launch: Launcher, rng: np.random.Generator, rows: int) ->
     np.testing.assert_allclose(out, x.sum(0, "f8"), rtol=1e-5, atol=1e-5)
 
 
+@every_arch
 @pytest.mark.parametrize("rows", [1, 31, 33, 67])
 def test_row_products(launch: Launcher, rng: np.random.Generator, rows: int) -> None:
     a, b = rng.standard_normal((2, 3, rows, 64)).astype("f2")
@@ -148,6 +158,7 @@ def test_row_products(launch: Launcher, rng: np.random.Generator, rows: int) -> 
     np.testing.assert_allclose(out, (a.astype("f8") * b).sum(-1), rtol=1e-5, atol=1e-4)
 
 
+@every_arch
 @pytest.mark.parametrize("kind", ["fp32", "fp64"])
 @pytest.mark.parametrize("n", SIZES)
 def test_arcsine(launch: Launcher, rng: np.random.Generator, n: int, kind: str) -> None:
