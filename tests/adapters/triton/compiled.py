@@ -35,17 +35,28 @@ class Compiler:
         self._compiled: dict[str, CompiledKernel] = {}
 
     def __call__(
-        self, function: Any, types: str, arch: int, aligned: bool, warps: int, constants: dict[str, Any]
+        self,
+        function: Any,
+        types: str,
+        arch: int,
+        aligned: bool,
+        options: dict[str, Any],
+        constants: dict[str, Any],
     ) -> CompiledKernel:
         """Return `function` compiled for constants and for other parameters of these types."""
-        key = repr((function.fn, types, arch, aligned, warps, constants))
+        key = repr((function.fn, types, arch, aligned, options, constants))
         if key not in self._compiled:
-            self._compiled[key] = _compile(function, types, arch, aligned, warps, constants)
+            self._compiled[key] = _compile(function, types, arch, aligned, options, constants)
         return self._compiled[key]
 
 
 def _compile(
-    function: Any, types: str, arch: int, aligned: bool, warps: int, constants: dict[str, Any]
+    function: Any,
+    types: str,
+    arch: int,
+    aligned: bool,
+    options: dict[str, Any],
+    constants: dict[str, Any],
 ) -> CompiledKernel:
     names = [name for name in function.arg_names if name not in constants]
     variable = dict(zip(names, types.split(), strict=True))
@@ -56,7 +67,7 @@ def _compile(
         ASTSource(function, signature, constants, attributes),
         target=GPUTarget("cuda", arch, 32),
         # Versions of Triton differ in whether they fuse unless told.
-        options={"num_warps": warps, "enable_fp_fusion": True},
+        options={**options, "enable_fp_fusion": True},
     )
     assert made.asm["cubin"] == b"", "the assembler is not needed"
     metadata, ptx = made.metadata, made.asm["ptx"]
@@ -102,10 +113,12 @@ class Launcher(NamedTuple):
         *arguments: Any,
         aligned: bool = True,
         warps: int = 4,
+        debug: bool = False,
         **constants: Any,
     ) -> None:
         """Launch `function`, whose parameters that are not constant have these types."""
-        compiled = self.compiler(function, types, self.arch, aligned, warps, constants)
+        options = {"num_warps": warps, "debug": debug}
+        compiled = self.compiler(function, types, self.arch, aligned, options, constants)
         kernel = self.gpu.kernel(compiled.ptx, compiled.name)
         scratch = [None] * compiled.scratch_pointers
         kernel.launch(*arguments, *scratch, grid=grid, block=compiled.threads, shared=compiled.shared)

@@ -66,6 +66,17 @@ def to_numbers(stored: Array, kind: str) -> Array:
     return stored.astype("f8")
 
 
+def random_values(
+    rng: np.random.Generator, kind: str, shape: int | tuple[int, ...], top: int = 1000
+) -> Array:
+    """Return whole numbers up to `top` of either sign, or normal numbers, for a type of Triton."""
+    if kind.startswith("u"):
+        return rng.integers(0, top, shape).astype(DTYPES[kind])
+    if kind.startswith("i"):
+        return rng.integers(-top, top, shape).astype(DTYPES[kind])
+    return to_bits(rng.integers(-64, 64, shape) / 16, kind)
+
+
 def philox(seed: int, offsets: Array, rounds: int = 10) -> tuple[Array, Array, Array, Array]:
     """Return the four words of Philox-4x32 for each offset, as Salmon and others define it."""
     words = [offsets.astype("u8"), *(np.zeros(offsets.shape, "u8") for _ in range(3))]

@@ -1,4 +1,4 @@
-"""What Triton makes of the kernels of its tutorials computes on the emulator what NumPy computes."""
+"""Kernels like those of Triton's tutorials agree with NumPy on the emulator."""
 
 from __future__ import annotations
 

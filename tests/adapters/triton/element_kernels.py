@@ -1,4 +1,4 @@
-"""Kernels for the operations of Triton's language: scans, reductions, sorting, atomics and more.
+"""Kernels for gathers, single elements, tiles and loops.
 
 Triton compiles the source of these functions. They are never called as Python functions.
 """
@@ -10,169 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
-
-# Scans
-
-
-@triton.jit
-def running_sum(x, out, n, block: tl.constexpr, reverse: tl.constexpr):
-    """Scan the rows of a matrix with `n` columns, one row in each program."""
-    at = tl.arange(0, block)
-    row = tl.program_id(0) * n
-    value = tl.load(x + row + at, mask=at < n, other=0)
-    tl.store(out + row + at, tl.cumsum(value, axis=0, reverse=reverse), mask=at < n)
-
-
-@triton.jit
-def compose(scale, shift, next_scale, next_shift):
-    """Compose two functions `a * x + b`."""
-    return scale * next_scale, next_scale * shift + next_shift
-
-
-@triton.jit
-def recurrence(scale, shift, out, n, block: tl.constexpr):
-    """Compute h[i] = scale[i] * h[i - 1] + shift[i]."""
-    at = tl.arange(0, block)
-    row = tl.program_id(0) * n
-    a = tl.load(scale + row + at, mask=at < n, other=1.0)
-    b = tl.load(shift + row + at, mask=at < n, other=0.0)
-    _, h = tl.associative_scan((a, b), 0, compose)
-    tl.store(out + row + at, h, mask=at < n)
-
-
-@triton.jit
-def running_product_of_columns(x, out, rows, columns, tall: tl.constexpr, wide: tl.constexpr):
-    row = tl.arange(0, tall)[:, None]
-    column = tl.arange(0, wide)[None, :]
-    inside = (row < rows) & (column < columns)
-    value = tl.load(x + row * columns + column, mask=inside, other=1.0)
-    tl.store(out + row * columns + column, tl.cumprod(value, axis=0), mask=inside)
-
-
-# Reductions
-
-
-@triton.jit
-def reductions(
-    x, sums, largest, smallest, argmax, argmin, rows, columns, tall: tl.constexpr, wide: tl.constexpr
-):
-    row = tl.program_id(0) * tall + tl.arange(0, tall)
-    column = tl.arange(0, wide)
-    inside = (row[:, None] < rows) & (column[None, :] < columns)
-    at = row[:, None] * columns + column[None, :]
-    tl.store(sums + row, tl.sum(tl.load(x + at, mask=inside, other=0), axis=1), mask=row < rows)
-    high = tl.load(x + at, mask=inside, other=-100000)
-    low = tl.load(x + at, mask=inside, other=100000)
-    tl.store(largest + row, tl.max(high, axis=1), mask=row < rows)
-    tl.store(smallest + row, tl.min(low, axis=1), mask=row < rows)
-    tl.store(argmax + row, tl.argmax(high, axis=1), mask=row < rows)
-    tl.store(argmin + row, tl.argmin(low, axis=1), mask=row < rows)
-
-
-@triton.jit
-def xor_of_rows(x, out, n, block: tl.constexpr):
-    at = tl.arange(0, block)
-    row = tl.program_id(0)
-    value = tl.load(x + row * n + at, mask=at < n, other=0)
-    tl.store(out + row, tl.xor_sum(value, axis=0))
-
-
-@triton.jit
-def larger_magnitude(a, b):
-    return tl.where(tl.abs(a) >= tl.abs(b), a, b)
-
-
-@triton.jit
-def largest_magnitude(x, out, n, block: tl.constexpr):
-    at = tl.arange(0, block)
-    row = tl.program_id(0)
-    value = tl.load(x + row * n + at, mask=at < n, other=0.0)
-    tl.store(out + row, tl.reduce(value, 0, larger_magnitude))
-
-
-# Order
-
-
-@triton.jit
-def sort_rows(x, out, n, block: tl.constexpr, descending: tl.constexpr):
-    at = tl.arange(0, block)
-    row = tl.program_id(0) * n
-    absent: tl.constexpr = -100000 if descending else 100000
-    value = tl.load(x + row + at, mask=at < n, other=absent)
-    tl.store(out + row + at, tl.sort(value, descending=descending), mask=at < n)
-
-
-@triton.jit
-def topk_rows(x, out, n, k: tl.constexpr, block: tl.constexpr):
-    at = tl.arange(0, block)
-    value = tl.load(x + tl.program_id(0) * n + at, mask=at < n, other=-float("inf"))
-    tl.store(out + tl.program_id(0) * k + tl.arange(0, k), tl.topk(value, k))
-
-
-@triton.jit
-def flip_rows(x, out, block: tl.constexpr):
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    tl.store(out + at, tl.flip(tl.load(x + at), 0))
-
-
-@triton.jit
-def histogram(x, out, n, bins: tl.constexpr, block: tl.constexpr):
-    """Add the histogram of each block to `out`."""
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < n
-    counts = tl.histogram(tl.load(x + at, mask=inside, other=0), bins, mask=inside)
-    tl.atomic_add(out + tl.arange(0, bins), counts)
-
-
-# Atomic operations
-
-
-@triton.jit
-def scatter_add(index, x, out, n, block: tl.constexpr):
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < n
-    place = tl.load(index + at, mask=inside, other=0)
-    tl.atomic_add(out + place, tl.load(x + at, mask=inside, other=0), mask=inside)
-
-
-@triton.jit
-def scatter_extremes(index, x, largest, smallest, n, block: tl.constexpr):
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < n
-    place = tl.load(index + at, mask=inside, other=0)
-    value = tl.load(x + at, mask=inside, other=0)
-    tl.atomic_max(largest + place, value, mask=inside)
-    tl.atomic_min(smallest + place, value, mask=inside)
-
-
-@triton.jit
-def scatter_bits(index, x, ands, ors, xors, n, block: tl.constexpr):
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < n
-    place = tl.load(index + at, mask=inside, other=0)
-    value = tl.load(x + at, mask=inside, other=0)
-    tl.atomic_and(ands + place, value, mask=inside)
-    tl.atomic_or(ors + place, value, mask=inside)
-    tl.atomic_xor(xors + place, value, mask=inside)
-
-
-@triton.jit
-def multiply_by_cas(total, factors):
-    """Multiply `total` by the factor of this program, whatever other programs do meanwhile."""
-    factor = tl.load(factors + tl.program_id(0))
-    seen = tl.load(total, volatile=True)
-    written = tl.atomic_cas(total, seen, seen * factor)
-    while written != seen:
-        seen = written
-        written = tl.atomic_cas(total, seen, seen * factor)
-
-
-@triton.jit
-def tickets(counter, out, block: tl.constexpr):
-    """Draw a number for each program and store its number of the program there."""
-    ticket = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-    tl.store(out + ticket * block + tl.arange(0, block), tl.program_id(0))
-
 
 # Gathers
 
@@ -207,6 +44,60 @@ def choose(x, y, out, n, low, high, block: tl.constexpr):
     clamped = tl.clamp(a, low, high)
     chosen = tl.where((a > low) & (a < high), a * b, tl.where(a >= high, clamped - b, b))
     tl.store(out + at, chosen, mask=inside & (at % 3 != 1))
+
+
+@triton.jit
+def with_cache_hints(x, y, out, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < n
+    a = tl.load(x + at, mask=inside, cache_modifier=".ca")
+    b = tl.load(y + at, mask=inside, cache_modifier=".cg")
+    tl.store(out + at, a + b, mask=inside, cache_modifier=".cs")
+    a = tl.load(x + at, mask=inside, eviction_policy="evict_last")
+    b = tl.load(y + at, mask=inside, eviction_policy="evict_first")
+    tl.store(out + n + at, a - b, mask=inside, eviction_policy="evict_last")
+    a = tl.load(x + at, mask=inside, volatile=True)
+    b = tl.load(y + at, mask=inside, cache_modifier=".cv")
+    tl.store(out + 2 * n + at, b - a, mask=inside, cache_modifier=".wt")
+
+
+@triton.jit
+def extremes_with_nan(x, y, out, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < n
+    a = tl.load(x + at, mask=inside, other=0.0)
+    b = tl.load(y + at, mask=inside, other=0.0)
+    keep: tl.constexpr = tl.PropagateNan.ALL
+    drop: tl.constexpr = tl.PropagateNan.NONE
+    tl.store(out + at, tl.maximum(a, b, propagate_nan=keep), mask=inside)
+    tl.store(out + n + at, tl.maximum(a, b, propagate_nan=drop), mask=inside)
+    tl.store(out + 2 * n + at, tl.minimum(a, b, propagate_nan=keep), mask=inside)
+    tl.store(out + 3 * n + at, tl.minimum(a, b, propagate_nan=drop), mask=inside)
+
+
+@triton.jit
+def rotate_bits(x, out, n, block: tl.constexpr):
+    """Rotate by an instruction that the kernel names itself, and change the sign as a float."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    value = tl.load(x + at, mask=at < n, other=0)
+    rotated = tl.inline_asm_elementwise(
+        "shf.l.wrap.b32 $0, $1, $1, 7;", "=r,r", [value], dtype=tl.int32, is_pure=True, pack=1
+    )
+    tl.store(out + at, rotated, mask=at < n)
+    negated = -value.to(tl.float32, bitcast=True)
+    tl.store(out + n + at, negated.to(tl.int32, bitcast=True), mask=at < n)
+
+
+@triton.jit
+def assert_positive(x, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.device_assert(tl.load(x + at, mask=at < n, other=1) > 0, "a number is not positive")
+
+
+@triton.jit
+def print_values(x, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.device_print("value", tl.load(x + at))
 
 
 @triton.jit
@@ -349,6 +240,22 @@ def sum_of_squares(x, out, n, block: tl.constexpr):
 
 
 @triton.jit
+def log_sum_exp(x, out, n, block: tl.constexpr, stages: tl.constexpr):
+    """Compute log2(sum(2**x)) of a row, with the loads of later blocks in flight."""
+    row = tl.program_id(0)
+    top = tl.full([block], -1e30, dtype=tl.float32)
+    sums = tl.zeros([block], dtype=tl.float32)
+    for start in tl.range(0, n, block, num_stages=stages):
+        at = start + tl.arange(0, block)
+        value = tl.load(x + row * n + at, mask=at < n, other=-1e30)
+        higher = tl.maximum(top, value)
+        sums = sums * tl.exp2(top - higher) + tl.where(at < n, tl.exp2(value - higher), 0.0)
+        top = higher
+    highest = tl.max(top, axis=0)
+    tl.store(out + row, highest + tl.log2(tl.sum(sums * tl.exp2(top - highest), axis=0)))
+
+
+@triton.jit
 def collatz(x, out, n, block: tl.constexpr):
     """Count the steps to 1; a block goes on until all its numbers are there."""
     at = tl.program_id(0) * block + tl.arange(0, block)
@@ -370,14 +277,3 @@ def greatest_divisor(x, y, out):
     while b != 0:
         a, b = b, a % b
     tl.store(out + at, a)
-
-
-@triton.jit
-def reduce_in_blocks(x, out, rows, inner, tall: tl.constexpr, wide: tl.constexpr):
-    """Sum a matrix over its columns in a grid of three axes, adding what other programs sum."""
-    row = tl.program_id(0) * tall + tl.arange(0, tall)
-    part = tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
-    column = part * wide + tl.arange(0, wide)
-    inside = (row[:, None] < rows) & (column[None, :] < inner)
-    value = tl.load(x + row[:, None] * inner + column[None, :], mask=inside, other=0)
-    tl.atomic_add(out + row, tl.sum(value, axis=1), mask=row < rows)
