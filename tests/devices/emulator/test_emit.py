@@ -116,6 +116,29 @@ def test_sums_of_singles_take_operands_of_16_bits() -> None:
     assert found.view(np.float32)[0].tolist() == [1.25, 1.25, -2.75, 0.0]
 
 
+def test_numbers_of_16_and_8_bits_become_each_other() -> None:
+    """Without a modifier, a conversion between float16 and bfloat16 rounds to nearest even."""
+    found = run(
+        """
+        mov.b64 {%h1, %h2, %h3, %h4}, %d10;
+        cvt.bf16.f16 %h5, %h1; cvt.bf16.f16 %h6, %h2; cvt.f16.bf16 %h7, %h3; cvt.rz.bf16.f16 %h8, %h2;
+        mov.b64 %d20, {%h5, %h6, %h7, %h8};
+        cvt.rn.bf16x2.e4m3x2 %r2, %h4; cvt.rn.relu.bf16x2.e5m2x2 %r3, %h4; mov.b64 %d21, {%r2, %r3};
+        cvt.rn.satfinite.e4m3x2.bf16x2 %h9, %r11; cvt.rn.satfinite.relu.e5m2x2.bf16x2 %h10, %r11;
+        mov.b32 %r4, {%h9, %h10}; cvt.u64.u32 %d22, %r4;
+        """,
+        # 1 + 2**-8 and 1 + 3 * 2**-8 in float16, -1.5 in bfloat16, and the bytes 0x38 and 0x81.
+        np.full(37, 0x3C04 | 0x3C0C << 16 | 0xBFC0 << 32 | 0x3881 << 48, np.uint64),
+        np.full(37, 0xBF804700, np.uint64),  # -1 and 32768 in bfloat16
+        results=3,
+    )
+    assert found[0].tolist() == [
+        0x3F80 | 0x3F82 << 16 | 0xBE00 << 32 | 0x3F81 << 48,
+        0x3F80BB00 | 0x3F000000 << 32,  # 1 and -2**-9; 0.5, and 0 instead of -2**-16
+        0xB87E | 0x0078 << 16,  # -1 and 448, the largest; 0 instead of -1, and 32768
+    ]
+
+
 # Addresses
 
 
