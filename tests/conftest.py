@@ -75,6 +75,14 @@ def tmp_path(
         shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def library_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the caches of other libraries during the whole run: they look for the directory once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUPY_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cupy"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of the machine reaches a test; the home directory is the test's own.
