@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.build.builder import Builder
+from preheat.build.key_locks import Deferral
 from preheat.build.together import build_all
 from preheat.cache.lock import FileLock
 from preheat.cache.usage import Additions, Usage
@@ -29,8 +31,8 @@ from preheat.toolchain.locate import _Memo
 from preheat.toolchain.pool import WorkerPool
 from preheat.toolchain.process import WorkerProcess
 from tests.conftest import Recorder
-from tests.processes import run_in_fork, wait_for
-from tests.toolchain.support import gone
+from tests.processes import TIMEOUT_SECONDS, run_in_fork, wait_for
+from tests.toolchain.support import gone, slow
 
 SM_90 = Arch.parse("sm_90")
 
@@ -379,6 +381,54 @@ def test_a_forked_child_leaves_the_early_compiles_to_its_parent(
         run_in_fork(child)
         assert locks(config) == held
         assert len(held) == 4
+
+
+def slow_program(number: int) -> Program:
+    return Program.of(slow(2000 + number), label=f"slow{number}.cu")
+
+
+def waits(pool: WorkerPool) -> bool:
+    """Return whether the early workers have got a slow program each."""
+    assert pool._early is not None
+    return sum(b"slow" in request for request in pool._early._busy) == 2
+
+
+def test_no_more_compilers_run_than_there_are_processors(
+    open_builder: Callable[..., Builder], watch: Watch, recorder: Recorder
+) -> None:
+    watch.start(replies(4))
+    builder = open_builder()
+    including = Program.of(f"#include <cuda_fp16.h>\n{PROGRAMS[0].source}", label="half.cu")
+    build_all(builder, pairs([*PROGRAMS, including, program(5)]))
+    started = [row for row in recorder.named("worker") if row["what"] == "started"]
+    assert len(started) == 3
+
+
+def test_a_call_that_waits_for_an_early_compiler_can_be_cancelled(
+    open_builder: Callable[..., Builder], watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch.start(waits)
+    builder = open_builder()
+    waiting = threading.Event()
+    wait = WorkerPool._wait_for_early
+
+    def noticed() -> None:
+        waiting.set()
+        wait()
+
+    monkeypatch.setattr(WorkerPool, "_wait_for_early", staticmethod(noticed))
+    with builder.expect(pairs([slow_program(number) for number in (1, 2, 3)])):
+        # The worker that located the compilers takes the first of these programs.
+        others = [builder.in_background(partial(_build, builder, n)) for n in (4, 5)]
+        assert waiting.wait(TIMEOUT_SECONDS)
+        background = builder._background
+        assert background is not None
+        background.cancel()
+        assert all(task.cancelled for task in others)
+
+
+def _build(builder: Builder, number: int, deferral: Deferral) -> object:
+    return builder.obtain(slow_program(number), SM_90, deferral=deferral)
 
 
 # Other processes

@@ -184,8 +184,9 @@ class Toolchain:
         return compiled
 
     def close(self) -> None:
-        """End the worker processes. A later request starts new ones."""
+        """End the worker processes that are idle or compile early. A later request starts new ones."""
         if self._pool is not None:
+            self._pool.end_early()
             self._pool.close()
 
     def after_fork(self) -> None:

@@ -61,11 +61,14 @@ class EarlyRequests:
 
     def run(self) -> None:
         """Receive replies and send further requests, until there are none left or `end` is called."""
-        while self._polled and not self._stop.cancelled:
-            for descriptor, _ in self._ready.poll():
-                if descriptor in self._polled:
-                    self._ready.unregister(descriptor)
-                    self._receive(*self._polled.pop(descriptor))
+        try:
+            while self._polled and not self._stop.cancelled:
+                for descriptor, _ in self._ready.poll():
+                    if descriptor in self._polled:
+                        self._ready.unregister(descriptor)
+                        self._receive(*self._polled.pop(descriptor))
+        finally:
+            self._polled.clear()
 
     def _receive(self, request: bytes, worker: WorkerProcess) -> None:
         with self._lock:
@@ -117,9 +120,9 @@ class EarlyRequests:
             act()
 
     @property
-    def busy(self) -> bool:
-        """Whether a worker will send a reply that no call waits for yet."""
-        return bool(self._busy)
+    def waits(self) -> bool:
+        """Whether the thread that sends waits for a reply, after which a worker may be free."""
+        return bool(self._polled)
 
     def end(self) -> list[WorkerProcess]:
         """Stop, forget all replies, and return the workers whose replies no call waits for."""

@@ -161,9 +161,9 @@ class WorkerPool:
                         return worker
                     worker.end()  # It had exited because it was idle.
                 early = self._early
-                full = early is not None and early.busy and len(self._workers) > self._most
+                full = early is not None and early.waits and len(self._workers) >= self._most
             if full and not new:
-                time.sleep(_EARLY_POLL)  # A worker that compiles early will be idle.
+                self._wait_for_early()
                 continue
             scratch.sweep()
             worker = self._start()
@@ -171,6 +171,16 @@ class WorkerPool:
                 if worker in self._idle:  # Otherwise another thread has taken it.
                     self._idle.remove(worker)
                     return worker  # Even if it has died already: the request will report how.
+
+    @staticmethod
+    def _wait_for_early() -> None:
+        """Wait a moment for a worker that compiles early, which will be idle after that."""
+        cancellation = cancel.current()
+        if cancellation is None:
+            time.sleep(_EARLY_POLL)
+        else:
+            cancellation.sleep(_EARLY_POLL)
+            cancellation.check()
 
     def _start(self) -> WorkerProcess:
         """Start a worker in a thread of its own, add it to the idle ones and return it.
