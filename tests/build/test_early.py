@@ -419,11 +419,9 @@ def test_a_call_that_waits_for_an_early_compiler_can_be_cancelled(
     monkeypatch.setattr(WorkerPool, "_wait_for_early", staticmethod(noticed))
     with builder.expect(pairs([slow_program(number) for number in (1, 2, 3)])):
         # The worker that located the compilers takes the first of these programs.
-        others = [builder.in_background(partial(_build, builder, n)) for n in (4, 5)]
+        others = [builder.background.submit(partial(_build, builder, n)) for n in (4, 5)]
         assert waiting.wait(TIMEOUT_SECONDS)
-        background = builder._background
-        assert background is not None
-        background.cancel()
+        builder.background.cancel()
         assert all(task.cancelled for task in others)
 
 

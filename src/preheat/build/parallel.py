@@ -16,6 +16,7 @@ from preheat.build.key_locks import Busy, Deferral, parallel_compiles
 from preheat.callsite import acting_for, call_site
 from preheat.locks import Lock
 from preheat.toolchain.cancel import Cancellation, Cancelled
+from preheat.turns import Turns
 
 __all__ = ["Runner", "Task", "run_all"]
 
@@ -25,6 +26,7 @@ R = TypeVar("R")
 _RETRY = 0.005  # seconds between two attempts of a runner at requests that other processes compile
 _TICK = 0.1  # seconds between two calls of `on_tick`
 _POLL = 0.2  # seconds between two checks of a thread that waits for a task
+_TURNS = 4  # threads of a runner that work on results at the same time, while the others wait
 _END = 5.0  # seconds that the end of a run waits for its threads
 
 
@@ -113,6 +115,7 @@ class Runner:
         self._threads = 0
         self._lock = Lock()
         self._cancellation = Cancellation()
+        self._turns = Turns(_TURNS)
 
     def submit(
         self, run: Callable[[Deferral], R], report: Callable[[], object] | None = None
@@ -135,7 +138,7 @@ class Runner:
             if self._threads >= self._limit:
                 return
             self._threads += 1
-        with self._cancellation:
+        with self._cancellation, self._turns:
             while (task := self._take()) is not None:
                 repeated = task.deferral is not None
                 if not task.attempt():

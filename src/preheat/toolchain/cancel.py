@@ -7,6 +7,7 @@ import select
 from _thread import get_ident
 
 from preheat.files import owned
+from preheat.turns import waiting
 
 __all__ = ["Cancellation", "Cancelled", "current"]
 
@@ -49,9 +50,10 @@ class Cancellation:
 
     def sleep(self, seconds: float) -> None:
         """Sleep, at most until the compiles are cancelled."""
-        waiting = select.poll()
-        waiting.register(self.descriptor, select.POLLIN)
-        waiting.poll(seconds * 1000)
+        ended = select.poll()
+        ended.register(self.descriptor, select.POLLIN)
+        with waiting():
+            ended.poll(seconds * 1000)
 
 
 def current() -> Cancellation | None:

@@ -19,6 +19,7 @@ from preheat.toolchain import cancel, frames, scratch
 from preheat.toolchain.early import EarlyRequests
 from preheat.toolchain.locate import SEARCH_VARIABLES
 from preheat.toolchain.process import IdleExitError, WorkerProcess
+from preheat.turns import waiting
 
 __all__ = ["WorkerPool"]
 
@@ -210,7 +211,8 @@ class WorkerPool:
             _thread.start_new_thread(start_all, ())
         except RuntimeError:  # No thread can be started, for example in an exit handler of Python 3.12.
             start()
-        started.acquire()
+        with waiting():
+            started.acquire()
         if failures:
             raise failures.pop()
         return workers[0]

@@ -15,6 +15,7 @@ from typing import NoReturn
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
 from preheat.files import owned
 from preheat.toolchain import cancel, frames
+from preheat.turns import waiting
 
 __all__ = ["IdleExitError", "WorkerProcess"]
 
@@ -108,12 +109,13 @@ class WorkerProcess:
         def wait(pipe: int, event: int) -> None:
             ready.register(pipe, event)
             try:
-                while not ready.poll(min(max(deadline - time.monotonic(), 0), _LONGEST_WAIT) * 1000):
-                    if time.monotonic() >= deadline:
-                        raise CompilerTimeoutError(
-                            f"the compiler did not finish within {allowed:g} s",
-                            hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
-                        )
+                with waiting():
+                    while not ready.poll(_milliseconds(deadline)):
+                        if time.monotonic() >= deadline:
+                            raise CompilerTimeoutError(
+                                f"the compiler did not finish within {allowed:g} s",
+                                hint="raise PREHEAT_COMPILE_TIMEOUT if the program needs longer",
+                            )
             finally:
                 ready.unregister(pipe)
             if cancellation is not None:
@@ -177,3 +179,8 @@ class WorkerProcess:
         output = last.decode("utf-8", "replace").strip()
         message = f"the compiler process died ({how})" + (f": {output}" if output else "")
         raise CompilerCrashError(message, killed=killed)
+
+
+def _milliseconds(deadline: float) -> float:
+    """Return the milliseconds until `deadline`, or as many as the kernel accepts."""
+    return min(max(deadline - time.monotonic(), 0), _LONGEST_WAIT) * 1000
