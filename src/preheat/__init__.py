@@ -14,6 +14,7 @@ Importing this package loads no CUDA library, makes no directory and reads no fi
 from __future__ import annotations
 
 import importlib
+import os
 
 from preheat._version import __version__
 from preheat.locks import no_fork
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from preheat.devices.base import Attributes, BlockSize, Limits, MemoryInfo, Occupancy
     from preheat.dtypes import DType
     from preheat.errors import (
+        AdapterError,
         BakedError,
         BundleError,
         CaptureError,
@@ -133,6 +135,7 @@ _NAMES_OF = {
 _MODULES = ("lora",)  # used by their own names: preheat.lora.backward_plan
 
 __all__ = [
+    "AdapterError",
     "Arch",
     "Array",
     "Artifact",
@@ -225,6 +228,11 @@ __all__ = [
     "strided",
     "unseal",
 ]
+
+if os.environ.get("PREHEAT_ADAPTERS"):
+    from preheat.adapters.imports import activate as _activate
+
+    _activate()
 
 _MODULE_OF = dict.fromkeys(__all__, "preheat.errors")
 _MODULE_OF |= {name: module for module, names in _NAMES_OF.items() for name in names}

@@ -36,12 +36,15 @@ class _OutsideFiles(dict[str, bool]):
 outside_files = _OutsideFiles()
 
 
-def call_site() -> CallSite:
-    """Return the place in the program that called preheat."""
+def call_site(*libraries: str) -> CallSite:
+    """Return the place in the program that called preheat.
+
+    Code below the directories `libraries` does not count as the program.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if outside_files[code.co_filename]:
+        if outside_files[code.co_filename] and not code.co_filename.startswith(libraries):
             return (code, frame.f_lasti)
         frame = frame.f_back
     return _acting_for.get(get_ident(), (None, 0))

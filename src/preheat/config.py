@@ -228,6 +228,12 @@ VARIABLES: tuple[Variable, ...] = (
         "on: wait after every replay, so that an error names the graph that caused it",
     ),
     Variable(
+        "PREHEAT_ADAPTERS",
+        word,
+        "none",
+        "`auto`, or names: libraries whose compilers use the cache, once preheat is imported",
+    ),
+    Variable(
         "PREHEAT_NATIVE", boolean, "on", "off: launch and replay by Python code, not the native core"
     ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
@@ -269,6 +275,7 @@ class Config:
     graph_upload: bool = False
     graph_sync: bool = False
     events: Path | None = None
+    adapters: str = ""  # read when preheat is imported, before there is a Config
     native: bool = True
     traceback: str = "short"
 

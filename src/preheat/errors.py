@@ -11,6 +11,7 @@
       ConfigError                an environment variable has an invalid value
       CompileError               the compiler rejected the program; has the complete log
       SealedError                a sealed process would have to compile a program
+      AdapterError               the adapter for another library cannot be used
       WarmError                  a warm-up failed in part; has the failures and the report
       ToolchainError             the compiler cannot be used
         ToolchainNotFoundError   its library is not installed
@@ -45,6 +46,7 @@ from typing import Any, Self, TypeVar
 from preheat.messages import Diagnostic, SourceLine, count, did_you_mean, kernel_hint, short_repr
 
 __all__ = [
+    "AdapterError",
     "BakedError",
     "BundleError",
     "CaptureError",
@@ -109,6 +111,10 @@ class PreheatError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the state: the arguments of the class are not those of the message."""
         return _restored, (type(self), self.args, self.__dict__)
+
+
+class AdapterError(PreheatError):
+    """The adapter for another library cannot be used, or cannot make what was recorded."""
 
 
 class InputError(PreheatError, ValueError):

@@ -53,11 +53,13 @@ EVENTS: Mapping[str, str] = {
     "slow_path": "a shipped kernel takes a slower path; reported once [device, op, reason]",
     "blas": "products of matrices go to cuBLAS or to the shipped kernels [device, uses, reason]",
     "worker": "a compiler process was started or ended [what, reason]",
+    "weak": "a sealed process uses a kernel that assumes less than the launch [program, caller, key]",
 }
 
 #: Events with Python objects as fields. They are not counted, and only sinks that name them get them.
 OBJECT_EVENTS: Mapping[str, str] = {
-    "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]"
+    "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]",
+    "foreign_request": "another library found or made an entry; `row` describes it [entry, row, site]",
 }
 
 Stats = dict[str, float]  # counter name -> value

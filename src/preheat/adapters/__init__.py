@@ -1,1 +1,83 @@
-"""The library's kernels in the terms of other libraries; each is imported only where it is used."""
+"""Other libraries: their compilers on the store of preheat, and its kernels on their tensors.
+
+    import preheat.adapters
+    preheat.adapters.install("triton")        # before the first kernel is launched
+
+`PREHEAT_ADAPTERS=auto` installs the adapter of every library that the process imports, once preheat is
+imported. Inside `preheat record -- COMMAND` and `preheat run -- COMMAND` that happens without a change
+of the application.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+from preheat.locks import Lock
+
+if TYPE_CHECKING:
+    from preheat.adapters.base import Adapter
+    from preheat.build.builder import Builder
+
+__all__ = ["adapter", "install", "installed", "known"]
+
+# The module and the class of each adapter.
+_ADAPTERS = {
+    "triton": ("preheat.adapters.triton.adapter", "TritonAdapter"),
+    "inductor": ("preheat.adapters.inductor", "InductorAdapter"),
+}
+
+_lock = Lock()
+_installed: dict[str, Adapter] = {}
+
+
+def known() -> tuple[str, ...]:
+    """Return the names of the libraries that have an adapter."""
+    return tuple(_ADAPTERS)
+
+
+def installed() -> tuple[str, ...]:
+    """Return the names of the adapters that are installed in this process."""
+    return tuple(_installed)
+
+
+def adapter(name: str) -> Adapter:
+    """Return the adapter of a library, which need not be installed."""
+    from preheat.errors import InputError, did_you_mean  # Imports are late: see `imports.activate`.
+
+    if name not in _ADAPTERS:
+        hint = did_you_mean(name, _ADAPTERS) or f"the adapters are {', '.join(_ADAPTERS)}"
+        raise InputError(f"there is no adapter for {name!r}", hint=hint)
+    module, cls = _ADAPTERS[name]
+    made: Adapter = getattr(importlib.import_module(module), cls)()
+    return made
+
+
+def install(*names: str, builder: Builder | None = None) -> None:
+    """Let the compilers of these libraries use the store of `builder`, the default one if not given.
+
+    What they compile is looked up in bundles and caches first, and stored; a sealed process compiles
+    nothing. Installing an adapter again changes nothing. Raises `InputError` for an unknown name or a
+    library that is not installed, and `AdapterError` for a version that the adapter does not know.
+    """
+    from preheat.default import default_builder
+    from preheat.errors import InputError
+
+    if not names:
+        raise InputError("no library was named", hint=f"the adapters are {', '.join(_ADAPTERS)}")
+    for name in names:
+        made = adapter(name)
+        with _lock:
+            if name in _installed:
+                continue
+            if made.module not in sys.modules:
+                try:
+                    importlib.import_module(made.module)
+                except ModuleNotFoundError as missing:
+                    raise InputError(
+                        f"{name} is not installed: {missing}",
+                        hint=f"pip install {made.module.partition('.')[0]}",
+                    ) from None
+            made.install(builder or default_builder())
+            _installed[name] = made

@@ -110,16 +110,23 @@ class ForeignStore:
         """Store an entry in every writable tier. An entry of the same identity is replaced."""
         self._cache.put(entry.digest, entry.encode())
 
-    def obtain(self, request: ForeignRequest, make: Callable[[], Mapping[str, bytes]]) -> ForeignEntry:
+    def obtain(
+        self,
+        request: ForeignRequest,
+        make: Callable[[], Mapping[str, bytes]],
+        *,
+        called_by: Callable[[], str] = caller,
+    ) -> ForeignEntry:
         """Return a stored entry, or store the files that `make` returns.
 
         Of all threads and processes that share the cache, one calls `make` and the others wait for it.
-        Raises `SealedError` in a sealed process that has no such entry.
+        Raises `SealedError` in a sealed process that has no such entry; `called_by` returns the line
+        that the error names.
         """
         found = self.get(request)
         if found is not None:
             return found
-        self.permit(request, _ABSENT)
+        self.permit(request, _ABSENT, called_by=called_by)
         return self._flights.run(request.digest, lambda: self._obtain_alone(request, make))
 
     def _obtain_alone(
@@ -181,14 +188,14 @@ class ForeignStore:
         request: ForeignRequest,
         reason: str,
         *,
-        called_by: str | None = None,
+        called_by: Callable[[], str] = caller,
         nearest: str | None = None,
         differences: tuple[str, ...] = (),
     ) -> None:
         """Raise `SealedError` when this process is sealed, before anything makes the entry."""
         if self.sealed is not SealMode.ERROR:
             return
-        line = called_by or caller()
+        line = called_by()
         self._report_sealed(request, reason, line)
         raise SealedError(
             program=request.title,

@@ -1,0 +1,223 @@
+"""Triton on the store of preheat: kernels, host code, tuning results, and baking without a GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from preheat.adapters.base import Adapter, Needed, Row
+from preheat.adapters.triton import coverage as variants
+from preheat.adapters.triton import host, identity, request
+from preheat.adapters.triton.rows import changed_environment, changes, source_of
+from preheat.adapters.triton.state import MissedError, State, Tuning, set_state, state
+from preheat.adapters.triton.values import NotPortableError
+from preheat.arch import Arch
+from preheat.build.builder import Builder
+from preheat.build.foreign_store import ForeignRequest
+from preheat.cache.lock import release_lost
+from preheat.config import SealMode
+from preheat.errors import AdapterError
+
+__all__ = ["TritonAdapter"]
+
+_OLDEST, _NEWEST = (3, 6), (3, 9)  # the versions that are tested
+_MANAGER = "preheat.adapters.triton.manager:CacheManager"
+
+
+class TritonAdapter(Adapter):
+    """Replaces Triton's cache manager, and what it computes about itself in every process."""
+
+    name = "triton"
+    module = "triton"
+
+    def install(self, builder: Builder) -> None:
+        """Connect Triton. The variable of its cache manager reaches worker and child processes."""
+        _require_known_version()
+        from triton import knobs
+
+        set_state(State(builder.foreign))
+        identity.install(builder.foreign)
+        request.install()
+        host.install()
+        _release_claims()
+        _name_tuning()
+        _use_weak_kernels()
+        knobs.autotuning.cache = True  # Otherwise each process measures every configuration.
+        os.environ["TRITON_CACHE_MANAGER"] = _MANAGER
+
+    def bake(self, row: Row, arch: Arch, coverage: str) -> Needed:
+        """Compile the variants of a recorded launch for `arch` into the store."""
+        from triton import compile as triton_compile
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+
+        for name in set(get_cache_invalidating_env_vars()) - set(row["env"]):
+            del os.environ[name]  # It would enter the key, and was not set when the row was recorded.
+        target = _target(arch)
+        found: dict[str, ForeignRequest] = {}
+        source, notes = _retraced(row)
+        for each in _sources(row, source, target, coverage):
+            with state().collecting() as used:
+                kernel = triton_compile(each, target=target, options=dict(row["options"]))
+                host.build_for(each, kernel.metadata)
+            found |= {entry.digest: entry for entry in used}
+        return Needed((*found.values(), *_remembered()), tuple(notes))
+
+    def count(self, row: Row, coverage: str) -> int:
+        """Return how many variants of a recorded launch are compiled, at most."""
+        if coverage == "closure":
+            return variants.closure_size(row, _retraced(row)[0].fn)
+        return 1 + variants.WEAK if coverage == "weak" else 1
+
+    def keys(self, row: Row, arch: Arch, coverage: str) -> Needed:
+        """Return the entries of the kernels that `bake` compiles. Nothing is compiled."""
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+        from triton.compiler import compiler
+
+        target = _target(arch)
+        backend = compiler.make_backend(target)
+        source, notes = _retraced(row)
+        env = get_cache_invalidating_env_vars()
+        needed = []
+        for each in _sources(row, source, target, coverage):
+            options = backend.parse_options(dict(row["options"], **each.parse_options()))
+            key = request.key_of(compiler.get_cache_key(each, backend, options, env))
+            needed.append(request.Asked(each, backend, options, env, key).request)
+        return Needed(tuple(needed), (*notes, *changed_environment(row)))
+
+
+def _require_known_version() -> None:
+    import triton
+
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if not _OLDEST <= version <= _NEWEST:
+        first, last = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+        raise AdapterError(
+            f"Triton {triton.__version__} is not known: the adapter is tested with {first} to {last}",
+            hint="install one of these versions, or a newer preheat",
+        )
+
+
+def _target(arch: Arch) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget("cuda", arch.major * 10 + arch.minor, 32)
+
+
+def _retraced(row: Row) -> tuple[Any, list[str]]:
+    try:
+        source = source_of(row)
+    except NotPortableError as error:
+        raise AdapterError(str(error), hint="record again, in the environment of the bake") from error
+    return source, changes(row, source)
+
+
+def _sources(row: Row, source: Any, target: Any, coverage: str) -> Iterator[Any]:
+    """Yield the variants to compile: the recorded one first, and each once."""
+    from triton.compiler.compiler import make_backend
+
+    yield source
+    seen = {source.hash()}
+    more: Iterator[Any] = iter(())
+    if coverage == "closure":
+        more = variants.closure(row, source.fn, make_backend(target))
+    elif coverage == "weak":
+        more = variants.weaker(source)
+    for each in more:
+        if each.hash() not in seen:
+            seen.add(each.hash())
+            yield each
+
+
+def _remembered() -> Iterator[ForeignRequest]:
+    """Yield the versions of tools, which a sealed process then need not ask for."""
+    for entry in state().store.all(identity.KIND):
+        if entry.key.startswith("tool/"):
+            yield ForeignRequest(entry.kind, entry.key, label=entry.label)
+
+
+def _release_claims() -> None:
+    """Let a compile that fails give up its claim at once, so that no other process waits for it."""
+    from triton.compiler import compiler
+
+    stock: Callable[..., Any] = compiler.compile
+
+    @functools.wraps(stock)
+    def compile(*arguments: Any, **options: Any) -> Any:
+        try:
+            return stock(*arguments, **options)
+        except BaseException:
+            release_lost()  # The call that made the claim has ended.
+            raise
+
+    for module in [*sys.modules.values()]:  # Several modules of Triton have a name for it.
+        if getattr(module, "compile", None) is stock:
+            module.compile = compile  # type: ignore[attr-defined]
+
+
+def _name_tuning() -> None:
+    """Name the function and the key of a tuning result, of which the cache manager knows a digest."""
+    from triton.runtime.autotuner import Autotuner
+
+    stock: Callable[..., bool] = Autotuner.check_disk_cache
+
+    def check_disk_cache(self: Any, tuning_key: Any, configs: Any, bench_fn: Any) -> bool:
+        function = self.base_fn
+        name = f"{function.__module__}:{function.__qualname__}"
+
+        def measure() -> Any:
+            with state().tuning_of(None):  # Kernels that are compiled meanwhile have their own names.
+                return bench_fn()
+
+        with state().tuning_of(Tuning(name, str(tuning_key))):
+            return stock(self, tuning_key, configs, measure)
+
+    Autotuner.check_disk_cache = check_disk_cache
+
+
+def _use_weak_kernels() -> None:
+    """Let a sealed process launch a kernel that assumes less where the exact variant is missing."""
+    from triton.runtime.jit import JITFunction
+
+    stock: Callable[..., Any] = JITFunction._do_compile
+
+    def _do_compile(
+        self: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, *more: Any,
+        **named: Any,
+    ) -> Any:  # fmt: skip
+        now = state()
+        arguments = (self, key, signature, device, constexprs, options, *more)
+        if now.store.sealed is not SealMode.ERROR:
+            return stock(*arguments, **named)
+        try:
+            with now.weakening(allowed=True):
+                return stock(*arguments, **named)
+        except MissedError:
+            kernel = _weak_kernel(self, signature, device, constexprs, options, more[0])
+            if kernel is None:
+                return stock(*arguments, **named)  # It raises the error with all details.
+            self.device_caches[device][0][key] = kernel
+            return kernel
+
+    JITFunction._do_compile = _do_compile
+
+
+def _weak_kernel(
+    function: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any
+) -> Any:
+    """Return a stored kernel that serves the launch; None when there is none."""
+    now = state()
+    target = function.device_caches[device][2]
+    exact = function.ASTSource(function, signature, constants, attributes)
+    for source in variants.weaker(exact):
+        try:
+            with now.weakening(allowed=True):
+                kernel = function.compile(source, target=target, options=options.__dict__)
+        except MissedError:
+            continue
+        name = f"{function.fn.__module__}:{function.fn.__qualname__}"
+        now.store.events.emit("weak", program=f"triton {name}", caller=now.caller(), key=kernel.hash)
+        return kernel
+    return None

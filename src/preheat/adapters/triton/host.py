@@ -1,0 +1,132 @@
+"""Host code of Triton: C extensions that it compiles for each process or each signature.
+
+Triton's key of these holds directories of the machine. Here the key is the content of the source, the
+interface of Python and the machine type, so an extension that was built without a driver is found where
+there is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from preheat.adapters.triton.identity import KIND
+from preheat.adapters.triton.state import state
+from preheat.build.foreign_store import ForeignRequest
+from preheat.errors import ToolchainNotFoundError
+
+__all__ = ["build", "build_for", "install"]
+
+_SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
+_STUB = "int cuInit(unsigned flags) { (void)flags; return 999; }\n"
+
+
+def install() -> None:
+    """Answer requests for host code, unless the user has set a builder of host code."""
+    from triton import knobs
+
+    if knobs.build.impl is None:
+        knobs.build.impl = build
+
+
+def build(
+    name: str,
+    src: str,
+    srcdir: str,
+    library_dirs: list[str],
+    include_dirs: list[str],
+    libraries: list[str],
+    *_: object,
+) -> str:
+    """Return the path of the extension that is made from the file `src`, compiled at most once."""
+    source = Path(src).read_bytes()
+    interface = "\0".join((name, _SUFFIX, platform.machine(), *libraries))
+    key = hashlib.sha256(interface.encode() + b"\0" + source).hexdigest()
+    request = ForeignRequest(KIND, f"host/{key}", label=f"host code {name}")
+
+    def make() -> Mapping[str, bytes]:
+        return {name: _compile(name, src, srcdir, include_dirs, library_dirs, libraries)}
+
+    entry = state().store.obtain(request, make, called_by=state().caller)
+    state().used_entry(entry)
+    path = os.path.join(srcdir, name + _SUFFIX)
+    Path(path).write_bytes(entry.files[name])
+    return path
+
+
+def _compile(
+    name: str,
+    src: str,
+    srcdir: str,
+    include_dirs: list[str],
+    library_dirs: list[str],
+    libraries: list[str],
+) -> bytes:
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise ToolchainNotFoundError(
+            f"Triton's host code {name} needs a C compiler", hint="install gcc, or set CC"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        output = os.path.join(place, name + _SUFFIX)
+        include = [*filter(None, include_dirs), srcdir, sysconfig.get_paths()["include"]]
+        command = [
+            *(*compiler.split(), src, "-O3", "-shared", "-fPIC", "-Wno-psabi", "-o", output),
+            *(f"-I{directory}" for directory in include),
+            *(f"-L{directory}" for directory in (*library_dirs, _stub_directory(place, compiler))),
+            "-Wl,--no-as-needed",  # The library to link against may lack the functions.
+            *(f"-l:{each}" if ".so" in each else f"-l{each}" for each in libraries),
+        ]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        if ran.returncode:
+            raise ToolchainNotFoundError(
+                f"Triton's host code {name} could not be compiled:\n{ran.stderr.strip()}",
+                hint="install the header files of Python, or set CC to another compiler",
+            )
+        return Path(output).read_bytes()
+
+
+def _stub_directory(place: str, compiler: str) -> str:
+    """Return a directory with a library to link against where there is no driver."""
+    source = Path(place, "stub.c")
+    source.write_text(_STUB)
+    library = os.path.join(place, "libcuda.so.1")
+    options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library]
+    subprocess.run([*compiler.split(), str(source), *options], check=True, capture_output=True)
+    os.symlink("libcuda.so.1", os.path.join(place, "libcuda.so"))
+    return place
+
+
+def build_for(source: Any, metadata: Any) -> None:
+    """Build the host code that a launch of a kernel needs, without a driver."""
+    from triton.backends.nvidia import driver
+
+    libraries = list(driver.libraries)
+    with tempfile.TemporaryDirectory() as place:
+        text = Path(driver.__file__).with_name("driver.c")
+        build("cuda_utils", str(text), place, [], list(driver.include_dirs), libraries)
+        if hasattr(driver, "make_launcher"):  # until Triton 3.6: one extension for each signature
+            path = Path(place, "launcher.c")
+            path.write_text(_launcher(driver, source, metadata))
+            build("__triton_launcher", str(path), place, [], list(driver.include_dirs), libraries)
+
+
+def _launcher(driver: Any, source: Any, metadata: Any) -> str:
+    """Return the source of a launcher as `CudaLauncher` of Triton 3.6 makes it."""
+    constants = getattr(source, "constants", {})
+    names = source.fn.arg_names
+    indices = {
+        (names.index(key),) if isinstance(key, str) else key: value for key, value in constants.items()
+    }
+    signature = dict(source.signature)
+    tensordesc = getattr(metadata, "tensordesc_meta", None)
+    text: str = driver.make_launcher(indices, signature, tensordesc)
+    return text

@@ -1,0 +1,125 @@
+"""What Triton computes about itself in every process: remembered by the store.
+
+Its key hashes the whole compiler library, which takes half a second, and asks `ptxas` for its version
+in a process of its own. Both change only when files do.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from typing import Any
+
+from preheat.build.foreign_store import ForeignRequest, ForeignStore
+from preheat.foreign import ForeignEntry
+
+__all__ = ["KIND", "build_digest", "install"]
+
+KIND = "triton"  # of all entries of this adapter
+
+
+def install(store: ForeignStore) -> None:
+    """Replace `triton_key` and the versions of tools by remembered ones."""
+    import triton.backends.nvidia.compiler as nvidia
+    import triton.runtime.cache as cache
+    from triton import knobs
+
+    stock_key: Callable[[], str] = cache.triton_key
+    stock_version: Callable[[int], str] = nvidia.get_ptxas_version
+
+    @functools.cache
+    def triton_key() -> str:
+        return _remembered(store, f"build/{_stamp_of_triton()}", "identity of the compiler", stock_key)
+
+    @functools.cache
+    def version_text(path: str) -> str:
+        build = hashlib.sha256(triton_key().encode()).hexdigest()[:32]
+        return _remembered(
+            store,
+            f"tool/{_place(path)}/{build}",
+            f"version of {os.path.basename(path)}",
+            lambda: subprocess.check_output([path, "--version"]).decode(),
+        )
+
+    @functools.cache
+    def from_path(path: str) -> Any:
+        try:
+            release = re.search(r"release (\d+\.\d+)", version_text(path))
+        except (subprocess.CalledProcessError, OSError):
+            return None
+        return None if release is None else knobs.NvidiaTool(path, release[1])
+
+    def get_ptxas_version(arch: int = 80) -> str:
+        if knobs.nvidia.mock_ptx_version is not None:
+            return stock_version(arch)
+        return version_text(nvidia.get_ptxas(arch).path)
+
+    for module in [*sys.modules.values()]:  # Several modules of Triton have a name for it.
+        if getattr(module, "triton_key", None) is stock_key:
+            module.triton_key = triton_key  # type: ignore[attr-defined]
+    nvidia.get_ptxas_version = get_ptxas_version
+    knobs.NvidiaTool.from_path = staticmethod(from_path)
+
+
+def build_digest() -> str:
+    """Return a short digest of the build of Triton, which is part of every key."""
+    from triton.runtime import cache
+
+    return hashlib.sha256(cache.triton_key().encode()).hexdigest()[:16]
+
+
+def _remembered(store: ForeignStore, key: str, label: str, compute: Callable[[], str]) -> str:
+    """Return a stored text; store what `compute` returns when there is none.
+
+    A sealed process computes it, too: nothing is compiled by that.
+    """
+    request = ForeignRequest(KIND, key, label=label)
+    found = store.get(request)
+    if found is not None and "text" in found.files:
+        return found.files["text"].decode()
+    text = compute()
+    store.put(ForeignEntry(KIND, key, {"text": text.encode()}, label=label))
+    return text
+
+
+def _stamp_of_triton() -> str:
+    """Return a digest of name, size, time and inode of every file that `triton_key` reads."""
+    import triton
+
+    root = os.path.dirname(os.path.abspath(triton.__file__))
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    hasher = hashlib.sha256(f"{triton.__version__} {suffix} {root}".encode())
+    for part in ("runtime/cache.py", "_C", "compiler", "backends", "language"):
+        for path in _files(os.path.join(root, part)):
+            status = os.stat(path)
+            stamp = (path, status.st_size, status.st_mtime_ns, status.st_ino)
+            hasher.update(repr(stamp).encode())
+    return hasher.hexdigest()[:32]
+
+
+def _files(path: str) -> list[str]:
+    if os.path.isfile(path):
+        return [path]
+    return sorted(
+        os.path.join(directory, name)
+        for directory, _, names in os.walk(path)
+        for name in names
+        if name.endswith((".py", ".so"))
+    )
+
+
+def _place(path: str) -> str:
+    """Return where a tool is: in the package of Triton, or its path, size and time elsewhere."""
+    import triton
+
+    root = os.path.dirname(os.path.abspath(triton.__file__)) + os.sep
+    if path.startswith(root):
+        return path.removeprefix(root)
+    status: Any = os.stat(path)
+    return f"{path} {status.st_size} {status.st_mtime_ns}"

@@ -1,0 +1,183 @@
+"""Triton's cache manager on the store of preheat.
+
+Triton makes one manager for each compile, each module of host code and each tuning result. It asks for
+a group of files by `get_group`. On a miss it compiles, and calls `put` for each file and `put_group`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from triton import knobs
+from triton.runtime.cache import CacheManager as _CacheManager
+from triton.runtime.cache import FileCacheManager
+
+from preheat import adapters
+from preheat.adapters.triton.identity import KIND
+from preheat.adapters.triton.request import asked_by, asked_for
+from preheat.adapters.triton.state import MissedError, state
+from preheat.build.foreign_store import Claim, ForeignRequest, created_now
+from preheat.cache.publish import replace as publish
+from preheat.config import SealMode
+from preheat.foreign import ForeignEntry
+
+__all__ = ["CacheManager"]
+
+_ABSENT = "absent: it is in no bundle and in no cache"
+
+
+class CacheManager(_CacheManager):  # type: ignore[misc]
+    """Finds the files of one key in the store, and stores them.
+
+    The files are also written to the directory of Triton's own cache, where Inductor and users look for
+    them. Only what the store verified is returned.
+    """
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        asked = asked_for(key)
+        if KIND not in adapters.installed():  # A child process knows this class by its environment.
+            adapters.install(KIND)
+            asked = asked_by(sys._getframe(2), key)  # the caller of Triton's `get_cache_manager`
+        self.key = key
+        # Overrides and dumps of IR are files of the user, and no cache.
+        self._stock = FileCacheManager(key, override, dump) if override or dump else None
+        self._asked = None if self._stock else asked
+        self._directory = os.path.join(knobs.cache.dir, key)
+        self._files: dict[str, bytes] = {}
+        self._claim: Claim | None = None
+        self._started = 0.0
+
+    # Compiled kernels
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """Return the paths of the files of a compiled kernel, or None when Triton has to compile it."""
+        if self._stock:
+            group: dict[str, str] | None = self._stock.get_group(filename)
+            return group
+        request = self._request(filename)
+        store = state().store
+        entry = None if knobs.compilation.always_compile else store.get(request)
+        if entry is None:
+            self._permit(request)
+            # The claim belongs to the call of `compile`: a compile that fails gives it up.
+            self._claim, entry = store.claim(request, sys._getframe(1))
+            if entry is None or knobs.compilation.always_compile:
+                store.missed(request, _ABSENT)
+                self._started = time.perf_counter()
+                return None
+            self._claim.release()
+        if self._asked is not None:
+            state().used(self._asked, entry)
+        return self._materialise(entry.files, filename)
+
+    def put_group(self, filename: str, group: Mapping[str, str]) -> str:
+        """Store the files of a compiled kernel."""
+        if self._stock:
+            path: str = self._stock.put_group(filename, group)
+            return path
+        request = self._request(filename)
+        files = {name: self._files.get(name) or Path(path).read_bytes() for name, path in group.items()}
+        entry = ForeignEntry(
+            KIND, request.key, files, request.variant, request.label, request.arch,
+            properties={} if self._asked is None else self._asked.properties,
+            provenance=created_now(time.perf_counter() - self._started),
+        )  # fmt: skip
+        if knobs.compilation.override:  # It may be code of the user, under the key of the real one.
+            reason = "TRITON_KERNEL_OVERRIDE is set"
+            state().store.events.emit("uncached", program=entry.title, arch=entry.target, reason=reason)
+        else:
+            state().store.made(entry)
+            if self._asked is not None:
+                state().used(self._asked, entry)
+        if self._claim is not None:
+            self._claim.release()
+        return self._write_group(filename, dict(group))
+
+    # Single files: host code and tuning results
+
+    def get_file(self, filename: str) -> str | None:
+        """Return the path of a file; None when there is none."""
+        if self._stock:
+            path: str | None = self._stock.get_file(filename)
+            return path
+        if filename in self._files:  # a file of the kernel that is being compiled
+            return self._path(filename)
+        if filename.endswith(".so"):  # `knobs.build.impl` answers by the content of the source.
+            return None
+        request = self._request(filename)
+        entry = state().store.get(request)
+        if entry is None or filename not in entry.files:
+            self._permit(request)
+            return None
+        state().used_entry(entry)
+        return self._materialise(entry.files)[filename]
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        """Write a file, and store it unless it belongs to a group."""
+        if self._stock:
+            path: str = self._stock.put(data, filename, binary)
+            return path
+        content = data if isinstance(data, bytes) else str(data).encode()
+        if self._asked is None and not filename.endswith(".so"):
+            request = self._request(filename)
+            entry = ForeignEntry(
+                KIND, self.key, {filename: content}, label=request.label, arch=request.arch,
+                provenance=created_now(0.0),
+            )  # fmt: skip
+            state().store.put(entry)
+            state().used_entry(entry)
+        else:
+            self._files[filename] = content
+        return self._write(filename, content)
+
+    # The entry
+
+    def _request(self, filename: str) -> ForeignRequest:
+        if self._asked is not None:
+            return self._asked.request
+        tuning = state().tuning
+        label = filename if tuning is None else f"{tuning.function} tuned for {tuning.key}"
+        return ForeignRequest(KIND, self.key, label=label)
+
+    def _permit(self, request: ForeignRequest) -> None:
+        """Raise in a sealed process."""
+        store = state().store
+        if store.sealed is not SealMode.ERROR:
+            return
+        if state().may_weaken:
+            raise MissedError
+        if knobs.compilation.always_compile:
+            store.permit(request, "TRITON_ALWAYS_COMPILE is set", called_by=state().caller)
+        state().refuse(request, self._asked, _ABSENT)
+
+    # The files
+
+    def _materialise(self, files: Mapping[str, bytes], group: str | None = None) -> dict[str, str]:
+        """Write files to Triton's directory and return their paths by name."""
+        paths = {name: self._write(name, content) for name, content in files.items()}
+        if group is not None:
+            self._write_group(group, paths)
+        return paths
+
+    def _write_group(self, filename: str, paths: dict[str, str]) -> str:
+        return self._write(f"__grp__{filename}", json.dumps({"child_paths": paths}).encode())
+
+    def _path(self, filename: str) -> str:
+        return os.path.join(self._directory, filename)
+
+    def _write(self, filename: str, content: bytes) -> str:
+        """Write a file in one step, unless it has this content already."""
+        path = self._path(filename)
+        with suppress(OSError), open(path, "rb") as file:
+            if file.read() == content:
+                return path
+        os.makedirs(self._directory, exist_ok=True)
+        publish(path, [content], durable=False)
+        return path

@@ -1,0 +1,139 @@
+"""What Triton was asked to compile: seen where it computes its key, and described for people."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from preheat.adapters.triton.identity import KIND
+from preheat.adapters.triton.values import constants_digest
+from preheat.arch import Arch
+from preheat.build.foreign_store import ForeignRequest
+from preheat.lazy import lazy
+
+__all__ = ["Asked", "asked_by", "asked_for", "install", "key_of", "variant_text"]
+
+_last = threading.local()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of one compile: the specialised source, backend, options and environment."""
+
+    source: Any
+    backend: Any
+    options: Any
+    env: Mapping[str, str]
+    key: str  # as Triton gives it to its cache manager
+
+    @lazy
+    def request(self) -> ForeignRequest:
+        """The entry that holds the compiled kernel."""
+        constants = getattr(self.source, "constants", {})  # A file of IR has none.
+        return ForeignRequest(KIND, self.key, constants_digest(constants), self.label, self.arch)
+
+    @property
+    def arch(self) -> Arch:
+        """The architecture of the code."""
+        return Arch.parse(f"sm_{self.backend.target.arch}")
+
+    @property
+    def label(self) -> str:
+        """`module:qualname` of the function, or the name of the file of IR."""
+        function = getattr(getattr(self.source, "fn", None), "fn", None)
+        if function is None:
+            return str(self.source.name)
+        return f"{function.__module__}:{function.__qualname__}"
+
+    @lazy
+    def properties(self) -> dict[str, str]:
+        """What people compare: each argument with its type and what is assumed of it, and options."""
+        return {**dict(_arguments(self.source)), **dict(_options(self)), **_environment(self.env)}
+
+
+def _arguments(source: Any) -> Iterator[tuple[str, str]]:
+    function = getattr(source, "fn", None)
+    if function is None:
+        return
+    for index, name in enumerate(function.arg_names):
+        kind = source.signature.get(name)
+        constant = source.constants.get((index,))
+        if kind == "constexpr":
+            yield name, f"constant {getattr(constant, 'value', constant)!s:.60}"
+        else:
+            assumed = "".join(
+                f", {_assumption(each)}" for each in source.attrs.get((index,), None) or ()
+            )
+            yield name, f"{kind}{assumed}"
+
+
+def _assumption(attribute: Any) -> str:
+    """Return an attribute of an argument in words, such as `divisible by 16`."""
+    if isinstance(attribute, list | tuple) and attribute[0] == "tt.divisibility":
+        return f"divisible by {attribute[1]}"
+    return str(attribute)
+
+
+def _options(asked: Asked) -> Iterator[tuple[str, str]]:
+    from preheat.adapters.triton.rows import chosen_options
+
+    for name, value in chosen_options(asked).items():
+        yield name, str(value)
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {f"${name}": value for name, value in sorted(env.items())}
+
+
+def variant_text(properties: Mapping[str, str]) -> str:
+    """Return the properties of a kernel on one line."""
+    return ", ".join(f"{name}: {value}" for name, value in properties.items())
+
+
+def install() -> None:
+    """Remember the arguments of each compile of a thread when Triton computes its key."""
+    from triton.compiler import compiler
+
+    stock: Callable[..., str] = compiler.get_cache_key
+
+    def get_cache_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
+        key = stock(src, backend, backend_options, env_vars)
+        _last.asked = (src, backend, backend_options, env_vars)
+        return key
+
+    compiler.get_cache_key = get_cache_key
+
+
+def asked_for(key: str) -> Asked | None:
+    """Return what this thread asked for when it computed its last key, once; None for other keys.
+
+    `key` is the key of the cache manager that Triton makes next.
+    """
+    found: tuple[Any, Any, Any, Any] | None = getattr(_last, "asked", None)
+    _last.asked = None
+    return None if found is None else Asked(*found, key)
+
+
+def asked_by(call: FrameType | None, key: str) -> Asked | None:
+    """Return what Triton's `compile` was asked for, whose frame is `call`; None for another function.
+
+    A process that knows the cache manager by its environment alone has computed its first key before
+    the adapter is installed.
+    """
+    if call is None or call.f_code.co_name != "compile":
+        return None
+    known = call.f_locals
+    if not {"src", "backend", "options", "env_vars"} <= {*known}:
+        return None
+    return Asked(known["src"], known["backend"], known["options"], known["env_vars"], key)
+
+
+def key_of(text: str) -> str:
+    """Return the key that Triton gives to its cache manager for the text of a key."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return base64.b32encode(digest).decode().rstrip("=")

@@ -1,0 +1,178 @@
+"""Recorded requests of Triton: a compile as JSON values, and back."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+from preheat.adapters.base import Row
+from preheat.adapters.triton import values
+from preheat.adapters.triton.identity import build_digest
+from preheat.adapters.triton.values import NotPortableError
+
+if TYPE_CHECKING:
+    from preheat.adapters.triton.request import Asked
+
+__all__ = ["changed_environment", "changes", "chosen_options", "row_of", "source_of"]
+
+# Options that the backend derives from the architecture. They are derived again for another one.
+_DERIVED = {
+    *("arch", "backend_name", "warp_size", "extern_libs", "supported_fp8_dtypes"),
+    *("deprecated_fp8_dot_operand_dtypes", "max_num_imprecise_acc_default"),
+    *("allowed_dot_input_precisions", "default_dot_input_precision"),
+}
+_MISSING = object()
+
+
+def row_of(asked: Asked) -> Row | None:
+    """Return the row of a request; None when it cannot be made again by another process."""
+    import triton
+
+    try:
+        function = asked.source.fn
+        name = values.name_of(function)
+        module, root = _importable_module(function.fn)
+        _, _, path = name.partition(":")
+        return {
+            "function": f"{module}:{path}",
+            "root": root,
+            "signature": [[name, kind] for name, kind in asked.source.signature.items()],
+            "constants": [
+                [list(path), values.encode(value)] for path, value in asked.source.constants.items()
+            ],
+            "attrs": [[list(path), value] for path, value in asked.source.attrs.items()],
+            "options": _plain(chosen_options(asked)),
+            "env": dict(asked.env),
+            "recorded": {
+                "line": function.starting_line_number,
+                "source": function.cache_key,
+                "triton": triton.__version__,
+                "build": build_digest(),
+                "python": _python_version(),
+            },
+        }
+    except (NotPortableError, AttributeError):  # AttributeError: a file of IR has no function.
+        return None
+
+
+def chosen_options(asked: Asked) -> dict[str, Any]:
+    """Return the options that differ from what the backend takes by default."""
+    chosen = vars(asked.options)
+    defaults = vars(asked.backend.parse_options({}))
+    return {
+        name: value
+        for name, value in sorted(chosen.items())
+        if name not in _DERIVED and value != defaults.get(name, _MISSING)
+    }
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    for name, value in options.items():
+        if not isinstance(value, int | float | str | bool | None):
+            raise NotPortableError(f"option {name} is a {type(value).__qualname__}")
+    return options
+
+
+def _importable_module(function: Any) -> tuple[str, str]:
+    """Return the name of the module of a function, and the directory from which it is imported.
+
+    The directory is empty for an installed package. Raises `NotPortableError` for a module that another
+    process cannot import, such as one that was generated.
+    """
+    name = function.__module__
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        raise NotPortableError(f"module {name} has no file")
+    file = os.path.abspath(file)
+    if name == "__main__":
+        _require_definitions(file)
+        return os.path.splitext(os.path.basename(file))[0], os.path.dirname(file)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        spec = None
+    if spec is None or spec.origin is None or os.path.abspath(spec.origin) != file:
+        raise NotPortableError(f"module {name} cannot be imported by name")
+    root = os.path.dirname(file)
+    is_package = os.path.basename(file) == "__init__.py"
+    for _ in range(name.count(".") + is_package):
+        root = os.path.dirname(root)
+    return name, "" if f"-packages{os.sep}" in file else root
+
+
+def _require_definitions(script: str) -> None:
+    """Raise unless a script only defines things when it is imported.
+
+    A bake imports the module of a function. A script without `if __name__ == "__main__":` would run.
+    """
+    try:
+        with open(script, "rb") as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError) as error:
+        raise NotPortableError(f"{script} cannot be read: {error}") from error
+    for statement in body:
+        allowed = isinstance(
+            statement,
+            ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
+            | ast.Assign | ast.AnnAssign,
+        )  # fmt: skip
+        text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        guard = isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
+        if not (allowed or text or guard):
+            raise NotPortableError(f"{script} runs when it is imported (line {statement.lineno})")
+
+
+def source_of(row: Row) -> Any:
+    """Return the source that `triton.compile` takes. Raises `NotPortableError` if it cannot be made."""
+    from triton.compiler import ASTSource
+
+    root = row["root"]
+    if root and root not in sys.path:
+        sys.path.insert(0, root)
+    function = values.resolve(row["function"])
+    return ASTSource(
+        function,
+        {name: values.tuples(kind) for name, kind in row["signature"]},
+        {tuple(path): values.decode(value) for path, value in row["constants"]},
+        {tuple(path): value for path, value in row["attrs"]},
+    )
+
+
+def changes(row: Row, source: Any) -> list[str]:
+    """Return what has changed since a request was recorded, and makes its key another one."""
+    import triton
+
+    before = row["recorded"]
+    found = []
+    if before["triton"] != triton.__version__:
+        found.append(f"recorded with Triton {before['triton']}, and this is {triton.__version__}")
+    elif before["build"] != build_digest():
+        found.append("recorded with another build of Triton")
+    if before["python"] != _python_version():
+        found.append(f"recorded with Python {before['python']}, and this is {_python_version()}")
+    if before["line"] != source.fn.starting_line_number:
+        found.append(f"moved from line {before['line']} to line {source.fn.starting_line_number}")
+    elif before["source"] != source.fn.cache_key:
+        found.append("its source, or that of a function that it calls, has changed")
+    return found
+
+
+def changed_environment(row: Row) -> list[str]:
+    """Return the variables that enter keys and differ from those of the recording."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    here: dict[str, str] = get_cache_invalidating_env_vars()
+    names = sorted(name for name in {**here, **row["env"]} if here.get(name) != row["env"].get(name))
+    return [
+        f"{name} was {row['env'].get(name, 'not set')}, and is {here.get(name, 'not set')}"
+        for name in names
+    ]
+
+
+def _python_version() -> str:
+    return platform.python_version().rpartition(".")[0]

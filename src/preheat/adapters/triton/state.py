@@ -1,0 +1,166 @@
+"""What the parts of the adapter share in a process, and the errors of a sealed one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from preheat.adapters.triton.identity import KIND
+from preheat.adapters.triton.request import variant_text
+from preheat.build.foreign_store import ForeignRequest, ForeignStore
+from preheat.callsite import call_site, format_site
+from preheat.errors import SealedError
+from preheat.foreign import ForeignEntry
+
+if TYPE_CHECKING:
+    from preheat.adapters.triton.request import Asked
+
+__all__ = ["MissedError", "State", "Tuning", "set_state", "state"]
+
+
+class MissedError(Exception):
+    """A kernel is not stored, and the caller may use one that assumes less."""
+
+
+class Tuning(NamedTuple):
+    """The function that is being tuned, and the values that its choice depends on."""
+
+    function: str
+    key: str
+
+
+class State:
+    """The store of the process, and what its threads are doing."""
+
+    def __init__(self, store: ForeignStore) -> None:
+        self.store = store
+        self._thread = threading.local()
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What this thread is tuning, or None."""
+        return getattr(self._thread, "tuning", None)
+
+    @contextmanager
+    def tuning_of(self, tuning: Tuning | None) -> Iterator[None]:
+        """Name what this thread is tuning."""
+        before, self._thread.tuning = self.tuning, tuning
+        try:
+            yield
+        finally:
+            self._thread.tuning = before
+
+    @property
+    def may_weaken(self) -> bool:
+        """Whether a miss of this thread is `MissedError`, because a weaker kernel may be there."""
+        return getattr(self._thread, "may_weaken", False)
+
+    @contextmanager
+    def weakening(self, allowed: bool) -> Iterator[None]:
+        """Say whether a miss of this thread is `MissedError`."""
+        self._thread.may_weaken = allowed
+        try:
+            yield
+        finally:
+            self._thread.may_weaken = False
+
+    @property
+    def collected(self) -> list[ForeignRequest] | None:
+        """The entries that this thread used since `collecting`."""
+        return getattr(self._thread, "collected", None)
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[ForeignRequest]]:
+        """Yield a list to which the entries that this thread uses are added."""
+        found: list[ForeignRequest] = []
+        self._thread.collected = found
+        try:
+            yield found
+        finally:
+            self._thread.collected = None
+
+    def used(self, asked: Asked, entry: ForeignEntry) -> None:
+        """Report that a compiled kernel was found or made."""
+        self._collect(entry)
+        if self.store.events.has_sink("foreign_request"):
+            from preheat.adapters.triton.rows import row_of
+
+            self._emit(entry, row_of(asked))
+
+    def used_entry(self, entry: ForeignEntry) -> None:
+        """Report that an entry was used that cannot be made from a description."""
+        self._collect(entry)
+        if self.store.events.has_sink("foreign_request"):
+            self._emit(entry, None)
+
+    def _collect(self, entry: ForeignEntry) -> None:
+        if self.collected is not None:
+            self.collected.append(
+                ForeignRequest(entry.kind, entry.key, entry.variant, entry.label, entry.arch)
+            )
+
+    def _emit(self, entry: ForeignEntry, row: Mapping[str, Any] | None) -> None:
+        self.store.events.emit("foreign_request", entry=entry, row=row, site=call_site(*_library()))
+
+    def caller(self) -> str:
+        """Return the line of the program that asked, outside of Triton."""
+        return format_site(call_site(*_library()))
+
+    def refuse(self, request: ForeignRequest, asked: Asked | None, reason: str) -> NoReturn:
+        """Raise the `SealedError` of an entry that is missing, with the most similar one there is."""
+        nearest, differences = (None, ()) if asked is None else self._nearest(asked)
+        self.store.permit(
+            request, reason, called_by=self.caller, nearest=nearest, differences=differences
+        )
+        raise SealedError(
+            program=request.title, arch=request.target, reason=reason, caller=self.caller()
+        )
+
+    def _nearest(self, asked: Asked) -> tuple[str | None, tuple[str, ...]]:
+        """Return the stored variant of the function that differs least, and how it differs."""
+        wanted = {"arch": str(asked.arch), **asked.properties}
+        best: tuple[int, str, tuple[str, ...]] | None = None
+        for entry in self.store.all(KIND):
+            if entry.label != asked.label or not entry.properties:
+                continue
+            there = {"arch": entry.target, **entry.properties}
+            differences = tuple(_differences(there, wanted))
+            text = f"{variant_text(there)} ({entry.digest[:12]})"
+            if best is None or (len(differences), text) < best[:2]:
+                best = (len(differences), text, differences)
+        if best is None:
+            return None, ()
+        return best[1], best[2] or (
+            "nothing that is recorded: another build of Triton or a moved line",
+        )
+
+
+def _differences(there: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
+    for name in {**there, **wanted}:
+        if there.get(name) != wanted.get(name):
+            yield f"{name}: {there.get(name, 'not set')} became {wanted.get(name, 'not set')}"
+
+
+def _library() -> tuple[str, ...]:
+    """Return the directory of Triton, whose lines are not those of the program."""
+    import triton
+
+    return (os.path.dirname(os.path.abspath(triton.__file__)) + os.sep,)
+
+
+_state: State | None = None
+
+
+def set_state(new: State) -> None:
+    """Make `new` the state of this process."""
+    global _state
+    _state = new
+
+
+def state() -> State:
+    """Return the state of this process. The adapter is installed."""
+    assert _state is not None
+    return _state

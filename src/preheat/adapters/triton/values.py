@@ -1,0 +1,105 @@
+"""Constants of Triton kernels as JSON values, and as text that keeps their types.
+
+Triton joins the constants of a kernel as text in its key, so `1` and `"1"` have one key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["NotPortableError", "constants_digest", "decode", "encode", "resolve", "tuples"]
+
+
+class NotPortableError(Exception):
+    """A value or function cannot be written down so that another process finds it."""
+
+
+def encode(value: Any) -> Any:
+    """Return a constant as JSON values. Raises `NotPortableError` for a value of an unknown type."""
+    import triton.language as tl
+    from triton.runtime.jit import JITCallable
+
+    if value is None or type(value) in (bool, int, str):
+        return value
+    match value:
+        case tl.constexpr():
+            return {"constexpr": encode(value.value)}
+        case tl.dtype():
+            return {"dtype": value.name}
+        case float():
+            return {"float": value.hex()}
+        case tuple():
+            named = type(value) is not tuple
+            if named:
+                raise NotPortableError(f"a constant is a {type(value).__qualname__}")
+            return {"tuple": [encode(each) for each in value]}
+        case JITCallable():
+            return {"function": name_of(value)}
+    raise NotPortableError(f"a constant is a {type(value).__qualname__}")
+
+
+def decode(value: Any) -> Any:
+    """Return the constant of JSON values that `encode` made."""
+    import triton.language as tl
+
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    makers: dict[str, Callable[[Any], Any]] = {
+        "constexpr": lambda inner: tl.constexpr(decode(inner)),
+        "dtype": tl.dtype,
+        "float": float.fromhex,
+        "tuple": lambda parts: tuple(map(decode, parts)),
+        "function": resolve,
+    }
+    return makers[kind](content)
+
+
+def tuples(value: Any) -> Any:
+    """Return JSON lists as tuples, at every depth."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+def constants_digest(constants: Mapping[Any, Any]) -> str:
+    """Return a digest of constants that differs where only their types differ."""
+    rows = sorted((str(path), _typed(value)) for path, value in constants.items())
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [type(value).__name__, *map(_typed, value)]
+    key = getattr(value, "cache_key", None)  # of a function that is a constant
+    inner = getattr(value, "value", None) if type(value).__name__ == "constexpr" else None
+    if inner is not None:
+        return ["constexpr", _typed(inner)]
+    return [f"{type(value).__module__}.{type(value).__qualname__}", str(value if key is None else key)]
+
+
+def name_of(function: Any) -> str:
+    """Return `module:qualname` of a Triton function. Raises `NotPortableError` without such a name."""
+    python = function.fn
+    name = f"{python.__module__}:{python.__qualname__}"
+    if "<locals>" in name or "<lambda>" in name:
+        raise NotPortableError(f"{name} is defined inside a function")
+    return name
+
+
+def resolve(name: str) -> Any:
+    """Import the Triton function `module:qualname`. Raises `NotPortableError` when there is none."""
+    from triton.runtime.jit import JITCallable
+
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        while not isinstance(found, JITCallable):  # an autotuner, or heuristics
+            found = found.fn
+    except (ImportError, AttributeError) as error:
+        raise NotPortableError(f"{name} cannot be imported: {error}") from error
+    return found

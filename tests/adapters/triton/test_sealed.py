@@ -1,0 +1,127 @@
+"""Sealed processes of Triton: errors that say what is missing, who asked, and what is there instead."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is a large package, which `make test-adapters` installs")
+
+from tests.adapters.triton.world import PRELUDE, World
+
+# Kernels of a few instructions. The tests are about what is found.
+SMALL = "k.fill[(1,)](o, MODE=7)\n"
+
+
+def test_a_missing_kernel_names_function_variant_line_and_the_nearest_one(baked: World) -> None:
+    code = "k.add[(4,)](x, y, o, 4096, 1.5, BLOCK=2048, num_warps=8)\n"
+    ran = baked.sibling("missing").attempt(code, sealed=baked.root / "kernels.heat")
+    assert ran.code == 1
+    line = PRELUDE.count("\n") + 1
+    message = ran.err[ran.err.index("preheat.errors.SealedError: ") :].splitlines()
+    assert message[0] == (
+        f"preheat.errors.SealedError: program0.py:{line}: triton kernels:add (sm_90) cannot be "
+        "compiled in this sealed process: it is in no bundle and in no cache"
+    )
+    nearest = re.fullmatch(r"  most similar: (.*) \([0-9a-f]{12}\); the request differs in", message[1])
+    assert nearest is not None
+    assert set(nearest[1].split(", ")) >= {
+        *("arch: sm_90", "BLOCK: constant 1024", "alpha: fp32"),
+        *("n: i32", "divisible by 16", "x_ptr: *fp32"),
+    }
+    assert message[2:4] == [
+        "    BLOCK: constant 1024 became constant 2048",
+        "    num_warps: not set became 8",
+    ]
+    assert ran.compilers == []
+
+
+def test_a_function_without_any_variant_is_named_alone(baked: World) -> None:
+    ran = baked.sibling("unknown").attempt(SMALL, sealed=baked.root / "kernels.heat")
+    assert ran.code == 1
+    assert "triton kernels:fill (sm_90) cannot be compiled in this sealed process" in ran.err
+    assert "most similar" not in ran.err
+    assert "weak" not in ran.err
+
+
+def test_an_architecture_that_was_not_baked_is_said(baked: World) -> None:
+    code = "k.add[(4,)](x, y, o, 4096, 1.5, BLOCK=1024)\n"
+    ran = baked.sibling("arch").attempt(code, cc=80, sealed=baked.root / "kernels.heat")
+    assert ran.code == 1
+    assert "triton kernels:add (sm_80) cannot be compiled" in ran.err
+    assert "    arch: sm_90 became sm_80" in ran.err or "    arch: sm_100 became sm_80" in ran.err
+
+
+def test_a_sealed_process_refuses_to_compile_always(baked: World) -> None:
+    place = baked.sibling("always")
+    code = "k.add[(4,)](x, y, o, 4096, 1.5, BLOCK=1024)\n"
+    ran = place.attempt(code, sealed=baked.root / "kernels.heat", TRITON_ALWAYS_COMPILE="1")
+    assert ran.code == 1
+    assert "SealedError" in ran.err
+    assert "TRITON_ALWAYS_COMPILE is set" in ran.err
+    assert ran.compilers == []
+
+
+def test_always_compiling_compiles_and_stores_where_the_process_is_not_sealed(world: World) -> None:
+    assert world.run(SMALL).stats["compiles"] >= 2  # with host code
+    assert world.run(SMALL, TRITON_ALWAYS_COMPILE="1").stats["compiles"] == 1
+    assert "compiles" not in world.run(SMALL).stats
+
+
+def test_a_process_that_is_sealed_with_a_warning_compiles(world: World) -> None:
+    ran = world.run(SMALL, PREHEAT_SEALED="warn")
+    assert ran.stats["compiles"] >= 2
+    assert ran.stats["sealed"] >= 1
+    assert "triton kernels:fill for sm_90 is compiled although this process is sealed" in ran.err
+
+
+# Tuning
+
+TUNED = "k.tuned[(8,)](x, 8192)\nprint(len(k.benchmarks), k.tuned.best_config.kwargs)\n"
+
+
+def test_a_result_of_tuning_is_stored_found_and_baked(world: World) -> None:
+    first = world.run(TUNED)
+    assert first.out.splitlines()[0] == "2 {'BLOCK': 512}"
+    second = world.sibling("second")
+    ran = second.run(TUNED, PREHEAT_CACHE_DIR=str(world.cache))
+    assert ran.out.splitlines()[0] == "0 {'BLOCK': 512}"
+    assert len(ran.launches) == 1
+    assert "compiles" not in ran.stats
+
+    # The same without a change of the application, which records the winner and the result.
+    program = world.root / "serve.py"
+    program.write_text(
+        "import kernels as k\nfrom tensors import Tensor\n"
+        'if __name__ == "__main__":\n    k.tuned[(8,)](Tensor("fp32"), 8192)\n'
+    )
+    manifest = world.record(str(program))
+    text = manifest.read_text()
+    assert 'name = "kernels:tuned tuned for (8192, ' in text
+    bundle = world.root / "tuned.heat"
+    world.preheat("bake", str(manifest), "-o", str(bundle)).ok()
+    sealed = world.sibling("sealed")
+    ran = sealed.run(TUNED, sealed=bundle)
+    assert ran.out.splitlines()[0] == "0 {'BLOCK': 512}"
+    assert ran.compilers == []
+
+    missing = sealed.attempt(TUNED.replace("8192", "4096"), sealed=bundle)
+    assert missing.code == 1
+    line = PRELUDE.count("\n") + 1
+    assert re.search(
+        rf"SealedError: program\d\.py:{line}: triton kernels:tuned tuned for \(4096, .*\) \(any\) "
+        "cannot be compiled in this sealed process: it is in no bundle and in no cache",
+        missing.err,
+    )
+
+
+def test_missing_host_code_is_named_with_the_line_of_the_program(world: World) -> None:
+    ran = world.attempt(SMALL, PREHEAT_SEALED="1")
+    assert ran.code == 1
+    line = PRELUDE.count("\n") + 1
+    assert (
+        f"SealedError: program0.py:{line}: triton host code cuda_utils (any) cannot be compiled in "
+        "this sealed process: it is in no bundle and in no cache" in ran.err
+    )
+    assert ran.compilers == []
