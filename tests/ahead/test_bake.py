@@ -20,6 +20,7 @@ import pytest
 
 from preheat.ahead.bake import BakedProgram, FailedProgram, Job, _completed, bake, plan
 from preheat.ahead.check import check
+from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, UnreadableProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
@@ -176,10 +177,10 @@ def test_the_longest_compile_comes_first() -> None:
 def test_each_job_is_reported_when_it_begins_and_when_it_ends(shared_builder: Builder) -> None:
     seen: list[tuple[str, str, int]] = []
 
-    def started(job: Job) -> None:
+    def started(job: Job | ForeignJob) -> None:
         seen.append(("start", str(job), threading.get_ident()))
 
-    def ended(job: Job, result: BakedProgram | FailedProgram) -> None:
+    def ended(job: Job | ForeignJob, result: BakedProgram | FailedProgram) -> None:
         seen.append((type(result).__name__, str(job), threading.get_ident()))
 
     bake(listed(A, B, BAD), builder=shared_builder, jobs=2, on_start=started, on_done=ended)

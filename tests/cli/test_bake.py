@@ -349,9 +349,9 @@ def test_bundle_ls_shows_programs_kernels_compiler_and_header_files(cli: Cli) ->
     )
     ran = cli("bundle", "ls", file)
     head, first, second, *rest = ran.out.splitlines()
-    assert head.split() == ["KEY", "PROGRAM", "ARCH", "SIZE", "HEADERS", "COMPILER", "KERNELS"]
-    assert first.split()[1:] == "a.cu sm_90 4 B 2 NVRTC 13.0.1 a, also".split()
-    assert second.split()[1:] == "b.cu sm_90 4 B - NVRTC 13.0.1 b".split()
+    assert head.split() == "KEY KIND PROGRAM ARCH SIZE HEADERS COMPILER KERNELS".split()
+    assert first.split()[1:] == "cuda a.cu sm_90 4 B 2 NVRTC 13.0.1 a, also".split()
+    assert second.split()[1:] == "cuda b.cu sm_90 4 B - NVRTC 13.0.1 b".split()
     assert "  util.h  111111111111" in rest
     assert "  decode  (1, 128) 32" in rest
     assert not any("cuda_fp16.h" in line for line in rest)

@@ -282,7 +282,8 @@ def test_cache_why_compares_two_keys(cli: Cli, key: str, saxpy: str) -> None:
 def test_cache_verify_finds_and_repairs_damage(cli: Cli, key: str, tmp_path: Path) -> None:
     assert cli("cache", "verify").code == 0
     (file,) = (tmp_path / "cache").rglob("*.heat")
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     ran = cli("cache", "verify")
     assert (ran.code, ran.out) == (1, f"{key}  checksum mismatch\n")
     assert file.exists()

@@ -226,7 +226,7 @@ def test_the_command_gets_the_manifests_whole_path(cli: Cli, tmp_path: Path) -> 
     assert ran.out == f"{tmp_path / 'k.toml'}\n"
 
 
-PYTHON_FILE = "it is a Python file, not a command\n\nhint: preheat record -- python "
+PYTHON_FILE = "it is a Python file, not a command\n\nhint: name the interpreter: python "
 
 
 @pytest.mark.parametrize(

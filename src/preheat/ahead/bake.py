@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.ahead.bundles import merge_entries, meta, require_place
+from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_foreign, plan_foreign
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, require_programs
 from preheat.arch import Arch
 from preheat.artifact import Artifact
@@ -29,7 +30,7 @@ from preheat.program import Program
 if TYPE_CHECKING:  # The import takes milliseconds in every process.
     from concurrent.futures import Executor, Future
 
-__all__ = ["BakeResult", "BakedProgram", "FailedProgram", "Job", "bake", "plan"]
+__all__ = ["BakeResult", "BakedProgram", "FailedProgram", "Job", "bake", "parse_archs", "plan"]
 
 _POLL = 0.1  # seconds between two checks of which jobs an executor has started
 
@@ -50,12 +51,13 @@ class BakedProgram(NamedTuple):
 
     `key` is the digest of its code. `source` is the tier in which it was found, or "compiler".
     `seconds` is the duration of its compile, whenever that was, and `bytes` its size in a bundle.
+    `arch` is None for an entry of another library that depends on none.
     `note` says why no cache can store it. `changed` is True when its file is no longer the recorded
     one. `include` has its include directories, spelled as `preheat.portable_paths` describes.
     """
 
     label: str
-    arch: Arch
+    arch: Arch | None
     key: str
     source: str
     seconds: float
@@ -105,10 +107,12 @@ def bake(
     jobs: int | None = None,
     executor: Executor | None = None,
     config: Config | None = None,
-    on_start: Callable[[Job], None] | None = None,
-    on_done: Callable[[Job, BakedProgram | FailedProgram], None] | None = None,
+    on_start: Callable[[Job | ForeignJob], None] | None = None,
+    on_done: Callable[[Job | ForeignJob, BakedProgram | FailedProgram], None] | None = None,
 ) -> BakeResult:
     """Compile every program of `manifest`, a value or a path, and write the bundle `output`.
+
+    Requests of other libraries are made by their adapters, in processes of their own.
 
     Programs are compiled for `archs`, or for the architectures with which each was recorded. The
     longest compiles start first. `jobs` of them run at the same time, one for each processor by
@@ -142,22 +146,32 @@ def bake(
         _run_here(todo, builder, config, jobs, on_start, ended)
     else:
         _run_there(todo, config, executor, on_start, ended)
+    requests = plan_foreign(manifest, parse_archs(archs))
+    baked = _bake_foreign(requests, builder, config, jobs, on_start, on_done)
+    failures += (each for each in baked if isinstance(each, FailedProgram))
+    foreign = [each for each in baked if isinstance(each, BakedForeign)]
     outputs, ambiguous = _without_ambiguous(done)
     failures += ambiguous
     failures.sort(key=lambda failed: (failed.title, str(failed.arch)))
-    path = Path(output) if output is not None and (outputs or not failures) else None
-    nbytes = 0 if path is None else _write(path, outputs, manifest.graphs)
-    rows = tuple(sorted(each.row for each in outputs))
+    path = Path(output) if output is not None and (outputs or foreign or not failures) else None
+    nbytes = 0 if path is None else _write(path, outputs, foreign, manifest.graphs)
+    foreign.sort(key=lambda each: (each.job.item.identity, each.job.arch or Arch(0, 0)))
+    rows = (*sorted(each.row for each in outputs), *map(_foreign_row, foreign))
     return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes)
 
 
 def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = None) -> list[Job]:
     """Return the jobs of a bake, longest first, as measured by recordings or else estimated."""
-    if isinstance(archs, Arch | str):
-        archs = [archs]
-    pairs = manifest.jobs(None if archs is None else [Arch.parse(arch) for arch in archs])
+    pairs = manifest.jobs(parse_archs(archs))
     todo = [Job(item, arch, item.seconds or estimate(item.program)) for item, arch in pairs]
     return sorted(todo, key=lambda job: -job.estimate)
+
+
+def parse_archs(archs: Arch | str | Iterable[Arch | str] | None) -> list[Arch] | None:
+    """Return architectures that are given in any form; None where none are given."""
+    if archs is None:
+        return None
+    return [Arch.parse(arch) for arch in ([archs] if isinstance(archs, Arch | str) else archs)]
 
 
 def _without_ambiguous(
@@ -193,14 +207,76 @@ def _ambiguous(jobs: Sequence[Job]) -> InputError:
     )
 
 
-def _write(path: Path, outputs: Sequence[_Output], graphs: Iterable[GraphKeys]) -> int:
+def _write(
+    path: Path,
+    outputs: Sequence[_Output],
+    foreign: Sequence[BakedForeign],
+    graphs: Iterable[GraphKeys],
+) -> int:
     by_key: dict[str, BundleEntry] = {}
     for _, entry in outputs:
         known = by_key.get(entry.key)
         by_key[entry.key] = entry if known is None else merge_entries(known, entry)
     entries = {digest: blob for entry in by_key.values() for digest, blob in entry.encode().items()}
+    entries |= {
+        entry.digest: entry.encode(provenance=False) for each in foreign for entry in each.entries
+    }
     toolchains = (entry.artifact.toolchain for entry in by_key.values())
-    return write(path, entries, meta(toolchains, (each.row.arch for each in outputs), graphs))
+    targets = [
+        *(each.row.arch for each in outputs),
+        *(each.job.arch for each in foreign),
+    ]
+    archs = (arch for arch in targets if arch is not None)
+    return write(path, entries, meta(toolchains, archs, graphs))
+
+
+# Other libraries
+
+
+def _bake_foreign(
+    todo: Sequence[ForeignJob],
+    builder: Builder | None,
+    config: Config,
+    jobs: int | None,
+    on_start: Callable[[ForeignJob], None] | None,
+    on_done: Callable[[ForeignJob, BakedProgram | FailedProgram], None] | None,
+) -> list[BakedForeign | FailedProgram]:
+    """Make the entries of other libraries, and return what was made and what failed."""
+    results: list[BakedForeign | FailedProgram] = []
+    if not todo:
+        return results
+
+    def started(job: ForeignJob) -> None:
+        if on_start is not None:
+            on_start(job)
+
+    def ended(job: ForeignJob, result: BakedForeign | PreheatError) -> None:
+        outcome: BakedForeign | FailedProgram
+        if isinstance(result, PreheatError):
+            outcome = FailedProgram(job.item.title, job.arch, result)
+        else:
+            outcome = result
+        results.append(outcome)
+        if on_done is not None:
+            on_done(job, _foreign_row(outcome) if isinstance(outcome, BakedForeign) else outcome)
+
+    used = builder or Builder.open(config)
+    bake_foreign(todo, used, jobs=jobs, on_start=started, on_done=ended)
+    return results
+
+
+def _foreign_row(baked: BakedForeign) -> BakedProgram:
+    job = baked.job
+    own = [entry for entry in baked.entries if entry.label == job.item.name]
+    return BakedProgram(
+        label=job.item.title,
+        arch=job.arch,
+        key=own[0].digest if own else "",
+        source="compiler" if baked.made else "cache",
+        seconds=sum(entry.provenance.seconds for entry in own),
+        bytes=sum(len(entry.encode(provenance=False)) for entry in own),
+        note="; ".join(baked.notes),
+    )
 
 
 # One program

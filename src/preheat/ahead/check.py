@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from preheat.ahead.bake import Job, plan
+from preheat.ahead.bake import Job, parse_archs, plan
 from preheat.ahead.bundles import archs as baked_archs
+from preheat.ahead.foreign import missing_foreign, plan_foreign
 from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
@@ -80,6 +81,13 @@ def check(
             reason = _reason(builder, job, found, targets, explain=explain)
         if reason is not None:
             missing.append(MissingProgram(job.item.title, job.arch, reason))
+    requests = plan_foreign(manifest, parse_archs(archs))
+    missing += (
+        MissingProgram(job.item.title, job.arch, reason)
+        for job, reason in missing_foreign(requests, builder)
+    )
+    targets = tuple(sorted({*targets, *(job.arch for job in requests if job.arch is not None)}))
+    programs += len({job.item.identity for job in requests})
     return CheckResult(programs, targets, tuple(missing), tuple(sorted(unchecked)))
 
 

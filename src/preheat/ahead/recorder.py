@@ -27,7 +27,13 @@ import preheat.ahead.manifest.document
 # interrupt ended the program, because a class of named tuples is made by `eval`.
 import preheat.lexer  # noqa: F401
 from preheat import fork
-from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, key_literal
+from preheat.ahead.manifest import (
+    ForeignProgram,
+    GraphKeys,
+    Manifest,
+    ManifestProgram,
+    key_literal,
+)
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
@@ -36,6 +42,7 @@ from preheat.callsite import CallSite, call_site, format_site
 from preheat.errors import InputError
 from preheat.events import Events, warn
 from preheat.files import Descriptor, lock_open_file, opened
+from preheat.foreign import ForeignEntry
 from preheat.locks import Lock
 from preheat.program import Program
 
@@ -76,7 +83,8 @@ class Recorder:
     def attach(cls, builder: Builder, manifest: Path) -> Recorder:
         """Record everything that `builder` returns from now on."""
         recorder = cls(manifest, builder.events)
-        builder.events.subscribe(recorder.on_event, "request", "resolve", "graph")
+        names = ("request", "resolve", "graph", "foreign_request")
+        builder.events.subscribe(recorder.on_event, *names)
         atexit.register(recorder.close)
         _at_process_end(recorder.close)
         return recorder
@@ -88,6 +96,8 @@ class Recorder:
             self._attempt("write", lambda: self._record_request(request, fields["artifact"]))
         elif name == "resolve":
             self._attempt("write", lambda: self._record_entry(fields["key"], fields["entry"]))
+        elif name == "foreign_request":
+            self._attempt("write", lambda: self._record_foreign(**fields))
         elif name == "graph" and fields["what"] == "captured" and fields["name"] is not None:
             self._attempt("write", lambda: self._record_graph(fields["name"], fields["key"]))
 
@@ -111,6 +121,7 @@ class Recorder:
         self._spool: _Spool | None = None
         self._numbers: dict[Program, int] = {}
         self._counts: dict[_Request, _RequestCount] = {}
+        self._foreign: dict[tuple[str, str], tuple[dict[str, Any], _RequestCount]] = {}
         self._once: set[tuple[str, ...]] = set()
 
     def _attempt(self, verb: str, action: Callable[[], object]) -> None:
@@ -139,6 +150,20 @@ class Recorder:
                 if self._first("entry", str(number), entry):
                     self._write({"of": number, "entry": entry})
 
+    def _record_foreign(
+        self, entry: ForeignEntry, row: Mapping[str, Any] | None, site: CallSite
+    ) -> None:
+        key = f"{entry.key} {entry.variant}".strip()
+        with self._lock:
+            found = self._foreign.get((key, format_site(site)))
+            if found is None:
+                found = (_foreign_fields(entry, row, site), _RequestCount())
+                self._foreign[key, format_site(site)] = found
+            values, count = found
+            count.total += 1
+            if count.total >= 2 * count.written:
+                self._write_foreign_count(values, count)
+
     def _record_graph(self, name: str, key: str) -> None:
         with self._lock:
             if not self._first("graph", name, key):
@@ -153,6 +178,9 @@ class Recorder:
             for request, count in self._counts.items():
                 if count.total > count.written:
                     self._write_count(request, count)
+            for values, count in self._foreign.values():
+                if count.total > count.written:
+                    self._write_foreign_count(values, count)
             if self._spool is not None:
                 self._spool.close()
             self._reset()
@@ -163,6 +191,11 @@ class Recorder:
         count.written = count.total
         row = {"of": self._number(program), "arch": str(arch), "by": format_site(site), "asked": asked}
         self._write({**row, **more})
+
+    def _write_foreign_count(self, values: Mapping[str, Any], count: _RequestCount) -> None:
+        asked = count.total - count.written
+        count.written = count.total
+        self._write({"foreign": {**values, "asked": asked}})
 
     def _number(self, program: Program) -> int:
         """Return the number of `program` in the spool file; write the program when it is new."""
@@ -322,9 +355,12 @@ def _read_spool(file: Path) -> Manifest:
     programs: dict[int, Program] = {}
     items: list[ManifestProgram] = []
     graphs: list[GraphKeys] = []
+    foreign: list[ForeignProgram] = []
     for row in _rows(file):
         try:
-            if "graph" in row:
+            if "foreign" in row:
+                foreign.append(_foreign(row["foreign"]))
+            elif "graph" in row:
                 graphs.append(GraphKeys(row["graph"], (row["key"],)))
             elif "of" in row:
                 items.append(_item(programs[row["of"]], row))
@@ -335,7 +371,7 @@ def _read_spool(file: Path) -> Manifest:
                 f"{file} was recorded by another release of preheat: {error!r}",
                 hint="merge it with that release, or remove it",
             ) from error
-    return Manifest(tuple(items), tuple(graphs))
+    return Manifest(tuple(items), tuple(graphs), foreign=tuple(foreign))
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -353,6 +389,35 @@ def _item(program: Program, row: Mapping[str, Any]) -> ManifestProgram:
         asked=row.get("asked", 0),
         callers=(row["by"],) if row.get("by", "?") != "?" else (),
     )
+
+
+def _foreign_fields(
+    entry: ForeignEntry, row: Mapping[str, Any] | None, site: CallSite
+) -> dict[str, Any]:
+    """Return what a spool file has of one request of another library."""
+    request = dict(row or {})
+    recorded, root = request.pop("recorded", None), request.pop("root", "")
+    return {
+        "kind": entry.kind,
+        "name": entry.label,
+        "request": _canonical(request) if request else "",
+        "recorded": _canonical(recorded) if recorded else "",
+        "root": root,
+        "archs": [] if entry.arch is None else [str(entry.arch)],
+        "entries": [f"{entry.key} {entry.variant}".strip()],
+        "seconds": entry.provenance.seconds,
+        "callers": [line] if (line := format_site(site)) != "?" else [],
+    }
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _foreign(row: Mapping[str, Any]) -> ForeignProgram:
+    """Return the request of a row that `_foreign_fields` made."""
+    lists = {name: tuple(row[name]) for name in ("entries", "callers")}
+    return ForeignProgram(**{**row, **lists, "archs": tuple(map(Arch.parse, row["archs"]))})
 
 
 def _fields(program: Program) -> dict[str, Any]:

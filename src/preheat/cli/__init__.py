@@ -15,6 +15,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "compile": "Compile CUDA or PTX files into the cache",
     "record": "Run a command and record the kernels it needs",
+    "run": "Run a command with kernels from bundles and the cache",
     "plan": "List the kernels of a training step before it runs",
     "bake": "Compile the programs of a manifest into one bundle",
     "check": "Verify that nothing is left to compile",

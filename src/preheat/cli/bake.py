@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bake, plan
+from preheat.ahead.foreign import ForeignJob, closures, plan_foreign
 from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch
+from preheat.build.builder import Builder
 from preheat.cli.check import run_check
-from preheat.cli.output import columns, duration, print_error, print_json, print_message, size
+from preheat.cli.output import columns, count, duration, print_error, print_json, print_message, size
 from preheat.cli.programs import archs_option
 from preheat.errors import InputError, PreheatError
 from preheat.progress import progress
@@ -67,6 +69,7 @@ def command(
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
         return run_check(manifest, archs, [output], as_json=as_json)
     listed = require_programs(manifest)
+    _show_closures(listed)
     baked = _bake(listed, [Arch.parse(arch) for arch in archs], jobs, output)
     _report(listed, baked, output, as_json=as_json)
     return 0 if baked.ok else 1
@@ -74,17 +77,17 @@ def command(
 
 def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path) -> BakeResult:
     """Bake with a progress bar, which names the running jobs and follows their estimated time."""
-    todo = plan(manifest, archs)
-    running: dict[Job, None] = {}
+    todo: list[Job | ForeignJob] = [*plan(manifest, archs), *plan_foreign(manifest, archs)]
+    running: dict[Job | ForeignJob, None] = {}
     done = 0
 
     with progress("baking", len(todo), work=sum(job.estimate for job in todo)) as bar:
 
-        def started(job: Job) -> None:
+        def started(job: Job | ForeignJob) -> None:
             running[job] = None
             bar.step(_named(running), advance=0, work=0)
 
-        def ended(job: Job, _: BakedProgram | FailedProgram) -> None:
+        def ended(job: Job | ForeignJob, _: BakedProgram | FailedProgram) -> None:
             nonlocal done
             done += 1
             del running[job]
@@ -97,7 +100,19 @@ def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path)
             raise KeyboardInterrupt(message) from None
 
 
-def _named(running: dict[Job, None]) -> str:
+def _show_closures(manifest: Manifest) -> None:
+    """Print how many kernels each closure has, before they are compiled."""
+    if not any(item.coverage == "closure" for item in manifest.foreign):
+        return
+    lines = (
+        f"{item.title}: a closure of {count(number, 'kernel')} for each architecture"
+        for item, number in closures(manifest, Builder.open())
+    )
+    for line in dict.fromkeys(lines):  # Several recorded variants of a function may have one closure.
+        print_message(line)
+
+
+def _named(running: dict[Job | ForeignJob, None]) -> str:
     return ", ".join(map(str, running))
 
 
@@ -107,12 +122,15 @@ def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: boo
     elif baked.rows:
         for line in columns(_summary(baked), right=(1, 2, 3, 4, 5)):
             click.echo(line)
+    requests = {item.title for item in manifest.foreign}
     for item in manifest.programs:
         if item.changed:
             file = os.path.relpath(item.program.path or item.program.label)
             print_message(f"{file} changed since it was recorded; its present content was baked")
     for row in baked.rows:
-        if row.note:
+        if row.note and row.label in requests:
+            print_message(f"{row.label} for {row.arch or 'any architecture'}: {row.note}")
+        elif row.note:
             print_message(f"{row.label} for {row.arch} is compiled again by every bake: {row.note}")
     for text, hint in dict.fromkeys((str(error), error.hint) for _, _, error in baked.failures):
         print_error(text, hint)
@@ -126,13 +144,15 @@ def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: boo
 
 def _summary(baked: BakeResult) -> Iterator[tuple[str, ...]]:
     yield "ARCH", "PROGRAMS", "COMPILED", "FOUND", "COMPILING", "SIZE"
-    for arch in sorted({row.arch for row in baked.rows}):
+    archs = {row.arch for row in baked.rows}
+    any_arch = [None] if None in archs else []  # entries that depend on none come last
+    for arch in [*sorted(arch for arch in archs if arch is not None), *any_arch]:
         rows = [row for row in baked.rows if row.arch == arch]
         made = [row for row in rows if row.source == "compiler"]
         spent = duration(sum(row.seconds for row in made)) if made else "-"
         held = size(sum(row.bytes for row in rows))
         numbers = (len(rows), len(made), len(rows) - len(made))
-        yield str(arch), *map(str, numbers), spent, held
+        yield str(arch or "any"), *map(str, numbers), spent, held
 
 
 def _as_dict(baked: BakeResult) -> dict[str, Any]:

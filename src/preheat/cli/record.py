@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import signal
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +13,9 @@ from typing import Any
 
 import click
 
-from preheat.ahead.manifest import Manifest, ManifestProgram
+from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
 from preheat.ahead.recorder import merge_into, read_existing, spool_directory
+from preheat.cli.child import CannotRunError, run_command
 from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import count, print_error, print_json, print_message
 from preheat.config import environ
@@ -88,7 +86,8 @@ def command(
         before = Manifest() if fresh else read_existing(target)
         with _recording_to(target, fresh) as place:
             if words:
-                status = _run(words, place, output=_STDERR if as_json else None)
+                env = {**environ(), "PREHEAT_RECORD": str(place)}
+                status = run_command(words, env, output=_STDERR if as_json else None)
             recording = merge_into(place)
             if fresh and (made := read_existing(place)) != before:
                 added.append(made)
@@ -99,7 +98,7 @@ def command(
     except InputError as error:
         print_error(str(error), error.hint)
         return status or 1
-    except _CannotRunError as error:
+    except CannotRunError as error:
         print_error(str(error), error.hint)
         return error.status
     if as_json:
@@ -135,79 +134,6 @@ def _recording_to(target: Path, fresh: bool) -> Iterator[Path]:
         yield Path(place) / target.name
 
 
-# Running
-
-
-class _CannotRunError(Exception):
-    """The command cannot be run. `status` is the exit status of a shell in that case."""
-
-    def __init__(self, words: Sequence[str], fault: OSError) -> None:
-        self.status = 127 if isinstance(fault, FileNotFoundError) else 126
-        self.hint = None
-        why = fault.strerror or str(fault)
-        if words[0].endswith(".py") and Path(words[0]).is_file():
-            why = "it is a Python file, not a command"
-            self.hint = f"preheat record -- python {shlex.join(words)}"
-        elif "/" not in words[0] and Path(words[0]).is_file():
-            self.hint = f"name the directory of a command that is not in PATH: ./{words[0]}"
-        super().__init__(f"cannot run {words[0]}: {why}")
-
-
-def _run(words: Sequence[str], manifest: Path, *, output: int | None) -> int:
-    """Run a command with recording, and return its exit status as a shell reports it."""
-    env = {**environ(), "PREHEAT_RECORD": str(manifest)}
-    with _forward_signals() as forward_to:
-        try:
-            child = subprocess.Popen(words, env=env, stdout=output)
-        except OSError as fault:
-            raise _CannotRunError(words, fault) from None
-        with child:
-            forward_to(child)
-            status = child.wait()
-    return status if status >= 0 else 128 - status
-
-
-@contextmanager
-def _forward_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Forward signals to the command, and exit when the command exits.
-
-    Signals that arrive before the process of the command is known are forwarded later.
-    """
-    command: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def forward(number: int, _: object) -> None:
-        if command is None:
-            early.append(number)
-        elif number != signal.SIGINT or not _in_foreground():
-            command.send_signal(number)
-
-    def forward_to(child: subprocess.Popen[bytes]) -> None:
-        nonlocal command
-        command = child
-        for number in early:
-            forward(number, None)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, forward)
-    try:
-        yield forward_to
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    """Return True in the foreground of a terminal, where Ctrl-C also reaches the command itself."""
-    try:
-        with open(os.ctermid()) as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
-
-
 # Reporting
 
 
@@ -217,6 +143,7 @@ class _Summary:
 
     programs: tuple[ManifestProgram, ...]
     new: frozenset[Program]
+    foreign: tuple[ForeignProgram, ...]
     manifest: Manifest
 
     @classmethod
@@ -227,15 +154,25 @@ class _Summary:
             item for item in after.programs if everything or item.asked > asked.get(item.identity, -1)
         ]
         new = frozenset(item.program for item in rows if item.identity not in asked)
-        return cls(tuple(rows), new, after)
+        before_foreign = {item.identity: item.asked for item in before.foreign}
+        foreign = (
+            item
+            for item in after.foreign
+            if everything or item.asked > before_foreign.get(item.identity, -1)
+        )
+        return cls(tuple(rows), new, tuple(foreign), after)
 
     def __str__(self) -> str:
         graphs = self.manifest.graphs
         text = f"{count(len(self.programs), 'program')} ({len(self.new):,} new)"
+        for kind in sorted({item.kind for item in self.foreign}):
+            number = sum(item.kind == kind for item in self.foreign)
+            text += f", {count(number, 'request')} of {kind}"
         if graphs:
             keys = sum(len(graph.keys) for graph in graphs)
             text += f", {count(len(graphs), 'graph')} with {count(keys, 'key')}"
-        archs = sorted({arch for item in self.programs for arch in item.archs})
+        listed = [item.archs for item in self.programs] + [item.archs for item in self.foreign]
+        archs = sorted({arch for each in listed for arch in each})
         return text + (f", for {', '.join(map(str, archs))}" if archs else "")
 
     def json(self) -> dict[str, Any]:
@@ -255,12 +192,25 @@ class _Summary:
                 }
                 for item in self.programs
             ],
+            "foreign": [
+                {
+                    "kind": item.kind,
+                    "name": item.name,
+                    "can_be_baked": bool(item.request),
+                    "arch": [str(arch) for arch in item.archs],
+                    "coverage": item.coverage,
+                    "seconds": item.seconds,
+                    "asked": item.asked,
+                    "by": item.callers,
+                }
+                for item in self.foreign
+            ],
             "graphs": [{"name": name, "keys": keys} for name, keys in self.manifest.graphs],
         }
 
 
 def _report(summary: _Summary, output: Path, status: int) -> None:
-    if summary.programs:
+    if summary.programs or summary.foreign:
         print_message(f"recorded {summary} → {output}")
     elif status:
         print_message(f"nothing was recorded: the command ended with exit status {status}")

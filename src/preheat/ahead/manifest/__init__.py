@@ -19,6 +19,16 @@
     [program.headers]              # headers in memory are stored as `source` is
     "util.h" = "kernels.sources/….h"
 
+    [[foreign]]                    # what another library compiled
+    kind = "triton"                # the name of the adapter
+    name = "kernels:add"
+    root = "."                     # the directory from which `kernels` is imported
+    request = '{"function": …}'    # what was asked for, as the adapter wrote it
+    recorded = '{"line": …}'       # facts of the recording, which a check compares
+    coverage = "weak"              # or "closure"; "recorded" by default
+    entries = ["…"]                # the entries that were used
+                                   # arch, seconds, asked and by as in a program
+
     [[graph]]
     name = "decode"
     keys = ["(1, 128)", "32"]      # Python literals
@@ -42,6 +52,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from preheat.ahead.manifest.items import (
+    COVERAGES,
+    ForeignProgram,
     GraphKeys,
     ManifestProgram,
     UnreadableProgram,
@@ -54,6 +66,8 @@ from preheat.arch import Arch
 from preheat.errors import InputError
 
 __all__ = [
+    "COVERAGES",
+    "ForeignProgram",
     "GraphKeys",
     "Manifest",
     "ManifestProgram",
@@ -65,7 +79,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Manifest:
-    """Programs to compile and graph keys to capture.
+    """Programs to compile, requests of other libraries, and graph keys to capture.
 
     `unreadable` lists the programs of a manifest file whose source could not be read.
     """
@@ -73,6 +87,7 @@ class Manifest:
     programs: tuple[ManifestProgram, ...] = ()
     graphs: tuple[GraphKeys, ...] = ()
     unreadable: tuple[UnreadableProgram, ...] = ()
+    foreign: tuple[ForeignProgram, ...] = ()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -81,11 +96,12 @@ class Manifest:
         A program whose source cannot be read is listed in `unreadable` and does not stop the others.
         Raises `InputError` when the file is not a manifest.
         """
-        items, graphs = Reader(path).read()
+        items, foreign, graphs = Reader(path).read()
         return cls(
             tuple(item for item in items if isinstance(item, ManifestProgram)),
             tuple(graphs),
             tuple(item for item in items if isinstance(item, UnreadableProgram)),
+            tuple(foreign),
         ).merged()
 
     def write(self, path: str | os.PathLike[str], *, fresh: bool = False) -> None:
@@ -99,7 +115,7 @@ class Manifest:
         """
         merged = self.merged()
         try:
-            write_manifest(path, merged.programs, merged.graphs, fresh=fresh)
+            write_manifest(path, merged.programs, merged.foreign, merged.graphs, fresh=fresh)
         except OSError as fault:
             raise InputError(f"cannot write {path}: {fault.strerror or fault}") from fault
         except UnicodeEncodeError as bad:
@@ -108,32 +124,57 @@ class Manifest:
     def merged(self, *others: Manifest) -> Manifest:
         """Return the union of all manifests: equal programs become one, sorted by their identity."""
         programs: dict[tuple[Any, ...], ManifestProgram] = {}
+        foreign: dict[tuple[str, ...], ForeignProgram] = {}
         graphs: dict[str, dict[str, None]] = {}
         for manifest in (self, *others):
             for item in manifest.programs:
                 identity = item.identity
                 known = programs.get(identity, ManifestProgram(item.program))
                 programs[identity] = known.merged(item)
+            for other in manifest.foreign:
+                nothing = ForeignProgram(other.kind, other.name, other.request)
+                foreign[other.identity] = foreign.get(other.identity, nothing).merged(other)
             for name, keys in manifest.graphs:
                 graphs.setdefault(name, {}).update(dict.fromkeys(keys))
         return Manifest(
             _mark_ambiguous_titles([programs[identity] for identity in sorted(programs)]),
             tuple(GraphKeys(name, tuple(graphs[name])) for name in sorted(graphs)),
             tuple(bad for manifest in (self, *others) for bad in manifest.unreadable),
+            tuple(foreign[identity] for identity in sorted(foreign)),
         )
 
     def jobs(self, archs: Sequence[Arch] | None = None) -> list[tuple[ManifestProgram, Arch]]:
         """Pair every program with each of `archs`, or with its own architectures by default."""
-        jobs = []
-        for item in self.merged().programs:
-            targets = sorted(set(archs or item.archs))
-            if not targets:
-                raise InputError(
-                    f"{printable(item.program.label)}: there is no architecture to compile it for",
-                    hint="pass --arch, such as --arch sm_90",
-                )
-            jobs += [(item, arch) for arch in targets]
+        return [
+            (item, arch)
+            for item in self.merged().programs
+            for arch in _targets(printable(item.program.label), archs, item.archs)
+        ]
+
+    def foreign_jobs(
+        self, archs: Sequence[Arch] | None = None
+    ) -> list[tuple[ForeignProgram, Arch | None]]:
+        """Pair every request of another library with each of `archs`, or with its own architectures.
+
+        The architecture is None for an entry that depends on none.
+        """
+        jobs: list[tuple[ForeignProgram, Arch | None]] = []
+        for item in self.merged().foreign:
+            if item.request or item.archs:
+                jobs += [(item, arch) for arch in _targets(item.title, archs, item.archs)]
+            else:
+                jobs.append((item, None))
         return jobs
+
+
+def _targets(title: str, given: Sequence[Arch] | None, own: Sequence[Arch]) -> list[Arch]:
+    """Return the architectures to compile for. Raises `InputError` when there are none."""
+    if targets := sorted(set(given or own)):
+        return targets
+    raise InputError(
+        f"{title}: there is no architecture to compile it for",
+        hint="pass --arch, such as --arch sm_90",
+    )
 
 
 def _mark_ambiguous_titles(items: Iterable[ManifestProgram]) -> tuple[ManifestProgram, ...]:
@@ -151,7 +192,7 @@ def require_programs(manifest: Manifest | str | os.PathLike[str]) -> Manifest:
     Raises `InputError` when it lists neither programs nor graphs.
     """
     found = manifest if isinstance(manifest, Manifest) else Manifest.read(manifest)
-    if not (found.programs or found.unreadable or found.graphs):
+    if not (found.programs or found.foreign or found.unreadable or found.graphs):
         name = "the manifest" if isinstance(manifest, Manifest) else os.fspath(manifest)
         hint = "record what a program needs: preheat record -- python app.py"
         raise InputError(f"{name} lists no program", hint=hint)

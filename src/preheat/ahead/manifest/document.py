@@ -17,6 +17,7 @@ from preheat.ahead.manifest.reader import VERSION
 __all__ = ["Entry", "edited", "rendered"]
 
 _WIDTH = 100  # A list that does not fit on a line of this width gets one line for each item.
+_KINDS = ("program", "foreign", "graph")  # in the order of a new file
 _UNORDERED = ("entries", "arch", "by")  # lists whose order has no meaning
 _INTRO = """\
 # The kernels an application needs; `preheat bake` compiles them.
@@ -26,7 +27,7 @@ _INTRO = """\
 
 
 class Entry(NamedTuple):
-    """A [[program]] or [[graph]] to write. Equal identities mean the same program or graph."""
+    """A table to write. Equal identities mean the same program, request or graph."""
 
     kind: str
     identity: Any
@@ -157,11 +158,12 @@ def _remove(blocks: list[_Block], block: _Block) -> None:
 
 
 def _position(blocks: Sequence[_Block], entry: Entry) -> int:
-    """Return where to insert a new entry: sorted among its kind, and programs before graphs."""
+    """Return where to insert a new entry: sorted among its kind, and the kinds in their order."""
     same = [i for i, block in enumerate(blocks) if block.kind == entry.kind]
     after = (i for i in same if blocks[i].identity > entry.identity)
-    default = same[-1] + 1 if same else 0 if entry.kind == "program" else len(blocks)
-    return next(after, default)
+    kinds = (entry.kind,) if same else _KINDS[: _KINDS.index(entry.kind)]
+    before = [i for i, block in enumerate(blocks) if block.kind in kinds]
+    return next(after, before[-1] + 1 if before else 0)
 
 
 def _rendered_blocks(blocks: Iterable[_Block]) -> Iterable[str]:
@@ -187,9 +189,15 @@ def _assign(table: Table, values: Mapping[str, Any]) -> None:
                 table[key].trivia.indent = indents.get(key, "")  # tomlkit adds blank lines above.
         elif isinstance(value, str | int | float):
             if key not in table or table[key] != value:
-                table[key] = value
+                table[key] = _literal(value) if isinstance(value, str) else value
         else:
             _assign_list(table, key, list(value))
+
+
+def _literal(text: str) -> str:
+    """Return text that TOML writes without escapes, where it has quotes and that is possible."""
+    plain = '"' in text and "'" not in text and text.isprintable()
+    return tomlkit.string(text, literal=True) if plain else text
 
 
 def _assign_list(table: Table, key: str, values: list[str]) -> None:
@@ -225,7 +233,7 @@ def _comparable(data: Mapping[str, Any]) -> object:
     """Return a value that is equal for two manifests that differ in order alone."""
     rows = [
         json.dumps([kind, {key: _plain(key, value) for key, value in row.items()}], sort_keys=True)
-        for kind in ("program", "graph")
+        for kind in _KINDS
         for row in data.get(kind, ())
     ]
     return data["version"], sorted(rows)

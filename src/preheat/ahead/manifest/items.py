@@ -1,8 +1,9 @@
-"""What a manifest lists: programs and graph keys."""
+"""What a manifest lists: programs, requests of other libraries, and graph keys."""
 
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,19 @@ from preheat.errors import InputError
 from preheat.portable_paths import format_spellings
 from preheat.program import Program
 
-__all__ = ["GraphKeys", "ManifestProgram", "UnreadableProgram", "key_literal", "printable"]
+__all__ = [
+    "COVERAGES",
+    "ForeignProgram",
+    "GraphKeys",
+    "ManifestProgram",
+    "UnreadableProgram",
+    "key_literal",
+    "printable",
+]
+
+#: Which variants of a recorded request of another library are baked: the recorded one, all that other
+#: values of its arguments lead to, or four that assume less and serve every launch.
+COVERAGES = ("recorded", "closure", "weak")
 
 _MOST_CALLERS = 8  # Enough to find the code that asks; a busy kernel has hundreds of callers.
 
@@ -76,6 +89,59 @@ class ManifestProgram:
             asked=self.asked + other.asked,
             callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
             changed=self.changed or other.changed,
+        )
+
+
+@dataclass(frozen=True)
+class ForeignProgram:
+    """What another library was asked for, the architectures to make it for, and what was observed.
+
+    `kind` is the name of the adapter. `request` describes the request as JSON, so that the adapter can
+    make it again; it is empty for an entry that can only be kept as it was made. `recorded` has the
+    facts of the recording, also as JSON. `root` is the directory from which modules are imported.
+    `entries` are those that were used: the key of the library, and a variant after a space.
+    """
+
+    kind: str
+    name: str
+    request: str = ""
+    recorded: str = ""
+    root: str = ""
+    archs: tuple[Arch, ...] = ()
+    entries: tuple[str, ...] = ()
+    coverage: str = "recorded"
+    seconds: float = 0.0
+    asked: int = 0
+    callers: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The library and the name of the function."""
+        return f"{self.kind} {self.name}"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """A sortable value that is equal for two recordings of the same request."""
+        return self.kind, self.name, self.request
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The request as its adapter takes it. `request` is not empty."""
+        facts = json.loads(self.recorded or "{}")
+        return {**json.loads(self.request), "root": self.root, "recorded": facts}
+
+    def merged(self, other: ForeignProgram) -> ForeignProgram:
+        """Return the union of two recordings of one request. The facts are those of the later one."""
+        same = not other.recorded or other.recorded == self.recorded or not self.request
+        return ForeignProgram(
+            *(self.kind, self.name, self.request, other.recorded or self.recorded),
+            root=other.root or self.root,
+            archs=tuple(sorted({*self.archs, *other.archs})),
+            entries=tuple(sorted({*(self.entries if same else ()), *other.entries})),
+            coverage=max(self.coverage, other.coverage, key=lambda each: each != COVERAGES[0]),
+            seconds=max(self.seconds, other.seconds),
+            asked=self.asked + other.asked,
+            callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
         )
 
 

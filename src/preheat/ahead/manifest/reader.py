@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import reprlib
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from preheat.ahead.manifest.items import (
+    COVERAGES,
+    ForeignProgram,
     GraphKeys,
     ManifestProgram,
     UnreadableProgram,
@@ -41,6 +44,14 @@ def language_of(path: str) -> str:
     return "ptx" if Path(path).suffix == ".ptx" else "cuda"
 
 
+def _is_table(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _is_list(values: object, of: type) -> bool:
     return isinstance(values, list) and all(isinstance(value, of) for value in values)
 
@@ -53,11 +64,13 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "a whole number": lambda v: type(v) is int and v >= 0,
     "a number of seconds": lambda v: type(v) in (int, float) and 0 <= v < 1e9,
     "written as [[program]]": lambda v: _is_list(v, dict),
+    "written as [[foreign]]": lambda v: _is_list(v, dict),
     "written as [[graph]]": lambda v: _is_list(v, dict),
 }
 _TOP = {
     "version": "a whole number",
     "program": "written as [[program]]",
+    "foreign": "written as [[foreign]]",
     "graph": "written as [[graph]]",
 }
 _TABLES = {
@@ -69,12 +82,18 @@ _TABLES = {
         "seconds": "a number of seconds",
         "asked": "a whole number",
     },
+    "foreign": {
+        **dict.fromkeys(("kind", "name", "root", "request", "recorded", "coverage"), "text"),
+        **dict.fromkeys(("arch", "entries", "by"), "a list of texts"),
+        "seconds": "a number of seconds",
+        "asked": "a whole number",
+    },
     "graph": {"name": "text", "keys": "a list of texts"},
 }
 
 
 class _Table(NamedTuple):
-    """One [[program]] or [[graph]] of the file."""
+    """One [[program]], [[foreign]] or [[graph]] of the file."""
 
     kind: str
     number: int  # among the tables of its kind, from 0
@@ -96,15 +115,18 @@ class Reader:
         self.directory = os.path.dirname(os.path.realpath(path))
         self.text = _read_text(self.path, hint="'preheat record -- COMMAND' writes a manifest")
 
-    def read(self) -> tuple[list[ManifestProgram | UnreadableProgram], list[GraphKeys]]:
-        """Return the programs and the graphs in the order of the file.
+    def read(
+        self,
+    ) -> tuple[list[ManifestProgram | UnreadableProgram], list[ForeignProgram], list[GraphKeys]]:
+        """Return the programs, the requests of other libraries and the graphs in the order of the file.
 
         A wrong key or value is an error. A program whose source cannot be read is returned as
         `UnreadableProgram`.
         """
         top = self._top()
         graphs = [self._graph(table) for table in self._tables(top, "graph")]
-        return [self._item(table) for table in self._tables(top, "program")], graphs
+        foreign = [self._foreign(table) for table in self._tables(top, "foreign")]
+        return [self._item(table) for table in self._tables(top, "program")], foreign, graphs
 
     def _top(self) -> dict[str, Any]:
         """Parse the file and check its version and its top-level keys."""
@@ -156,6 +178,32 @@ class Reader:
                 hint = 'such as "32" or "(1, \'prefill\')": numbers, texts, None and tuples of them'
                 raise self._error(f"key {key!r} is not a Python literal", table, "keys", hint=hint)
         return GraphKeys(table.values["name"], tuple(str(key_literal(key)) for key in keys))
+
+    def _foreign(self, table: _Table) -> ForeignProgram:
+        values = table.values
+        for key in ("kind", "name"):
+            if not values.get(key):
+                raise self._error(f"a [[foreign]] needs a {key}", table)
+        coverage = values.get("coverage", COVERAGES[0])
+        if coverage not in COVERAGES:
+            raise self._error(f"{coverage!r} is not one of {', '.join(COVERAGES)}", table, "coverage")
+        if not (values.get("request") or values.get("entries")):
+            raise self._error("a [[foreign]] needs a `request` or `entries`", table)
+        for key in ("request", "recorded"):
+            if not _is_table(values.get(key, "{}")):
+                hint = "record again; only `coverage` and `arch` are meant to be edited"
+                raise self._error(f"{key} is not a JSON object", table, key, hint=hint)
+        root = values.get("root", "")
+        return ForeignProgram(
+            *(values["kind"], values["name"], values.get("request", ""), values.get("recorded", "")),
+            root=self._resolve(root) if root else "",
+            archs=self._archs(table),
+            entries=tuple(values.get("entries", ())),
+            coverage=coverage,
+            seconds=float(values.get("seconds", 0)),
+            asked=values.get("asked", 0),
+            callers=tuple(values.get("by", ())),
+        )
 
     def _item(self, table: _Table) -> ManifestProgram | UnreadableProgram:
         archs = self._archs(table)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from preheat.ahead.manifest.items import GraphKeys, ManifestProgram
+from preheat.ahead.manifest.items import COVERAGES, ForeignProgram, GraphKeys, ManifestProgram
 from preheat.ahead.manifest.reader import DIGEST_DIGITS, Reader, language_of, sha256
 from preheat.cache.publish import publish
 from preheat.errors import InputError
@@ -22,6 +22,7 @@ __all__ = ["write_manifest"]
 def write_manifest(
     path: str | os.PathLike[str],
     programs: Sequence[ManifestProgram],
+    foreign: Sequence[ForeignProgram],
     graphs: Sequence[GraphKeys],
     *,
     fresh: bool,
@@ -32,6 +33,7 @@ def write_manifest(
 
     writer = _Writer(path)
     entries = [document.Entry("program", item.identity, writer.program(item)) for item in programs]
+    entries += [document.Entry("foreign", item.identity, writer.foreign(item)) for item in foreign]
     entries += [
         document.Entry("graph", name, {"name": name, "keys": list(keys)}) for name, keys in graphs
     ]
@@ -47,11 +49,15 @@ def _existing(path: str | os.PathLike[str]) -> tuple[str, dict[str, list[Any]]] 
     """
     try:
         reader = Reader(path)
-        items, graphs = reader.read()
+        items, foreign, graphs = reader.read()
     except InputError:
         return None
     programs = [item.identity if isinstance(item, ManifestProgram) else None for item in items]
-    return reader.text, {"program": programs, "graph": [graph.name for graph in graphs]}
+    return reader.text, {
+        "program": programs,
+        "foreign": [item.identity for item in foreign],
+        "graph": [graph.name for graph in graphs],
+    }
 
 
 class _Writer:
@@ -77,6 +83,23 @@ class _Writer:
             "asked": item.asked,
             "by": [caller.encode(errors="backslashreplace").decode() for caller in item.callers],
             "headers": {name: self._store(text, ".h") for name, text in program.headers},
+        }
+        return {key: value for key, value in row.items() if value}
+
+    def foreign(self, item: ForeignProgram) -> dict[str, Any]:
+        """Return the row of a request of another library, without values that follow."""
+        row = {
+            "kind": item.kind,
+            "name": item.name,
+            "root": self._relative(item.root) if item.root else "",
+            "request": item.request,
+            "recorded": item.recorded,
+            "coverage": item.coverage if item.coverage != COVERAGES[0] else "",
+            "arch": [str(arch) for arch in item.archs],
+            "entries": item.entries,
+            "seconds": round(item.seconds, 3),
+            "asked": item.asked,
+            "by": [caller.encode(errors="backslashreplace").decode() for caller in item.callers],
         }
         return {key: value for key, value in row.items() if value}
 

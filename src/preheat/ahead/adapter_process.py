@@ -1,0 +1,157 @@
+"""Processes that make entries of other libraries: one for each adapter and environment at a time.
+
+They import the library and modules of the application, which this process must not do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from preheat.ahead.manifest import ForeignProgram
+from preheat.arch import Arch
+from preheat.build.builder import Builder
+from preheat.build.foreign_store import ForeignRequest
+from preheat.config import VARIABLES, environ
+from preheat.errors import AdapterError
+from preheat.locks import Lock
+
+__all__ = ["AdapterProcesses", "Answer"]
+
+_GROUP = tuple[str, tuple[tuple[str, str], ...]]  # the adapter, and variables that its processes have
+
+
+class Answer(NamedTuple):
+    """The entries that a request needs, notes about them, and whether any had to be made."""
+
+    entries: list[ForeignRequest]
+    notes: list[str]
+    made: bool
+
+
+class AdapterProcesses:
+    """Starts processes when they are needed, and keeps them for the next request."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._place = tempfile.mkdtemp(prefix="preheat-adapters-")
+        disk = builder.disk
+        # Without a cache directory, entries are handed over in one that is removed in the end.
+        self.cache_dir = f"{self._place}/cache" if disk is None else str(disk.root)
+        self.own_cache = disk is None
+        self._idle: dict[_GROUP, list[_Process]] = {}
+        self._all: list[_Process] = []
+        self._lock = Lock()
+
+    def bake(self, item: ForeignProgram, arch: Arch) -> Answer:
+        """Make the entries of a request."""
+        env: dict[str, str] = item.row.get("env", {})
+        return self._entries("bake", item, arch, env)
+
+    def keys(self, item: ForeignProgram, arch: Arch) -> Answer:
+        """Return the entries that a request needs in the environment of this process."""
+        return self._entries("keys", item, arch, {})
+
+    def count(self, item: ForeignProgram) -> int:
+        """Return how many kernels a bake of a request makes for one architecture, at most."""
+        answer = self._ask("count", item, {}, item.title)
+        number: int = answer["count"]
+        return number
+
+    def _entries(self, verb: str, item: ForeignProgram, arch: Arch, env: Mapping[str, str]) -> Answer:
+        answer = self._ask(verb, item, env, f"{item.title} for {arch}", arch=str(arch))
+        entries = [
+            ForeignRequest(kind, key, variant, label, arch)
+            for kind, key, variant, label in answer["entries"]
+        ]
+        return Answer(entries, answer["notes"], answer["made"])
+
+    def _ask(
+        self, verb: str, item: ForeignProgram, env: Mapping[str, str], title: str, **more: str
+    ) -> dict[str, Any]:
+        """Return the answer of a process. Raises `AdapterError`, with `title`, where it is an error."""
+        group = (item.kind, tuple(sorted(env.items())))
+        process = self._take(group)
+        answer = process.ask({"verb": verb, "row": item.row, "coverage": item.coverage, **more})
+        with self._lock:
+            self._idle.setdefault(group, []).append(process)
+        if "error" in answer:
+            raise AdapterError(f"{title}: {answer['error']}", hint=answer["hint"])
+        return answer
+
+    def _take(self, group: _GROUP) -> _Process:
+        with self._lock:
+            if idle := self._idle.get(group):
+                return idle.pop()
+        kind, env = group
+        process = _Process(kind, self._environment(dict(env)))
+        with self._lock:
+            self._all.append(process)
+        return process
+
+    def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment in which entries go to the cache, and no setting is for a run."""
+        settings = {variable.name for variable in VARIABLES if variable.name != "PREHEAT_LOCK_DIR"}
+        kept = {name: value for name, value in environ().items() if name not in settings}
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        return {
+            **kept,
+            **env,
+            "PYTHONPATH": path,
+            "PREHEAT_CACHE_DIR": self.cache_dir,
+            "TRITON_CACHE_DIR": f"{self._place}/triton",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._lock:
+            processes, self._all = self._all, []
+            self._idle.clear()
+        for process in processes:
+            process.close()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+class _Process:
+    """One process, which answers one request at a time."""
+
+    def __init__(self, kind: str, env: Mapping[str, str]) -> None:
+        self._kind = kind
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "preheat.adapters", kind],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request. Raises `AdapterError` when the process ends instead."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            self._child.stdin.write(json.dumps(request) + "\n")
+            self._child.stdin.flush()
+            line = self._child.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            status = self._child.wait()
+            raise AdapterError(
+                f"the process of the adapter for {self._kind} ended with status {status}",
+                hint="its messages are above",
+            )
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        with self._child as child:
+            if child.poll() is None:
+                child.kill()

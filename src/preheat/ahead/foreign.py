@@ -1,0 +1,193 @@
+"""Requests of other libraries: made ahead of time for a bundle, and checked."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+from typing import NamedTuple
+
+from preheat.ahead.adapter_process import AdapterProcesses
+from preheat.ahead.manifest import ForeignProgram, Manifest
+from preheat.arch import Arch
+from preheat.build.builder import Builder
+from preheat.build.foreign_store import ForeignRequest
+from preheat.build.key_locks import Deferral
+from preheat.build.parallel import Task, run_all
+from preheat.errors import AdapterError, PreheatError
+from preheat.foreign import ForeignEntry
+
+__all__ = ["BakedForeign", "ForeignJob", "bake_foreign", "closures", "missing_foreign", "plan_foreign"]
+
+_ESTIMATE = 1.0  # seconds for a request that was never measured
+_KEPT = "it cannot be made again, and was kept as it was made"
+
+
+class ForeignJob(NamedTuple):
+    """One request to make for one architecture, and the expected seconds."""
+
+    item: ForeignProgram
+    arch: Arch | None
+    estimate: float
+
+    def __str__(self) -> str:
+        return self.item.title if self.arch is None else f"{self.item.title} for {self.arch}"
+
+
+class BakedForeign(NamedTuple):
+    """The entries that a request needs, and whether any had to be made.
+
+    `notes` say how they may differ from the recorded ones.
+    """
+
+    job: ForeignJob
+    entries: tuple[ForeignEntry, ...]
+    notes: tuple[str, ...] = ()
+    made: bool = False
+
+
+def plan_foreign(manifest: Manifest, archs: Sequence[Arch] | None) -> list[ForeignJob]:
+    """Return the jobs for requests of other libraries, longest first."""
+    jobs = [
+        ForeignJob(item, arch, item.seconds or _ESTIMATE) for item, arch in manifest.foreign_jobs(archs)
+    ]
+    return sorted(jobs, key=lambda job: -job.estimate)
+
+
+def closures(manifest: Manifest, builder: Builder) -> list[tuple[ForeignProgram, int]]:
+    """Return the requests whose closure is baked, and how many kernels each of them has, at most.
+
+    A request whose number cannot be determined is left out: its bake reports the error.
+    """
+    wanted = [item for item in manifest.foreign if item.request and item.coverage == "closure"]
+    found = []
+    if wanted:
+        with closing(AdapterProcesses(builder)) as processes:
+            for item in wanted:
+                with suppress(AdapterError):
+                    found.append((item, processes.count(item)))
+    return found
+
+
+def bake_foreign(
+    todo: Sequence[ForeignJob],
+    builder: Builder,
+    *,
+    jobs: int | None,
+    on_start: Callable[[ForeignJob], None],
+    on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
+) -> None:
+    """Make the entries of all jobs in processes of their adapters. A failure is a result as well."""
+
+    with closing(AdapterProcesses(builder)) as processes:
+        run = functools.partial(_bake, builder, processes)
+        # What is kept comes last: a job that makes its entries may have made those as well.
+        for makes in (True, False):
+            part = [job for job in todo if bool(job.item.request) is makes]
+            _run_all(part, run, jobs, on_start, on_done)
+
+
+def _run_all(
+    todo: Sequence[ForeignJob],
+    run: Callable[[ForeignJob, Deferral], BakedForeign],
+    jobs: int | None,
+    on_start: Callable[[ForeignJob], None],
+    on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
+) -> None:
+    def started(index: int) -> None:
+        on_start(todo[index])
+
+    def ended(index: int, task: Task[BakedForeign]) -> None:
+        try:
+            result: BakedForeign | PreheatError = task.outcome()
+        except PreheatError as error:
+            result = error
+        on_done(todo[index], result)
+
+    run_all(todo, run, threads=jobs or os.cpu_count(), on_start=started, on_done=ended)
+
+
+def _bake(builder: Builder, processes: AdapterProcesses, job: ForeignJob, _: Deferral) -> BakedForeign:
+    store = builder.foreign
+    if processes.own_cache:
+        store = Builder.open(cache_dir=processes.cache_dir).foreign
+    if not job.item.request:
+        return _kept(builder, job)
+    assert job.arch is not None
+    answer = processes.bake(job.item, job.arch)
+    found = [store.get(request) for request in answer.entries]
+    entries = tuple(entry for entry in found if entry is not None)
+    if len(entries) < len(found):
+        gone = f"{len(found) - len(entries)} of {len(found)} entries"
+        raise AdapterError(f"{job}: {gone} were evicted during the bake")
+    return BakedForeign(job, entries, tuple(answer.notes), answer.made)
+
+
+def _kept(builder: Builder, job: ForeignJob) -> BakedForeign:
+    """Return the recorded entries of a request that its adapter cannot make again."""
+    item = job.item
+    if job.arch is not None and job.arch.plain not in {arch.plain for arch in item.archs}:
+        own = ", ".join(map(str, item.archs))
+        raise AdapterError(
+            f"{job} cannot be made: it was recorded for {own}, and its code cannot be imported",
+            hint=f"record it on a GPU of {job.arch}, and merge the bundles",
+        )
+    found = [builder.foreign.get(request) for request in recorded_requests(item)]
+    entries = tuple(entry for entry in found if entry is not None)
+    if len(entries) < len(found):
+        raise AdapterError(
+            f"{job}: {len(found) - len(entries)} of {len(found)} recorded entries are no longer in the "
+            "cache, and they cannot be made again",
+            hint="record again, and bake with the same cache",
+        )
+    return BakedForeign(job, entries, (_KEPT,) if item.archs else ())
+
+
+def recorded_requests(item: ForeignProgram) -> list[ForeignRequest]:
+    """Return the entries that a recording used."""
+    found = []
+    for text in item.entries:
+        key, _, variant = text.partition(" ")
+        arch = item.archs[0] if len(item.archs) == 1 else None
+        found.append(ForeignRequest(item.kind, key, variant, item.name, arch))
+    return found
+
+
+def missing_foreign(todo: Iterable[ForeignJob], builder: Builder) -> list[tuple[ForeignJob, str]]:
+    """Return the jobs whose entries a run through `builder` would not find, each with the reason."""
+    missing: list[tuple[ForeignJob, str]] = []
+    todo = list(todo)
+    if not todo:
+        return missing
+    with closing(AdapterProcesses(builder)) as processes:
+        for job in todo:
+            reason = _reason(job, builder, processes)
+            if reason is not None:
+                missing.append((job, reason))
+    return missing
+
+
+def _reason(job: ForeignJob, builder: Builder, processes: AdapterProcesses) -> str | None:
+    notes: list[str] = []
+    if job.item.request:
+        assert job.arch is not None
+        try:
+            requests, notes, _ = processes.keys(job.item, job.arch)
+        except AdapterError as error:
+            return str(error).removeprefix(f"{job}: ")
+    else:
+        requests = recorded_requests(job.item)
+    absent = [request for request in requests if builder.foreign.get(request) is None]
+    if not absent:
+        return None
+    if notes:
+        return "; ".join(notes)
+    there = {
+        entry.target for entry in builder.foreign.all(job.item.kind) if entry.label == job.item.name
+    }
+    if there and str(job.arch) not in there:
+        return "not baked for this architecture"
+    return (
+        "not baked" if len(absent) == len(requests) else f"{len(absent)} of {len(requests)} not baked"
+    )

@@ -1,0 +1,148 @@
+"""`preheat record`, `run`, `bake` and `check` with a library that has an adapter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from preheat.ahead.manifest import Manifest
+from tests.adapters.fake import write_library
+from tests.command import Cli, Ran
+from tests.processes import SOURCE, start_process, wait_for_exit
+
+APP = """\
+import sys
+import fakelib
+for function in sys.argv[1:]:
+    print(fakelib.compile(function, portable=function != "local"))
+"""
+APPLICATION = (sys.executable, "app.py")
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Runs commands in processes of their own, which get the path of the library."""
+    library = write_library(tmp_path / "library")
+    (tmp_path / "app.py").write_text(APP)
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(library), str(SOURCE)]),
+        "PREHEAT_CACHE_DIR": str(tmp_path / "cache"),
+        "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
+        "NO_COLOR": "1",
+    }
+
+    def run(*args: str) -> Ran:
+        process = start_process([sys.executable, "-m", "preheat", *args], env=env, cwd=tmp_path)
+        out, err = wait_for_exit(process)
+        return Ran(process.returncode, out, err)
+
+    return run
+
+
+def test_a_recording_counts_the_requests_of_each_library(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("record", "--", *APPLICATION, "add", "mul", "add", "local")
+    assert ran == (
+        0,
+        "add sm_90\nmul sm_90\nadd sm_90\nlocal sm_90\n",
+        "recorded 0 programs (0 new), 3 requests of fakelib, for sm_90 → kernels.toml\n",
+    )
+    items = {item.name: item for item in Manifest.read(tmp_path / "kernels.toml").foreign}
+    assert {name: item.asked for name, item in items.items()} == {"add": 2, "local": 1, "mul": 1}
+    assert items["add"].callers == ("app.py:4",)
+    assert items["add"].root == str(tmp_path)
+    again = cli("record", "--", *APPLICATION, "add")
+    assert "1 request of fakelib" in again.err
+
+
+def test_a_recording_as_json(cli: Cli) -> None:
+    found = cli("record", "--json", "--", *APPLICATION, "add", "local").json()
+    assert found["programs"] == []
+    assert found["foreign"] == [
+        {
+            "kind": "fakelib",
+            "name": name,
+            "can_be_baked": name == "add",
+            "arch": ["sm_90"],
+            "coverage": "recorded",
+            "seconds": pytest.approx(0.0, abs=60),
+            "asked": 1,
+            "by": ["app.py:4"],
+        }
+        for name in ("add", "local")
+    ]
+
+
+def test_child_processes_of_the_command_are_recorded(cli: Cli, tmp_path: Path) -> None:
+    parent = (
+        "import subprocess, sys, multiprocessing\n"
+        "subprocess.run([sys.executable, 'app.py', 'child'], check=True)\n"
+    )
+    assert cli("record", "--", sys.executable, "-c", parent).code == 0
+    (tmp_path / "pool.py").write_text(
+        "import multiprocessing, fakelib\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(fakelib.compile, ['worker']))\n"
+        "        pool.close()\n"
+        "        pool.join()\n"
+    )
+    ran = cli("record", "--", sys.executable, "pool.py")
+    assert (ran.code, ran.out) == (0, "['worker sm_90']\n"), ran.err
+    names = [item.name for item in Manifest.read(tmp_path / "kernels.toml").foreign]
+    assert names == ["child", "worker"]
+
+
+def test_adapters_can_be_switched_off_while_recording(cli: Cli) -> None:
+    code = "import os, fakelib; print(len(fakelib.adapters))"
+    for value, expected in (("off", "0"), ("fakelib", "1")):
+        words = ("env", f"PREHEAT_ADAPTERS={value}", sys.executable, "-c", code)
+        assert cli("record", "--", *words).out == f"{expected}\n"
+
+
+def test_a_bake_and_a_check_report_requests_beside_programs(cli: Cli, tmp_path: Path) -> None:
+    assert cli("record", "--", *APPLICATION, "add", "mul", "local").code == 0
+    ran = cli("bake", "kernels.toml", "-o", "k.heat")
+    assert ran.code == 0
+    head, row = ran.out.splitlines()
+    assert head.split() == ["ARCH", "PROGRAMS", "COMPILED", "FOUND", "COMPILING", "SIZE"]
+    assert row.split()[:4] == ["sm_90", "3", "0", "3"]
+    kept = "it cannot be made again, and was kept as it was made"
+    assert f"fakelib local for sm_90: {kept}" in ran.err
+    assert "k.heat: 3 baked" in ran.out + ran.err
+
+    (tmp_path / "kernels.toml").write_text(
+        (tmp_path / "kernels.toml")
+        .read_text()
+        .replace('name = "mul"', 'name = "mul"\ncoverage = "weak"')
+    )
+    found = cli("bake", "kernels.toml", "-o", "k.heat", "--json").json()
+    sources = {row["label"]: row["source"] for row in found["baked"]}
+    assert sources == {"fakelib add": "cache", "fakelib local": "cache", "fakelib mul": "compiler"}
+
+    assert cli("check", "kernels.toml", "--bundle", "k.heat").code == 0
+    ran = cli("check", "kernels.toml", "--bundle", "k.heat", "--arch", "sm_80")
+    assert ran.code == 1
+    assert "fakelib add sm_80: not baked for this architecture" in ran.out.splitlines()
+
+
+def test_a_bake_that_fails_names_the_request(cli: Cli) -> None:
+    assert cli("record", "--", *APPLICATION, "add", "raises", "dies").code == 0
+    ran = cli("bake", "kernels.toml", "-o", "k.heat")
+    assert ran.code == 1
+    assert "fakelib raises for sm_90: ZeroDivisionError: division by zero" in ran.err
+    assert "the process of the adapter for fakelib ended with status 3" in ran.err
+
+
+def test_a_sealed_run_uses_the_bundle_alone(cli: Cli, tmp_path: Path) -> None:
+    assert cli("record", "--", *APPLICATION, "add").code == 0
+    assert cli("bake", "kernels.toml", "-o", "k.heat").code == 0
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    sealed = ("run", "--bundle", "k.heat", "--sealed", "error", "--")
+    ran = cli(*sealed, *APPLICATION, "add")
+    assert (ran.code, ran.out) == (0, "add sm_90\n"), ran.err
+    ran = cli(*sealed, *APPLICATION, "mul")
+    assert ran.code == 1
+    assert "SealedError: app.py:4: fakelib mul (sm_90) cannot be compiled" in ran.err
