@@ -2,8 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+TESTING := $(VENV)/.testing
+# The oldest and the newest version of Triton that the adapter knows; of a minor version, the last patch.
+TRITONS := 3.6.0 3.9
 # The tests of launches, captures and replays, which also run without the native core.
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering streams)
@@ -21,12 +25,22 @@ help:                  ## show what there is
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cu13,dev,bench]'
+	$(PIP) install --editable '.[cu13]'
 	@touch $(INSTALLED)
 
 $(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c
 	$(BIN)/python hatch_build.py || true    # Without a compiler, Python code does the same.
 	@touch $(READY)
+
+$(TESTING): $(READY) pyproject.toml
+	$(PIP) install --editable '.[cu13,dev,bench]'
+	@touch $(TESTING)
+
+# Triton alone: the tests use nothing that it depends on.
+.triton/%.installed: | $(TESTING)
+	rm -rf .triton/$*
+	$(PIP) install --no-deps --target .triton/$* 'triton==$*.*'
+	@touch $@
 
 demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked, sealed
 	$(BIN)/preheat demo
@@ -35,36 +49,41 @@ demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked,
 test: lint             ## everything CI checks, a file of tests on each core
 	$(MAKE) --jobs=3 --output-sync=target types test-python test-without-native
 
-test-python: $(READY)
+test-python: $(TESTING)
 	$(PYTEST)
 
-test-without-native: $(READY)
+test-without-native: $(TESTING)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
+
+test-adapters: $(TESTING) $(TRITONS:%=.triton/%.installed)    ## the tests of adapters with each version of Triton
+	for version in $(TRITONS); do \
+		PYTHONPATH=$(CURDIR)/.triton/$$version $(PYTEST) tests/adapters || exit 1; \
+	done
 
 # The sanitizer stops at undefined behaviour. With -O0, every reference is where a debugger expects it.
 DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined
-native-debug: $(READY)    ## the tests of the native core with a debug build of it
+native-debug: $(TESTING)  ## the tests of the native core with a debug build of it
 	CFLAGS="$(DEBUG_FLAGS)" $(BIN)/python hatch_build.py
 	PYTHONDEVMODE=1 $(BIN)/python -m pytest tests/runtime/test_native*.py $(LAUNCH_TESTS); \
 	status=$$?; $(BIN)/python hatch_build.py && exit $$status
 
-random-programs: $(READY)    ## 2,000 random programs on deferred streams
+random-programs: $(TESTING)  ## 2,000 random programs on deferred streams
 	PREHEAT_TEST_PROGRAMS=2000 $(BIN)/python -m pytest tests/programs
 
-mutations: $(READY)    ## remove each wait and ownership in turn, and see that a test notices
+mutations: $(TESTING)  ## remove each wait and ownership in turn, and see that a test notices
 	$(BIN)/python -m tests.programs.mutations
 
-torture: $(READY)      ## attacks on the cache, for long, with counts and seeds; as root all of them run
+torture: $(TESTING)    ## attacks on the cache, for long, with counts and seeds; as root all of them run
 	PREHEAT_TORTURE=1 $(BIN)/python -m pytest tests/torture
 
-lint: $(READY)         ## ruff, rules and format
+lint: $(TESTING)       ## ruff, rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)        ## mypy, strict
+types: $(TESTING)      ## mypy, strict
 	$(BIN)/mypy
 
-docs-check: $(READY)   ## run every snippet of the docs
+docs-check: $(TESTING) ## run every snippet of the docs
 	$(BIN)/python -m pytest tests/test_docs.py
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
@@ -79,7 +98,7 @@ carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomlkit>=0.12' 'xxhash>=3.4'
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: --no-deps 'nvmath-python>=1.0,<2'
 
-bench: $(READY)        ## benchmarks against peers, in one run
+bench: $(TESTING)      ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_hit.py
 	$(BIN)/python benchmarks/bench_bake.py
@@ -98,4 +117,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .carry .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so
+	rm -rf $(VENV) .carry .triton .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so
