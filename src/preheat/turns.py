@@ -13,8 +13,8 @@ from types import TracebackType
 
 __all__ = ["Turns", "waiting"]
 
-# Seconds after which a thread goes on without a turn. No thread can wait for ever for one that a thread
-# has which waits for it.
+# Seconds after which a thread goes on without a turn. The wait is bounded, so that threads that wait
+# for each other cannot deadlock.
 _PATIENCE = 0.05
 
 _held: dict[int, Turns] = {}  # by thread

@@ -26,7 +26,7 @@ from tests.adapters.fake import write_library
 from tests.conftest import SAXPY
 
 SM_80, SM_90 = Arch(8, 0), Arch(9, 0)
-KEPT = "it cannot be made again, and was kept as it was made"
+KEPT = "it cannot be compiled again; the recorded entry was copied"
 
 
 @pytest.fixture(autouse=True)
@@ -214,12 +214,22 @@ def test_a_kept_entry_has_its_own_architecture_alone(builder: Builder) -> None:
     assert failed.error.hint == "record it on a GPU of sm_80, and merge the bundles"
 
 
-def test_a_kept_entry_that_is_gone_is_an_error(builder: Builder) -> None:
+def test_a_kept_entry_that_is_gone_is_a_note(builder: Builder) -> None:
+    """It may belong to an earlier recording. A check still names what is missing."""
     kept = ForeignProgram("fakelib", "K", archs=(SM_90,), entries=(stored(builder, "K"), "GONE"))
+    (row,) = bake(listed(kept), builder=builder).rows
+    assert row.note == (
+        f"{KEPT}; 1 of 2 recorded entries are no longer in the cache; "
+        "'preheat record --fresh' drops them from the manifest"
+    )
+
+
+def test_kept_entries_that_are_all_gone_are_an_error(builder: Builder) -> None:
+    kept = ForeignProgram("fakelib", "K", archs=(SM_90,), entries=("GONE", "GONE TOO"))
     (failed,) = bake(listed(kept), builder=builder).failures
     assert str(failed.error) == (
-        "fakelib K for sm_90: 1 of 2 recorded entries are no longer in the cache, and they cannot be "
-        "made again"
+        "fakelib K for sm_90: none of the 2 recorded entries is in the cache, and they cannot be "
+        "compiled again"
     )
     assert failed.error.hint == "record again, and bake with the same cache"
 

@@ -109,7 +109,7 @@ def test_a_bake_and_a_check_report_requests_beside_programs(cli: Cli, tmp_path: 
     head, row = ran.out.splitlines()
     assert head.split() == ["ARCH", "PROGRAMS", "COMPILED", "FOUND", "COMPILING", "SIZE"]
     assert row.split()[:4] == ["sm_90", "3", "0", "3"]
-    kept = "it cannot be made again, and was kept as it was made"
+    kept = "it cannot be compiled again; the recorded entry was copied"
     assert f"fakelib local for sm_90: {kept}" in ran.err
     assert "k.heat: 3 baked" in ran.out + ran.err
 

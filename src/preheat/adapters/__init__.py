@@ -68,16 +68,17 @@ def install(*names: str, builder: Builder | None = None) -> None:
         raise InputError("no library was named", hint=f"the adapters are {', '.join(_ADAPTERS)}")
     for name in names:
         made = adapter(name)
+        # The import is outside of the lock: it may install the adapter itself, also in another thread.
+        if made.module not in sys.modules:
+            try:
+                importlib.import_module(made.module)
+            except ModuleNotFoundError as missing:
+                package = made.module.partition(".")[0]
+                raise InputError(
+                    f"{name} is not installed: {missing}", hint=f"pip install {package}"
+                ) from None
+        used = builder or default_builder()
         with _lock:
-            if name in _installed:
-                continue
-            if made.module not in sys.modules:
-                try:
-                    importlib.import_module(made.module)
-                except ModuleNotFoundError as missing:
-                    raise InputError(
-                        f"{name} is not installed: {missing}",
-                        hint=f"pip install {made.module.partition('.')[0]}",
-                    ) from None
-            made.install(builder or default_builder())
-            _installed[name] = made
+            if name not in _installed:
+                made.install(used)
+                _installed[name] = made

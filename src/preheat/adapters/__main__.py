@@ -39,7 +39,7 @@ def _answer(name: str, request: dict[str, Any]) -> dict[str, Any]:
         needed = verb(request["row"], Arch.parse(request["arch"]), request["coverage"])
     except PreheatError as error:
         return {"error": str(error), "hint": error.hint}
-    except Exception as error:  # whatever the library or the application raises
+    except (Exception, SystemExit) as error:  # whatever the library or the application raises
         return {"error": f"{type(error).__name__}: {error}", "hint": None}
     entries = [[entry.kind, entry.key, entry.variant, entry.label] for entry in needed.entries]
     return {"entries": entries, "notes": needed.notes, "made": _compiles() > before}

@@ -84,7 +84,8 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader  # as if preheat were not there
+        # Restore the module's own loader, which other code may inspect.
+        module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         # Only now: a program may ask for the spec of a module without importing it.
         name = self._waiting.pop(module.__name__, None)
@@ -97,11 +98,10 @@ def _install(name: str) -> None:
     from preheat import adapters
     from preheat.config import SealMode
     from preheat.default import default_builder
-    from preheat.errors import PreheatError
 
     try:
         adapters.install(name)
-    except PreheatError as error:
+    except Exception as error:  # The library may be a build or a stub that the adapter cannot read.
         if default_builder().sealed is SealMode.ERROR:
             raise
         _warn(f"the adapter for {name} is not installed: {error}")

@@ -8,6 +8,7 @@ collected at the end of a recorded run, and given back to Inductor before a late
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -18,13 +19,16 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.foreign_store import ForeignRequest, ForeignStore, created_now
 from preheat.callsite import call_site, format_site
+from preheat.config import SealMode
 from preheat.errors import AdapterError
 from preheat.foreign import ForeignEntry
+from preheat.locks import Lock
 
 __all__ = ["InductorAdapter"]
 
 _LABEL = "compiled graphs"
 _FILE = "artifacts"
+_ABSENT = "absent: no collected artifact has this graph"
 
 
 class InductorAdapter(Adapter):
@@ -34,10 +38,13 @@ class InductorAdapter(Adapter):
     module = "torch._inductor.compile_fx"
 
     def install(self, builder: Builder) -> None:
-        """Load the artifacts of this version of torch and this GPU, and seal the code generation."""
+        """Load artifacts before the first compile, and let the code generation obey the seal.
+
+        Nothing here may initialize CUDA: a process may import Inductor and fork afterwards.
+        """
         store = builder.foreign
-        _load(store)
-        _refuse_when_sealed(store)
+        _load_before_first_compile(store)
+        _obey_seal(store)
         if store.events.has_sink("foreign_request"):
             atexit.register(_collect, store)
 
@@ -63,21 +70,45 @@ def _properties() -> dict[str, str]:
     return {"torch": str(torch.__version__), "device": torch.cuda.get_device_name()}
 
 
-def _arch() -> Arch:
+def _arch() -> Arch | None:
+    """Return the architecture of the GPU; None where Inductor compiles for the CPU."""
     import torch
 
+    if not torch.cuda.is_available():
+        return None
     major, minor = torch.cuda.get_device_capability()
     return Arch(major, minor)
 
 
+def _load_before_first_compile(store: ForeignStore) -> None:
+    """Give the artifacts of all bundles and caches to Inductor when it first compiles a graph."""
+    from torch._inductor import compile_fx
+
+    stock: Callable[..., Any] = compile_fx.compile_fx
+    loading = Lock()
+    loaded = False
+
+    @functools.wraps(stock)
+    def compile_fx_with_artifacts(*arguments: Any, **options: Any) -> Any:
+        nonlocal loaded
+        with loading:
+            if not loaded:
+                loaded = True
+                _load(store)
+        return stock(*arguments, **options)
+
+    compile_fx.compile_fx = compile_fx_with_artifacts
+
+
 def _load(store: ForeignStore) -> None:
-    """Give the artifacts of all bundles and caches to Inductor."""
+    """Load the artifacts of this version of torch and this GPU."""
     import torch
 
-    if not torch.cuda.is_available():
+    entries = list(store.all("inductor"))
+    if not entries or not torch.cuda.is_available():
         return
     wanted = _properties()
-    for entry in store.all("inductor"):
+    for entry in entries:
         if dict(entry.properties) == wanted:
             found = store.get(ForeignRequest("inductor", entry.key, label=_LABEL, arch=entry.arch))
             if found is not None:
@@ -105,15 +136,18 @@ def _collect(store: ForeignStore) -> None:
     store.events.emit("foreign_request", entry=entry, row=None, site=(None, 0))
 
 
-def _refuse_when_sealed(store: ForeignStore) -> None:
+def _obey_seal(store: ForeignStore) -> None:
     """Raise `SealedError` where a sealed process would generate code for a graph."""
     from torch._inductor import compile_fx
 
     stock: Callable[..., Any] = compile_fx.fx_codegen_and_compile
 
+    @functools.wraps(stock)
     def fx_codegen_and_compile(gm: Any, *arguments: Any, **options: Any) -> Any:
-        request = ForeignRequest("inductor", str(gm.__class__.__name__), label=_label(gm), arch=_arch())
-        store.permit(request, "absent: no collected artifact has this graph", called_by=_caller)
+        if store.sealed is not SealMode.OFF:
+            request = ForeignRequest("inductor", "graph", label=_label(gm), arch=_arch())
+            store.permit(request, _ABSENT, called_by=_caller)
+            store.missed(request, _ABSENT)
         return stock(gm, *arguments, **options)
 
     compile_fx.fx_codegen_and_compile = fx_codegen_and_compile

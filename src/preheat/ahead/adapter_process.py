@@ -12,19 +12,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from preheat.ahead.manifest import ForeignProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ForeignRequest
+from preheat.build.foreign_store import ForeignRequest, ForeignStore
 from preheat.config import VARIABLES, environ
 from preheat.errors import AdapterError
 from preheat.locks import Lock
 
 __all__ = ["AdapterProcesses", "Answer"]
 
-_GROUP = tuple[str, tuple[tuple[str, str], ...]]  # the adapter, and variables that its processes have
+# The adapter, the directory of modules, and the variables that a process has. Modules of two
+# directories may have one name.
+_GROUP = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
 class Answer(NamedTuple):
@@ -47,6 +50,16 @@ class AdapterProcesses:
         self._idle: dict[_GROUP, list[_Process]] = {}
         self._all: list[_Process] = []
         self._lock = Lock()
+        self._own_builder: Builder | None = None
+
+    def store(self, builder: Builder) -> ForeignStore:
+        """Return where the processes store entries: with `builder`, or in a cache of their own."""
+        if not self.own_cache:
+            return builder.foreign
+        with self._lock:
+            if self._own_builder is None:
+                self._own_builder = Builder.open(cache_dir=self.cache_dir)
+            return self._own_builder.foreign
 
     def bake(self, item: ForeignProgram, arch: Arch) -> Answer:
         """Make the entries of a request."""
@@ -75,7 +88,7 @@ class AdapterProcesses:
         self, verb: str, item: ForeignProgram, env: Mapping[str, str], title: str, **more: str
     ) -> dict[str, Any]:
         """Return the answer of a process. Raises `AdapterError`, with `title`, where it is an error."""
-        group = (item.kind, tuple(sorted(env.items())))
+        group = (item.kind, item.root, tuple(sorted(env.items())))
         process = self._take(group)
         answer = process.ask({"verb": verb, "row": item.row, "coverage": item.coverage, **more})
         with self._lock:
@@ -88,7 +101,7 @@ class AdapterProcesses:
         with self._lock:
             if idle := self._idle.get(group):
                 return idle.pop()
-        kind, env = group
+        kind, _, env = group
         process = _Process(kind, self._environment(dict(env)))
         with self._lock:
             self._all.append(process)
@@ -113,9 +126,11 @@ class AdapterProcesses:
         with self._lock:
             processes, self._all = self._all, []
             self._idle.clear()
-        for process in processes:
-            process.close()
-        shutil.rmtree(self._place, ignore_errors=True)
+        try:
+            for process in processes:
+                process.close()
+        finally:
+            shutil.rmtree(self._place, ignore_errors=True)
 
 
 class _Process:
@@ -152,6 +167,7 @@ class _Process:
 
     def close(self) -> None:
         """End the process."""
-        with self._child as child:
-            if child.poll() is None:
-                child.kill()
+        if self._child.poll() is None:
+            self._child.kill()
+        with suppress(OSError), self._child:  # Closing the pipe of a process that died is an error.
+            pass

@@ -21,7 +21,7 @@ from preheat.foreign import ForeignEntry
 __all__ = ["BakedForeign", "ForeignJob", "bake_foreign", "closures", "missing_foreign", "plan_foreign"]
 
 _ESTIMATE = 1.0  # seconds for a request that was never measured
-_KEPT = "it cannot be made again, and was kept as it was made"
+_COPIED = "it cannot be compiled again; the recorded entry was copied"
 
 
 class ForeignJob(NamedTuple):
@@ -109,12 +109,10 @@ def _run_all(
 
 
 def _bake(builder: Builder, processes: AdapterProcesses, job: ForeignJob, _: Deferral) -> BakedForeign:
-    store = builder.foreign
-    if processes.own_cache:
-        store = Builder.open(cache_dir=processes.cache_dir).foreign
     if not job.item.request:
-        return _kept(builder, job)
+        return _recorded(builder, job)
     assert job.arch is not None
+    store = processes.store(builder)
     answer = processes.bake(job.item, job.arch)
     found = [store.get(request) for request in answer.entries]
     entries = tuple(entry for entry in found if entry is not None)
@@ -124,7 +122,7 @@ def _bake(builder: Builder, processes: AdapterProcesses, job: ForeignJob, _: Def
     return BakedForeign(job, entries, tuple(answer.notes), answer.made)
 
 
-def _kept(builder: Builder, job: ForeignJob) -> BakedForeign:
+def _recorded(builder: Builder, job: ForeignJob) -> BakedForeign:
     """Return the recorded entries of a request that its adapter cannot make again."""
     item = job.item
     if job.arch is not None and job.arch.plain not in {arch.plain for arch in item.archs}:
@@ -134,14 +132,22 @@ def _kept(builder: Builder, job: ForeignJob) -> BakedForeign:
             hint=f"record it on a GPU of {job.arch}, and merge the bundles",
         )
     found = [builder.foreign.get(request) for request in recorded_requests(item)]
-    entries = tuple(entry for entry in found if entry is not None)
-    if len(entries) < len(found):
+    wanted = [entry for entry in found if entry is not None and _runs_on(entry, job.arch)]
+    if not wanted:
         raise AdapterError(
-            f"{job}: {len(found) - len(entries)} of {len(found)} recorded entries are no longer in the "
-            "cache, and they cannot be made again",
+            f"{job}: none of the {len(found)} recorded entries is in the cache, and they cannot be "
+            "compiled again",
             hint="record again, and bake with the same cache",
         )
-    return BakedForeign(job, entries, (_KEPT,) if item.archs else ())
+    notes = [_COPIED] if item.archs else []
+    if missing := found.count(None):
+        gone = f"{missing} of {len(found)} recorded entries are no longer in the cache"
+        notes.append(f"{gone}; 'preheat record --fresh' drops them from the manifest")
+    return BakedForeign(job, tuple(wanted), tuple(notes))
+
+
+def _runs_on(entry: ForeignEntry, arch: Arch | None) -> bool:
+    return arch is None or entry.arch is None or entry.arch.plain == arch.plain
 
 
 def recorded_requests(item: ForeignProgram) -> list[ForeignRequest]:

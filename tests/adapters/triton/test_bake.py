@@ -162,14 +162,14 @@ def test_what_cannot_be_imported_is_kept_for_its_architecture(world: World) -> N
     program.write_text(textwrap.dedent(KEPT))
     manifest = world.record(str(program))
     items = {item.name: item for item in Manifest.read(manifest).foreign if item.archs}
-    assert sorted(items) == ["__main__:make.<locals>.local", "__main__:script"]
+    assert sorted(items) == ["script:make.<locals>.local", "script:script"]
     assert all(not item.request and item.entries for item in items.values())
 
     bundle = world.root / "kept.heat"
     ran = world.preheat("bake", str(manifest), "-o", str(bundle)).ok()
-    kept = "it cannot be made again, and was kept as it was made"
-    assert f"triton __main__:script for sm_90: {kept}" in ran.err
-    assert f"triton __main__:make.<locals>.local for sm_90: {kept}" in ran.err
+    kept = "it cannot be compiled again; the recorded entry was copied"
+    assert f"triton script:script for sm_90: {kept}" in ran.err
+    assert f"triton script:make.<locals>.local for sm_90: {kept}" in ran.err
     assert check(world.sibling("check"), str(manifest), "--bundle", str(bundle)) == {}
     sealed = world.sibling("sealed")
     command = ("run", "--bundle", str(bundle), "--sealed", "error", "--")
@@ -179,7 +179,7 @@ def test_what_cannot_be_imported_is_kept_for_its_architecture(world: World) -> N
     ran = world.preheat("bake", str(manifest), "--arch", "sm_100", "-o", str(world.root / "no.heat"))
     assert ran.code == 1
     assert (
-        "triton __main__:script for sm_100 cannot be made: it was recorded for sm_90, and its code "
+        "triton script:script for sm_100 cannot be made: it was recorded for sm_90, and its code "
         "cannot be imported" in ran.err
     )
     assert "record it on a GPU of sm_100, and merge the bundles" in ran.err

@@ -110,7 +110,7 @@ def test_a_result_of_tuning_is_stored_found_and_baked(world: World) -> None:
     assert missing.code == 1
     line = PRELUDE.count("\n") + 1
     assert re.search(
-        rf"SealedError: program\d\.py:{line}: triton kernels:tuned tuned for \(4096, .*\) \(any\) "
+        rf"SealedError: program\d\.py:{line}: triton kernels:tuned tuned for \(4096, .*\) \(sm_90\) "
         "cannot be compiled in this sealed process: it is in no bundle and in no cache",
         missing.err,
     )
@@ -125,3 +125,26 @@ def test_missing_host_code_is_named_with_the_line_of_the_program(world: World) -
         "this sealed process: it is in no bundle and in no cache" in ran.err
     )
     assert ran.compilers == []
+
+
+UNSTORED = """
+import triton.language as tl
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": block, "DT": tl.float32}) for block in (64, 128)],
+    key=["n"], do_bench=lambda call, quantiles: [call() and 1.0] * 3 or [1.0] * 3,
+)
+@triton.jit
+def typed(x_ptr, n, BLOCK: tl.constexpr, DT: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, (tl.load(x_ptr + at, mask=at < n) * 2).to(DT), mask=at < n)
+
+typed[(1,)](x, 64)
+print("tuned")
+"""
+
+
+def test_a_result_of_tuning_that_json_cannot_hold_is_measured_by_each_process(world: World) -> None:
+    """Triton alone measures it as well, because nobody asked for its cache of results."""
+    for _ in range(2):
+        assert world.run(UNSTORED).out.startswith("tuned")

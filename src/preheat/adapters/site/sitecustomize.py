@@ -25,8 +25,10 @@ def _run_other() -> None:
         sys.path[:] = [*added, *before]
 
 
-_run_other()
-if importlib.util.find_spec("preheat") is not None:  # Another Python may not have it.
-    from preheat.adapters.imports import activate
+try:
+    _run_other()
+finally:  # An error of the other one is Python's to report. The adapters are installed all the same.
+    if importlib.util.find_spec("preheat") is not None:  # Another Python may not have it.
+        from preheat.adapters.imports import activate
 
-    activate()
+        activate()

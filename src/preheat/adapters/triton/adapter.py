@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -152,9 +152,7 @@ def _release_claims() -> None:
             release_lost()  # The call that made the claim has ended.
             raise
 
-    for module in [*sys.modules.values()]:  # Several modules of Triton have a name for it.
-        if getattr(module, "compile", None) is stock:
-            module.compile = compile  # type: ignore[attr-defined]
+    identity.replace_everywhere("compile", stock, compile)
 
 
 def _name_tuning() -> None:
@@ -164,17 +162,39 @@ def _name_tuning() -> None:
     stock: Callable[..., bool] = Autotuner.check_disk_cache
 
     def check_disk_cache(self: Any, tuning_key: Any, configs: Any, bench_fn: Any) -> bool:
-        function = self.base_fn
-        name = f"{function.__module__}:{function.__qualname__}"
-
         def measure() -> Any:
             with state().tuning_of(None):  # Kernels that are compiled meanwhile have their own names.
                 return bench_fn()
 
-        with state().tuning_of(Tuning(name, str(tuning_key))):
+        if not _survives_json(tuning_key, configs):  # Triton would fail to store it, or change it.
+            measure()
+            return False
+        with state().tuning_of(Tuning(_tuned_name(self), str(tuning_key), _current_arch())):
             return stock(self, tuning_key, configs, measure)
 
     Autotuner.check_disk_cache = check_disk_cache
+
+
+def _tuned_name(function: Any) -> str:
+    """Return `module:qualname` of an autotuned function, as far as it is known."""
+    python = function.base_fn
+    return f"{python.__module__}:{python.__qualname__}"
+
+
+def _survives_json(tuning_key: Any, configs: Any) -> bool:
+    """Return whether a tuning result is the same after it was stored as JSON."""
+    try:
+        values = [list(tuning_key), *(config.kwargs for config in configs)]
+        same: bool = json.loads(json.dumps(values)) == values
+    except (TypeError, ValueError):
+        return False
+    return same
+
+
+def _current_arch() -> Arch:
+    from triton.runtime import driver
+
+    return Arch.parse(f"sm_{driver.active.get_current_target().arch}")
 
 
 def _use_weak_kernels() -> None:

@@ -23,6 +23,7 @@ MOST_VARIANTS = 4096
 #: The number of weak variants.
 WEAK = 4
 
+_INTEGERS = tuple(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))
 _WIDE = 1 << 31  # An integer of this size needs 64 bits, and is divisible by 16.
 
 
@@ -35,7 +36,7 @@ def weaker(source: Any) -> Iterator[Any]:
 
     function = source.fn
     for wide, pointers in ((False, False), (False, True), (True, False), (True, True)):
-        constants = {_path(function, path): value for path, value in source.constants.items()}
+        constants = dict(source.constants)
         attributes = dict(source.attrs)
         signature = {
             parameter.name: _weakened(
@@ -45,10 +46,6 @@ def weaker(source: Any) -> Iterator[Any]:
             for index, parameter in enumerate(function.params)
         }  # fmt: skip
         yield ASTSource(function, signature, constants, dict(sorted(attributes.items())))
-
-
-def _path(function: Any, path: Any) -> tuple[int, ...]:
-    return (function.arg_names.index(path),) if isinstance(path, str) else tuple(path)
 
 
 def _weakened(
@@ -61,7 +58,7 @@ def _weakened(
     wide: bool,
     pointers: bool,
 ) -> Any:
-    """Return the type of an argument that assumes less; change `constants` and `attributes` alike.
+    """Return the type of an argument that assumes less. `constants` and `attributes` are modified.
 
     `parameter` is None for an element of a tuple.
     """
@@ -73,11 +70,12 @@ def _weakened(
     if parameter is not None and parameter.is_constexpr:
         return kind
     is_one = kind == "constexpr" and type(constants.get(path)) is int
-    if is_one or kind in ("i32", "i64"):
+    if is_one or kind in _INTEGERS:
         constants.pop(path, None)
         if is_one or path in attributes:
             attributes[path] = []
-        if wide and not (parameter is not None and parameter.annotation_type):
+        annotated = parameter is not None and bool(parameter.annotation_type)
+        if wide and not annotated and kind != "u64":
             return "i64"
         return "i32" if is_one else kind
     if pointers and kind.startswith("*") and path in attributes:
@@ -124,7 +122,7 @@ def _representatives(kind: str, constant: Any, parameter: Any) -> list[Any]:
         element = kind[1:].removeprefix("k")
         addresses = (0, 4) if specialised and aligned else (0,)
         return [_Pointer(element, address) for address in addresses]
-    if kind in ("i32", "i64", "u64") or (kind == "constexpr" and type(constant) is int):
+    if kind in _INTEGERS or (kind == "constexpr" and type(constant) is int):
         small = [3, *([1] if specialised else []), *([16] if specialised and aligned else [])]
         large = [_WIDE + 1, *([_WIDE] if specialised and aligned else [])]
         return small if annotated else small + large

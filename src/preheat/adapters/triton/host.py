@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,23 @@ from preheat.errors import ToolchainNotFoundError
 __all__ = ["build", "build_for", "install"]
 
 _SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
+_OWN = ("cuda_utils", "__triton_launcher")  # the extensions of Triton itself
 _STUB = "int cuInit(unsigned flags) { (void)flags; return 999; }\n"
 
 
 def install() -> None:
-    """Answer requests for host code, unless the user has set a builder of host code."""
+    """Answer requests for Triton's own extensions. Those of others are built as before."""
     from triton import knobs
+    from triton.runtime import build as triton_build
 
-    if knobs.build.impl is None:
-        knobs.build.impl = build
+    stock: Callable[..., str] = triton_build._build
+
+    def _build(name: str, src: str, srcdir: str, *arguments: Any, **options: Any) -> str:
+        if name not in _OWN or knobs.build.impl is not None:
+            return stock(name, src, srcdir, *arguments, **options)
+        return build(name, src, srcdir, *arguments, **options)
+
+    triton_build._build = _build
 
 
 def build(
@@ -44,16 +52,19 @@ def build(
     library_dirs: list[str],
     include_dirs: list[str],
     libraries: list[str],
+    ccflags: list[str] | None = None,
     *_: object,
+    **__: object,
 ) -> str:
     """Return the path of the extension that is made from the file `src`, compiled at most once."""
     source = Path(src).read_bytes()
-    interface = "\0".join((name, _SUFFIX, platform.machine(), *libraries))
+    flags = list(ccflags or ())
+    interface = "\0".join((name, _SUFFIX, platform.machine(), *libraries, *flags))
     key = hashlib.sha256(interface.encode() + b"\0" + source).hexdigest()
     request = ForeignRequest(KIND, f"host/{key}", label=f"host code {name}")
 
     def make() -> Mapping[str, bytes]:
-        return {name: _compile(name, src, srcdir, include_dirs, library_dirs, libraries)}
+        return {name: _compile(name, src, [srcdir, *include_dirs], library_dirs, libraries, flags)}
 
     entry = state().store.obtain(request, make, called_by=state().caller)
     state().used_entry(entry)
@@ -65,11 +76,13 @@ def build(
 def _compile(
     name: str,
     src: str,
-    srcdir: str,
     include_dirs: list[str],
     library_dirs: list[str],
     libraries: list[str],
+    flags: list[str],
 ) -> bytes:
+    from triton import knobs
+
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise ToolchainNotFoundError(
@@ -77,21 +90,34 @@ def _compile(
         )
     with tempfile.TemporaryDirectory() as place:
         output = os.path.join(place, name + _SUFFIX)
-        include = [*filter(None, include_dirs), srcdir, sysconfig.get_paths()["include"]]
-        command = [
-            *(*compiler.split(), src, "-O3", "-shared", "-fPIC", "-Wno-psabi", "-o", output),
-            *(f"-I{directory}" for directory in include),
-            *(f"-L{directory}" for directory in (*library_dirs, _stub_directory(place, compiler))),
-            "-Wl,--no-as-needed",  # The library to link against may lack the functions.
-            *(f"-l:{each}" if ".so" in each else f"-l{each}" for each in libraries),
-        ]
-        ran = subprocess.run(command, capture_output=True, text=True)
-        if ran.returncode:
-            raise ToolchainNotFoundError(
-                f"Triton's host code {name} could not be compiled:\n{ran.stderr.strip()}",
-                hint="install the header files of Python, or set CC to another compiler",
-            )
+        include = [*filter(None, include_dirs), _python_headers(), *knobs.build.backend_dirs]
+        _run(
+            name,
+            [
+                *(*compiler.split(), src, "-O3", "-shared", "-fPIC", "-Wno-psabi", "-o", output),
+                *(f"-I{directory}" for directory in include),
+                *(f"-L{directory}" for directory in (*library_dirs, _stub_directory(place, compiler))),
+                "-Wl,--no-as-needed",  # The library to link against may lack the functions.
+                *(f"-l:{each}" if ".so" in each else f"-l{each}" for each in libraries),
+                *flags,
+            ],
+        )
         return Path(output).read_bytes()
+
+
+def _run(name: str, command: list[str]) -> None:
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise ToolchainNotFoundError(
+            f"Triton's host code {name} could not be compiled:\n{ran.stderr.strip()}",
+            hint="install the header files of Python, or set CC to another compiler",
+        )
+
+
+def _python_headers() -> str:
+    """Return the directory of `Python.h`. Debian's default scheme names another one."""
+    scheme = sysconfig.get_default_scheme()
+    return sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)["include"]
 
 
 def _stub_directory(place: str, compiler: str) -> str:
@@ -100,7 +126,7 @@ def _stub_directory(place: str, compiler: str) -> str:
     source.write_text(_STUB)
     library = os.path.join(place, "libcuda.so.1")
     options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library]
-    subprocess.run([*compiler.split(), str(source), *options], check=True, capture_output=True)
+    _run("stub", [*compiler.split(), str(source), *options])
     os.symlink("libcuda.so.1", os.path.join(place, "libcuda.so"))
     return place
 
@@ -121,12 +147,7 @@ def build_for(source: Any, metadata: Any) -> None:
 
 def _launcher(driver: Any, source: Any, metadata: Any) -> str:
     """Return the source of a launcher as `CudaLauncher` of Triton 3.6 makes it."""
-    constants = getattr(source, "constants", {})
-    names = source.fn.arg_names
-    indices = {
-        (names.index(key),) if isinstance(key, str) else key: value for key, value in constants.items()
-    }
     signature = dict(source.signature)
     tensordesc = getattr(metadata, "tensordesc_meta", None)
-    text: str = driver.make_launcher(indices, signature, tensordesc)
+    text: str = driver.make_launcher(source.constants, signature, tensordesc)
     return text

@@ -19,7 +19,7 @@ from typing import Any
 from preheat.build.foreign_store import ForeignRequest, ForeignStore
 from preheat.foreign import ForeignEntry
 
-__all__ = ["KIND", "build_digest", "install"]
+__all__ = ["KIND", "build_digest", "install", "replace_everywhere"]
 
 KIND = "triton"  # of all entries of this adapter
 
@@ -60,11 +60,16 @@ def install(store: ForeignStore) -> None:
             return stock_version(arch)
         return version_text(nvidia.get_ptxas(arch).path)
 
-    for module in [*sys.modules.values()]:  # Several modules of Triton have a name for it.
-        if getattr(module, "triton_key", None) is stock_key:
-            module.triton_key = triton_key  # type: ignore[attr-defined]
+    replace_everywhere("triton_key", stock_key, triton_key)
     nvidia.get_ptxas_version = get_ptxas_version
     knobs.NvidiaTool.from_path = staticmethod(from_path)
+
+
+def replace_everywhere(name: str, stock: object, new: object) -> None:
+    """Replace a function of Triton in all modules of Triton and Inductor that have a name for it."""
+    for title, module in [*sys.modules.items()]:
+        if title.startswith(("triton", "torch._inductor")) and vars(module).get(name) is stock:
+            setattr(module, name, new)
 
 
 def build_digest() -> str:
@@ -115,11 +120,14 @@ def _files(path: str) -> list[str]:
 
 
 def _place(path: str) -> str:
-    """Return where a tool is: in the package of Triton, or its path, size and time elsewhere."""
+    """Return where a tool is and its size, and outside of the package of Triton also its time.
+
+    What is in the package is the same on every machine, so a bundle can answer for it.
+    """
     import triton
 
     root = os.path.dirname(os.path.abspath(triton.__file__)) + os.sep
+    status = os.stat(path)
     if path.startswith(root):
-        return path.removeprefix(root)
-    status: Any = os.stat(path)
+        return f"{path.removeprefix(root)} {status.st_size}"
     return f"{path} {status.st_size} {status.st_mtime_ns}"

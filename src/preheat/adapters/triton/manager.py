@@ -26,6 +26,7 @@ from preheat.adapters.triton.state import MissedError, state
 from preheat.build.foreign_store import Claim, ForeignRequest, created_now
 from preheat.cache.publish import replace as publish
 from preheat.config import SealMode
+from preheat.errors import InputError
 from preheat.foreign import ForeignEntry
 
 __all__ = ["CacheManager"]
@@ -50,6 +51,9 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         self._stock = FileCacheManager(key, override, dump) if override or dump else None
         self._asked = None if self._stock else asked
         self._directory = os.path.join(knobs.cache.dir, key)
+        # Triton reads the files again by their paths. Two variants of one key must not share them.
+        variant = "" if self._asked is None else self._asked.request.variant[:16]
+        self._own_directory = os.path.join(self._directory, variant) if variant else self._directory
         self._files: dict[str, bytes] = {}
         self._claim: Claim | None = None
         self._started = 0.0
@@ -115,6 +119,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         entry = state().store.get(request)
         if entry is None or filename not in entry.files:
             self._permit(request)
+            state().store.missed(request, _ABSENT)
             return None
         state().used_entry(entry)
         return self._materialise(entry.files)[filename]
@@ -128,7 +133,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         if self._asked is None and not filename.endswith(".so"):
             request = self._request(filename)
             entry = ForeignEntry(
-                KIND, self.key, {filename: content}, label=request.label, arch=request.arch,
+                KIND, self.key, {filename: content}, request.variant, request.label, request.arch,
                 provenance=created_now(0.0),
             )  # fmt: skip
             state().store.put(entry)
@@ -143,8 +148,10 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         if self._asked is not None:
             return self._asked.request
         tuning = state().tuning
-        label = filename if tuning is None else f"{tuning.function} tuned for {tuning.key}"
-        return ForeignRequest(KIND, self.key, label=label)
+        if tuning is None:
+            return ForeignRequest(KIND, self.key, filename, label=filename)
+        label = f"{tuning.function} tuned for {tuning.key}"
+        return ForeignRequest(KIND, self.key, filename, label, tuning.arch)
 
     def _permit(self, request: ForeignRequest) -> None:
         """Raise in a sealed process."""
@@ -170,14 +177,23 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         return self._write(f"__grp__{filename}", json.dumps({"child_paths": paths}).encode())
 
     def _path(self, filename: str) -> str:
-        return os.path.join(self._directory, filename)
+        if os.path.basename(filename) != filename:
+            raise InputError(f"{filename!r} is not the name of a file of a kernel")
+        return os.path.join(self._own_directory, filename)
 
     def _write(self, filename: str, content: bytes) -> str:
-        """Write a file in one step, unless it has this content already."""
+        """Write a file, and return its path in the directory of this variant."""
         path = self._path(filename)
-        with suppress(OSError), open(path, "rb") as file:
-            if file.read() == content:
-                return path
-        os.makedirs(self._directory, exist_ok=True)
-        publish(path, [content], durable=False)
+        _write_once(path, content)
+        if self._own_directory != self._directory:
+            _write_once(os.path.join(self._directory, filename), content)
         return path
+
+
+def _write_once(path: str, content: bytes) -> None:
+    """Write a file in one step, unless it has this content already."""
+    with suppress(OSError), open(path, "rb") as file:
+        if file.read() == content:
+            return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    publish(path, [content], durable=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -48,12 +50,22 @@ class Asked:
         function = getattr(getattr(self.source, "fn", None), "fn", None)
         if function is None:
             return str(self.source.name)
-        return f"{function.__module__}:{function.__qualname__}"
+        name: str = f"{module_name(function)}:{function.__qualname__}"
+        return name
 
     @lazy
     def properties(self) -> dict[str, str]:
         """What people compare: each argument with its type and what is assumed of it, and options."""
         return {**dict(_arguments(self.source)), **dict(_options(self)), **_environment(self.env)}
+
+
+def module_name(function: Any) -> str:
+    """Return the name by which the module of a function is imported, also for a script."""
+    name: str = function.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name != "__main__" or file is None:
+        return name
+    return str(os.path.splitext(os.path.basename(file))[0])
 
 
 def _arguments(source: Any) -> Iterator[tuple[str, str]]:
@@ -104,6 +116,7 @@ def install() -> None:
     def get_cache_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         key = stock(src, backend, backend_options, env_vars)
         _last.asked = (src, backend, backend_options, env_vars)
+        _last.key = key_of(key)
         return key
 
     compiler.get_cache_key = get_cache_key
@@ -114,8 +127,14 @@ def asked_for(key: str) -> Asked | None:
 
     `key` is the key of the cache manager that Triton makes next.
     """
+    from triton import knobs
+
     found: tuple[Any, Any, Any, Any] | None = getattr(_last, "asked", None)
     _last.asked = None
+    # A hook of the user may add to the key after it was computed.
+    changed = getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
+    if found is not None and not changed and _last.key != key:
+        return None  # It belongs to a compile that was interrupted.
     return None if found is None else Asked(*found, key)
 
 

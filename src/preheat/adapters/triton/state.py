@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import variant_text
+from preheat.arch import Arch
 from preheat.build.foreign_store import ForeignRequest, ForeignStore
 from preheat.callsite import call_site, format_site
 from preheat.errors import SealedError
@@ -26,10 +27,11 @@ class MissedError(Exception):
 
 
 class Tuning(NamedTuple):
-    """The function that is being tuned, and the values that its choice depends on."""
+    """The function that is being tuned, the values that its choice depends on, and the target."""
 
     function: str
     key: str
+    arch: Arch
 
 
 class State:

@@ -25,13 +25,13 @@ def encode(value: Any) -> Any:
 
     if value is None or type(value) in (bool, int, str):
         return value
+    if type(value) is float:  # A number of NumPy is a float as well, and is another constant.
+        return {"float": value.hex()}
     match value:
         case tl.constexpr():
             return {"constexpr": encode(value.value)}
         case tl.dtype():
             return {"dtype": value.name}
-        case float():
-            return {"float": value.hex()}
         case tuple():
             named = type(value) is not tuple
             if named:
