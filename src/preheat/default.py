@@ -18,8 +18,7 @@ from preheat.program import Program
 from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:  # Imported when an entry of another library is first asked for.
-    from preheat.build.foreign_store import ForeignRequest
-    from preheat.foreign import ForeignEntry
+    from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["compile", "compile_all", "default_builder", "get_entry", "obtain_entry", "put_entry"]
 
@@ -177,7 +176,7 @@ def _foreign_request(
     kind: str, key: str, label: str = "", arch: Arch | str | None = None
 ) -> ForeignRequest:
     with no_fork:
-        from preheat.build.foreign_store import ForeignRequest
+        from preheat.foreign import ForeignRequest
 
     target = None if arch is None else Arch.parse(arch)
     return ForeignRequest(kind, key, label=label, arch=target)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from preheat.arch import Arch
 from preheat.artifact import Provenance, read_provenance
@@ -15,13 +15,38 @@ from preheat.cache import codec
 from preheat.cache.codec import text
 from preheat.errors import InputError, short_repr
 
-__all__ = ["ForeignEntry", "foreign_digest", "foreign_kind", "is_foreign"]
+__all__ = ["ForeignEntry", "ForeignRequest", "foreign_digest", "foreign_kind", "is_foreign"]
 
 _KIND = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
 _PREFIX = "foreign:"  # of the kind in the metadata of an entry
 # The first bytes of the JSON part, by which a listing tells the kind without reading the entry.
 _FRONT = re.compile(rb'\{"meta":\{"kind":"foreign:([a-z0-9_.-]{1,32})"')
 _FILE = "file:"  # of the names of the sections that are files
+
+
+class ForeignRequest(NamedTuple):
+    """The identity of an entry, and what tells people which entry is meant; see `ForeignEntry`."""
+
+    kind: str
+    key: str
+    variant: str = ""
+    label: str = ""
+    arch: Arch | None = None
+
+    @property
+    def digest(self) -> str:
+        """The digest of the entry in caches and bundles."""
+        return foreign_digest(self.kind, self.key, self.variant)
+
+    @property
+    def title(self) -> str:
+        """The kind and the label; the beginning of the key where there is no label."""
+        return f"{self.kind} {self.label or self.key[:24]}"
+
+    @property
+    def target(self) -> str:
+        """The architecture in words."""
+        return "any" if self.arch is None else str(self.arch)
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,19 +89,24 @@ class ForeignEntry:
         return f"<ForeignEntry {self.title}{target}, {self.digest[:12]}: {', '.join(self.files)}>"
 
     @property
+    def request(self) -> ForeignRequest:
+        """The request that this entry answers."""
+        return ForeignRequest(self.kind, self.key, self.variant, self.label, self.arch)
+
+    @property
     def digest(self) -> str:
         """The digest under which caches and bundles keep the entry."""
-        return foreign_digest(self.kind, self.key, self.variant)
+        return self.request.digest
 
     @property
     def title(self) -> str:
         """The kind and the label; the beginning of the key for an entry without a label."""
-        return f"{self.kind} {self.label or self.key[:24]}"
+        return self.request.title
 
     @property
     def target(self) -> str:
         """The architecture in words."""
-        return "any" if self.arch is None else str(self.arch)
+        return self.request.target
 
     @property
     def size(self) -> int:

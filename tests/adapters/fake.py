@@ -34,7 +34,7 @@ _ADAPTER = """\
 import os, sys
 from preheat.adapters.base import Adapter, Needed
 from preheat.arch import Arch
-from preheat.build.foreign_store import ForeignRequest
+from preheat.foreign import ForeignRequest
 from preheat.callsite import call_site, format_site
 from preheat.errors import AdapterError
 

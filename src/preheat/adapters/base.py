@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ForeignRequest
+from preheat.foreign import ForeignRequest
 
 __all__ = ["Adapter", "Needed", "Row"]
 

@@ -17,11 +17,11 @@ from typing import Any
 from preheat.adapters.base import Adapter, Needed, Row
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ForeignRequest, ForeignStore, created_now
+from preheat.build.foreign_store import ForeignStore, created_now
 from preheat.callsite import call_site, format_site
 from preheat.config import SealMode
 from preheat.errors import AdapterError
-from preheat.foreign import ForeignEntry
+from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.locks import Lock
 
 __all__ = ["InductorAdapter"]

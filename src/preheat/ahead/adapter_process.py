@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from preheat.ahead.manifest import ForeignProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ForeignRequest, ForeignStore
+from preheat.build.foreign_store import ForeignStore
 from preheat.config import VARIABLES, environ
 from preheat.errors import AdapterError
+from preheat.foreign import ForeignRequest
 from preheat.locks import Lock
 
 __all__ = ["AdapterProcesses", "Answer"]

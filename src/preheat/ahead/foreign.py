@@ -12,11 +12,10 @@ from preheat.ahead.adapter_process import AdapterProcesses
 from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ForeignRequest
 from preheat.build.key_locks import Deferral
 from preheat.build.parallel import Task, run_all
 from preheat.errors import AdapterError, PreheatError
-from preheat.foreign import ForeignEntry
+from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["BakedForeign", "ForeignJob", "bake_foreign", "closures", "missing_foreign", "plan_foreign"]
 

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import FrameType
-from typing import NamedTuple
 
-from preheat.arch import Arch
 from preheat.artifact import Provenance
 from preheat.build.bundle_entries import MountedBundles
 from preheat.build.counters import Counters
@@ -20,38 +18,13 @@ from preheat.callsite import caller
 from preheat.config import SealMode
 from preheat.errors import SealedError
 from preheat.events import Events
-from preheat.foreign import ForeignEntry, foreign_digest, foreign_kind, is_foreign
+from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.singleflight import SingleFlight
 
-__all__ = ["Claim", "ForeignRequest", "ForeignStore", "created_now"]
+__all__ = ["Claim", "ForeignStore", "created_now"]
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters
 _ABSENT = "absent: it is in no bundle and in no cache"
-
-
-class ForeignRequest(NamedTuple):
-    """The identity of an entry, and what tells people which entry is meant; see `ForeignEntry`."""
-
-    kind: str
-    key: str
-    variant: str = ""
-    label: str = ""
-    arch: Arch | None = None
-
-    @property
-    def digest(self) -> str:
-        """The digest of the entry in caches and bundles."""
-        return foreign_digest(self.kind, self.key, self.variant)
-
-    @property
-    def title(self) -> str:
-        """The kind and the label; the beginning of the key where there is no label."""
-        return f"{self.kind} {self.label or self.key[:24]}"
-
-    @property
-    def target(self) -> str:
-        """The architecture in words."""
-        return "any" if self.arch is None else str(self.arch)
 
 
 class Claim:

@@ -16,10 +16,10 @@ from preheat.adapters.triton.state import MissedError, State, Tuning, set_state,
 from preheat.adapters.triton.values import NotPortableError
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ForeignRequest
 from preheat.cache.lock import release_lost
 from preheat.config import SealMode
 from preheat.errors import AdapterError
+from preheat.foreign import ForeignRequest
 
 __all__ = ["TritonAdapter"]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.state import state
-from preheat.build.foreign_store import ForeignRequest
 from preheat.errors import ToolchainNotFoundError
+from preheat.foreign import ForeignRequest
 
 __all__ = ["build", "build_for", "install"]
 

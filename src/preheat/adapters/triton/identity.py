@@ -16,8 +16,8 @@ import sysconfig
 from collections.abc import Callable
 from typing import Any
 
-from preheat.build.foreign_store import ForeignRequest, ForeignStore
-from preheat.foreign import ForeignEntry
+from preheat.build.foreign_store import ForeignStore
+from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["KIND", "build_digest", "install", "replace_everywhere"]
 

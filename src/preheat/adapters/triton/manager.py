@@ -23,11 +23,11 @@ from preheat import adapters
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import asked_by, asked_for
 from preheat.adapters.triton.state import MissedError, state
-from preheat.build.foreign_store import Claim, ForeignRequest, created_now
+from preheat.build.foreign_store import Claim, created_now
 from preheat.cache.publish import replace as publish
 from preheat.config import SealMode
 from preheat.errors import InputError
-from preheat.foreign import ForeignEntry
+from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["CacheManager"]
 

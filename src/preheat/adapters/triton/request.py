@@ -15,7 +15,7 @@ from typing import Any
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.values import constants_digest
 from preheat.arch import Arch
-from preheat.build.foreign_store import ForeignRequest
+from preheat.foreign import ForeignRequest
 from preheat.lazy import lazy
 
 __all__ = ["Asked", "asked_by", "asked_for", "install", "key_of", "variant_text"]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import variant_text
 from preheat.arch import Arch
-from preheat.build.foreign_store import ForeignRequest, ForeignStore
+from preheat.build.foreign_store import ForeignStore
 from preheat.callsite import call_site, format_site
 from preheat.errors import SealedError
-from preheat.foreign import ForeignEntry
+from preheat.foreign import ForeignEntry, ForeignRequest
 
 if TYPE_CHECKING:
     from preheat.adapters.triton.request import Asked
@@ -100,9 +100,7 @@ class State:
 
     def _collect(self, entry: ForeignEntry) -> None:
         if self.collected is not None:
-            self.collected.append(
-                ForeignRequest(entry.kind, entry.key, entry.variant, entry.label, entry.arch)
-            )
+            self.collected.append(entry.request)
 
     def _emit(self, entry: ForeignEntry, row: Mapping[str, Any] | None) -> None:
         self.store.events.emit("foreign_request", entry=entry, row=row, site=call_site(*_library()))
