@@ -32,7 +32,7 @@ def compile(function, arch="sm_90", portable=True):
 """
 _ADAPTER = """\
 import os, sys
-from preheat.adapters.base import Adapter, Needed
+from preheat.adapters.base import Adapter, RequiredEntries
 from preheat.arch import Arch
 from preheat.foreign import ForeignRequest
 from preheat.callsite import call_site, format_site
@@ -82,7 +82,7 @@ class FakeAdapter(Adapter):
             made = stores[0].obtain(each, lambda: {"code": f"{function} {arch}".encode()})
         if function == "forgets":
             wanted.append(ForeignRequest("fakelib", "nowhere"))
-        return Needed(tuple(wanted), tuple(row.get("notes", ())))
+        return RequiredEntries(tuple(wanted), tuple(row.get("notes", ())))
 
     def count(self, row, coverage):
         if row["function"] == "raises":
@@ -94,7 +94,7 @@ class FakeAdapter(Adapter):
             raise ZeroDivisionError("division by zero")
         line = int(os.environ.get("FAKELIB_LINE", 1))
         notes = () if line == 1 else (f"moved from line 1 to line {line}",)
-        return Needed(tuple(request({**row, "line": line}, arch, coverage)), notes)
+        return RequiredEntries(tuple(request({**row, "line": line}, arch, coverage)), notes)
 """
 
 

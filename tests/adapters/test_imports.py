@@ -205,8 +205,8 @@ def test_an_unknown_version_of_triton_is_left_alone(run: Run, tmp_path: Path, ve
     ran = run(code, package.parent, SOURCE, env=env)
     assert out(ran) == f"{version} __version__"
     assert (
-        f"the adapter for triton is not installed: Triton {version} is not known: the adapter is "
-        "tested with 3.6 to 3.9" in ran.stderr
+        f"the adapter for triton is not installed: Triton {version} is not known: the adapter "
+        "accepts 3.6 to 3.9" in ran.stderr
     )
     ran = run(code, package.parent, SOURCE, env={**env, "PREHEAT_SEALED": "1"})
     assert ran.returncode == 1

@@ -10,7 +10,7 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.foreign import ForeignRequest
 
-__all__ = ["Adapter", "Needed", "Row"]
+__all__ = ["Adapter", "RequiredEntries", "Row"]
 
 #: What a recording keeps of one request of a library, as JSON values. Every row has "root", the
 #: directory from which its modules are imported, or "" for installed ones; "env", the variables that
@@ -18,7 +18,7 @@ __all__ = ["Adapter", "Needed", "Row"]
 Row = Mapping[str, Any]
 
 
-class Needed(NamedTuple):
+class RequiredEntries(NamedTuple):
     """The entries that a launch needs. `notes` say what a user of the entries should know."""
 
     entries: tuple[ForeignRequest, ...]
@@ -43,7 +43,7 @@ class Adapter(ABC):
         """Connect the library, which is imported. Raises `AdapterError` for an unknown version."""
 
     @abstractmethod
-    def bake(self, row: Row, arch: Arch, coverage: str) -> Needed:
+    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Make the entries of a recorded request for `arch`, without a device, and store them.
 
         It runs in a process of its own, in which the adapter is installed. `coverage` is one of
@@ -55,5 +55,5 @@ class Adapter(ABC):
         """Return how many kernels `bake` makes for one architecture, at most."""
 
     @abstractmethod
-    def keys(self, row: Row, arch: Arch, coverage: str) -> Needed:
+    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Return the entries that `bake` would make, without making them."""

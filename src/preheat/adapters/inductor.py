@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from preheat.adapters.base import Adapter, Needed, Row
+from preheat.adapters.base import Adapter, RequiredEntries, Row
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.foreign_store import ForeignStore, created_now
@@ -48,7 +48,7 @@ class InductorAdapter(Adapter):
         if store.events.has_sink("foreign_request"):
             atexit.register(_collect, store)
 
-    def bake(self, row: Row, arch: Arch, coverage: str) -> Needed:
+    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Raise `AdapterError`: artifacts of Inductor are kept as they were made."""
         del row, arch, coverage
         raise AdapterError("artifacts of Inductor cannot be made without their GPU")
@@ -58,7 +58,7 @@ class InductorAdapter(Adapter):
         del row, coverage
         return 0
 
-    def keys(self, row: Row, arch: Arch, coverage: str) -> Needed:
+    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Raise `AdapterError`: artifacts of Inductor are kept as they were made."""
         return self.bake(row, arch, coverage)
 

@@ -21,10 +21,11 @@ from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.singleflight import SingleFlight
 
-__all__ = ["Claim", "ForeignStore", "created_now"]
+__all__ = ["ABSENT", "Claim", "ForeignStore", "created_now"]
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters
-_ABSENT = "absent: it is in no bundle and in no cache"
+#: Why an entry that nobody has stored is missed.
+ABSENT = "absent: it is in no bundle and in no cache"
 
 
 class Claim:
@@ -99,7 +100,7 @@ class ForeignStore:
         found = self.get(request)
         if found is not None:
             return found
-        self.permit(request, _ABSENT, called_by=called_by)
+        self.permit(request, ABSENT, called_by=called_by)
         return self._flights.run(request.digest, lambda: self._obtain_alone(request, make))
 
     def _obtain_alone(
@@ -112,7 +113,7 @@ class ForeignStore:
             claim.release()
 
     def _make(self, request: ForeignRequest, make: Callable[[], Mapping[str, bytes]]) -> ForeignEntry:
-        self.missed(request, _ABSENT)
+        self.missed(request, ABSENT)
         started = time.perf_counter()
         files = make()
         provenance = created_now(time.perf_counter() - started)

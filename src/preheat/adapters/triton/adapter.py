@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from preheat.adapters.base import Adapter, Needed, Row
+from preheat.adapters.base import Adapter, RequiredEntries, Row
 from preheat.adapters.triton import coverage as variants
 from preheat.adapters.triton import host, identity, request
 from preheat.adapters.triton.rows import changed_environment, changes, source_of
@@ -23,7 +23,7 @@ from preheat.foreign import ForeignRequest
 
 __all__ = ["TritonAdapter"]
 
-_OLDEST, _NEWEST = (3, 6), (3, 9)  # the versions that are tested
+_OLDEST, _NEWEST = (3, 6), (3, 9)  # of the versions that the adapter accepts; both are tested
 _MANAGER = "preheat.adapters.triton.manager:CacheManager"
 
 
@@ -48,7 +48,7 @@ class TritonAdapter(Adapter):
         knobs.autotuning.cache = True  # Otherwise each process measures every configuration.
         os.environ["TRITON_CACHE_MANAGER"] = _MANAGER
 
-    def bake(self, row: Row, arch: Arch, coverage: str) -> Needed:
+    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Compile the variants of a recorded launch for `arch` into the store."""
         from triton import compile as triton_compile
         from triton._C.libtriton import get_cache_invalidating_env_vars
@@ -63,7 +63,8 @@ class TritonAdapter(Adapter):
                 kernel = triton_compile(each, target=target, options=dict(row["options"]))
                 host.build_for(each, kernel.metadata)
             found |= {entry.digest: entry for entry in used}
-        return Needed((*found.values(), *_remembered()), tuple(notes))
+        # With the versions of tools, a sealed process need not start the tools to ask for them.
+        return RequiredEntries((*found.values(), *identity.tool_versions()), tuple(notes))
 
     def count(self, row: Row, coverage: str) -> int:
         """Return how many variants of a recorded launch are compiled, at most."""
@@ -71,7 +72,7 @@ class TritonAdapter(Adapter):
             return variants.closure_size(row, _retraced(row)[0].fn)
         return 1 + variants.WEAK if coverage == "weak" else 1
 
-    def keys(self, row: Row, arch: Arch, coverage: str) -> Needed:
+    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Return the entries of the kernels that `bake` compiles. Nothing is compiled."""
         from triton._C.libtriton import get_cache_invalidating_env_vars
         from triton.compiler import compiler
@@ -84,8 +85,8 @@ class TritonAdapter(Adapter):
         for each in _sources(row, source, target, coverage):
             options = backend.parse_options(dict(row["options"], **each.parse_options()))
             key = request.key_of(compiler.get_cache_key(each, backend, options, env))
-            needed.append(request.Asked(each, backend, options, env, key).request)
-        return Needed(tuple(needed), (*notes, *changed_environment(row)))
+            needed.append(request.CompileRequest(each, backend, options, env, key).request)
+        return RequiredEntries(tuple(needed), (*notes, *changed_environment(row)))
 
 
 def _require_known_version() -> None:
@@ -95,7 +96,7 @@ def _require_known_version() -> None:
     if not _OLDEST <= version <= _NEWEST:
         first, last = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
         raise AdapterError(
-            f"Triton {triton.__version__} is not known: the adapter is tested with {first} to {last}",
+            f"Triton {triton.__version__} is not known: the adapter accepts {first} to {last}",
             hint="install one of these versions, or a newer preheat",
         )
 
@@ -129,13 +130,6 @@ def _sources(row: Row, source: Any, target: Any, coverage: str) -> Iterator[Any]
         if each.hash() not in seen:
             seen.add(each.hash())
             yield each
-
-
-def _remembered() -> Iterator[ForeignRequest]:
-    """Yield the versions of tools, which a sealed process then need not ask for."""
-    for entry in state().store.all(identity.KIND):
-        if entry.key.startswith("tool/"):
-            yield ForeignRequest(entry.kind, entry.key, label=entry.label)
 
 
 def _release_claims() -> None:
@@ -212,7 +206,7 @@ def _use_weak_kernels() -> None:
         if now.store.sealed is not SealMode.ERROR:
             return stock(*arguments, **named)
         try:
-            with now.weakening(allowed=True):
+            with now.allowing_weak():
                 return stock(*arguments, **named)
         except MissedError:
             kernel = _weak_kernel(self, signature, device, constexprs, options, more[0])
@@ -233,7 +227,7 @@ def _weak_kernel(
     exact = function.ASTSource(function, signature, constants, attributes)
     for source in variants.weaker(exact):
         try:
-            with now.weakening(allowed=True):
+            with now.allowing_weak():
                 kernel = function.compile(source, target=target, options=options.__dict__)
         except MissedError:
             continue

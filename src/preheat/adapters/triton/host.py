@@ -67,7 +67,7 @@ def build(
         return {name: _compile(name, src, [srcdir, *include_dirs], library_dirs, libraries, flags)}
 
     entry = state().store.obtain(request, make, called_by=state().caller)
-    state().used_entry(entry)
+    state().report_entry(entry)
     path = os.path.join(srcdir, name + _SUFFIX)
     Path(path).write_bytes(entry.files[name])
     return path

@@ -19,9 +19,12 @@ from typing import Any
 from preheat.build.foreign_store import ForeignStore
 from preheat.foreign import ForeignEntry, ForeignRequest
 
-__all__ = ["KIND", "build_digest", "install", "replace_everywhere"]
+__all__ = ["KIND", "build_digest", "install", "replace_everywhere", "tool_versions"]
 
 KIND = "triton"  # of all entries of this adapter
+
+_TOOL = "tool/"  # the beginning of the keys of versions of tools
+_tool_versions: dict[str, ForeignRequest] = {}  # those that this process needed, by key
 
 
 def install(store: ForeignStore) -> None:
@@ -42,7 +45,7 @@ def install(store: ForeignStore) -> None:
         build = hashlib.sha256(triton_key().encode()).hexdigest()[:32]
         return _remembered(
             store,
-            f"tool/{_place(path)}/{build}",
+            f"{_TOOL}{_place(path)}/{build}",
             f"version of {os.path.basename(path)}",
             lambda: subprocess.check_output([path, "--version"]).decode(),
         )
@@ -65,6 +68,11 @@ def install(store: ForeignStore) -> None:
     knobs.NvidiaTool.from_path = staticmethod(from_path)
 
 
+def tool_versions() -> list[ForeignRequest]:
+    """Return the entries with the versions of the tools that this process needed."""
+    return list(_tool_versions.values())
+
+
 def replace_everywhere(name: str, stock: object, new: object) -> None:
     """Replace a function of Triton in all modules of Triton and Inductor that have a name for it."""
     for title, module in [*sys.modules.items()]:
@@ -85,6 +93,8 @@ def _remembered(store: ForeignStore, key: str, label: str, compute: Callable[[],
     A sealed process computes it, too: nothing is compiled by that.
     """
     request = ForeignRequest(KIND, key, label=label)
+    if key.startswith(_TOOL):
+        _tool_versions[key] = request
     found = store.get(request)
     if found is not None and "text" in found.files:
         return found.files["text"].decode()

@@ -21,17 +21,15 @@ from triton.runtime.cache import FileCacheManager
 
 from preheat import adapters
 from preheat.adapters.triton.identity import KIND
-from preheat.adapters.triton.request import asked_by, asked_for
+from preheat.adapters.triton.request import request_of_call, take_request
 from preheat.adapters.triton.state import MissedError, state
-from preheat.build.foreign_store import Claim, created_now
+from preheat.build.foreign_store import ABSENT, Claim, created_now
 from preheat.cache.publish import replace as publish
 from preheat.config import SealMode
 from preheat.errors import InputError
 from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["CacheManager"]
-
-_ABSENT = "absent: it is in no bundle and in no cache"
 
 
 class CacheManager(_CacheManager):  # type: ignore[misc]
@@ -42,10 +40,10 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        asked = asked_for(key)
+        asked = take_request(key)
         if KIND not in adapters.installed():  # A child process knows this class by its environment.
             adapters.install(KIND)
-            asked = asked_by(sys._getframe(2), key)  # the caller of Triton's `get_cache_manager`
+            asked = request_of_call(sys._getframe(2), key)  # the caller of Triton's `get_cache_manager`
         self.key = key
         # Overrides and dumps of IR are files of the user, and no cache.
         self._stock = FileCacheManager(key, override, dump) if override or dump else None
@@ -73,12 +71,12 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             # The claim belongs to the call of `compile`: a compile that fails gives it up.
             self._claim, entry = store.claim(request, sys._getframe(1))
             if entry is None or knobs.compilation.always_compile:
-                store.missed(request, _ABSENT)
+                store.missed(request, ABSENT)
                 self._started = time.perf_counter()
                 return None
             self._claim.release()
         if self._asked is not None:
-            state().used(self._asked, entry)
+            state().report_kernel(self._asked, entry)
         return self._materialise(entry.files, filename)
 
     def put_group(self, filename: str, group: Mapping[str, str]) -> str:
@@ -99,7 +97,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         else:
             state().store.made(entry)
             if self._asked is not None:
-                state().used(self._asked, entry)
+                state().report_kernel(self._asked, entry)
         if self._claim is not None:
             self._claim.release()
         return self._write_group(filename, dict(group))
@@ -113,15 +111,15 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             return path
         if filename in self._files:  # a file of the kernel that is being compiled
             return self._path(filename)
-        if filename.endswith(".so"):  # `knobs.build.impl` answers by the content of the source.
+        if filename.endswith(".so"):  # `host.build` answers by the content of the source.
             return None
         request = self._request(filename)
         entry = state().store.get(request)
         if entry is None or filename not in entry.files:
             self._permit(request)
-            state().store.missed(request, _ABSENT)
+            state().store.missed(request, ABSENT)
             return None
-        state().used_entry(entry)
+        state().report_entry(entry)
         return self._materialise(entry.files)[filename]
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
@@ -137,7 +135,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
                 provenance=created_now(0.0),
             )  # fmt: skip
             state().store.put(entry)
-            state().used_entry(entry)
+            state().report_entry(entry)
         else:
             self._files[filename] = content
         return self._write(filename, content)
@@ -158,11 +156,11 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         store = state().store
         if store.sealed is not SealMode.ERROR:
             return
-        if state().may_weaken:
+        if state().weak_allowed:
             raise MissedError
         if knobs.compilation.always_compile:
             store.permit(request, "TRITON_ALWAYS_COMPILE is set", called_by=state().caller)
-        state().refuse(request, self._asked, _ABSENT)
+        state().refuse(request, self._asked, ABSENT)
 
     # The files
 

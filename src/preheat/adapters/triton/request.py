@@ -18,13 +18,13 @@ from preheat.arch import Arch
 from preheat.foreign import ForeignRequest
 from preheat.lazy import lazy
 
-__all__ = ["Asked", "asked_by", "asked_for", "install", "key_of", "variant_text"]
+__all__ = ["CompileRequest", "install", "key_of", "request_of_call", "take_request", "variant_text"]
 
 _last = threading.local()
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompileRequest:
     """The arguments of one compile: the specialised source, backend, options and environment."""
 
     source: Any
@@ -91,7 +91,7 @@ def _assumption(attribute: Any) -> str:
     return str(attribute)
 
 
-def _options(asked: Asked) -> Iterator[tuple[str, str]]:
+def _options(asked: CompileRequest) -> Iterator[tuple[str, str]]:
     from preheat.adapters.triton.rows import chosen_options
 
     for name, value in chosen_options(asked).items():
@@ -122,7 +122,7 @@ def install() -> None:
     compiler.get_cache_key = get_cache_key
 
 
-def asked_for(key: str) -> Asked | None:
+def take_request(key: str) -> CompileRequest | None:
     """Return what this thread asked for when it computed its last key, once; None for other keys.
 
     `key` is the key of the cache manager that Triton makes next.
@@ -135,10 +135,10 @@ def asked_for(key: str) -> Asked | None:
     changed = getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
     if found is not None and not changed and _last.key != key:
         return None  # It belongs to a compile that was interrupted.
-    return None if found is None else Asked(*found, key)
+    return None if found is None else CompileRequest(*found, key)
 
 
-def asked_by(call: FrameType | None, key: str) -> Asked | None:
+def request_of_call(call: FrameType | None, key: str) -> CompileRequest | None:
     """Return what Triton's `compile` was asked for, whose frame is `call`; None for another function.
 
     A process that knows the cache manager by its environment alone has computed its first key before
@@ -149,7 +149,7 @@ def asked_by(call: FrameType | None, key: str) -> Asked | None:
     known = call.f_locals
     if not {"src", "backend", "options", "env_vars"} <= {*known}:
         return None
-    return Asked(known["src"], known["backend"], known["options"], known["env_vars"], key)
+    return CompileRequest(known["src"], known["backend"], known["options"], known["env_vars"], key)
 
 
 def key_of(text: str) -> str:

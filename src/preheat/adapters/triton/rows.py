@@ -15,7 +15,7 @@ from preheat.adapters.triton.identity import build_digest
 from preheat.adapters.triton.values import NotPortableError
 
 if TYPE_CHECKING:
-    from preheat.adapters.triton.request import Asked
+    from preheat.adapters.triton.request import CompileRequest
 
 __all__ = ["changed_environment", "changes", "chosen_options", "row_of", "source_of"]
 
@@ -28,7 +28,7 @@ _DERIVED = {
 _MISSING = object()
 
 
-def row_of(asked: Asked) -> Row | None:
+def row_of(asked: CompileRequest) -> Row | None:
     """Return the row of a request; None when it cannot be made again by another process."""
     import triton
 
@@ -59,7 +59,7 @@ def row_of(asked: Asked) -> Row | None:
         return None
 
 
-def chosen_options(asked: Asked) -> dict[str, Any]:
+def chosen_options(asked: CompileRequest) -> dict[str, Any]:
     """Return the options that differ from what the backend takes by default."""
     chosen = vars(asked.options)
     defaults = vars(asked.backend.parse_options({}))

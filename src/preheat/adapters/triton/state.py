@@ -6,18 +6,17 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import variant_text
 from preheat.arch import Arch
 from preheat.build.foreign_store import ForeignStore
 from preheat.callsite import call_site, format_site
-from preheat.errors import SealedError
 from preheat.foreign import ForeignEntry, ForeignRequest
 
 if TYPE_CHECKING:
-    from preheat.adapters.triton.request import Asked
+    from preheat.adapters.triton.request import CompileRequest
 
 __all__ = ["MissedError", "State", "Tuning", "set_state", "state"]
 
@@ -56,18 +55,18 @@ class State:
             self._thread.tuning = before
 
     @property
-    def may_weaken(self) -> bool:
-        """Whether a miss of this thread is `MissedError`, because a weaker kernel may be there."""
-        return getattr(self._thread, "may_weaken", False)
+    def weak_allowed(self) -> bool:
+        """Whether a miss of this thread raises `MissedError`; see `allowing_weak`."""
+        return getattr(self._thread, "weak_allowed", False)
 
     @contextmanager
-    def weakening(self, allowed: bool) -> Iterator[None]:
-        """Say whether a miss of this thread is `MissedError`."""
-        self._thread.may_weaken = allowed
+    def allowing_weak(self) -> Iterator[None]:
+        """Let a miss of this thread raise `MissedError`: the caller looks for a weaker kernel."""
+        self._thread.weak_allowed = True
         try:
             yield
         finally:
-            self._thread.may_weaken = False
+            self._thread.weak_allowed = False
 
     @property
     def collected(self) -> list[ForeignRequest] | None:
@@ -84,7 +83,7 @@ class State:
         finally:
             self._thread.collected = None
 
-    def used(self, asked: Asked, entry: ForeignEntry) -> None:
+    def report_kernel(self, asked: CompileRequest, entry: ForeignEntry) -> None:
         """Report that a compiled kernel was found or made."""
         self._collect(entry)
         if self.store.events.has_sink("foreign_request"):
@@ -92,7 +91,7 @@ class State:
 
             self._emit(entry, row_of(asked))
 
-    def used_entry(self, entry: ForeignEntry) -> None:
+    def report_entry(self, entry: ForeignEntry) -> None:
         """Report that an entry was used that cannot be made from a description."""
         self._collect(entry)
         if self.store.events.has_sink("foreign_request"):
@@ -109,17 +108,14 @@ class State:
         """Return the line of the program that asked, outside of Triton."""
         return format_site(call_site(*_library()))
 
-    def refuse(self, request: ForeignRequest, asked: Asked | None, reason: str) -> NoReturn:
+    def refuse(self, request: ForeignRequest, asked: CompileRequest | None, reason: str) -> None:
         """Raise the `SealedError` of an entry that is missing, with the most similar one there is."""
         nearest, differences = (None, ()) if asked is None else self._nearest(asked)
         self.store.permit(
             request, reason, called_by=self.caller, nearest=nearest, differences=differences
         )
-        raise SealedError(
-            program=request.title, arch=request.target, reason=reason, caller=self.caller()
-        )
 
-    def _nearest(self, asked: Asked) -> tuple[str | None, tuple[str, ...]]:
+    def _nearest(self, asked: CompileRequest) -> tuple[str | None, tuple[str, ...]]:
         """Return the stored variant of the function that differs least, and how it differs."""
         wanted = {"arch": str(asked.arch), **asked.properties}
         best: tuple[int, str, tuple[str, ...]] | None = None
@@ -134,7 +130,7 @@ class State:
         if best is None:
             return None, ()
         return best[1], best[2] or (
-            "nothing that is recorded: another build of Triton or a moved line",
+            "nothing that the entry lists: another build of Triton, or the line of the function",
         )
 
 
