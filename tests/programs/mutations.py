@@ -184,8 +184,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a graph holds no tensors of other libraries", "graph/capture.py",
-        "self.foreign.setdefault((operand.start, operand.nbytes, id(operand.owner)), operand)",
-        "continue",
+        # The list of the capture and the record of the launch hold the same operands.
+        "operands.\"\"\"\n        self._add_foreign(arguments)\n",
+        "operands.\"\"\"\n        arguments.foreign.clear()\n        self._add_foreign(arguments)\n",
     ),
     Mutation(
         "a graph does not keep what other libraries allocated inside it", "graph/recorded.py",
