@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.foreign import ForeignRequest
+from preheat.build.foreign_store import ForeignStore
+from preheat.callsite import call_site, format_site
+from preheat.errors import AdapterError
+from preheat.foreign import ForeignEntry, ForeignRequest
 
-__all__ = ["Adapter", "RequiredEntries", "Row"]
+__all__ = ["Adapter", "RequiredEntries", "Row", "directory_of", "obtain", "require_version"]
 
 #: What a recording keeps of one request of a library, as JSON values. Every row has "root", the
 #: directory from which its modules are imported, or "" for installed ones; "env", the variables that
@@ -57,3 +62,42 @@ class Adapter(ABC):
     @abstractmethod
     def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Return the entries that `bake` would make, without making them."""
+
+
+def require_version(library: str, found: str, oldest: tuple[int, ...], newest: tuple[int, ...]) -> None:
+    """Raise `AdapterError` unless a version is in the range that the adapter accepts.
+
+    As many parts of the version are compared as a limit has: `(3, 9)` accepts 3.9.7.
+    """
+    parts = tuple(int(part) for part in found.split("+")[0].split(".")[: len(newest)] if part.isdigit())
+    if not oldest <= parts or parts > newest:
+        first, last = (".".join(map(str, each)) for each in (oldest, newest))
+        raise AdapterError(
+            f"{library} {found} is not known: the adapter accepts {first} to {last}",
+            hint="install one of these versions, or a newer preheat",
+        )
+
+
+def directory_of(module: ModuleType) -> str:
+    """Return the directory of a library, whose lines are not those of the program."""
+    assert module.__file__ is not None
+    return os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+
+
+def obtain(
+    store: ForeignStore,
+    request: ForeignRequest,
+    make: Callable[[], Mapping[str, bytes]],
+    row: Callable[[], Row | None],
+    *libraries: str,
+) -> ForeignEntry:
+    """Return the entry of a request, which `make` makes when no bundle and no cache has it.
+
+    The request is reported to a recorder with its `row`, which is None for a request that a bake
+    cannot make again. `libraries` are directories whose lines are not those of the program.
+    """
+    site = call_site(*libraries)
+    entry = store.obtain(request, make, called_by=lambda: format_site(site))
+    if store.events.has_sink("foreign_request"):
+        store.events.emit("foreign_request", entry=entry, row=row(), site=site)
+    return entry

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row
+from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version
 from preheat.adapters.triton import coverage as variants
 from preheat.adapters.triton import host, identity, request
 from preheat.adapters.triton.rows import changed_environment, changes, source_of
@@ -35,7 +35,9 @@ class TritonAdapter(Adapter):
 
     def install(self, builder: Builder) -> None:
         """Connect Triton. The variable of its cache manager reaches worker and child processes."""
-        _require_known_version()
+        import triton
+
+        require_version("Triton", triton.__version__, _OLDEST, _NEWEST)
         from triton import knobs
 
         set_state(State(builder.foreign))
@@ -87,18 +89,6 @@ class TritonAdapter(Adapter):
             key = request.key_of(compiler.get_cache_key(each, backend, options, env))
             needed.append(request.CompileRequest(each, backend, options, env, key).request)
         return RequiredEntries(tuple(needed), (*notes, *changed_environment(row)))
-
-
-def _require_known_version() -> None:
-    import triton
-
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if not _OLDEST <= version <= _NEWEST:
-        first, last = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
-        raise AdapterError(
-            f"Triton {triton.__version__} is not known: the adapter accepts {first} to {last}",
-            hint="install one of these versions, or a newer preheat",
-        )
 
 
 def _target(arch: Arch) -> Any:
