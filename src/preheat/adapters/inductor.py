@@ -1,23 +1,22 @@
 """The adapter for Inductor, the compiler of `torch.compile`.
 
 Its Triton kernels come through the adapter for Triton. Its own artifacts are the compiled graphs and
-the results of tuning. Their keys hold the name of the GPU, so they cannot be made without one: they are
-collected at the end of a recorded run, and given back to Inductor before a later run compiles.
+the results of tuning. Their keys hold the name of the GPU, so they cannot be made without one. A
+recorded run stores each artifact when Inductor makes or finds it, so nothing is lost when the process
+is killed. A later run gives the artifacts back to Inductor before its first compile.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
-import os
 from collections.abc import Callable
 from typing import Any
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row
+from preheat.adapters.base import Adapter, RequiredEntries, Row, directory_of, require_version
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ForeignStore, created_now
+from preheat.build.foreign_store import ForeignStore
 from preheat.callsite import call_site, format_site
 from preheat.config import SealMode
 from preheat.errors import AdapterError
@@ -26,15 +25,28 @@ from preheat.locks import Lock
 
 __all__ = ["InductorAdapter"]
 
-_LABEL = "compiled graphs"
-_FILE = "artifacts"
-_ABSENT = "absent: no collected artifact has this graph"
+_OLDEST, _NEWEST = (
+    (2, 11),
+    (2, 13),
+)  # of the versions of torch that are accepted; both are tested
+_KIND = "inductor"
+_FILE = "artifact"
+_ABSENT = "absent: no stored artifact has this graph"
+# What people call the types of artifacts.
+_LABELS = {
+    "inductor": "compiled graphs",
+    "aot_autograd": "traced graphs",
+    "autotune": "tuning results",
+    "pgo": "profiles of shapes",
+}
+# Types of which Inductor keeps several artifacts for one key, one for each set of guards.
+_SEVERAL = {"inductor", "aot_autograd"}
 
 
 class InductorAdapter(Adapter):
-    """Loads collected artifacts when Inductor is imported, and collects them while recording."""
+    """Gives stored artifacts back to Inductor, and stores new ones while a run is recorded."""
 
-    name = "inductor"
+    name = _KIND
     module = "torch._inductor.compile_fx"
 
     def install(self, builder: Builder) -> None:
@@ -42,11 +54,14 @@ class InductorAdapter(Adapter):
 
         Nothing here may initialize CUDA: a process may import Inductor and fork afterwards.
         """
+        import torch
+
+        require_version("torch", str(torch.__version__), _OLDEST, _NEWEST)
         store = builder.foreign
         _load_before_first_compile(store)
         _obey_seal(store)
         if store.events.has_sink("foreign_request"):
-            atexit.register(_collect, store)
+            _store_artifacts(store)
 
     def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Raise `AdapterError`: artifacts of Inductor are kept as they were made."""
@@ -101,39 +116,64 @@ def _load_before_first_compile(store: ForeignStore) -> None:
 
 
 def _load(store: ForeignStore) -> None:
-    """Load the artifacts of this version of torch and this GPU."""
-    import torch
-
-    entries = list(store.all("inductor"))
-    if not entries or not torch.cuda.is_available():
+    """Give the stored artifacts of this version of torch and this GPU to Inductor."""
+    entries = list(store.all(_KIND))
+    if not entries:
         return
+    import torch
+    from torch.compiler._cache import CacheArtifactFactory, CacheArtifactManager
+
+    if not torch.cuda.is_available():
+        return
+    CacheArtifactManager._ensure_cache_artifacts_registered()
     wanted = _properties()
     for entry in entries:
-        if dict(entry.properties) == wanted:
-            found = store.get(ForeignRequest("inductor", entry.key, label=_LABEL, arch=entry.arch))
-            if found is not None:
-                torch.compiler.load_cache_artifacts(found.files[_FILE])
+        if dict(entry.properties) == wanted and store.get(entry.request) is not None:
+            kind = entry.variant.partition(" ")[0]
+            CacheArtifactFactory.create(kind, entry.key, entry.files[_FILE]).populate_cache()
 
 
-def _collect(store: ForeignStore) -> None:
-    """Store what Inductor compiled in this process."""
+def _store_artifacts(store: ForeignStore) -> None:
+    """Store each artifact that Inductor makes or finds, at once."""
+    from torch.compiler._cache import CacheArtifactManager
+
+    stock: Callable[..., None] = CacheArtifactManager.record_artifact
+    stored: set[tuple[str, str]] = set()
+
+    def record_artifact(artifact_type: str, key: str, content: Any) -> None:
+        stock(artifact_type, key, content)
+        _store_artifact(store, artifact_type, key, content, stored)
+
+    CacheArtifactManager.record_artifact = staticmethod(record_artifact)
+
+
+def _store_artifact(
+    store: ForeignStore, artifact_type: str, key: str, content: Any, stored: set[tuple[str, str]]
+) -> None:
+    """Store one artifact, unless it is of a process that does not use a GPU.
+
+    `stored` are the artifacts that this process has stored: it is updated.
+    """
     import torch
+    from torch.compiler._cache import CacheArtifactFactory
 
-    artifacts = torch.compiler.save_cache_artifacts() if torch.cuda.is_available() else None
-    if artifacts is None:
+    if not torch.cuda.is_initialized():
         return
-    content: bytes = artifacts[0]
+    encoded: bytes = CacheArtifactFactory.encode_create(artifact_type, key, content).content
+    digest = hashlib.sha256(encoded).hexdigest()[:32]
     entry = ForeignEntry(
-        "inductor",
-        hashlib.sha256(content).hexdigest(),
-        {_FILE: content},
-        label=_LABEL,
+        _KIND,
+        key,
+        {_FILE: encoded},
+        variant=f"{artifact_type} {digest}" if artifact_type in _SEVERAL else artifact_type,
+        label=_LABELS.get(artifact_type, f"artifacts of type {artifact_type}"),
         arch=_arch(),
         properties=_properties(),
-        provenance=created_now(0.0),
     )
-    store.put(entry)
-    store.events.emit("foreign_request", entry=entry, row=None, site=(None, 0))
+    if (entry.digest, digest) not in stored:
+        stored.add((entry.digest, digest))
+        store.put(entry)
+        store.events.emit("foreign_request", entry=entry, row=None, site=call_site(directory_of(torch)))
 
 
 def _obey_seal(store: ForeignStore) -> None:
@@ -145,7 +185,7 @@ def _obey_seal(store: ForeignStore) -> None:
     @functools.wraps(stock)
     def fx_codegen_and_compile(gm: Any, *arguments: Any, **options: Any) -> Any:
         if store.sealed is not SealMode.OFF:
-            request = ForeignRequest("inductor", "graph", label=_label(gm), arch=_arch())
+            request = ForeignRequest(_KIND, "graph", label=_label(gm), arch=_arch())
             store.permit(request, _ABSENT, called_by=_caller)
             store.missed(request, _ABSENT)
         return stock(gm, *arguments, **options)
@@ -163,4 +203,4 @@ def _label(graph: Any) -> str:
 def _caller() -> str:
     import torch
 
-    return format_site(call_site(os.path.dirname(os.path.abspath(torch.__file__)) + os.sep))
+    return format_site(call_site(directory_of(torch)))
