@@ -134,7 +134,7 @@ def test_each_artifact_of_a_recorded_run_is_stored_at_once_and_given_back(
     assert {str(entry.arch) for entry in seen} == {"sm_90"}
     assert dict(seen[0].properties) == {"torch": "2.11.0", "device": "NVIDIA H200"}
     assert [entry.label for entry in seen][1:] == ["compiled graphs", "traced graphs", "tuning results"]
-    torch.compile_fx.compile_fx = torch._compile  # as in a new process
+    torch.compile_fx.__dict__["compile_fx"] = torch._compile  # as in a new process
     InductorAdapter().install(open_builder())
     assert torch.loaded == []  # It may fork first.
     for _ in range(2):

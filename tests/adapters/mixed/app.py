@@ -1,0 +1,145 @@
+"""An application that uses several compilers in one process, as a server does at its start.
+
+    python app.py [PART ...]
+
+It checks every result against float64, and prints one line of JSON: the seconds of each part, the
+seconds from the start of the process to the end, programs that were started, compilers that were
+loaded, and the counters of preheat. It does not know that it is recorded or sealed.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+_started_programs = []
+
+
+def _watch(event, arguments):
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
+        words = arguments[1]
+        words = [words] if isinstance(words, str | bytes | os.PathLike) else words
+        _started_programs.append(" ".join(map(os.fsdecode, words)))
+
+
+sys.addaudithook(_watch)
+
+import torch
+
+import triton_kernels
+
+SAXPY = """
+extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+"""
+COMPILERS = ("libnvrtc.", "libnvJitLink.", "libtriton_ptxas", "libnvvm.")
+
+
+def since_start():
+    """Return the seconds since this process was started."""
+    ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+    uptime = float(open("/proc/uptime").read().split()[0])
+    return uptime - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def mapped_compilers():
+    """Return the names of the compilers whose libraries are in this process."""
+    with open("/proc/self/maps") as maps:
+        text = maps.read()
+    return [name.strip(".") for name in COMPILERS if name in text]
+
+
+def close(found, wanted, tolerance):
+    """Raise unless a result is right."""
+    difference = (found.double() - wanted).abs().max().item()
+    limit = tolerance * max(1.0, wanted.abs().max().item())
+    if not difference <= limit:
+        raise SystemExit(f"wrong result: {difference} is more than {limit}")
+
+
+def plain_triton():
+    for n in (1, 31, 4096, 100_003):
+        x, y = (torch.randn(n, device="cuda") for _ in range(2))
+        out = torch.empty_like(x)
+        triton_kernels.scaled_sum[(-(-n // 1024),)](x, y, out, n, 1.5, BLOCK=1024)
+        close(out, x.double() + 1.5 * y.double(), 1e-6)
+    a, b = (torch.randn(77, 77, device="cuda", dtype=torch.float16) for _ in range(2))
+    c = torch.empty_like(a)
+    grid = (3, 3)
+    triton_kernels.matmul[grid](a, b, c, 77, 77, 77, 77, 77, 77, BM=32, BN=32, BK=32)
+    close(c, a.double() @ b.double(), 1e-3)
+
+
+def tuned_triton():
+    n = 100_003
+    x = torch.randn(n, device="cuda")
+    out = torch.empty_like(x)
+    triton_kernels.gelu[lambda meta: (-(-n // meta["BLOCK"]),)](x, out, n)
+    close(out, torch.nn.functional.gelu(x.double()), 1e-6)
+
+
+def compiled_model():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(96, 160), torch.nn.GELU(), torch.nn.LayerNorm(160), torch.nn.Linear(160, 33)
+    ).cuda()
+    x = torch.randn(65, 96, device="cuda", requires_grad=True)
+    compiled = torch.compile(model)
+    y = compiled(x)
+    y.square().mean().backward()
+    exact_x = x.detach().double().requires_grad_()
+    exact = model.double()(exact_x)
+    exact.square().mean().backward()
+    close(y.detach(), exact.detach(), 1e-3)
+    close(x.grad, exact_x.grad, 1e-3)
+
+
+def preheat_kernels():
+    import preheat
+
+    gpu = preheat.device()
+    saxpy = gpu.kernel(SAXPY, "saxpy")
+    x, y = (torch.randn(1003, device="cuda") for _ in range(2))
+    wanted = 2.0 * x.double() + y.double()
+    saxpy[4, 256](2.0, x, y, 1003)
+    close(y, wanted, 1e-6)
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+PARTS = {
+    "triton": plain_triton,
+    "autotuned": tuned_triton,
+    "torch.compile": compiled_model,
+    "preheat": preheat_kernels,
+}
+ENDINGS = {"killed": killed}
+
+
+def main():
+    torch.cuda.init()
+    before = mapped_compilers()
+    seconds = {"start": since_start()}
+    for name in sys.argv[1:] or PARTS:
+        begun = time.perf_counter()
+        (PARTS | ENDINGS)[name]()
+        torch.cuda.synchronize()
+        seconds[name] = time.perf_counter() - begun
+    report = {
+        "seconds": seconds,
+        "total": since_start(),
+        "started": _started_programs,
+        "loaded": [name for name in mapped_compilers() if name not in before],
+    }
+    if "preheat.default" in sys.modules:
+        report["stats"] = sys.modules["preheat.default"].default_builder().stats()["process"]
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""An application with several compilers in one process: recorded, baked without a GPU, run sealed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.adapters.mixed.runs import MixedApplication
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+
+#: Programs that torch and Triton start to look around. They compile nothing.
+HARMLESS = ("ldconfig", "file", "nvidia-smi", "uname", "lscpu")
+
+
+def compilers(started: list[str]) -> list[str]:
+    """Return the programs of a run that are no search for libraries and no Python worker of torch."""
+    names = [os.path.basename(line.split()[0]) for line in started]
+    return [name for name in names if name not in HARMLESS and not name.startswith("python")]
+
+
+@pytest.fixture(scope="module")
+def baked(tmp_path_factory: pytest.TempPathFactory) -> MixedApplication:
+    """Return the application, recorded on the GPU and baked with no visible GPU."""
+    import torch
+
+    application = MixedApplication(tmp_path_factory.mktemp("mixed"))
+    application.record()
+    major, minor = torch.cuda.get_device_capability()
+    application.bake(f"sm_{major}{minor}")
+    return application
+
+
+def test_a_sealed_process_compiles_nothing_and_its_results_are_right(baked: MixedApplication) -> None:
+    ran = baked.sealed("sealed")
+    misses = {name: value for name, value in ran["stats"].items() if name.startswith("misses.")}
+    assert misses == {}
+    assert "compiles" not in ran["stats"]
+    assert compilers(ran["started"]) == []
+    assert ran["loaded"] == []
+
+
+def test_the_bundle_passes_the_check_in_a_process_with_empty_caches(baked: MixedApplication) -> None:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    baked.check(f"sm_{major}{minor}")
+
+
+def test_an_application_that_was_killed_is_recorded(tmp_path: Path) -> None:
+    """Everything that was compiled before the kill is in the manifest, the graphs of Inductor too."""
+    application = MixedApplication(tmp_path, "torch.compile", "killed")
+    with pytest.raises(AssertionError):
+        application.record()
+    text = application.manifest.read_text()
+    for part in ("compiled graphs", "traced graphs", "triton"):
+        assert part in text
