@@ -10,7 +10,7 @@ from preheat.arch import Arch
 from preheat.artifact import Provenance
 from preheat.cache import codec
 from preheat.errors import InputError
-from preheat.foreign import ForeignEntry, foreign_digest, foreign_kind, is_foreign
+from preheat.foreign import ForeignEntry, ForeignRequest, foreign_digest, foreign_kind, is_foreign
 
 ENTRY = ForeignEntry(
     "triton",
@@ -46,6 +46,19 @@ def test_an_entry_survives_its_encoding(entry: ForeignEntry) -> None:
     assert decoded(entry, blob) == entry
     assert foreign_kind(blob) == entry.kind
     assert is_foreign(codec.unpack_checked(blob).meta)
+
+
+@given(_entries)
+def test_a_reference_leads_back_to_the_request(entry: ForeignEntry) -> None:
+    request = entry.request
+    assert ForeignRequest.referenced(request.kind, request.reference, *request[3:]) == request
+
+
+@pytest.mark.parametrize("key", ["a b", "a%20b", "%", "%25 %20", " "])
+def test_a_key_may_have_spaces(key: str) -> None:
+    for variant in ("", "typed digest"):
+        request = ForeignRequest("kind", key, variant)
+        assert ForeignRequest.referenced("kind", request.reference) == request
 
 
 def test_provenance_is_stored_and_can_be_left_out() -> None:

@@ -234,6 +234,12 @@ VARIABLES: tuple[Variable, ...] = (
         "`auto`, or names: libraries whose compilers use the cache, once preheat is imported",
     ),
     Variable(
+        "PREHEAT_WEAK_KERNELS",
+        boolean,
+        "on",
+        "off: a sealed process does not use Triton kernels that assume less than the launch",
+    ),
+    Variable(
         "PREHEAT_NATIVE", boolean, "on", "off: launch and replay by Python code, not the native core"
     ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
@@ -276,6 +282,7 @@ class Config:
     graph_sync: bool = False
     events: Path | None = None
     adapters: str = ""  # read when preheat is imported, before there is a Config
+    weak_kernels: bool = True
     native: bool = True
     traceback: str = "short"
 

@@ -39,6 +39,20 @@ class ForeignRequest(NamedTuple):
         return foreign_digest(self.kind, self.key, self.variant)
 
     @property
+    def reference(self) -> str:
+        """Key and variant as one text, from which `referenced` makes the request again."""
+        key = self.key.replace("%", "%25").replace(" ", "%20")
+        return f"{key} {self.variant}" if self.variant else key
+
+    @classmethod
+    def referenced(
+        cls, kind: str, reference: str, label: str = "", arch: Arch | None = None
+    ) -> ForeignRequest:
+        """Return the request whose `reference` is given."""
+        key, _, variant = reference.partition(" ")
+        return cls(kind, key.replace("%20", " ").replace("%25", "%"), variant, label, arch)
+
+    @property
     def title(self) -> str:
         """The kind and the label; the beginning of the key where there is no label."""
         return f"{self.kind} {self.label or self.key[:24]}"

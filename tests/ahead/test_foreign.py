@@ -91,6 +91,17 @@ def test_a_bake_makes_the_entries_of_every_architecture(builder: Builder, tmp_pa
     ]
 
 
+def test_a_bake_says_when_a_key_is_not_the_recorded_one(builder: Builder) -> None:
+    other = "its key is not the recorded one, although nothing that was recorded has changed"
+    recorded = replace(asked("add"), entries=("add/1/sm_90",))
+    changed = replace(asked("mul"), entries=("mul/0/sm_90",))
+    told = replace(asked("sub", notes=["moved"]), entries=("sub/0/sm_90",))
+    rows = bake(listed(recorded, changed, told), ["sm_80", "sm_90"], builder=builder).rows
+    notes = {(row.label, str(row.arch)): row.note for row in rows if row.note}
+    assert notes.pop(("fakelib mul", "sm_90")).startswith(other)
+    assert set(notes.values()) == {"moved"}
+
+
 def test_two_bakes_with_other_caches_write_the_same_bytes(
     open_builder: Callable[..., Builder], config: Config, tmp_path: Path
 ) -> None:

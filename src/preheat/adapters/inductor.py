@@ -28,7 +28,7 @@ __all__ = ["InductorAdapter"]
 _OLDEST, _NEWEST = (
     (2, 11),
     (2, 13),
-)  # of the versions of torch that are accepted; both are tested
+)  # of the versions of torch that are accepted
 _KIND = "inductor"
 _FILE = "artifact"
 _ABSENT = "absent: no stored artifact has this graph"

@@ -20,6 +20,10 @@ from preheat.foreign import ForeignEntry, ForeignRequest
 __all__ = ["BakedForeign", "ForeignJob", "bake_foreign", "closures", "missing_foreign", "plan_foreign"]
 
 _ESTIMATE = 1.0  # seconds for a request that was never measured
+_OTHER_KEY = (
+    "its key is not the recorded one, although nothing that was recorded has changed; "
+    "a sealed run may miss it"
+)
 _COPIED = "it cannot be compiled again; the recorded entry was copied"
 
 
@@ -118,7 +122,18 @@ def _bake(builder: Builder, processes: AdapterProcesses, job: ForeignJob, _: Def
     if len(entries) < len(found):
         gone = f"{len(found) - len(entries)} of {len(found)} entries"
         raise AdapterError(f"{job}: {gone} were evicted during the bake")
-    return BakedForeign(job, entries, tuple(answer.notes), answer.made)
+    notes = answer.notes or _unexplained(job, answer.entries)
+    return BakedForeign(job, entries, tuple(notes), answer.made)
+
+
+def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
+    """Return a note where a bake for the recorded architecture makes none of the recorded entries."""
+    assert job.arch is not None
+    recorded = {request.digest for request in recorded_requests(job.item)}
+    same_arch = job.arch.plain in {arch.plain for arch in job.item.archs}
+    if not same_arch or not recorded or recorded & {request.digest for request in baked}:
+        return []
+    return [_OTHER_KEY]
 
 
 def _recorded(builder: Builder, job: ForeignJob) -> BakedForeign:
@@ -151,12 +166,8 @@ def _runs_on(entry: ForeignEntry, arch: Arch | None) -> bool:
 
 def recorded_requests(item: ForeignProgram) -> list[ForeignRequest]:
     """Return the entries that a recording used."""
-    found = []
-    for text in item.entries:
-        key, _, variant = text.partition(" ")
-        arch = item.archs[0] if len(item.archs) == 1 else None
-        found.append(ForeignRequest(item.kind, key, variant, item.name, arch))
-    return found
+    arch = item.archs[0] if len(item.archs) == 1 else None
+    return [ForeignRequest.referenced(item.kind, text, item.name, arch) for text in item.entries]
 
 
 def missing_foreign(todo: Iterable[ForeignJob], builder: Builder) -> list[tuple[ForeignJob, str]]:

@@ -153,7 +153,7 @@ class Recorder:
     def _record_foreign(
         self, entry: ForeignEntry, row: Mapping[str, Any] | None, site: CallSite
     ) -> None:
-        key = f"{entry.key} {entry.variant}".strip()
+        key = entry.request.reference
         with self._lock:
             found = self._foreign.get((key, format_site(site)))
             if found is None:
@@ -404,7 +404,7 @@ def _foreign_fields(
         "recorded": _canonical(recorded) if recorded else "",
         "root": root,
         "archs": [] if entry.arch is None else [str(entry.arch)],
-        "entries": [f"{entry.key} {entry.variant}".strip()],
+        "entries": [entry.request.reference],
         "seconds": entry.provenance.seconds,
         "callers": [line] if (line := format_site(site)) != "?" else [],
     }

@@ -37,9 +37,10 @@ def test_a_recording_lists_what_was_asked_for(baked: World) -> None:
     assert {"function": "kernels:relu"} in constants.values()
     assert {"dtype": "bf16"} in constants.values()
     assert strided["options"]["num_warps"] == 8
-    host = [item for item in items if not item.request]
-    assert host
-    assert all(item.name.startswith("host code") and not item.archs for item in host)
+    copied = [item for item in items if not item.request]
+    assert {item.name.partition(" ")[0] for item in copied} == {"host", "version"}
+    assert all(item.name.startswith(("host code", "version of ptxas")) for item in copied)
+    assert not any(item.archs for item in copied)
 
 
 @pytest.mark.parametrize("cc", [90, 100])
@@ -196,3 +197,27 @@ def test_a_script_that_only_defines_functions_is_imported(world: World) -> None:
     (item,) = (item for item in Manifest.read(manifest).foreign if item.archs)
     assert item.row["function"] == "definitions:script"
     assert item.root == str(world.root)
+
+
+KNOBS = """
+import triton
+triton.knobs.language.default_fp_fusion = False
+import app
+app.main()
+"""
+
+
+def test_a_knob_that_the_program_sets_is_recorded(world: World) -> None:
+    program = world.root / "knobs.py"
+    program.write_text(textwrap.dedent(KNOBS))
+    manifest = world.record(str(program))
+    bundle = world.root / "knobs.heat"
+    ran = (
+        world.sibling("bake")
+        .preheat("bake", str(manifest), "-o", str(bundle), PREHEAT_CACHE_DIR=str(world.cache))
+        .ok()
+    )
+    assert "its key is not the recorded one" not in ran.err
+    command = ("run", "--bundle", str(bundle), "--sealed", "error", "--")
+    sealed = world.sibling("sealed").preheat(*command, sys.executable, str(program), cc=90).ok()
+    assert [name for name, *_ in sealed.launches] == LAUNCHED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,31 @@ def test_weak_kernels_serve_every_launch(world: World, baked: World) -> None:
             size, _, bits = text.partition(":")
             assert int(bits, 16) == value % 2 ** (8 * int(size))
             assert int(size) == 8 or kind(value) in (1, (False, False), (False, True))
+
+
+def test_weak_kernels_can_be_switched_off(world: World, baked: World) -> None:
+    bundle = bake(world, baked, "kernels:mm", "weak")
+    (world.root / "launches.json").write_text(json.dumps([[[0, 0, 8], [64] * 6]]))
+    ran = world.attempt(MM, sealed=bundle, PREHEAT_WEAK_KERNELS="0")
+    assert ran.code == 1
+    assert "SealedError" in ran.err
+    assert "c_ptr: *bf16, divisible by 16 became *bf16" in ran.err
+
+
+def test_a_check_asks_for_the_host_code_of_every_variant(world: World, baked: World) -> None:
+    bundle = bake(world, baked, "kernels:mm", "weak")
+    words = (str(baked.root / "weak.toml"), "--arch", "sm_90", "--json")
+    place = world.sibling("check")
+    assert json.loads(place.preheat("check", *words, "--bundle", str(bundle)).ok().out)["missing"] == []
+    shutil.copytree(baked.cache, place.cache)
+    entries = [path for path in place.cache.rglob("*") if path.is_file()]
+    host_code = [path for path in entries if b'"label":"host code' in path.read_bytes()]
+    assert host_code
+    for path in host_code:
+        path.unlink()
+    ran = place.preheat("check", *words)
+    reasons = {row["title"]: row["reason"] for row in json.loads(ran.out)["missing"]}
+    assert reasons["triton kernels:mm"].endswith("not baked")
 
 
 def test_the_exact_variant_is_used_where_it_is_there(world: World, baked: World) -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version
@@ -17,7 +18,7 @@ from preheat.adapters.triton.values import NotPortableError
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.lock import release_lost
-from preheat.config import SealMode
+from preheat.config import Config, SealMode
 from preheat.errors import AdapterError
 from preheat.foreign import ForeignRequest
 
@@ -46,7 +47,8 @@ class TritonAdapter(Adapter):
         host.install()
         _release_claims()
         _name_tuning()
-        _use_weak_kernels()
+        if Config.from_env().weak_kernels:
+            _use_weak_kernels()
         knobs.autotuning.cache = True  # Otherwise each process measures every configuration.
         os.environ["TRITON_CACHE_MANAGER"] = _MANAGER
 
@@ -75,7 +77,9 @@ class TritonAdapter(Adapter):
         return 1 + variants.WEAK if coverage == "weak" else 1
 
     def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Return the entries of the kernels that `bake` compiles. Nothing is compiled."""
+        """Return the entries of the kernels that `bake` compiles, and of the host code of those that
+        are stored. Nothing is compiled.
+        """
         from triton._C.libtriton import get_cache_invalidating_env_vars
         from triton.compiler import compiler
 
@@ -83,12 +87,23 @@ class TritonAdapter(Adapter):
         backend = compiler.make_backend(target)
         source, notes = _retraced(row)
         env = get_cache_invalidating_env_vars()
-        needed = []
+        needed: dict[str, ForeignRequest] = {}
         for each in _sources(row, source, target, coverage):
             options = backend.parse_options(dict(row["options"], **each.parse_options()))
             key = request.key_of(compiler.get_cache_key(each, backend, options, env))
-            needed.append(request.CompileRequest(each, backend, options, env, key).request)
-        return RequiredEntries(tuple(needed), (*notes, *changed_environment(row)))
+            wanted = request.CompileRequest(each, backend, options, env, key).request
+            needed[wanted.digest] = wanted
+            needed |= {entry.digest: entry for entry in _host_code(each, wanted)}
+        return RequiredEntries(tuple(needed.values()), (*notes, *changed_environment(row)))
+
+
+def _host_code(source: Any, wanted: ForeignRequest) -> list[ForeignRequest]:
+    """Return the entries of the host code of a kernel that is stored: its metadata is needed."""
+    kernel = state().store.get(wanted)
+    if kernel is None:
+        return []
+    (text,) = (content for name, content in kernel.files.items() if name.endswith(".json"))
+    return host.requests_for(source, SimpleNamespace(**json.loads(text)))
 
 
 def _target(arch: Arch) -> Any:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from preheat.adapters.triton.state import state
 from preheat.errors import ToolchainNotFoundError
 from preheat.foreign import ForeignRequest
 
-__all__ = ["build", "build_for", "install"]
+__all__ = ["build", "build_for", "install", "requests_for"]
 
 _SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 _OWN = ("cuda_utils", "__triton_launcher")  # the extensions of Triton itself
@@ -57,11 +57,8 @@ def build(
     **__: object,
 ) -> str:
     """Return the path of the extension that is made from the file `src`, compiled at most once."""
-    source = Path(src).read_bytes()
     flags = list(ccflags or ())
-    interface = "\0".join((name, _SUFFIX, platform.machine(), *libraries, *flags))
-    key = hashlib.sha256(interface.encode() + b"\0" + source).hexdigest()
-    request = ForeignRequest(KIND, f"host/{key}", label=f"host code {name}")
+    request = _request(name, Path(src).read_bytes(), libraries, flags)
 
     def make() -> Mapping[str, bytes]:
         return {name: _compile(name, src, [srcdir, *include_dirs], library_dirs, libraries, flags)}
@@ -71,6 +68,15 @@ def build(
     path = os.path.join(srcdir, name + _SUFFIX)
     Path(path).write_bytes(entry.files[name])
     return path
+
+
+def _request(
+    name: str, source: bytes, libraries: Sequence[str], flags: Sequence[str] = ()
+) -> ForeignRequest:
+    """Return the entry of an extension."""
+    interface = "\0".join((name, _SUFFIX, platform.machine(), *libraries, *flags))
+    key = hashlib.sha256(interface.encode() + b"\0" + source).hexdigest()
+    return ForeignRequest(KIND, f"host/{key}", label=f"host code {name}")
 
 
 def _compile(
@@ -135,19 +141,26 @@ def build_for(source: Any, metadata: Any) -> None:
     """Build the host code that a launch of a kernel needs, without a driver."""
     from triton.backends.nvidia import driver
 
-    libraries = list(driver.libraries)
     with tempfile.TemporaryDirectory() as place:
-        text = Path(driver.__file__).with_name("driver.c")
-        build("cuda_utils", str(text), place, [], list(driver.include_dirs), libraries)
-        if hasattr(driver, "make_launcher"):  # until Triton 3.6: one extension for each signature
-            path = Path(place, "launcher.c")
-            path.write_text(_launcher(driver, source, metadata))
-            build("__triton_launcher", str(path), place, [], list(driver.include_dirs), libraries)
+        for name, text in _extensions(source, metadata):
+            path = Path(place, f"{name}.c")
+            path.write_bytes(text)
+            build(name, str(path), place, [], list(driver.include_dirs), list(driver.libraries))
 
 
-def _launcher(driver: Any, source: Any, metadata: Any) -> str:
-    """Return the source of a launcher as `CudaLauncher` of Triton 3.6 makes it."""
-    signature = dict(source.signature)
-    tensordesc = getattr(metadata, "tensordesc_meta", None)
-    text: str = driver.make_launcher(source.constants, signature, tensordesc)
-    return text
+def requests_for(source: Any, metadata: Any) -> list[ForeignRequest]:
+    """Return the entries of the host code that a launch of a kernel needs."""
+    from triton.backends.nvidia import driver
+
+    return [_request(name, text, driver.libraries) for name, text in _extensions(source, metadata)]
+
+
+def _extensions(source: Any, metadata: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield name and source of each extension that a launch of a kernel needs."""
+    from triton.backends.nvidia import driver
+
+    yield "cuda_utils", Path(driver.__file__).with_name("driver.c").read_bytes()
+    if hasattr(driver, "make_launcher"):  # until Triton 3.6: one extension for each signature
+        tensordesc = getattr(metadata, "tensordesc_meta", None)
+        text: str = driver.make_launcher(source.constants, dict(source.signature), tensordesc)
+        yield "__triton_launcher", text.encode()

@@ -92,15 +92,16 @@ def _remembered(store: ForeignStore, key: str, label: str, compute: Callable[[],
 
     A sealed process computes it, too: nothing is compiled by that.
     """
-    request = ForeignRequest(KIND, key, label=label)
+    found = store.get(ForeignRequest(KIND, key, label=label))
+    if found is None or "text" not in found.files:
+        found = ForeignEntry(KIND, key, {"text": compute().encode()}, label=label)
+        store.put(found)
     if key.startswith(_TOOL):
-        _tool_versions[key] = request
-    found = store.get(request)
-    if found is not None and "text" in found.files:
-        return found.files["text"].decode()
-    text = compute()
-    store.put(ForeignEntry(KIND, key, {"text": text.encode()}, label=label))
-    return text
+        _tool_versions[key] = found.request
+        # A bundle needs it even if all its kernels are copied, such as those of Inductor.
+        if store.events.has_sink("foreign_request"):
+            store.events.emit("foreign_request", entry=found, row=None, site=(None, 0))
+    return found.files["text"].decode()
 
 
 def _stamp_of_triton() -> str:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from preheat.adapters.base import Row
@@ -25,7 +26,8 @@ _DERIVED = {
     *("deprecated_fp8_dot_operand_dtypes", "max_num_imprecise_acc_default"),
     *("allowed_dot_input_precisions", "default_dot_input_precision"),
 }
-_MISSING = object()
+# Options whose declared default is a setting of the process: Triton reads it when it is imported.
+_FROM_SETTINGS = {"ptx_options"}
 
 
 def row_of(asked: CompileRequest) -> Row | None:
@@ -60,13 +62,22 @@ def row_of(asked: CompileRequest) -> Row | None:
 
 
 def chosen_options(asked: CompileRequest) -> dict[str, Any]:
-    """Return the options that differ from what the backend takes by default."""
-    chosen = vars(asked.options)
-    defaults = vars(asked.backend.parse_options({}))
+    """Return the options that a process has to name so that Triton computes the same key.
+
+    These are the options that differ from the declared defaults of Triton, and those that differ from
+    what this process takes by default: a program may have changed a knob of Triton.
+    """
+    declared = {field.name: field.default for field in fields(asked.options)}
+    here = vars(asked.backend.parse_options({}))
     return {
         name: value
-        for name, value in sorted(chosen.items())
-        if name not in _DERIVED and value != defaults.get(name, _MISSING)
+        for name, value in sorted(vars(asked.options).items())
+        if name not in _DERIVED
+        and (
+            value != declared.get(name)
+            or value != here.get(name)
+            or (name in _FROM_SETTINGS and value is not None)
+        )
     }
 
 
