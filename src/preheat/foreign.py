@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from preheat.arch import Arch
 from preheat.artifact import Provenance, read_provenance
@@ -190,6 +191,23 @@ class ForeignEntry:
 
 def foreign_digest(kind: str, key: str, variant: str = "") -> str:
     """Return the digest of an entry. Raises `InputError` for a kind or a key that cannot be used."""
+    if not isinstance(kind, str) or not isinstance(key, str) or not isinstance(variant, str):
+        _reject_identity(kind, key, variant)
+    return _digest(kind, key, variant)
+
+
+@functools.lru_cache(maxsize=256)  # A lookup needs the digest of one request several times.
+def _digest(kind: str, key: str, variant: str) -> str:
+    if _KIND.fullmatch(kind) is None or not key:
+        _reject_identity(kind, key, variant)
+    for value in (key, variant):
+        _require_text(value)
+    # The lengths keep two identities apart whose texts are divided differently.
+    identity = f"preheat foreign entry\0{kind}\0{len(key)}\0{key}\0{variant}"
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _reject_identity(kind: object, key: object, variant: object) -> NoReturn:
     if not isinstance(kind, str) or _KIND.fullmatch(kind) is None:
         raise InputError(
             f"{short_repr(kind)} is not a kind of entry",
@@ -197,11 +215,7 @@ def foreign_digest(kind: str, key: str, variant: str = "") -> str:
         )
     if not isinstance(key, str) or not key:
         raise InputError(f"the key of an entry is text that is not empty, not {short_repr(key)}")
-    for value in (key, variant):
-        _require_text(value)
-    # The lengths keep two identities apart whose texts are divided differently.
-    identity = f"preheat foreign entry\0{kind}\0{len(key)}\0{key}\0{variant}"
-    return hashlib.sha256(identity.encode()).hexdigest()
+    raise InputError(f"{short_repr(variant)} in an entry is not text")
 
 
 def is_foreign(meta: Mapping[str, Any]) -> bool:

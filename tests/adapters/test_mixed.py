@@ -25,15 +25,19 @@ def compilers(started: list[str]) -> list[str]:
     return [name for name in names if name not in HARMLESS and not name.startswith("python")]
 
 
+def _arch() -> str:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
 @pytest.fixture(scope="module")
 def baked(tmp_path_factory: pytest.TempPathFactory) -> MixedApplication:
     """Return the application, recorded on the GPU and baked with no visible GPU."""
-    import torch
-
     application = MixedApplication(tmp_path_factory.mktemp("mixed"))
     application.record()
-    major, minor = torch.cuda.get_device_capability()
-    application.bake(f"sm_{major}{minor}")
+    application.bake(_arch())
     return application
 
 
@@ -47,10 +51,7 @@ def test_a_sealed_process_compiles_nothing_and_its_results_are_right(baked: Mixe
 
 
 def test_the_bundle_passes_the_check_in_a_process_with_empty_caches(baked: MixedApplication) -> None:
-    import torch
-
-    major, minor = torch.cuda.get_device_capability()
-    baked.check(f"sm_{major}{minor}")
+    baked.check(_arch())
 
 
 def test_an_application_that_was_killed_is_recorded(tmp_path: Path) -> None:
@@ -61,3 +62,22 @@ def test_an_application_that_was_killed_is_recorded(tmp_path: Path) -> None:
     text = application.manifest.read_text()
     for part in ("compiled graphs", "traced graphs", "triton"):
         assert part in text
+
+
+def test_400_random_launches_run_on_weak_kernels_with_right_results(tmp_path: Path) -> None:
+    application = MixedApplication(tmp_path, "triton")
+    application.record()
+    intro, *tables = application.manifest.read_text().split("[[foreign]]")
+    changed = [
+        table.replace("\nrequest = ", '\ncoverage = "weak"\nrequest = ', 1)
+        if 'name = "triton_kernels:matmul"' in table
+        else table
+        for table in tables
+    ]
+    application.manifest.write_text("[[foreign]]".join([intro, *changed]))
+    application.bake(_arch())
+    application.parts = ("random",)
+    ran = application.sealed("sealed")
+    assert "compiles" not in ran["stats"]
+    assert ran["stats"]["weak"] > 100  # The variants of 400 random launches.
+    assert not [name for name in ran["stats"] if name.startswith("misses.")]

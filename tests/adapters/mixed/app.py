@@ -9,6 +9,7 @@ loaded, and the counters of preheat. It does not know that it is recorded or sea
 
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -108,6 +109,25 @@ def preheat_kernels():
     close(y, wanted, 1e-6)
 
 
+def random_triton():
+    choose = random.Random(1)
+    for _ in range(400):
+        m, n, k = (choose.choice((1, 2, 16, 31, 48, 77, 128)) for _ in range(3))
+        a, b, c = (_matrix(choose, *shape) for shape in ((m, k), (k, n), (m, n)))
+        grid = (-(-m // 32), -(-n // 32))
+        strides = (a.stride(0), b.stride(0), c.stride(0))
+        triton_kernels.matmul[grid](a, b, c, m, n, k, *strides, BM=32, BN=32, BK=32)
+        close(c, a.double() @ b.double(), 1e-3)
+
+
+def _matrix(choose, rows, columns):
+    """Return a matrix with random rows that begin at a random multiple of two bytes."""
+    stride = columns + choose.choice((0, 1, 16))
+    offset = choose.choice((0, 1, 8))
+    memory = torch.randn(offset + rows * stride, device="cuda", dtype=torch.float16)
+    return memory[offset:].as_strided((rows, columns), (stride, 1))
+
+
 def killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -118,7 +138,7 @@ PARTS = {
     "torch.compile": compiled_model,
     "preheat": preheat_kernels,
 }
-ENDINGS = {"killed": killed}
+MORE = {"random": random_triton, "killed": killed}
 
 
 def main():
@@ -127,7 +147,7 @@ def main():
     seconds = {"start": since_start()}
     for name in sys.argv[1:] or PARTS:
         begun = time.perf_counter()
-        (PARTS | ENDINGS)[name]()
+        (PARTS | MORE)[name]()
         torch.cuda.synchronize()
         seconds[name] = time.perf_counter() - begun
     report = {

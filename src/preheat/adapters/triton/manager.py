@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from _thread import get_ident
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -184,7 +185,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         path = self._path(filename)
         _write_once(path, content)
         if self._own_directory != self._directory:
-            _write_once(os.path.join(self._directory, filename), content)
+            _link_once(path, os.path.join(self._directory, filename))
         return path
 
 
@@ -195,3 +196,13 @@ def _write_once(path: str, content: bytes) -> None:
             return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     publish(path, [content], durable=False)
+
+
+def _link_once(path: str, other: str) -> None:
+    """Make `other` the same file as `path` in one step, unless it is that file already."""
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(path), os.stat(other)):
+            return
+    staged = f"{other}.{os.getpid()}.{get_ident()}"
+    os.link(path, staged)
+    os.replace(staged, other)
