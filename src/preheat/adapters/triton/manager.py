@@ -185,7 +185,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         path = self._path(filename)
         _write_once(path, content)
         if self._own_directory != self._directory:
-            _link_once(path, os.path.join(self._directory, filename))
+            _link_once(path, os.path.join(self._directory, filename), content)
         return path
 
 
@@ -198,11 +198,15 @@ def _write_once(path: str, content: bytes) -> None:
     publish(path, [content], durable=False)
 
 
-def _link_once(path: str, other: str) -> None:
-    """Make `other` the same file as `path` in one step, unless it is that file already."""
+def _link_once(path: str, other: str, content: bytes) -> None:
+    """Make `other` the same file as `path`, which has this content, in one step."""
     with suppress(FileNotFoundError):
         if os.path.samestat(os.stat(path), os.stat(other)):
             return
     staged = f"{other}.{os.getpid()}.{get_ident()}"
-    os.link(path, staged)
-    os.replace(staged, other)
+    try:
+        os.link(path, staged)
+    except OSError:  # The file system has no hard links.
+        _write_once(other, content)
+    else:
+        os.replace(staged, other)
