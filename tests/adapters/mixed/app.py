@@ -7,6 +7,7 @@ seconds from the start of the process to the end, programs that were started, co
 loaded, and the counters of preheat. It does not know that it is recorded or sealed.
 """
 
+import ctypes
 import json
 import os
 import random
@@ -34,6 +35,12 @@ SAXPY = """
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = a * x[i] + y[i];
+}
+"""
+SCALE = """
+extern "C" __global__ void scale(const float* x, float a, float* y, long long n) {
+    long long i = blockIdx.x * 256ll + threadIdx.x;
+    if (i < n) y[i] = a * x[i];
 }
 """
 COMPILERS = ("libnvrtc.", "libnvJitLink.", "libtriton_ptxas", "libnvvm.")
@@ -132,11 +139,83 @@ def killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def cupy_kernels():
+    import cupy
+
+    kernel = cupy.RawKernel(SAXPY.replace("saxpy", "cupy_saxpy"), "cupy_saxpy")
+    x, y = (cupy.random.standard_normal(1003, dtype=cupy.float32) for _ in range(2))
+    wanted = 2.0 * x.astype(cupy.float64) + y.astype(cupy.float64)
+    kernel((4,), (256,), (cupy.float32(2.0), x, y, cupy.int32(1003)))
+    squared = cupy.ElementwiseKernel("float32 x", "float32 y", "y = x * x", "app_square")(x)
+    for found, right in ((y, wanted), (squared, x.astype(cupy.float64) ** 2)):
+        close(torch.as_tensor(found, device="cuda"), torch.as_tensor(right, device="cuda"), 1e-6)
+
+
+def cuda_core_kernels():
+    from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+
+    device = Device()
+    device.set_current()
+    options = ProgramOptions(std="c++17", arch=f"sm_{device.arch}")
+    code = SAXPY.replace("saxpy", "core_saxpy")
+    kernel = Program(code, code_type="c++", options=options).compile("cubin").get_kernel("core_saxpy")
+    x, y = (torch.randn(1003, device="cuda") for _ in range(2))
+    wanted = 2.0 * x.double() + y.double()
+    torch.cuda.synchronize()
+    stream = device.create_stream()
+    arguments = (ctypes.c_float(2.0), x.data_ptr(), y.data_ptr(), ctypes.c_int32(1003))
+    launch(stream, LaunchConfig(grid=4, block=256), kernel, *arguments)
+    stream.sync()
+    close(y, wanted, 1e-6)
+
+
+def torch_operator():
+    from preheat.adapters.torch import op
+
+    scale = op(
+        "app::scale(Tensor x, float a) -> Tensor",
+        SCALE,
+        out=lambda x, _: torch.empty_like(x),
+        args=lambda x, a, y: (x, a, y, x.numel()),
+        grid=lambda x, *_: -(-x.numel() // 256),
+        block=256,
+        backward=lambda _, gradient: (scale(gradient.contiguous(), 3.0), None),
+    )
+    x = torch.randn(77, 33, device="cuda", requires_grad=True)
+    y = torch.compile(lambda x: scale(x.sin(), 3.0).cos(), fullgraph=True)(x)
+    y.sum().backward()
+    exact = x.detach().double()
+    close(y.detach(), (3.0 * exact.sin()).cos(), 1e-5)
+    close(x.grad, -(3.0 * exact.sin()).sin() * 3.0 * exact.cos(), 1e-5)
+
+
+def torch_compile_kernel():
+    kernel = torch.cuda._compile_kernel(SAXPY.replace("saxpy", "torch_saxpy"), "torch_saxpy")
+    x, y = (torch.randn(1003, device="cuda") for _ in range(2))
+    wanted = 2.0 * x.double() + y.double()
+    kernel(grid=(4, 1, 1), block=(256, 1, 1), args=[2.0, x, y, 1003])
+    close(y, wanted, 1e-6)
+
+
+def numba_kernels():
+    import numba_kernels
+
+    x = torch.randn(1003, device="cuda")
+    y = torch.empty_like(x)
+    numba_kernels.double[4, 256](x, y)
+    close(y, 2.0 * x.double(), 1e-6)
+
+
 PARTS = {
     "triton": plain_triton,
     "autotuned": tuned_triton,
     "torch.compile": compiled_model,
     "preheat": preheat_kernels,
+    "torch operator": torch_operator,
+    "torch kernel": torch_compile_kernel,
+    "CuPy": cupy_kernels,
+    "cuda.core": cuda_core_kernels,
+    "Numba": numba_kernels,
 }
 MORE = {"random": random_triton, "killed": killed}
 
