@@ -313,3 +313,8 @@ def test_a_program_is_the_same_however_it_is_made() -> None:
     assert Program(**fields) == made
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.label = "y.cu"  # type: ignore[misc]
+
+
+def test_a_file_whose_text_looks_like_a_file_name_is_read(tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text("other.cu")
+    assert Program.from_file(tmp_path / "k.cu").source == "other.cu"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         compile_all,
         default_builder,
         get_entry,
+        link,
         obtain_entry,
         put_entry,
     )
@@ -88,6 +89,8 @@ if TYPE_CHECKING:
     from preheat.kernels.decode import DecodeKernel, DecodeState
     from preheat.kernels.ops import Ops
     from preheat.key import Key, explain
+    from preheat.link_errors import LinkedSymbol, LinkError
+    from preheat.linked_program import BinaryPart, LinkedProgram
     from preheat.program import Program
     from preheat.runtime.array import Array, Scalar
     from preheat.runtime.bound import Bound
@@ -99,7 +102,7 @@ if TYPE_CHECKING:
 # `__all__` are those of `preheat.errors`.
 _NAMES_OF = {
     "preheat.default": (
-        *("compile", "compile_all", "default_builder"),
+        *("compile", "compile_all", "default_builder", "link"),
         *("get_entry", "obtain_entry", "put_entry"),
     ),
     "preheat.arch": ("Arch",),
@@ -119,6 +122,8 @@ _NAMES_OF = {
     "preheat.kernels.decode": ("DecodeKernel", "DecodeState"),
     "preheat.kernels.ops": ("Ops",),
     "preheat.key": ("Key", "explain"),
+    "preheat.link_errors": ("LinkError", "LinkedSymbol"),
+    "preheat.linked_program": ("BinaryPart", "LinkedProgram"),
     "preheat.program": ("Program",),
     "preheat.runtime.array": ("Array", "Scalar"),
     "preheat.runtime.bound": ("Bound",),
@@ -142,6 +147,7 @@ __all__ = [
     "Attributes",
     "BakeResult",
     "BakedError",
+    "BinaryPart",
     "Blas",
     "BlockSize",
     "Bound",
@@ -179,6 +185,9 @@ __all__ = [
     "Key",
     "LaunchError",
     "Limits",
+    "LinkError",
+    "LinkedProgram",
+    "LinkedSymbol",
     "Manifest",
     "MemoryInfo",
     "Module",
@@ -220,6 +229,7 @@ __all__ = [
     "device",
     "explain",
     "get_entry",
+    "link",
     "obtain_entry",
     "padded",
     "put_entry",

@@ -19,8 +19,17 @@ from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:  # Imported when an entry of another library is first asked for.
     from preheat.foreign import ForeignEntry, ForeignRequest
+    from preheat.linked_program import BinaryPart
 
-__all__ = ["compile", "compile_all", "default_builder", "get_entry", "obtain_entry", "put_entry"]
+__all__ = [
+    "compile",
+    "compile_all",
+    "default_builder",
+    "get_entry",
+    "link",
+    "obtain_entry",
+    "put_entry",
+]
 
 
 _opening = Lock()
@@ -74,6 +83,36 @@ def compile(
         program = Program.read(
             source, label=label, options=options, include=include, headers=headers, names=names
         )
+        return default_builder(cache_dir).build(program, arch)
+    except PreheatError as error:
+        shorten_traceback(error)
+        raise
+
+
+def link(
+    parts: Iterable[str | bytes | os.PathLike[str] | Program | BinaryPart],
+    arch: Arch | str,
+    *,
+    lto: bool = False,
+    options: Sequence[str] | None = (),
+    label: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Artifact:
+    """Return machine code for several parts that are linked, from the cache or else from the linker.
+
+    A part is CUDA C++ or PTX text, the path of a source or of a compiled file, the bytes of a compiled
+    file, a `Program` or a `BinaryPart`. Parts of CUDA C++ are compiled first, and are cached as well.
+    With `lto`, the linker optimises them as a whole. `options` are those of nvJitLink; a part that
+    needs options of its compiler is a `Program`. `label` names the result. To launch its kernels, use
+    `gpu.kernel(LinkedProgram.of(parts), name)`.
+
+    Raises `LinkError` with the symbols that are undefined, or defined twice, and `CompileError`.
+    """
+    with no_fork:
+        from preheat.linked_program import LinkedProgram
+
+    try:
+        program = LinkedProgram.of(parts, label=label, lto=lto, options=options)
         return default_builder(cache_dir).build(program, arch)
     except PreheatError as error:
         shorten_traceback(error)

@@ -10,6 +10,7 @@
           StaleBufferError       memory was freed, or lost in a reset
       ConfigError                an environment variable has an invalid value
       CompileError               the compiler rejected the program; has the complete log
+        LinkError                the linker rejected its parts; has the symbols
       SealedError                a sealed process would have to compile a program
       AdapterError               the adapter for another library cannot be used
       WarmError                  a warm-up failed in part; has the failures and the report

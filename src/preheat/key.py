@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,12 +20,14 @@ __all__ = [
     "bundle_key",
     "explain",
     "include_parts",
+    "program_rows",
     "request_digest",
     "request_key",
 ]
 
 SCHEMA = 2  # Raise it whenever equal parts come to mean another compile.
-_COUNTS = ("options", "names", "includes")
+# Rows that count others. A program that is linked has them for each of its parts.
+_COUNTS = r"(?:part\[\d+\]\.)?(?:options|names|includes)|parts"
 _SCHEMA_PART = ("schema", str(SCHEMA).encode())
 _SHOWN = 160  # A part of at most this many bytes is stored as text, a longer one as hash and size.
 
@@ -79,7 +82,8 @@ def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
     Include directories are left out: the contents of the headers found in them are checked on
     lookup instead, so the same program keys alike on two machines.
     """
-    return Key((_SCHEMA_PART, ("toolchain", toolchain.encode()), *_parts(program, arch)))
+    target = _target_parts(arch.name, program.language)
+    return Key((_SCHEMA_PART, ("toolchain", toolchain.encode()), *target, *program_rows(program)))
 
 
 def request_digest(program: Program, arch: Arch, toolchain: str) -> str:
@@ -88,7 +92,7 @@ def request_digest(program: Program, arch: Arch, toolchain: str) -> str:
     Most programs have a label and a source and nothing else. Their digest is made without the parts:
     what all such programs of one compiler share is encoded once.
     """
-    if program.options or program.headers or program.names:
+    if program.options or program.headers or program.names or program.part_rows:
         return request_key(program, arch, toolchain).digest
     label, source = program.label.encode(), program.source.encode()
     start = _shared_start(toolchain, arch.name, program.language)
@@ -110,7 +114,8 @@ def bundle_key(program: Program, arch: Arch) -> Key:
     are part of it, as `preheat.portable_paths` spells them.
     """
     include = include_parts(program.include_spellings) if program.may_include else ()
-    return Key((_SCHEMA_PART, *_parts(program, arch), *include))
+    target = _target_parts(arch.name, program.language)
+    return Key((_SCHEMA_PART, *target, *program_rows(program), *include))
 
 
 def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
@@ -118,15 +123,15 @@ def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
     return _rows("include", spellings)
 
 
-def _parts(program: Program, arch: Arch) -> Iterable[tuple[str, bytes]]:
-    """Return the parts that both kinds of keys have after the schema."""
+def program_rows(program: Program) -> tuple[tuple[str, bytes], ...]:
+    """Return the rows of a key that describe a program alone, whatever it is compiled for."""
     return (
-        *_target_parts(arch.name, program.language),
         ("label", program.label.encode()),
         ("source", program.source.encode()),
         *_rows("option", program.options),
         *(_header_rows(program.headers) if program.headers else ()),
         *_rows("name", program.names),
+        *program.part_rows,
     )
 
 
@@ -159,7 +164,7 @@ def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]
     left, right = (dict(k.table if isinstance(k, Key) else k) for k in (a, b))
     lines = []
     for label in {**left, **right}:  # In the order of the tables.
-        if label in _COUNTS:  # The rows that it counts say more.
+        if re.fullmatch(_COUNTS, label):  # The rows that it counts say more.
             continue
         if label not in right:
             lines.append(f"{label}: {left[label]!r} is gone")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from preheat.callsite import call_site
 from preheat.errors import InputError, short_repr
@@ -63,6 +63,8 @@ class Program:
     names: tuple[str, ...] = ()
     path: str | None = field(default=None, compare=False)  # the file that `from_file` read
     spellings: tuple[tuple[str, str], ...] = ()  # (directory, spelling), completed from `path`
+    #: The rows that a key has after those of the fields above. Programs that are linked have some.
+    part_rows: ClassVar[tuple[tuple[str, bytes], ...]] = ()
 
     @classmethod
     def of(
@@ -83,7 +85,7 @@ class Program:
 
         Raises `InputError` for values that no compile can use.
         """
-        if (file := file_of(source)) is not None:
+        if path is None and (file := file_of(source)) is not None:
             hint = f"read the file: Program.from_file({os.fspath(file)!r})"
             raise InputError(f"{source!r} names a file, and Program.of takes source text", hint=hint)
         if not isinstance(source, str):
@@ -216,8 +218,9 @@ class Program:
         for option in (*self.options, *map(" ".join, pairwise(self.options))):
             if re.fullmatch(_UNLINKED, option):
                 raise InputError(
-                    f"{self.label}: {option} makes code that has to be linked; preheat does not link",
-                    hint="leave it out, and include the source of the device functions instead",
+                    f"{self.label}: {option} makes code that has to be linked",
+                    hint="leave it out, and link the programs: preheat.link([…], arch) compiles its "
+                    "parts in this way, with lto=True for link-time optimisation",
                 )
 
     @property

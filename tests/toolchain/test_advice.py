@@ -61,10 +61,10 @@ def test_the_headers_to_include_instead_are_in_cccl_and_the_others_are_not(
             assert (cccl / named).is_file(), named
 
 
-def test_a_function_that_is_defined_nowhere_is_not_linked() -> None:
+def test_a_function_that_another_program_defines_needs_a_link() -> None:
     rows = [Diagnostic("ptxas", None, "fatal", "Unresolved extern function 'other'")]
     assert advice(rows, []) == (
-        "define 'other' in this program or include its source: preheat does not link"
+        "define 'other' in this program, or link it with the one that does: preheat.link"
     )
 
 

@@ -7,6 +7,7 @@ the files that are not locked. Nothing is lost when a process is killed: the nex
 from __future__ import annotations
 
 import atexit
+import base64
 import errno
 import fcntl
 import json
@@ -43,6 +44,7 @@ from preheat.errors import InputError
 from preheat.events import Events, warn
 from preheat.files import Descriptor, lock_open_file, opened
 from preheat.foreign import ForeignEntry
+from preheat.linked_program import BinaryPart, LinkedProgram
 from preheat.locks import Lock
 from preheat.program import Program
 
@@ -420,12 +422,27 @@ def _foreign(row: Mapping[str, Any]) -> ForeignProgram:
     return ForeignProgram(**{**row, **lists, "archs": tuple(map(Arch.parse, row["archs"]))})
 
 
-def _fields(program: Program) -> dict[str, Any]:
-    return {f.name: getattr(program, f.name) for f in fields(program)}
+def _fields(program: Program | BinaryPart) -> dict[str, Any]:
+    """Return the fields of a program, or of a part of one, as JSON has them."""
+    if isinstance(program, LinkedProgram):
+        own = {"label": program.label, "lto": program.lto, "options": program.options}
+        return {**own, "parts": [_fields(part) for part in program.parts]}
+    row = {f.name: getattr(program, f.name) for f in fields(program)}
+    if isinstance(program, BinaryPart):
+        row["data"] = base64.b64encode(program.data).decode()
+    return row
 
 
 def _program(row: Mapping[str, Any]) -> Program:
     """Return the program of a row that `_fields` made."""
+    if "parts" in row:
+        return LinkedProgram.of(**{**row, "parts": [_part(part) for part in row["parts"]]})
     lists = {name: tuple(row[name]) for name in ("options", "include", "names")}
     pairs = {name: tuple(map(tuple, row.get(name, ()))) for name in ("headers", "spellings")}
     return Program(**{**row, **lists, **pairs})
+
+
+def _part(row: Mapping[str, Any]) -> Program | BinaryPart:
+    if "data" in row:
+        return BinaryPart(**{**row, "data": base64.b64decode(row["data"])})
+    return _program(row)

@@ -135,7 +135,12 @@ class Builder:
         with no_fork:
             from preheat.build.compile import ArtifactCompiler  # A process of hits never needs it.
 
-        return ArtifactCompiler(self._stored, self.events, self.disk)
+        return ArtifactCompiler(
+            self._stored,
+            self.events,
+            self.disk,
+            lambda part, arch: self.obtain(part, arch, record=False).artifact,
+        )
 
     # The main path
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from preheat.arch import Arch
 from preheat.artifact import Artifact, Header, Provenance
 from preheat.build.lookup import Lookup
 from preheat.build.request import Request
 from preheat.cache import DiskTier, codec
+from preheat.errors import ToolchainChangedError
 from preheat.events import Events
 from preheat.key import Key
+from preheat.linked_program import LinkedProgram
+from preheat.program import Program
 from preheat.toolchain.absent_names import Untrackable
-from preheat.toolchain.headers import HeaderState, decode_states, pack_states
+from preheat.toolchain.headers import HeaderState, decode_states, joined, pack_states
 from preheat.toolchain.observe import Unexpected, observe
 from preheat.toolchain.sources import sources_of
 from preheat.toolchain.survey import Survey
@@ -32,10 +37,18 @@ _ATTEMPTS = 3  # compiles of one program, until the compiler opens no file that 
 class ArtifactCompiler:
     """Compiles requests and stores the artifacts in the cache."""
 
-    def __init__(self, lookup: Lookup, events: Events, disk: DiskTier | None) -> None:
+    def __init__(
+        self,
+        lookup: Lookup,
+        events: Events,
+        disk: DiskTier | None,
+        obtain: Callable[[Program, Arch], Artifact],
+    ) -> None:
+        """Make a compiler. `obtain` returns the code of a part of a link, stored or compiled."""
         self._lookup = lookup
         self._events = events
         self._disk = disk
+        self._obtain = obtain
         self._untracked: OrderedDict[str, str] = OrderedDict()
 
     def compile(self, request: Request) -> Artifact:
@@ -73,6 +86,8 @@ class ArtifactCompiler:
         """
         program, arch = request.program, request.arch
         toolchain = request.toolchain
+        if isinstance(program, LinkedProgram):
+            return self._linked(request, program)
         if program.uncacheable:
             return toolchain.compile(program, arch), Untrackable(program.uncacheable)
         if program.language == "ptx":
@@ -101,6 +116,30 @@ class ArtifactCompiler:
                 return compiled, state
         return compiled, surprise
 
+    def _linked(
+        self, request: Request, program: LinkedProgram
+    ) -> tuple[Compiled, HeaderState | Untrackable]:
+        """Link, and return the header files that the parts were made from, or why they are not known.
+
+        Each CUDA C++ part is an entry of its own, so that a change of one compiles that one alone.
+        """
+        toolchain = request.toolchain
+        identity = toolchain.identity(program.language)
+        parts = {index: self._obtain(part, request.arch) for index, part in program.sources.items()}
+        compiled = toolchain.link(program, request.arch, parts)
+        if toolchain.identity(program.language) != identity:
+            raise ToolchainChangedError("a compiler was replaced between the parts of a link")
+        if program.uncacheable:
+            return compiled, Untrackable(program.uncacheable)
+        states = {}
+        for index, artifact in parts.items():
+            part = program.sources[index]
+            if why := self.untracked(artifact):
+                return compiled, Untrackable(f"{part.label}: {why}")
+            states[index] = self._lookup.header_state(Request(part, request.arch, toolchain), artifact)
+        state = joined(states, request.roots)
+        return compiled, state if state.headers else HeaderState((), ())
+
     def _artifact(
         self, request: Request, key: Key, compiled: Compiled, headers: tuple[Header, ...]
     ) -> Artifact:
@@ -121,7 +160,7 @@ class ArtifactCompiler:
                 request.program, headers, request.roots, request.toolchain.located.roots
             ),
             provenance=Provenance(
-                seconds=round(compiled.seconds, 6),
+                seconds=round(compiled.seconds + compiled.parts_seconds, 6),
                 created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 timing=compiled.timing,
             ),

@@ -19,10 +19,10 @@ from preheat.key import Key
 from preheat.toolchain.evidence import Memo
 from preheat.toolchain.headers import (
     HEADER_LIST,
-    TOOLKIT,
     HeaderState,
     change,
     decode_states,
+    is_toolkit,
     mismatch,
 )
 from preheat.weak_values import WeakValues
@@ -229,7 +229,7 @@ class Lookup:
         """Return a function that names the header of `artifact` that has changed; see the builder's."""
         entry = self.bundle_entry(request, artifact)
         state = self.header_state(request, artifact) if entry is None else entry.state
-        own = tuple(header for header in state.headers if header.root not in TOOLKIT)
+        own = tuple(header for header in state.headers if not is_toolkit(header.root))
         if not own and not request.program.include:
             return None
         rule = change if entry is None else mismatch  # Headers of a bundle need not be on this machine.

@@ -49,5 +49,5 @@ class Request:
 
     @lazy
     def roots(self) -> Mapping[str, str]:
-        """The include directories by label; PTX includes no files."""
-        return self.toolchain.roots(self.program) if self.program.language == "cuda" else {}
+        """The include directories by label; only CUDA C++ includes files."""
+        return self.toolchain.roots(self.program) if "cuda" in self.program.language else {}

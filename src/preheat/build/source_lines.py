@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["source_lines"]
 
+_LINES = "-lineinfo"
+
 
 def source_lines(builder: Builder, program: Program | None, artifact: Artifact) -> Lines | None:
     """Return the source lines of `artifact`, which was made from `program`; None if they are unknown.
@@ -39,9 +41,23 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
 
 def _lined(builder: Builder, program: Program | None, arch: Arch) -> Artifact | None:
     """Return the artifact of `program` with line information."""
-    if program is None or program.language != "cuda":
+    if program is None or "cuda" not in program.language:
         return None
-    program = replace(program, options=(*program.options, "-lineinfo"))
+    program = _with_lines(program)
     if builder.sealed is SealMode.OFF:
         return builder.build(program, arch, record=False)
     return builder.lookup(program, arch, exact=True, record=False).artifact
+
+
+def _with_lines(program: Program) -> Program:
+    """Return a program that is compiled to the same code with line information."""
+    from preheat.linked_program import LinkedProgram
+
+    if not isinstance(program, LinkedProgram):
+        return replace(program, options=(*program.options, _LINES))
+    parts = [
+        _with_lines(part) if isinstance(part, Program) and part.language == "cuda" else part
+        for part in program.parts
+    ]
+    options = (*program.options, _LINES) if program.lto else program.options
+    return replace(program, parts=tuple(parts), options=options)

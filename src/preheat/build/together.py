@@ -12,6 +12,7 @@ from preheat.build.key_locks import Deferral
 from preheat.build.lookup import Hit, Miss
 from preheat.build.parallel import Task, run_all
 from preheat.errors import InputError, PreheatError, short_repr, with_others
+from preheat.linked_program import LinkedProgram
 from preheat.program import Program
 from preheat.progress import DelayedProgress
 
@@ -24,6 +25,8 @@ _CHARACTERS = 1e-6  # seconds for each character of the source: it only orders s
 
 def estimate(program: Program) -> float:
     """Return the seconds that a compile of `program` may take, where no measurement is known."""
+    if isinstance(program, LinkedProgram):
+        return sum(map(estimate, program.sources.values()), _ESTIMATE[False])
     return _ESTIMATE[program.may_include] + _CHARACTERS * len(program.source)
 
 

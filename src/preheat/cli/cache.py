@@ -17,7 +17,13 @@ from preheat.cache import DiskTier
 from preheat.cache.layer import Item
 from preheat.cli.details import details, details_as_json, file_of, ptx_of
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
-from preheat.cli.programs import ProgramOptions, program_options, targets
+from preheat.cli.programs import (
+    LinkOptions,
+    ProgramOptions,
+    link_options,
+    program_options,
+    targets,
+)
 from preheat.cli.stored import (
     CUDA,
     Stored,
@@ -154,7 +160,7 @@ def ls(kind: str | None, as_json: bool) -> None:
             str(entry.arch or "any"),
             size(item.bytes),
             f"{duration(max(now - item.last_read, 1))} ago" + (" pinned" if item.pinned else ""),
-            ", ".join(_contents(entry)),
+            ", ".join(_contents(entry)) or _purpose(entry),
         )
         for item, entry in rows
     )
@@ -173,6 +179,12 @@ def _contents(entry: Stored) -> list[str]:
     if isinstance(entry, Artifact):
         return [kernel.title for kernel in entry.entries]
     return list(entry.files)
+
+
+def _purpose(entry: Stored) -> str:
+    """Return what an artifact without kernels is for, where that is known."""
+    is_part = isinstance(entry, Artifact) and "relocatable" in dict(entry.parts)
+    return "(part of a link)" if is_part else ""
 
 
 def _summary(item: Item, entry: Stored) -> dict[str, Any]:
@@ -218,18 +230,31 @@ def show(key: str, ptx: bool, name: str | None, headers: bool, as_json: bool) ->
 
 
 @command.command()
-@click.argument("what", nargs=-1, required=True, metavar="FILE | KEY KEY")
+@click.argument("what", nargs=-1, required=True, metavar="FILE... | KEY KEY")
 @click.option("--arch", metavar="ARCH", help="Architecture of FILE, such as sm_90.")
 @program_options
+@link_options
 @_JSON
-def why(what: tuple[str, ...], arch: str | None, given: ProgramOptions, as_json: bool) -> None:
+def why(
+    what: tuple[str, ...],
+    arch: str | None,
+    given: ProgramOptions,
+    link: LinkOptions,
+    as_json: bool,
+) -> None:
     """Explain why FILE compiles again, or how two entries differ.
 
     \b
     Examples:
       preheat cache why saxpy.cu --arch sm_90
+      preheat cache why main.cu helper.cu --link --arch sm_90
       preheat cache why 3f9a12 77b0c4
     """
+    if link.wanted:
+        linked = given.read_linked(what, link)
+        (target,) = targets(linked, [arch] if arch else [])
+        _explain_program(linked, target, as_json)
+        return
     if len(what) == 2:
         differences = explain(artifact_at(what[0]).parts, artifact_at(what[1]).parts)
         if as_json:

@@ -14,7 +14,14 @@ from preheat.build.key_locks import Deferral
 from preheat.build.lookup import Hit
 from preheat.build.parallel import Task, run_all
 from preheat.cli.output import count, duration, print_error, print_json, print_message, size
-from preheat.cli.programs import ProgramOptions, archs_option, program_options, targets
+from preheat.cli.programs import (
+    LinkOptions,
+    ProgramOptions,
+    archs_option,
+    link_options,
+    program_options,
+    targets,
+)
 from preheat.errors import InputError, PreheatError
 from preheat.events import logged_events
 from preheat.program import Program
@@ -27,9 +34,10 @@ Examples:
   preheat compile saxpy.cu --arch sm_90
   preheat compile kernels/*.cu --arch sm_90 --arch sm_100 -I include -o build
   preheat compile gemm.cu --arch sm_90a --name 'gemm<float, 64>' -X=-use_fast_math
+  preheat compile main.cu helper.cu libdevice.a --link --arch sm_90
 
-Headers are searched first in the directory of the file. Exit status 1 when a file does not compile;
-the others are still compiled.
+Headers are searched first in the directory of the file. Linked files are written under the name of
+the first one. Exit status 1 when a file does not compile; the others are still compiled.
 """
 # Where a tier keeps its entries, in words.
 _PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
@@ -39,6 +47,7 @@ _PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer"
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @archs_option("that of the first GPU")
 @program_options
+@link_options
 @click.option(
     "-o",
     "--output",
@@ -50,11 +59,16 @@ def command(
     files: tuple[str, ...],
     archs: tuple[str, ...],
     given: ProgramOptions,
+    link: LinkOptions,
     output: Path | None,
     as_json: bool,
 ) -> int:
     """Compile CUDA C++ (.cu) or PTX (.ptx) files into the cache, unless they are in it already."""
-    programs = [(file, given.read(file)) for file in files]
+    if link.wanted:
+        programs: list[tuple[str, Program]] = [(files[0], given.read_linked(files, link))]
+        files = files[:1]
+    else:
+        programs = [(file, given.read(file)) for file in files]
     jobs = [(file, program, arch) for file, program in programs for arch in targets(program, archs)]
     if output is not None:
         _make_directory(output, files)

@@ -10,7 +10,7 @@ from preheat.cli.output import columns, count, duration, size
 from preheat.cli.stored import CUDA, Stored
 from preheat.errors import InputError
 from preheat.foreign import ForeignEntry
-from preheat.toolchain.headers import TOOLKIT
+from preheat.toolchain.headers import is_toolkit
 
 __all__ = ["details", "details_as_json", "file_of", "ptx_of"]
 
@@ -117,7 +117,7 @@ def _described(artifact: Artifact, *, all_headers: bool) -> Iterator[str]:
 
 def _headers(headers: Sequence[Header], *, everything: bool) -> Iterator[str]:
     """Yield name and digest of header files. Without `everything`, count those of the toolkit."""
-    own = [header for header in headers if everything or header.root not in TOOLKIT]
+    own = [header for header in headers if everything or not is_toolkit(header.root)]
     yield from columns((h.root, h.name, h.digest[:12]) for h in own)
     if len(own) < len(headers):
         yield f"{len(headers) - len(own):,} of the CUDA toolkit; --headers lists them"

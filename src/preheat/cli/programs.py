@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,18 @@ import click
 
 from preheat.arch import Arch
 from preheat.errors import DeviceError, InputError
+from preheat.linked_program import BINARY_SUFFIXES, BinaryPart, LinkedProgram
 from preheat.program import Program
 from preheat.toolchain import ptx
 
-__all__ = ["ProgramOptions", "archs_option", "program_options", "targets"]
+__all__ = [
+    "LinkOptions",
+    "ProgramOptions",
+    "archs_option",
+    "link_options",
+    "program_options",
+    "targets",
+]
 
 _OPTION = "Option for the compiler, such as -X=-use_fast_math; repeatable."
 _NAME = "Template instance to compile, such as 'tk<float>'; repeatable."
@@ -49,6 +58,36 @@ class ProgramOptions:
         options = [*(f"-D{define}" for define in self.defines), *given]
         return Program.from_file(file, options=options, include=self.include, names=self.names)
 
+    def read_linked(self, files: Iterable[str], link: LinkOptions) -> LinkedProgram:
+        """Read files as the parts of one program. The options of a program go to each source.
+
+        A template instance goes to the sources that have the name of the template.
+        """
+        parts = [self._read_part(file) for file in files]
+        return LinkedProgram.of(parts, lto=link.lto, options=link.options)
+
+    def _read_part(self, file: str) -> Program | BinaryPart:
+        if file.endswith(BINARY_SUFFIXES):
+            return BinaryPart.from_file(file)
+        part = replace(self, names=()).read(file)
+        bases = {name: re.escape(name.partition("<")[0].rpartition("::")[2]) for name in self.names}
+        own = (name for name, base in bases.items() if re.search(rf"\b{base}\b", part.source))
+        return part if part.language == "ptx" else replace(part, names=tuple(own))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """The values of `--link`, `--lto` and `--link-option`."""
+
+    link: bool
+    lto: bool
+    options: tuple[str, ...]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the files are linked into one program."""
+        return self.link or self.lto or bool(self.options)
+
 
 def targets(program: Program, given: Iterable[str]) -> list[Arch]:
     """Return the given architectures, or the target of PTX, or the architecture of the GPU."""
@@ -81,6 +120,25 @@ def archs_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., A
     """Return the option `--arch`, with its `default` in words."""
     text = f"Architecture, such as sm_90a; repeatable. Default: {default}."
     return click.option("--arch", "archs", multiple=True, metavar="ARCH", help=text)
+
+
+def link_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a link. The command receives them as `link`."""
+
+    @click.option("--link", is_flag=True, help="Link all files into one program.")
+    @click.option("--lto", is_flag=True, help="Link with link-time optimisation.")
+    @click.option(
+        "--link-option",
+        "linker",
+        multiple=True,
+        metavar="OPTION",
+        help="Option for the linker, such as --link-option=-O3; repeatable.",
+    )
+    @wraps(command)
+    def wrapped(link: bool, lto: bool, linker: tuple[str, ...], **more: Any) -> Any:
+        return command(link=LinkOptions(link, lto, linker), **more)
+
+    return wrapped
 
 
 def program_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -70,7 +70,7 @@ def find_code(
     # `obtain` asks the seal, too, but the next line needs a compiler, which a sealed process may lack.
     builder.permit(program, target, result)
     newest = builder.toolchain.newest(target)
-    if newest == target or program.language == "ptx":
+    if newest == target or "cuda" not in program.language:  # NVRTC is not needed for it.
         return MissingCode(program, target, missed=result)
     if newest is None or not jit:
         compiler = builder.toolchain.version(program.language)

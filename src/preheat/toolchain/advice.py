@@ -76,9 +76,8 @@ def advice(rows: Iterable[Diagnostic], roots: Iterable[str]) -> str | None:
         if missing := _MISSING.search(row.message):
             return _about_header(missing[1], [Path(root) for root in roots])
         if unresolved := _UNRESOLVED.search(row.message):
-            return (
-                f"define {unresolved[1]!r} in this program or include its source: preheat does not link"
-            )
+            name = unresolved[1]
+            return f"define {name!r} in this program, or link it with the one that does: preheat.link"
     return None
 
 

@@ -18,13 +18,21 @@ from preheat.toolchain import packages
 from preheat.toolchain.locate import Library, Located, description_request, locate, recall
 
 if TYPE_CHECKING:  # Imported only when something must be compiled.
+    from preheat.artifact import Artifact
+    from preheat.linked_program import LinkedProgram
     from preheat.toolchain.frames import Frame
     from preheat.toolchain.pool import WorkerPool
     from preheat.toolchain.translate import Compiled
 
 __all__ = ["Toolchain"]
 
-_COMPILER = {"cuda": "nvrtc", "ptx": "nvJitLink"}
+# The compilers of each language. A link of sources needs both.
+_COMPILERS = {
+    "cuda": ("nvrtc",),
+    "ptx": ("nvJitLink",),
+    "link": ("nvJitLink",),
+    "cuda+link": ("nvrtc", "nvJitLink"),
+}
 
 
 class Toolchain:
@@ -119,20 +127,33 @@ class Toolchain:
             self._pool.end_early()
 
     def identity(self, language: str) -> str:
-        """Return the compiler of `language` as keys contain it: its name and its build."""
-        name = _COMPILER[language]
+        """Return the compilers of `language` as keys contain them: names and builds."""
+        names = _COMPILERS[language]
+        if len(names) > 1:
+            return ", ".join(f"{name} {self._library(name).build}" for name in names)
+        (name,) = names
         # Without the calls of `_library` if the compiler is known: each lookup needs this.
         known = None if self._located is None else self._located.libraries.get(name)
-        return f"{name} {(known or self._library(language)).build}"
+        return f"{name} {(known or self._library(name)).build}"
 
     def version(self, language: str) -> str:
-        """Return the name and the version of the compiler, such as `NVRTC 13.4.92`."""
-        library = self._library(language)
-        return f"{library.title} {library.version}"
+        """Return the name and the version of the compilers, such as `NVRTC 13.4.92`."""
+        libraries = map(self._library, _COMPILERS[language])
+        return ", ".join(f"{library.title} {library.version}" for library in libraries)
 
     def roots(self, program: Program) -> dict[str, str]:
-        """Return include directories by label, in search order: the program's, then the toolkit's."""
-        return _with_toolkit(program, self.located.roots)
+        """Return include directories by label, in search order: the program's, then the toolkit's.
+
+        The labels of a linked program begin with the index of the part and a dot.
+        """
+        if program.language != "cuda+link":
+            return _with_toolkit(program, self.located.roots)
+        assert isinstance(program, _linked_program())
+        return {
+            f"{index}.{label}": directory
+            for index, part in program.sources.items()
+            for label, directory in self.roots(part).items()
+        }
 
     def compile(self, program: Program, arch: Arch) -> Compiled:
         """Compile CUDA C++ or assemble PTX.
@@ -143,14 +164,24 @@ class Toolchain:
             from preheat.toolchain import translate
 
         if program.language == "ptx":
-            return self._checked("ptx", translate.assemble(self.pool, program, arch))
+            return self._checked("nvJitLink", translate.assemble(self.pool, program, arch))
         if self.newest(arch) != arch:
             known = ", ".join(f"sm_{number}" for number in self.located.archs)
             title = self.version("cuda")
             raise InputError(f"{title} cannot compile for {arch}", hint=f"it supports {known}")
-        library = self._library("cuda").path
+        library = self._library("nvrtc").path
         roots = self.roots(program)
-        return self._checked("cuda", translate.compile_cuda(self.pool, library, program, arch, roots))
+        return self._checked("nvrtc", translate.compile_cuda(self.pool, library, program, arch, roots))
+
+    def link(self, program: LinkedProgram, arch: Arch, compiled: Mapping[int, Artifact]) -> Compiled:
+        """Link the parts of a program. `compiled` has the code of its CUDA C++ parts by their index.
+
+        Raises `LinkError` if the linker rejects the parts, `ToolchainError` if it fails itself.
+        """
+        with no_fork:
+            from preheat.toolchain import link
+
+        return self._checked("nvJitLink", link.link(self.pool, program, arch, compiled))
 
     def newest(self, arch: Arch) -> Arch | None:
         """Return `arch` if NVRTC supports it, else the newest earlier one that it does, or None."""
@@ -166,16 +197,15 @@ class Toolchain:
         with self._lock:
             self._located = locate(lambda: self.pool, self._memo_dir, fresh=True)
 
-    def _library(self, language: str) -> Library:
-        """Return the compiler of `language`. If it was missing before, look for it once more."""
-        name = _COMPILER[language]
+    def _library(self, name: str) -> Library:
+        """Return the compiler `name`. If it was missing before, look for it once more."""
         if name not in self.located.libraries and not self._looked_again:
             self.look_again()
         return self.located.library(name)
 
-    def _checked(self, language: str, compiled: Compiled) -> Compiled:
+    def _checked(self, name: str, compiled: Compiled) -> Compiled:
         """Return `compiled`, or raise if another build of the compiler made it than keys contain."""
-        library = self._library(language)
+        library = self._library(name)
         if compiled.build != library.build:
             raise ToolchainChangedError(
                 f"{library.title} is now build {compiled.build}, but keys contain {library.build}",
@@ -193,6 +223,13 @@ class Toolchain:
         """Forget the workers of the parent process, in a forked child."""
         if self._pool is not None:
             self._pool.after_fork()
+
+
+def _linked_program() -> type[LinkedProgram]:
+    with no_fork:
+        from preheat.linked_program import LinkedProgram  # Most processes link nothing.
+
+    return LinkedProgram
 
 
 @lru_cache(maxsize=8)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -30,6 +30,8 @@ __all__ = [
     "decode_states",
     "encode_states",
     "is_header_list",
+    "is_toolkit",
+    "joined",
     "mismatch",
     "pack_states",
 ]
@@ -41,6 +43,12 @@ Place = tuple[str, str]  # An include root and a name in it.
 
 #: The roots of the toolkit, as `worker.py` labels them.
 TOOLKIT = frozenset({"cuda", "cccl"})
+
+
+def is_toolkit(root: str) -> bool:
+    """Return whether an include root is one of the toolkit, for a program or a part of a link."""
+    return root.rpartition(".")[2] in TOOLKIT
+
 
 #: The beginning of the JSON part of a list of header states, whose keys are sorted.
 HEADER_LIST = b'{"meta":{"kind":"headers",'
@@ -76,6 +84,23 @@ class HeaderState:
         yield "roots", " ".join(self.roots).encode()
         for header in self.headers:
             yield f"file:{header.root}:{header.name}", header.digest.encode()
+
+
+def joined(states: Mapping[int, HeaderState], roots: Iterable[str]) -> HeaderState:
+    """Return the state of a link whose parts have these states, by their index.
+
+    `roots` are the labels of the include roots of all parts.
+    """
+
+    def named(index: int, root: str) -> str:
+        return root if root == ABSOLUTE else f"{index}.{root}"
+
+    headers: list[Header] = []
+    absent: list[Place] = []
+    for index, state in states.items():
+        headers += (header._replace(root=named(index, header.root)) for header in state.headers)
+        absent += ((named(index, root), name) for root, name in state.absent)
+    return HeaderState(tuple(headers), tuple(absent), tuple(roots))
 
 
 def pack_states(digest: str, label: str, states: Sequence[tuple[HeaderState, str]]) -> bytes:
@@ -155,7 +180,7 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
     for root, name, digest in state.headers:
         # With the same include roots, look where it was found: it may lie beside another header.
         same_root = root == ABSOLUTE or (tuple(roots) == state.roots and root in roots)
-        candidates = [root] if same_root else list(roots)
+        candidates = [root] if same_root else [each for each in roots if _part(each) == _part(root)]
         for candidate in candidates:
             path = _path(roots, candidate, name)
             if path is not None and os.path.isfile(path):
@@ -181,6 +206,11 @@ def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
         if hides:
             return f"a new {name} in {roots.get(root, root)} may hide a tracked header"
     return None
+
+
+def _part(root: str) -> str:
+    """Return the index of the part of a link that an include root belongs to, or an empty text."""
+    return root.rpartition(".")[0]
 
 
 def _path(roots: Mapping[str, str], root: str, name: str) -> str | None:

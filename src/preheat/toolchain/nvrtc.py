@@ -26,8 +26,9 @@ __all__ = [
 CANARY = "__nv_nvrtc_builtin_header.h"
 _SUCCESS = 0
 
-#: The result of NVRTC. `cubin` and `ptx` are empty if it failed. `lowered` has the mangled names.
-Compiled = namedtuple("Compiled", "status log cubin ptx lowered", defaults=(b"", b"", {}))
+#: The result of NVRTC. `cubin` and `ptx` are empty if it failed. `lowered` has the mangled names. With
+#: `-dlto` there is LTO-IR, and neither cubin nor PTX.
+Compiled = namedtuple("Compiled", "status log cubin ptx lowered ltoir", defaults=(b"", b"", {}, b""))
 
 _loaded: dict[str, ctypes.CDLL] = {}  # The library of this process, by path.
 
@@ -60,7 +61,7 @@ def compile_program(
     names: Sequence[str],
     headers: Mapping[str, bytes],
 ) -> Compiled:
-    """Compile one program to cubin and PTX."""
+    """Compile one program to cubin and PTX, or to LTO-IR with the option `-dlto`."""
     (nvrtc,) = _loaded.values()
     program = ctypes.c_void_p()
     result = nvrtc.nvrtcCreateProgram(
@@ -91,6 +92,8 @@ def compile_program(
             _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
             _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0"),
             _lowered(nvrtc, program, names),
+            # Without the option its size is that of an empty text.
+            _bytes(program, nvrtc.nvrtcGetLTOIRSize, nvrtc.nvrtcGetLTOIR),
         )
     except LookupError as unknown:
         return Compiled("NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID", f"{text}\n{unknown}".strip())

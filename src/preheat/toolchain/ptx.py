@@ -169,6 +169,8 @@ class Function:
     line: int
     body: str | None  # The text between the braces without comments; None for a declaration.
     body_line: int
+    start: int = 0  # Where its head begins in the text of the module.
+    end: int = 0  # Where it ends, with its closing brace or semicolon.
 
     @lazy
     def statements(self) -> tuple[Statement, ...]:
@@ -325,6 +327,8 @@ def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]
             line=line,
             body=body,
             body_line=bisect_left(breaks, body_start) + 1,
+            start=match.start(),
+            end=at,
         )
     outside.append((bisect_left(breaks, at) + 1, clean[at:]))
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from preheat.artifact import Header
+from preheat.locks import no_fork
 from preheat.program import Program
 
 __all__ = ["HEADER_DIRECTORY", "SOURCE_DIRECTORY", "own_texts", "sources_of"]
@@ -26,6 +27,8 @@ def sources_of(
     The result is empty for a program without debug information. It contains neither headers of the
     toolkit nor headers that have changed since the compile.
     """
+    if program.language == "cuda+link":
+        return _sources_of_parts(program, headers, roots, toolkit)
     if program.language != "cuda" or _OPTIONS.isdisjoint(program.options):
         return {}
     texts = own_texts(program)
@@ -37,8 +40,38 @@ def sources_of(
     return texts
 
 
+def _sources_of_parts(
+    program: Program,
+    headers: Iterable[Header],
+    roots: Mapping[str, str],
+    toolkit: Collection[str],
+) -> dict[str, str]:
+    """Return the texts of all parts. Their names are those that the parts have on their own."""
+    texts: dict[str, str] = {}
+    for index, part in _parts(program).items():
+        start = f"{index}."
+        of_part = [header for header in headers if header.root.startswith(start)]
+        own = [header._replace(root=header.root.removeprefix(start)) for header in of_part]
+        places = ((root, place) for root, place in roots.items() if root.startswith(start))
+        texts |= sources_of(
+            part, own, {root.removeprefix(start): place for root, place in places}, toolkit
+        )
+    return texts
+
+
+def _parts(program: Program) -> Mapping[int, Program]:
+    """Return the CUDA C++ parts of a linked program by their index."""
+    with no_fork:
+        from preheat.linked_program import LinkedProgram  # Most processes link nothing.
+
+    return program.sources if isinstance(program, LinkedProgram) else {}
+
+
 def own_texts(program: Program) -> dict[str, str]:
     """Return the texts of a program by their names in debug information."""
+    if program.language == "cuda+link":
+        found = map(own_texts, _parts(program).values())
+        return {name: text for texts in found for name, text in texts.items()}
     texts = {f"{SOURCE_DIRECTORY}/{program.label}": program.source}
     return texts | {f"{HEADER_DIRECTORY}/{name}": text for name, text in program.headers}
 

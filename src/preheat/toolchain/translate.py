@@ -20,12 +20,22 @@ from preheat.errors import (
     ToolchainError,
     UnknownEntryError,
 )
+from preheat.linked_program import RelocatableProgram
 from preheat.program import Program
 from preheat.toolchain import frames, lint, ptx, report, signature
 from preheat.toolchain.advice import advice
 from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["Compiled", "assemble", "assembler_target", "compile_cuda", "early_request", "parse_early"]
+__all__ = [
+    "Compiled",
+    "accepted",
+    "assemble",
+    "assembler_target",
+    "compile_cuda",
+    "early_request",
+    "parse_early",
+    "require_loadable",
+]
 
 #: The statuses with which a compiler rejects a program. Any other one is a failure of the compiler.
 _REJECTED = {
@@ -55,6 +65,7 @@ class Compiled:
     build: str  # Of the compiler that ran.
     opened: tuple[str, ...] | None
     templates: tuple[str, ...] = ()  # The kernel templates that the source declares.
+    parts_seconds: float = 0.0  # What the compiles of linked parts took, whenever that was.
 
 
 def compile_cuda(
@@ -105,7 +116,7 @@ def _request(
         "library": library,
         "label": program.label,
         "arch": str(arch),
-        "options": program.options,
+        "options": [*_form_options(program), *program.options],
         "names": [*program.names, *probes.values()],
         "roots": roots,
     }
@@ -113,6 +124,13 @@ def _request(
     blocks = {"source": source.encode()}
     blocks |= {f"header:{name}": text.encode() for name, text in program.headers}
     return message, blocks
+
+
+def _form_options(program: Program) -> tuple[str, ...]:
+    """Return the option that makes code for a linker, for a part of a link."""
+    if not isinstance(program, RelocatableProgram):
+        return ()
+    return ("-dlto",) if program.lto else ("-rdc=true",)
 
 
 def _nvrtc(
@@ -124,8 +142,10 @@ def _nvrtc(
     probes: Mapping[str, str],
 ) -> Compiled:
     reply, made = _traced(pool, *_request(library, program, arch, roots, probes))
-    log = _accepted(reply, program, arch, roots)
-    _require_loadable(program, made["cubin"])
+    log = accepted(reply, program, arch, roots)
+    if isinstance(program, RelocatableProgram):
+        return _relocatable(program, reply, made, log)
+    require_loadable(program, made["cubin"])
     demangled, lowered = reply["demangled"], reply["lowered"]
     signatures = {
         lowered.get(name, name): demangled.get(lowered[probe], "") for name, probe in probes.items()
@@ -138,6 +158,26 @@ def _nvrtc(
         ptx=made["ptx"],
         entries=signature.entry_points(module, demangled, signatures, report.resources(log)),
         names={name: lowered[name] for name in program.names},
+        log=text,
+        timing=timing,
+        seconds=reply["seconds"],
+        build=reply["build"],
+        opened=None if opened is None else tuple(opened),
+        templates=tuple(signature.declared(program)[1]),
+    )
+
+
+def _relocatable(
+    program: Program, reply: Mapping[str, Any], made: Mapping[str, bytes], log: str
+) -> Compiled:
+    """Return a compiled part of a link. Its `names` include the probes, which the link interprets."""
+    text, timing = report.split_timing(log)
+    opened = reply["opened"]
+    return Compiled(
+        cubin=made["cubin"],
+        ptx=made["ptx"],
+        entries=(),
+        names=reply["lowered"],
         log=text,
         timing=timing,
         seconds=reply["seconds"],
@@ -186,8 +226,8 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
         "options": program.options,
     }
     reply, made = pool.call(message, {"source": program.source.encode()})
-    log = _accepted(reply, program, arch, {})
-    _require_loadable(program, made["cubin"])
+    log = accepted(reply, program, arch, {})
+    require_loadable(program, made["cubin"])
     text, timing = report.split_timing(log)
     return Compiled(
         cubin=made["cubin"],
@@ -210,7 +250,7 @@ def assembler_target(module: ptx.Module, arch: Arch, label: str, *, strict: bool
     return target if target.suffix else arch
 
 
-def _require_loadable(program: Program, cubin: bytes) -> None:
+def require_loadable(program: Program, cubin: bytes) -> None:
     """Raise for code that no device can load, which some options of the assembler produce."""
     if cubin[:4] != b"\x7fELF" or struct.unpack_from("<H", cubin, 16)[0] != _EXECUTABLE:
         options = " ".join(program.options)
@@ -220,7 +260,7 @@ def _require_loadable(program: Program, cubin: bytes) -> None:
         )
 
 
-def _accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
+def accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapping[str, str]) -> str:
     """Return the log of a compile that succeeded, or raise the error of one that did not."""
     status, log = reply["status"], reply["log"]
     if status == "NOT_LOADED":

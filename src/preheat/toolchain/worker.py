@@ -138,7 +138,7 @@ def _nvjitlink_version(path: str) -> str:
 
 
 def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
-    """Compile CUDA C++ to cubin and PTX, and report every header that was opened."""
+    """Compile CUDA C++ to cubin and PTX, or to LTO-IR, and report every header that was opened."""
     if fault := _load(message["library"]):
         return fault, {}
     options = [f"--gpu-architecture={message['arch']}", *_NVRTC_OPTIONS]
@@ -181,7 +181,7 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
     answer["demangled"] = {name: text for name in symbols if (text := _demangle(name))}
     answer["build"] = _build("nvrtc")
-    return answer, {"cubin": done.cubin, "ptx": done.ptx}
+    return answer, {"cubin": done.cubin or done.ltoir, "ptx": done.ptx}
 
 
 def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
@@ -201,7 +201,44 @@ def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     }, {"cubin": done.cubin}
 
 
-_ANSWERS = {"locate": _locate, "describe": _describe, "cuda": _cuda, "ptx": _ptx}
+def _link(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
+    """Link parts to a cubin and, where some are LTO-IR, return the PTX that they were linked to.
+
+    The names of blocks are those of the parts, after an index.
+    """
+    from preheat.toolchain import nvjitlink
+
+    started = time.perf_counter()
+    options = [f"-arch={message['arch']}", *_NVJITLINK_OPTIONS, *message["options"]]
+    inputs = [
+        nvjitlink.Input(kind, label, blocks[f"{index}"])
+        for index, (kind, label) in enumerate(message["inputs"])
+    ]
+    done = nvjitlink.link(inputs, options)
+    symbols = {*message["symbols"], *(m.decode() for m in _ENTRY.findall(done.ptx))}
+    return {
+        "status": done.status,
+        "log": done.log,
+        "seconds": time.perf_counter() - started,
+        "demangled": {name: text for name in sorted(symbols) if (text := _demangle(name))},
+        "build": _build("nvJitLink"),
+    }, {"cubin": done.cubin, "ptx": done.ptx}
+
+
+def _demangled(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
+    """Return the C++ names of mangled names."""
+    del blocks
+    return {"names": {name: text for name in message["names"] if (text := _demangle(name))}}, {}
+
+
+_ANSWERS = {
+    "locate": _locate,
+    "describe": _describe,
+    "cuda": _cuda,
+    "ptx": _ptx,
+    "link": _link,
+    "demangle": _demangled,
+}
 
 
 @functools.cache

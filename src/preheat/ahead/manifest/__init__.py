@@ -19,6 +19,17 @@
     [program.headers]              # headers in memory are stored as `source` is
     "util.h" = "kernels.sources/….h"
 
+    [[link]]                       # programs that are linked into one
+    label = "app"                  # when it does not follow from the parts
+    lto = true                     # link-time optimisation
+    options = ["-O3"]              # of the linker
+    parts = [                      # each with the keys that describe a program
+        {file = "a.cu"},
+        {file = "b.cu", names = ["tk<float>"]},
+        {file = "lib.a", language = "library"},  # or cubin, ltoir, fatbin, object
+    ]
+                                   # entries, arch, seconds, asked and by as in a program
+
     [[foreign]]                    # what another library compiled
     kind = "triton"                # the name of the adapter
     name = "kernels:add"

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import AoT, Array, Comment, Null, Table, Whitespace
+from tomlkit.items import AoT, Array, Comment, InlineTable, Null, Table, Whitespace
 
 from preheat.ahead.manifest.reader import VERSION
 
 __all__ = ["Entry", "edited", "rendered"]
 
 _WIDTH = 100  # A list that does not fit on a line of this width gets one line for each item.
-_KINDS = ("program", "foreign", "graph")  # in the order of a new file
+_KINDS = ("program", "link", "foreign", "graph")  # in the order of a new file
 _UNORDERED = ("entries", "arch", "by")  # lists whose order has no meaning
 _INTRO = """\
 # The kernels an application needs; `preheat bake` compiles them.
@@ -200,8 +200,9 @@ def _literal(text: str) -> str:
     return tomlkit.string(text, literal=True) if plain else text
 
 
-def _assign_list(table: Table, key: str, values: list[str]) -> None:
+def _assign_list(table: Table, key: str, values: list[Any]) -> None:
     old = table.get(key)
+    values = [_inline_table(value) if isinstance(value, Mapping) else value for value in values]
     if old is not None and _in_order(key, old) == _in_order(key, values):
         return
     if isinstance(old, Array) and "#" in old.as_string():
@@ -217,7 +218,16 @@ def _assign_list(table: Table, key: str, values: list[str]) -> None:
     table[key] = new.multiline(len(f"{key} = {new.as_string()}") > _WIDTH)
 
 
-def _in_order(key: str, values: Iterable[str]) -> list[str]:
+def _inline_table(row: Mapping[str, Any]) -> InlineTable:
+    """Return a table as TOML has it inside a list."""
+    table = tomlkit.inline_table()
+    for key, value in row.items():
+        inner = _inline_table(value) if isinstance(value, Mapping) else value
+        table.append(key, list(value) if isinstance(value, tuple) else inner)
+    return table
+
+
+def _in_order(key: str, values: Iterable[Any]) -> list[Any]:
     return sorted(values) if key in _UNORDERED else list(values)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from preheat.arch import Arch
 from preheat.errors import InputError
+from preheat.linked_program import LinkedProgram
 from preheat.portable_paths import format_spellings
 from preheat.program import Program
 
@@ -69,20 +70,14 @@ class ManifestProgram:
         """
         p = self.program
         directories = p.include if p.may_include else ()
-        text = (p.label, p.language, p.source, p.options, p.headers, p.names)
+        content = p.content if isinstance(p, LinkedProgram) else p.source
+        text = (p.label, p.language, content, p.options, p.headers, p.names)
         return *text, p.include_spellings, directories
 
     def merged(self, other: ManifestProgram) -> ManifestProgram:
         """Return the union of two entries of equal identity."""
-        mine, theirs = self.program, other.program
-        directories = tuple(dict.fromkeys((*mine.include, *theirs.include)))
         return ManifestProgram(
-            replace(
-                mine,
-                include=mine.include if mine.may_include else directories,
-                path=mine.path or theirs.path,
-                spellings=(*mine.spellings, *theirs.spellings),
-            ),
+            _merged_programs(self.program, other.program),
             archs=tuple(sorted({*self.archs, *other.archs})),
             entries=tuple(sorted({*self.entries, *other.entries})),
             seconds=max(self.seconds, other.seconds),
@@ -90,6 +85,19 @@ class ManifestProgram:
             callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
             changed=self.changed or other.changed,
         )
+
+
+def _merged_programs(mine: Program, theirs: Program) -> Program:
+    """Return one of two programs of equal identity, with what is known of either."""
+    if isinstance(mine, LinkedProgram):
+        return mine
+    directories = tuple(dict.fromkeys((*mine.include, *theirs.include)))
+    return replace(
+        mine,
+        include=mine.include if mine.may_include else directories,
+        path=mine.path or theirs.path,
+        spellings=(*mine.spellings, *theirs.spellings),
+    )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from preheat.arch import Arch
 from preheat.cache.bundle import MAGIC
 from preheat.errors import InputError, did_you_mean
 from preheat.files import read_whole
+from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
 from preheat.portable_paths import is_spelling, spelled_in_manifest
 from preheat.program import Program
 
@@ -63,24 +64,39 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "a table from name to file": lambda v: isinstance(v, dict) and _is_list([*v.values()], str),
     "a whole number": lambda v: type(v) is int and v >= 0,
     "a number of seconds": lambda v: type(v) in (int, float) and 0 <= v < 1e9,
+    "true or false": lambda v: isinstance(v, bool),
+    "a list of tables": lambda v: _is_list(v, dict),
     "written as [[program]]": lambda v: _is_list(v, dict),
+    "written as [[link]]": lambda v: _is_list(v, dict),
     "written as [[foreign]]": lambda v: _is_list(v, dict),
     "written as [[graph]]": lambda v: _is_list(v, dict),
 }
 _TOP = {
     "version": "a whole number",
     "program": "written as [[program]]",
+    "link": "written as [[link]]",
     "foreign": "written as [[foreign]]",
     "graph": "written as [[graph]]",
 }
+# What describes a program: in a [[program]] of its own, or as one of the `parts` of a [[link]].
+_SOURCE = {
+    **dict.fromkeys(("label", "file", "source", "sha256", "language"), "text"),
+    **dict.fromkeys(("options", "include", "spelled", "names"), "a list of texts"),
+    "headers": "a table from name to file",
+}
+_OBSERVED = {
+    **dict.fromkeys(("entries", "arch", "by"), "a list of texts"),
+    "seconds": "a number of seconds",
+    "asked": "a whole number",
+}
 _TABLES = {
-    "program": {
-        **dict.fromkeys(("label", "file", "source", "sha256", "language"), "text"),
-        **dict.fromkeys(("options", "include", "spelled", "names"), "a list of texts"),
-        **dict.fromkeys(("entries", "arch", "by"), "a list of texts"),
-        "headers": "a table from name to file",
-        "seconds": "a number of seconds",
-        "asked": "a whole number",
+    "program": {**_SOURCE, **_OBSERVED},
+    "link": {
+        "label": "text",
+        "lto": "true or false",
+        "options": "a list of texts",
+        "parts": "a list of tables",
+        **_OBSERVED,
     },
     "foreign": {
         **dict.fromkeys(("kind", "name", "root", "request", "recorded", "coverage"), "text"),
@@ -93,7 +109,7 @@ _TABLES = {
 
 
 class _Table(NamedTuple):
-    """One [[program]], [[foreign]] or [[graph]] of the file."""
+    """One [[program]], [[link]], [[foreign]] or [[graph]] of the file."""
 
     kind: str
     number: int  # among the tables of its kind, from 0
@@ -120,13 +136,19 @@ class Reader:
     ) -> tuple[list[ManifestProgram | UnreadableProgram], list[ForeignProgram], list[GraphKeys]]:
         """Return the programs, the requests of other libraries and the graphs in the order of the file.
 
-        A wrong key or value is an error. A program whose source cannot be read is returned as
-        `UnreadableProgram`.
+        Linked programs come after the others. A wrong key or value is an error. A program whose source
+        cannot be read is returned as `UnreadableProgram`.
         """
         top = self._top()
         graphs = [self._graph(table) for table in self._tables(top, "graph")]
         foreign = [self._foreign(table) for table in self._tables(top, "foreign")]
-        return [self._item(table) for table in self._tables(top, "program")], foreign, graphs
+        programs = [self._item(table) for table in self._tables(top, "program")]
+        programs += [self._link(table) for table in self._tables(top, "link")]
+        return programs, foreign, graphs
+
+    def count(self, kind: str) -> int:
+        """Return the number of tables of a kind."""
+        return len(self._top().get(kind, ()))
 
     def _top(self) -> dict[str, Any]:
         """Parse the file and check its version and its top-level keys."""
@@ -206,11 +228,40 @@ class Reader:
         )
 
     def _item(self, table: _Table) -> ManifestProgram | UnreadableProgram:
+        self._check_origin(table, table.values)
+
+        def read() -> tuple[Program, bool]:
+            program = self._program(table.values)
+            return program, _has_changed(program, table.values)
+
+        return self._read_item(table, read)
+
+    def _link(self, table: _Table) -> ManifestProgram | UnreadableProgram:
+        rows: list[Mapping[str, Any]] = table.values.get("parts", [])
+        if not rows:
+            hint = 'such as parts = [{file = "a.cu"}, {file = "b.cu"}]'
+            raise self._error("a [[link]] needs parts", table, hint=hint)
+        for row in rows:
+            self._check(row, _SOURCE, table)
+            self._check_origin(table, row)
+
+        def read() -> tuple[Program, bool]:
+            parts = [self._part(row) for row in rows]
+            values = table.values
+            given = {key: values[key] for key in ("label", "lto", "options") if key in values}
+            changed = any(map(_has_changed, parts, rows))
+            return LinkedProgram.of(parts, **given), changed
+
+        return self._read_item(table, read)
+
+    def _read_item(
+        self, table: _Table, read: Callable[[], tuple[Program, bool]]
+    ) -> ManifestProgram | UnreadableProgram:
+        """Return the program that `read` returns, and whether one of its files has changed."""
         archs = self._archs(table)
-        self._check_origin(table)
         values = table.values
         try:
-            program = self._program(values)
+            program, changed = read()
         except InputError as error:
             message = f"{error} ({self._location(table)})"
             return UnreadableProgram(table.title, InputError(message, hint=error.hint))
@@ -221,7 +272,7 @@ class Reader:
             seconds=float(values.get("seconds", 0)),
             asked=values.get("asked", 0),
             callers=tuple(values.get("by", ())),
-            changed=not sha256(program.source).startswith(values.get("sha256", "").lower()),
+            changed=changed,
         )
 
     def _archs(self, table: _Table) -> tuple[Arch, ...]:
@@ -230,8 +281,8 @@ class Reader:
         except InputError as bad:
             raise self._error(str(bad), table, "arch", hint=bad.hint) from None
 
-    def _check_origin(self, table: _Table) -> None:
-        given = [key for key in ("file", "source") if key in table.values]
+    def _check_origin(self, table: _Table, values: Mapping[str, Any]) -> None:
+        given = [key for key in ("file", "source") if key in values]
         if len(given) != 1:
             wrong = "has both `file` and `source`" if given else "has neither `file` nor `source`"
             raise self._error(
@@ -240,6 +291,19 @@ class Reader:
                 "source",
                 hint="name one of them: the file with the source",
             )
+
+    def _part(self, values: Mapping[str, Any]) -> Program | BinaryPart:
+        """Read one part of a [[link]]. A part whose language is a kind of compiled file is one."""
+        language = values.get("language", "")
+        if language not in KINDS:
+            return self._program(values)
+        stored = values.get("source")
+        path = self._resolve(stored or values["file"])
+        part = BinaryPart.from_file(path, kind=language, label=values.get("label"))
+        if stored is None:
+            return part
+        self._check_digest(stored, part.digest, values.get("sha256", ""))
+        return replace(part, path=None)
 
     def _program(self, values: Mapping[str, Any]) -> Program:
         """Read the program that a table describes."""
@@ -269,15 +333,18 @@ class Reader:
     def _read_stored(self, path: str, expected: str = "") -> str:
         """Read a text that is stored under its digest, and verify the digest."""
         text = _read_text(self._resolve(path))
+        self._check_digest(path, sha256(text), expected)
+        return text
+
+    @staticmethod
+    def _check_digest(path: str, digest: str, expected: str) -> None:
         name = Path(path).stem
-        digest = sha256(text)
         named = len(name) >= DIGEST_DIGITS and digest.startswith(name)
         if not named or not digest.startswith(expected.lower()):
             raise InputError(
                 f"{printable(path)} does not match its digest: SHA-256 {digest[:DIGEST_DIGITS]}…",
                 hint="record again; a text that you edit belongs in `file` or `include`",
             )
-        return text
 
     def _error(
         self,
@@ -311,6 +378,12 @@ def _spellings(values: Mapping[str, Any]) -> list[str]:
         hint = "such as {file}/include, {cwd}/include, {caller}/include, {packages}/x/include or /opt/x"
         raise InputError(f"spelled has {bad[0]!r}, which is not a spelling of a directory", hint=hint)
     return spelled
+
+
+def _has_changed(part: Program | BinaryPart, values: Mapping[str, Any]) -> bool:
+    """Return whether the file of a program or part is no longer the recorded one."""
+    digest = part.digest if isinstance(part, BinaryPart) else sha256(part.source)
+    return not digest.startswith(values.get("sha256", "").lower())
 
 
 _HEADER = re.compile(r"^[ \t]*(\[\[?)[ \t]*([\w-]+)", re.M)

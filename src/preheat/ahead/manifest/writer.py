@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from preheat.ahead.manifest.items import COVERAGES, ForeignProgram, GraphKeys, ManifestProgram
+from preheat.ahead.manifest.items import (
+    COVERAGES,
+    ForeignProgram,
+    GraphKeys,
+    ManifestProgram,
+    UnreadableProgram,
+)
 from preheat.ahead.manifest.reader import DIGEST_DIGITS, Reader, language_of, sha256
 from preheat.cache.publish import publish
 from preheat.errors import InputError
 from preheat.files import read_whole
+from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
 from preheat.locks import no_fork
 from preheat.portable_paths import FILE, spelled_in_manifest
 from preheat.program import Program
+
+if TYPE_CHECKING:  # Imported when a manifest is written.
+    from preheat.ahead.manifest.document import Entry
 
 __all__ = ["write_manifest"]
 
@@ -32,7 +43,7 @@ def write_manifest(
         from preheat.ahead.manifest import document
 
     writer = _Writer(path)
-    entries = [document.Entry("program", item.identity, writer.program(item)) for item in programs]
+    entries = [writer.entry(item) for item in programs]
     entries += [document.Entry("foreign", item.identity, writer.foreign(item)) for item in foreign]
     entries += [
         document.Entry("graph", name, {"name": name, "keys": list(keys)}) for name, keys in graphs
@@ -52,12 +63,20 @@ def _existing(path: str | os.PathLike[str]) -> tuple[str, dict[str, list[Any]]] 
         items, foreign, graphs = reader.read()
     except InputError:
         return None
-    programs = [item.identity if isinstance(item, ManifestProgram) else None for item in items]
     return reader.text, {
-        "program": programs,
+        **_identities(reader, items),
         "foreign": [item.identity for item in foreign],
         "graph": [graph.name for graph in graphs],
     }
+
+
+def _identities(
+    reader: Reader, items: Sequence[ManifestProgram | UnreadableProgram]
+) -> dict[str, list[Any]]:
+    """Return the identities of [[program]] and [[link]] tables; None for one that cannot be read."""
+    found = [item.identity if isinstance(item, ManifestProgram) else None for item in items]
+    own = reader.count("program")
+    return {"program": found[:own], "link": found[own:]}
 
 
 class _Writer:
@@ -68,23 +87,57 @@ class _Writer:
         self.directory = os.path.dirname(self.path)
         self.sources = f"{Path(self.path).stem}.sources"
 
-    def program(self, item: ManifestProgram) -> dict[str, Any]:
-        """Store the generated texts of a program and return its row, without values that follow."""
+    def entry(self, item: ManifestProgram) -> Entry:
+        """Return the table of a program: a [[link]] for one that is linked, and else a [[program]]."""
+        from preheat.ahead.manifest.document import Entry
+
+        observed = {
+            "entries": item.entries,
+            "arch": [str(arch) for arch in item.archs],
+            "seconds": round(item.seconds, 3),
+            "asked": item.asked,
+            "by": [caller.encode(errors="backslashreplace").decode() for caller in item.callers],
+        }
         program = item.program
+        if isinstance(program, LinkedProgram):
+            return Entry("link", item.identity, _without_defaults({**self._link(program), **observed}))
+        own = self._source(program)
+        headers = {"headers": own.pop("headers", {})}  # TOML has a table after the values.
+        return Entry("program", item.identity, _without_defaults({**own, **observed, **headers}))
+
+    def _link(self, program: LinkedProgram) -> dict[str, Any]:
+        derived = LinkedProgram.of(program.parts, lto=program.lto).label
+        return {
+            "label": program.label if program.label != derived else "",
+            "lto": program.lto,
+            "options": program.options,
+            "parts": [
+                self._binary(part) if isinstance(part, BinaryPart) else self._source(part)
+                for part in program.parts
+            ],
+        }
+
+    def _source(self, program: Program) -> dict[str, Any]:
+        """Store the generated texts of a program and return what describes it, without defaults."""
         origin, include = self._origin(program)
         row = {
             **origin,
             "options": program.options,
             **self._directories(program, include, origin.get("file")),
             "names": program.names,
-            "entries": item.entries,
-            "arch": [str(arch) for arch in item.archs],
-            "seconds": round(item.seconds, 3),
-            "asked": item.asked,
-            "by": [caller.encode(errors="backslashreplace").decode() for caller in item.callers],
-            "headers": {name: self._store(text, ".h") for name, text in program.headers},
+            "headers": {name: self._store(text.encode(), ".h") for name, text in program.headers},
         }
-        return {key: value for key, value in row.items() if value}
+        return _without_defaults(row)
+
+    def _binary(self, part: BinaryPart) -> dict[str, Any]:
+        """Store a compiled part unless its file can be named, and return what describes it."""
+        path = part.path
+        if path is None or self._is_elsewhere(path) or not _holds(path, part.data):
+            stored = self._store(part.data, KINDS[part.kind][0])
+            return {"label": part.label, "source": stored, "language": part.kind}
+        label = part.label if part.label != os.path.basename(path) else ""
+        row = {"label": label, "file": self._relative(path), "sha256": part.digest}
+        return _without_defaults({**row, "language": part.kind})
 
     def foreign(self, item: ForeignProgram) -> dict[str, Any]:
         """Return the row of a request of another library, without values that follow."""
@@ -110,7 +163,8 @@ class _Writer:
             suffix = ".ptx" if language == "ptx" else ".cu"
             unneeded = path is not None and self._is_elsewhere(path) and not program.may_include
             include = () if unneeded else program.include
-            return {"label": label, "source": self._store(program.source, suffix)}, include
+            stored = self._store(program.source.encode(), suffix)
+            return {"label": label, "source": stored}, include
         origin = {
             "label": label if label != os.path.basename(path) else "",
             "file": self._relative(path),
@@ -134,11 +188,11 @@ class _Writer:
         if self._is_elsewhere(path):
             return False
         try:
-            as_is = read_whole(path) == program.source.encode()
             self._relative(path).encode()  # A file name need not be text.
-        except (OSError, UnicodeEncodeError):
+        except UnicodeEncodeError:
             return False
-        return as_is and program.spellings[:1] == ((os.path.dirname(path), FILE),)
+        found_first = program.spellings[:1] == ((os.path.dirname(path), FILE),)
+        return found_first and _holds(path, program.source.encode())
 
     def _is_elsewhere(self, path: str) -> bool:
         """Return True for a file that a bake on another machine would not find.
@@ -158,11 +212,23 @@ class _Writer:
         near = os.path.commonpath((self.directory, real)) != os.path.sep
         return os.path.relpath(real, self.directory) if near else path
 
-    def _store(self, text: str, suffix: str) -> str:
-        """Store a text under its digest, and return its path relative to the manifest."""
-        name = f"{self.sources}/{sha256(text)[:DIGEST_DIGITS]}{suffix}"
-        _publish(os.path.join(self.directory, name), text.encode())
+    def _store(self, data: bytes, suffix: str) -> str:
+        """Store a text or a compiled part under its digest, and return its path in the manifest."""
+        name = f"{self.sources}/{hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]}{suffix}"
+        _publish(os.path.join(self.directory, name), data)
         return name
+
+
+def _without_defaults(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if value}
+
+
+def _holds(path: str, data: bytes) -> bool:
+    """Return whether a file can be read and has this content."""
+    try:
+        return read_whole(path) == data
+    except OSError:
+        return False
 
 
 def _publish(path: str, blob: bytes) -> None:
