@@ -8,6 +8,8 @@ READY := $(VENV)/.ready
 TESTING := $(VENV)/.testing
 # The oldest and the newest version of Triton that the adapter knows; of a minor version, the last patch.
 TRITONS := 3.6.0 3.9
+# The oldest and the newest version of CuPy that the adapter knows.
+CUPYS := 14.1.0 14.2.0
 # The tests of launches, captures and replays, which also run without the native core.
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering streams)
@@ -42,6 +44,12 @@ $(TESTING): $(READY) pyproject.toml
 	$(PIP) install --no-deps --target .triton/$* 'triton==$*.*'
 	@touch $@
 
+# CuPy alone: the compilers and headers that it needs are installed for preheat.
+.cupy/%.installed: | $(TESTING)
+	rm -rf .cupy/$*
+	$(PIP) install --no-deps --target .cupy/$* 'cupy-cuda13x==$*'
+	@touch $@
+
 demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked, sealed
 	$(BIN)/preheat demo
 
@@ -55,9 +63,12 @@ test-python: $(TESTING)
 test-without-native: $(TESTING)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
 
-test-adapters: $(TESTING) $(TRITONS:%=.triton/%.installed)    ## the tests of adapters with each version of Triton
+test-adapters: $(TESTING) $(TRITONS:%=.triton/%.installed) $(CUPYS:%=.cupy/%.installed)    ## the tests of adapters with each version of Triton and CuPy
 	for version in $(TRITONS); do \
 		PYTHONPATH=$(CURDIR)/.triton/$$version $(PYTEST) tests/adapters || exit 1; \
+	done
+	for version in $(CUPYS); do \
+		PYTHONPATH=$(CURDIR)/.cupy/$$version $(PYTEST) tests/adapters/test_cupy*.py || exit 1; \
 	done
 
 # The sanitizer stops at undefined behaviour. With -O0, every reference is where a debugger expects it.
@@ -117,4 +128,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .carry .triton .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so
+	rm -rf $(VENV) .carry .triton .cupy .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so

@@ -108,9 +108,11 @@ def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 
 
 # The snippets of guides follow from one another: see test_guides.py. Pages on Triton run where it is
-# installed: see tests/adapters/triton/test_documents.py.
+# installed: see tests/adapters/triton/test_documents.py. Pages for those who come from another library
+# have tests of their own: see tests/adapters/test_*_guide.py.
 TRITON_PAGES = (ROOT / "docs" / "adapters.md", ROOT / "docs" / "guides" / "triton.md")
-ALONE = [s for s in ALL if s.page.parent.name != "guides" and s.page not in TRITON_PAGES]
+GUIDES = ("guides", "coming-from")
+ALONE = [s for s in ALL if s.page.parent.name not in GUIDES and s.page not in TRITON_PAGES]
 
 
 @pytest.mark.parametrize("snippet", [s for s in ALONE if s.kind == "python"], ids=str)

@@ -26,6 +26,7 @@ __all__ = ["adapter", "install", "installed", "known"]
 _ADAPTERS = {
     "triton": ("preheat.adapters.triton.adapter", "TritonAdapter"),
     "inductor": ("preheat.adapters.inductor", "InductorAdapter"),
+    "cupy": ("preheat.adapters.cupy.adapter", "CupyAdapter"),
 }
 
 _lock = Lock()

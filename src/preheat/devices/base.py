@@ -107,6 +107,7 @@ class Attributes(NamedTuple):
     dynamic_shared: int  # maximum of one launch
     #: The cluster that `__cluster_dims__` fixes; zeros when every launch must give one.
     cluster: Dim3 | None = None
+    cache_mode_ca: int = 0  # 1 for code that was assembled with --dlcm=ca
 
 
 class Bounds(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from preheat.artifact import Artifact
@@ -157,7 +157,10 @@ class Call(ABC):
         return arguments
 
     def _value(self, param: ParamSpec, given: Any, stream: int, arguments: LaunchArguments) -> Any:
-        tensor = given.array if isinstance(given, Strided) else given
+        tensor = given
+        if isinstance(given, Strided):
+            tensor = given.array
+            param = replace(param, dtypes=None) if given.any_dtype else param
         if param.pointer and isinstance(tensor, Array):
             return self._own(param, tensor)
         if param.pointer and (kind := tensor_kind(tensor)) is not None:

@@ -30,9 +30,13 @@ class Pointer(NamedTuple):
 
 
 class Strided(NamedTuple):
-    """A tensor that is passed although it is not contiguous: see `strided`."""
+    """A tensor that is passed although it is not contiguous: see `strided`.
+
+    With `any_dtype`, its elements need not have the type that the parameter points at.
+    """
 
     array: Any
+    any_dtype: bool = False
 
 
 def strided(array: Any) -> Strided:

@@ -113,6 +113,7 @@ class CudaFunction:
                 ptx_version=get("PTX_VERSION"),
                 dynamic_shared=self._most_dynamic_shared,
                 cluster=cluster,
+                cache_mode_ca=get("CACHE_MODE_CA"),
             )
 
     @property

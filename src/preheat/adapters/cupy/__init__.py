@@ -1,0 +1,23 @@
+"""CuPy: its compiles on the store of preheat, and its `RawKernel` and `RawModule` on preheat.
+
+    from preheat.adapters.cupy import RawKernel, RawModule        # instead of: from cupy import …
+
+Importing this package does not import CuPy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from preheat.adapters.cupy.raw import RawKernel, RawModule
+
+__all__ = ["RawKernel", "RawModule"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the classes when they are first used: the adapter alone does not need them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("preheat.adapters.cupy.raw"), name)

@@ -1,0 +1,53 @@
+"""Errors of raw kernels: those of preheat, which are CuPy's as well where CuPy is imported.
+
+A program that catches `cupy.cuda.compiler.CompileException` or `cupy.cuda.driver.CUDADriverError` keeps
+working. Without CuPy, the errors are those of preheat alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from preheat.errors import CompileError, DriverError, InputError, UnknownEntryError
+
+__all__ = ["MissingFileError", "compile_errors", "load_errors"]
+
+
+@contextmanager
+def compile_errors(source: str, *, jitify: bool) -> Iterator[None]:
+    """Raise a failed compile as CuPy's `CompileException`, too, and as its error of Jitify."""
+    try:
+        yield
+    except (CompileError, UnknownEntryError) as error:
+        kinds = _cupy_kinds()
+        if kinds is None:
+            raise
+        raise kinds.compile_error(error, source, jitify=jitify) from None
+
+
+@contextmanager
+def load_errors() -> Iterator[None]:
+    """Raise a missing file or kernel, and an error of the driver, as CuPy's `CUDADriverError`, too."""
+    try:
+        yield
+    except (MissingFileError, UnknownEntryError, DriverError) as error:
+        kinds = _cupy_kinds()
+        if kinds is None:
+            raise
+        raise kinds.driver_error(error) from None
+
+
+class MissingFileError(InputError):
+    """A compiled file does not exist."""
+
+
+def _cupy_kinds() -> Any:
+    """Return the module with the combined classes; None where the program has not imported CuPy."""
+    if "cupy" not in sys.modules:
+        return None
+    from preheat.adapters.cupy import cupy_errors
+
+    return cupy_errors
