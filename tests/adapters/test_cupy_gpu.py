@@ -146,6 +146,16 @@ def test_complex_functions_are_translated(cp: Any) -> None:
     assert out.tolist() == (a + (2 + 3j)).tolist()
 
 
+def test_a_kernel_launches_a_kernel(cp: Any) -> None:
+    code = """
+    extern "C" __global__ void child(float* x) { x[threadIdx.x] = 1; }
+    extern "C" __global__ void parent(float* x, int n) { child<<<1, n>>>(x + threadIdx.x * n); }
+    """
+    x = cp.zeros(32, "float32")
+    RawKernel(code, "parent", ("-dc",))((1,), (4,), (x, 8))
+    assert x.tolist() == [1.0] * 32
+
+
 # The adapter
 
 PROGRAM = """

@@ -19,6 +19,7 @@ from preheat.adapters.cupy import RawKernel, RawModule, place
 from preheat.build.builder import Builder
 from preheat.config import Config, SealMode
 from preheat.errors import CompileError, InputError, LaunchError, SealedError, UnknownEntryError
+from preheat.link_errors import LinkError
 
 SOURCE = r"""
 struct Pair { int first; float second; };
@@ -353,6 +354,22 @@ def test_a_program_that_does_not_compile_says_why(gpu: Gpu) -> None:
     del gpu
     with pytest.raises(CompileError, match="expected a"):
         RawKernel('extern "C" __global__ void broken() {', "broken").compile()
+
+
+@pytest.mark.parametrize("option", ["-dc", "--device-c", "-rdc=true"])
+def test_code_is_linked_with_the_device_runtime(gpu: Gpu, tmp_path: Path, option: str) -> None:
+    code = 'extern "C" __device__ int f(); extern "C" __global__ void k(int* x) { *x = f(); }'
+    with pytest.raises(InputError, match=r"needs libcudadevrt\.a"):
+        RawKernel(code, "k", (option,)).compile()
+    (tmp_path / "include").mkdir()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libcudadevrt.a").write_bytes(b"!<arch>\n")
+    with pytest.raises(LinkError, match="f"):
+        RawKernel(code, "k", (option, f"-I{tmp_path}/include")).compile()
+    defined = code + ' extern "C" __device__ int f() { return 5; }'
+    out = gpu.zeros(1, "int32")
+    RawKernel(defined, "k", (option, f"-I{tmp_path}/include"))((1,), (1,), (out,))
+    assert out.numpy().tolist() == [5]
 
 
 def test_complex_translation_needs_cupy(gpu: Gpu) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from preheat.adapters.cupy.errors import MissingFileError, compile_errors, load_errors
 from preheat.errors import InputError
 from preheat.gpu import Gpu
+from preheat.linked_program import BinaryPart, LinkedProgram
 from preheat.program import Program
 from preheat.runtime.kernel import Kernel, Module
 
@@ -22,6 +24,9 @@ _DEVICE = "--device-as-default-execution-space"
 _CUCOMPLEX = re.compile(r"^\s*#\s*include\s*<\s*cuComplex\.h\s*>.*$", re.M)
 _BRIDGE = "cupy/cuComplex_bridge.h"
 _COMPILED = (b"\x7fELF", b"\x50\xed\x55\xba")  # the first bytes of a cubin and of a fatbin
+# Options for code that is linked with the device runtime, so that kernels can launch kernels.
+_RDC = ("--device-c", "-dc", "-rdc=true", "--relocatable-device-code=true")
+_DEVICE_RUNTIME = "libcudadevrt.a"
 # Jitify has headers of the C++ standard library. Here those of libcu++ take their place.
 _STD_HEADERS = ("cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")
 
@@ -42,13 +47,15 @@ class RawSource:
         if self.path is not None:
             with load_errors():
                 return gpu.module(_read(self.path))
+        options = _assembled(tuple(each for each in self.options if each not in _RDC))
         with compile_errors(self.code or "", jitify=self.jitify):
-            return gpu.module(
+            program = Program.of(
                 self._text(),
-                options=_assembled(self.options),
+                options=options,
                 names=self.names,
                 headers=_std_headers() if self.jitify else None,
             )
+            return gpu.module(_linked(program) if {*_RDC} & {*self.options} else program)
 
     def kernel(self, gpu: Gpu, name: str) -> Kernel:
         """Return a kernel of the module."""
@@ -84,6 +91,19 @@ def _assembled(options: tuple[str, ...]) -> tuple[str, ...]:
     if not given & {_DEVICE.lstrip("-"), "default-device"}:
         options = (*options, _DEVICE)
     return options
+
+
+def _linked(program: Program) -> LinkedProgram:
+    """Return a program that is linked with the device runtime of CUDA, as CuPy links it."""
+    for directory in program.include:
+        for name in ("lib64", "lib"):
+            path = os.path.join(os.path.dirname(directory), name, _DEVICE_RUNTIME)
+            if os.path.isfile(path):
+                return LinkedProgram.of([program, BinaryPart.from_file(path)], label=program.label)
+    raise InputError(
+        f"linked code needs {_DEVICE_RUNTIME}, which is in no directory beside the CUDA headers",
+        hint="pip install nvidia-cuda-runtime, and import cupy before",
+    )
 
 
 def _core() -> Any:
