@@ -10,6 +10,8 @@ TESTING := $(VENV)/.testing
 TRITONS := 3.6.0 3.9
 # The oldest and the newest version of CuPy that the adapter knows.
 CUPYS := 14.1.0 14.2.0
+# The version of torch of which pip is asked for a build without CUDA.
+TORCH := 2.13.0
 # The tests of launches, captures and replays, which also run without the native core.
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering streams)
@@ -20,7 +22,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -70,6 +72,13 @@ test-adapters: $(TESTING) $(TRITONS:%=.triton/%.installed) $(CUPYS:%=.cupy/%.ins
 	for version in $(CUPYS); do \
 		PYTHONPATH=$(CURDIR)/.cupy/$$version $(PYTEST) tests/adapters/test_cupy*.py || exit 1; \
 	done
+
+# Only a build without CUDA is installed: the others take gigabytes. The index of Python has none, so
+# pip must be told of one that has, for example by PIP_EXTRA_INDEX_URL. Without it the tests are skipped.
+test-torch: $(TESTING)    ## the tests of the adapter for torch with a CPU build of it, where pip finds one
+	test -d .torch/$(TORCH)/torch || $(PIP) install --only-binary=:all: --target .torch/$(TORCH) 'torch==$(TORCH)+cpu' \
+		|| echo "skipped: pip finds no CPU build of torch $(TORCH) for this Python"
+	PYTHONPATH=$(CURDIR)/.torch/$(TORCH) $(PYTEST) tests/adapters/torch tests/adapters/test_torch.py
 
 # The sanitizer stops at undefined behaviour. With -O0, every reference is where a debugger expects it.
 DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined
@@ -128,4 +137,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .carry .triton .cupy .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so
+	rm -rf $(VENV) .carry .triton .cupy .torch .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so

@@ -46,6 +46,24 @@ def test_an_installed_package_counts_as_the_program(
     assert ask(caller) == "ask.py:2"
 
 
+def test_an_excluded_library_does_not_count_as_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "theirs"
+    library.mkdir()
+    (library / "ask_for.py").write_text("def ask_for(whom):\n    return whom()\n")
+    monkeypatch.syspath_prepend(library)
+    from ask_for import ask_for  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(callsite, "_libraries", [])
+    assert ask_for(caller) == "ask_for.py:2"
+    callsite.exclude_library(f"{library}/")
+    callsite.exclude_library(f"{library}/")
+    line = sys._getframe().f_lineno + 1
+    assert ask_for(caller) == f"test_callsite.py:{line}"
+    assert callsite._libraries == [f"{library}/"]
+
+
 def test_a_thread_that_began_inside_has_no_line() -> None:
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(caller).result() == "?"

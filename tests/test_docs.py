@@ -107,12 +107,11 @@ def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return tmp_path, env
 
 
-# The snippets of guides follow from one another: see test_guides.py. Pages on Triton run where it is
-# installed: see tests/adapters/triton/test_documents.py. Pages for those who come from another library
-# have tests of their own: see tests/adapters/test_*_guide.py.
+# The snippets of guides follow from one another: see test_guides.py. Pages on other libraries run where
+# these are installed: see tests/adapters/*/test_documents.py.
 TRITON_PAGES = (ROOT / "docs" / "adapters.md", ROOT / "docs" / "guides" / "triton.md")
-GUIDES = ("guides", "coming-from")
-ALONE = [s for s in ALL if s.page.parent.name not in GUIDES and s.page not in TRITON_PAGES]
+GUIDES = ROOT / "docs" / "guides"
+ALONE = [s for s in ALL if GUIDES not in s.page.parents and s.page not in TRITON_PAGES]
 
 
 @pytest.mark.parametrize("snippet", [s for s in ALONE if s.kind == "python"], ids=str)

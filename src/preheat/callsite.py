@@ -9,8 +9,8 @@ from types import CodeType
 from typing import Any
 
 __all__ = [
-    "CallSite", "acting_for", "call_site", "caller", "file_and_line", "format_site", "outside_files",
-    "warn_caller",
+    "CallSite", "acting_for", "call_site", "caller", "exclude_library", "file_and_line", "format_site",
+    "outside_files", "warn_caller",
 ]  # fmt: skip
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -24,16 +24,33 @@ CallSite = tuple[CodeType | None, int]
 _acting_for: dict[int, CallSite] = {}  # by thread
 
 
+_libraries: list[str] = []  # how the files of libraries begin that call preheat for the program
+
+
 class _OutsideFiles(dict[str, bool]):
-    """Whether the code of a file is outside of preheat and of the standard library, by its name."""
+    """Whether the code of a file belongs to the program, by its name.
+
+    It does outside of preheat, of the standard library, and of the libraries that are excluded.
+    """
 
     def __missing__(self, name: str) -> bool:
         outside = not name.startswith(_INSIDE) or ("-packages" in name and not name.startswith(_HERE))
+        outside = outside and not name.startswith(tuple(_libraries))
         self[name] = outside
         return outside
 
 
 outside_files = _OutsideFiles()
+
+
+def exclude_library(files: str) -> None:
+    """Do not count the code of a library as the program: it calls preheat for its own callers.
+
+    The names of its files begin with `files`, which is a directory with a separator at its end.
+    """
+    if files not in _libraries:
+        _libraries.append(files)
+        outside_files.clear()
 
 
 def call_site(*libraries: str) -> CallSite:

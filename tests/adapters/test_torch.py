@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from preheat import Gpu, InputError
-from preheat.adapters import torch as kernels
+from preheat.adapters.torch import kernels
 from preheat.kernels.ops import Ops
 
 pytestmark = pytest.mark.torch

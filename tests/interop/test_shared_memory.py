@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.adapters import torch as adapter
+from preheat.adapters.torch import kernels as adapter
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops

@@ -26,6 +26,7 @@ __all__ = ["adapter", "install", "installed", "known"]
 _ADAPTERS = {
     "triton": ("preheat.adapters.triton.adapter", "TritonAdapter"),
     "inductor": ("preheat.adapters.inductor", "InductorAdapter"),
+    "torch": ("preheat.adapters.torch.compile_kernel", "TorchAdapter"),
     "cupy": ("preheat.adapters.cupy.adapter", "CupyAdapter"),
 }
 

@@ -16,7 +16,12 @@ __all__ = ["VARIABLE", "activate", "child_environment"]
 VARIABLE = "PREHEAT_ADAPTERS"
 _SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 # The module of the library of each adapter: the adapter is installed when it is imported.
-_MODULES = {"triton": "triton", "inductor": "torch._inductor.compile_fx", "cupy": "cupy"}
+_MODULES = {
+    "triton": "triton",
+    "inductor": "torch._inductor.compile_fx",
+    "torch": "torch",
+    "cupy": "cupy",
+}
 
 
 def activate(value: str | None = None) -> None:
