@@ -12,6 +12,8 @@ TRITONS := 3.6.0 3.9
 CUPYS := 14.1.0 14.2.0
 # The version of torch of which pip is asked for a build without CUDA.
 TORCH := 2.13.0
+# The oldest release of cuda.core that the adapter knows. `make test` has the newest one.
+OLD_CUDA_CORE := 1.0.0
 # The tests of launches, captures and replays, which also run without the native core.
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering streams)
@@ -52,6 +54,11 @@ $(TESTING): $(READY) pyproject.toml
 	$(PIP) install --no-deps --target .cupy/$* 'cupy-cuda13x==$*'
 	@touch $@
 
+.cuda-core/%.installed: | $(TESTING)
+	rm -rf .cuda-core/$*
+	$(PIP) install --no-deps --target .cuda-core/$* 'cuda-core==$*'
+	@touch $@
+
 demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked, sealed
 	$(BIN)/preheat demo
 
@@ -65,7 +72,9 @@ test-python: $(TESTING)
 test-without-native: $(TESTING)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
 
-test-adapters: $(TESTING) $(TRITONS:%=.triton/%.installed) $(CUPYS:%=.cupy/%.installed)    ## the tests of adapters with each version of Triton and CuPy
+OTHER_LIBRARIES := $(TRITONS:%=.triton/%.installed) $(CUPYS:%=.cupy/%.installed) .cuda-core/$(OLD_CUDA_CORE).installed
+test-adapters: $(TESTING) $(OTHER_LIBRARIES)    ## the tests of adapters with each version of their libraries
+	PYTHONPATH=$(CURDIR)/.cuda-core/$(OLD_CUDA_CORE) $(PYTEST) tests/adapters/cuda_core
 	for version in $(TRITONS); do \
 		PYTHONPATH=$(CURDIR)/.triton/$$version $(PYTEST) tests/adapters || exit 1; \
 	done
@@ -137,4 +146,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .carry .triton .cupy .torch .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so
+	rm -rf $(VENV) .carry .triton .cupy .cuda-core .torch .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so

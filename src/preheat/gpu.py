@@ -25,7 +25,7 @@ from preheat.runtime.create import copy_of, new_array
 from preheat.runtime.host import shape_of
 from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.memory import Buffer
-from preheat.runtime.request import ModuleRequest, Source
+from preheat.runtime.request import ModuleRequest, ObjectCode, Source
 from preheat.runtime.session import Session
 from preheat.runtime.stream import Event, Stream, record_event
 from preheat.tracebacks import shorten_traceback
@@ -197,7 +197,7 @@ class Gpu:
 
     def module(
         self,
-        source: Source,
+        source: Source | bytes | ObjectCode,
         *,
         label: str | None = None,
         options: Sequence[str] | None = (),
@@ -212,7 +212,9 @@ class Gpu:
         `label`, `options`, `include`, `headers` and `names` are those of `Program`. `arch` compiles for
         another architecture than the device reports (`sm_90a` on an sm_90 device); `strict` accepts
         only code for exactly that one. A file or header that was edited is compiled again; modules and
-        kernels that are in use keep the code they have.
+        kernels that are in use keep the code they have. `source` may also be compiled code, with
+        `label` and `strict` alone: the bytes of a cubin, or an `ObjectCode` of cuda.core with a cubin
+        or PTX. A cubin is not cached, and a sealed process loads it.
         """
         try:
             request = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)

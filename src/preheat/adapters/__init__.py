@@ -28,6 +28,7 @@ _ADAPTERS = {
     "inductor": ("preheat.adapters.inductor", "InductorAdapter"),
     "torch": ("preheat.adapters.torch.compile_kernel", "TorchAdapter"),
     "cupy": ("preheat.adapters.cupy.adapter", "CupyAdapter"),
+    "cuda_core": ("preheat.adapters.cuda_core.adapter", "CudaCoreAdapter"),
 }
 
 _lock = Lock()
@@ -75,7 +76,7 @@ def install(*names: str, builder: Builder | None = None) -> None:
             try:
                 importlib.import_module(made.module)
             except ModuleNotFoundError as missing:
-                package = made.module.partition(".")[0]
+                package = made.package or made.module.partition(".")[0]
                 raise InputError(
                     f"{name} is not installed: {missing}", hint=f"pip install {package}"
                 ) from None

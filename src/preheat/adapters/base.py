@@ -33,7 +33,8 @@ class RequiredEntries(NamedTuple):
 class Adapter(ABC):
     """Connects the compiler of one library to the store of a builder.
 
-    `name` is also the kind of the entries, and `module` is the module of the library.
+    `name` is also the kind of the entries, and `module` is the module of the library. `package` is the
+    name that pip knows, where that is another one than the first part of `module`.
 
     Once it is installed, everything that the library compiles is looked up in the store first and
     stored afterwards. A miss in a sealed process raises `SealedError` through `ForeignStore.permit`.
@@ -42,6 +43,7 @@ class Adapter(ABC):
 
     name: ClassVar[str]
     module: ClassVar[str]
+    package: ClassVar[str] = ""
 
     @abstractmethod
     def install(self, builder: Builder) -> None:

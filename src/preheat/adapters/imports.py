@@ -21,6 +21,7 @@ _MODULES = {
     "inductor": "torch._inductor.compile_fx",
     "torch": "torch",
     "cupy": "cupy",
+    "cuda_core": "cuda.core",
 }
 
 
@@ -91,9 +92,10 @@ class _Loader(Loader):
         assert module.__spec__ is not None
         # Restore the module's own loader, which other code may inspect.
         module.__spec__.loader = module.__loader__ = self._loader
+        imported = module.__name__  # cuda.core replaces its name when it is executed.
         self._loader.exec_module(module)
         # Only now: a program may ask for the spec of a module without importing it.
-        name = self._waiting.pop(module.__name__, None)
+        name = self._waiting.pop(imported, None)
         if name is not None:
             _install(name)
 

@@ -84,6 +84,10 @@ class ForeignStore:
         """Store an entry in every writable tier. An entry of the same identity is replaced."""
         self._cache.put(entry.digest, entry.encode())
 
+    def remove(self, request: ForeignRequest) -> None:
+        """Remove an entry from every writable tier."""
+        self._cache.remove(request.digest)
+
     def obtain(
         self,
         request: ForeignRequest,

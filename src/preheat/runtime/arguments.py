@@ -124,7 +124,7 @@ class ParamSpec:
     def _python(self, given: Any, value: Value) -> float:
         if value.real:
             return self._real(given, value)
-        if isinstance(given, float) and value.any_sign and self.parameter.kind in _BITS:
+        if isinstance(given, float) and self._may_be_real:
             code = _BITS[self.parameter.kind]
             return int.from_bytes(struct.pack(f"<{code}", self._real(given, Value(code))), "little")
         if isinstance(given, float):
@@ -137,6 +137,11 @@ class ParamSpec:
             raise ArgumentMismatch(f"{self.title} cannot hold {short_repr(given)}")
         return int(word)
 
+    @property
+    def _may_be_real(self) -> bool:
+        """Return True for a word of PTX or of a cubin whose type is not known: it may be a float."""
+        return self.value is not None and self.value.any_sign and self.parameter.kind in _BITS
+
     def _real(self, number: float, value: Value) -> float:
         """Convert to a float; a number beyond its range becomes infinite, as in any such conversion."""
         if _fits(value.code, number):
@@ -147,6 +152,7 @@ class ParamSpec:
         wanted = "bool" if value.boolean else _NUMPY[value.code]
         name = str(given.dtype)
         same = name == wanted or (value.any_sign and name.lstrip("u") == wanted.lstrip("u"))
+        same = same or (self._may_be_real and name == _NUMPY[_BITS[self.parameter.kind]])
         if given.shape == () and (same or (name == "bool" and value.code == "B")):
             return self._python(given.item(), value)
         hint = f"NumPy scalars must match: numpy.{wanted}(…), or a Python number"
@@ -154,7 +160,10 @@ class ParamSpec:
 
     def _ctypes(self, given: Any, value: Value) -> float:
         wanted = struct.calcsize(value.code)
-        plain = isinstance(given.value, float if value.real else int)  # It can also be bytes or None.
+        # It can also be bytes or None.
+        plain = isinstance(given.value, float if value.real else int) or (
+            self._may_be_real and isinstance(given.value, float)
+        )
         if ctypes.sizeof(given) != wanted or not plain:
             raise ArgumentMismatch(f"{self.title} cannot take {_describe(given)}")
         return self._python(given.value, value)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.arch import Arch
-from preheat.errors import InputError, short_repr
+from preheat.errors import InputError
 from preheat.program import NONE, Program, file_of, header_rows, list_argument
+from preheat.runtime.given import GivenCode, ObjectCode, given_code
 
-__all__ = ["ModuleRequest", "Source"]
+__all__ = ["ModuleRequest", "ObjectCode", "Source"]
 
 Source = str | Path | Program
 
@@ -23,7 +24,7 @@ class ModuleRequest(NamedTuple):
     otherwise, so that after a chdir the request is another one.
     """
 
-    source: Source
+    source: Source | GivenCode
     label: str | None
     options: tuple[str, ...]
     include: tuple[str | os.PathLike[str], ...]
@@ -36,7 +37,7 @@ class ModuleRequest(NamedTuple):
     @classmethod
     def of(
         cls,
-        source: Source,
+        source: Source | bytes | ObjectCode,
         label: str | None = None,
         options: Sequence[str] | None = (),
         include: Iterable[str | os.PathLike[str]] | None = (),
@@ -46,12 +47,13 @@ class ModuleRequest(NamedTuple):
         strict: bool = False,
     ) -> ModuleRequest:
         """Check the arguments of a call; `InputError` says which of them is wrong."""
-        if not isinstance(source, str | os.PathLike | Program):
-            raise InputError(
-                f"source must be a path, source text or a Program, not {short_repr(source)}"
-            )
         if not isinstance(label, str | None):
             raise InputError(f"label must be text, not {type(label).__name__}: {label!r}")
+        if not isinstance(source, str | os.PathLike | Program):
+            given = given_code(
+                source, options=options, include=include, headers=headers, names=names, arch=arch
+            )
+            return cls(given, label, (), (), None, (), None, bool(strict))
         path = file_of(source)
         request = cls(
             # A whole path, so that after a chdir a relative one means another file.
@@ -74,7 +76,11 @@ class ModuleRequest(NamedTuple):
         return in_options or not all(map(os.path.isabs, self.include))
 
     def program(self) -> Program:
-        """Read the program from its source."""
+        """Read the program from its source. Raises `InputError` for code that is compiled already."""
+        if isinstance(self.source, GivenCode):
+            raise InputError(
+                "compiled code is not a program", hint="load it by gpu.module(code), and wait for it"
+            )
         headers = None if self.headers is None else dict(self.headers)
         if type(self.source) is str:  # It names no file: `of` has made a path of such a text.
             return Program.of(

@@ -23,6 +23,7 @@ from preheat.runtime.active_capture import LOAD, UNLOAD
 from preheat.runtime.code import Code, MissingCode, find_code
 from preheat.runtime.context import Context
 from preheat.runtime.fill import FILL, KernelFill
+from preheat.runtime.given import GivenCode, cubin_artifact, ptx_program, with_names
 from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.request import ModuleRequest
 from preheat.singleflight import SingleFlight
@@ -129,6 +130,8 @@ class Session:
         busy = self.context.lost_or_capturing is not None
         if busy:
             self.context.require_alive()
+        if isinstance(request.source, GivenCode):
+            return self._given(request, request.source)
         if busy and self.context.active_captures():
             files = self.files(request)
             program = request.program()
@@ -158,6 +161,20 @@ class Session:
             return entry
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
+
+    def _given(self, request: ModuleRequest, given: GivenCode) -> Entry[Module]:
+        """Load code that others compiled. PTX is a program, and a cubin is loaded as it is."""
+        self.context.refuse_in_capture(LOAD)
+        if not given.is_ptx:
+            artifact = cubin_artifact(given, self.device, request.label, strict=request.strict)
+            module = self.load(Code(artifact))
+        else:
+            program = ptx_program(given, request.label)
+            code = self.code(program, None, strict=request.strict)
+            if given.names:
+                code = Code(with_names(code.artifact, given), jit=code.jit)
+            module = self.load(code)
+        return self.modules.setdefault(request, Entry(module))
 
     def files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return the source file of a request before it is read; None if it is not a file, or fixed."""
@@ -263,7 +280,7 @@ class Session:
 def module_request(request: ModuleRequest, name: str) -> ModuleRequest:
     """Return the request for the module that has the kernel `name`: it names a template instance."""
     instance = without_types(name)
-    if "<" in instance and not isinstance(request.source, Program):
+    if "<" in instance and not isinstance(request.source, Program | GivenCode):
         return request._replace(names=(instance, *request.names))
     return request
 

@@ -13,7 +13,10 @@ from preheat.program import Program
 from preheat.toolchain import ptx
 from preheat.toolchain.text import split_commas
 
-__all__ = ["PROBE", "declared", "entry_points", "probe_names", "probes"]
+__all__ = [
+    "PROBE", "declared", "entry_points", "kernel_names", "parameter_types", "probe_names", "probes",
+    "qualified_name",
+]  # fmt: skip
 
 #: Appended to a program. Instantiated with the type of a function, its mangled name contains that type,
 #: which the names of `extern "C"` functions do not.
@@ -45,6 +48,11 @@ def declared(program: Program) -> tuple[list[str], list[str]]:
     found = dict.fromkeys(kernel for text in texts for kernel in _kernels(text))
     kernels = [kernel.name for kernel in found if kernel.template is None]
     return kernels, [f"{k.name}<{k.template}>" for k in found if k.template is not None]
+
+
+def kernel_names(source: str) -> list[str]:
+    """Return the kernels and the kernel templates that a text declares, each once."""
+    return list(dict.fromkeys(kernel.name for kernel in _kernels(source)))
 
 
 class _Kernel(NamedTuple):
@@ -173,7 +181,7 @@ def entry_points(
     found = []
     for name, function in module.entries.items():
         spelled = signatures.get(name) or demangled.get(name)
-        types: Sequence[str | None] = _parameter_types(spelled) if spelled else ()
+        types: Sequence[str | None] = parameter_types(spelled) if spelled else ()
         if len(types) != len(function.params):
             types = [None] * len(function.params)
         found.append(
@@ -183,7 +191,7 @@ def entry_points(
                     Parameter(p.offset, p.size, p.align, p.kind, p.pointer, t)
                     for p, t in zip(function.params, types, strict=True)
                 ),
-                cpp=_qualified_name(demangled[name]) if name in demangled else None,
+                cpp=qualified_name(demangled[name]) if name in demangled else None,
                 resources=resources.get(name),
                 directives=function.directives,
             )
@@ -191,7 +199,7 @@ def entry_points(
     return tuple(found)
 
 
-def _parameter_types(spelled: str) -> tuple[str, ...]:
+def parameter_types(spelled: str) -> tuple[str, ...]:
     """Return the types in the last parentheses of a demangled function or probe, if any."""
     if spelled.startswith(f"{_PROBE_NAME}<"):
         spelled = spelled.removeprefix(f"{_PROBE_NAME}<").removesuffix(">")
@@ -201,7 +209,7 @@ def _parameter_types(spelled: str) -> tuple[str, ...]:
     return () if inside in ("", "void") else tuple(split_commas(inside))
 
 
-def _qualified_name(spelled: str) -> str:
+def qualified_name(spelled: str) -> str:
     """Return `ns::inner` for `ns::inner(int)`, and `tk<float, 3>` for `void tk<float, 3>(float*)`."""
     if not spelled.endswith(")"):
         return spelled

@@ -17,6 +17,7 @@ import sys
 import time
 
 from preheat.toolchain import frames, nvrtc, scratch
+from preheat.toolchain.demangle import demangled
 from preheat.toolchain.elf import build_id
 from preheat.toolchain.loaded import loaded_builds
 from preheat.toolchain.packages import nvrtc_in_packages
@@ -179,7 +180,7 @@ def _cuda(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         if home is not None:
             home.remove()
     symbols = {*done.lowered.values(), *(m.decode() for m in _ENTRY.findall(done.ptx))}
-    answer["demangled"] = {name: text for name in symbols if (text := _demangle(name))}
+    answer["demangled"] = {name: text for name in symbols if (text := demangled(name))}
     answer["build"] = _build("nvrtc")
     return answer, {"cubin": done.cubin or done.ltoir, "ptx": done.ptx}
 
@@ -196,7 +197,7 @@ def _ptx(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         "status": done.status,
         "log": done.log,
         "seconds": time.perf_counter() - started,
-        "demangled": {name: text for name in symbols if (text := _demangle(name))},
+        "demangled": {name: text for name in symbols if (text := demangled(name))},
         "build": _build("nvJitLink"),
     }, {"cubin": done.cubin}
 
@@ -220,7 +221,7 @@ def _link(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         "status": done.status,
         "log": done.log,
         "seconds": time.perf_counter() - started,
-        "demangled": {name: text for name in sorted(symbols) if (text := _demangle(name))},
+        "demangled": {name: text for name in sorted(symbols) if (text := demangled(name))},
         "build": _build("nvJitLink"),
     }, {"cubin": done.cubin, "ptx": done.ptx}
 
@@ -228,7 +229,7 @@ def _link(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
 def _demangled(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
     """Return the C++ names of mangled names."""
     del blocks
-    return {"names": {name: text for name in message["names"] if (text := _demangle(name))}}, {}
+    return {"names": {name: text for name in message["names"] if (text := demangled(name))}}, {}
 
 
 _ANSWERS = {
@@ -261,25 +262,6 @@ def _files_and_build(name: str) -> dict[str, Any]:
 
         files = [os.path.realpath(str(load_nvidia_dynamic_lib(name).abs_path))]
     return {"files": files, "build": "+".join(builds.get(file) or build_id(file) for file in files)}
-
-
-def _demangle(name: str) -> str | None:
-    """Return the C++ name of a mangled name, from the demangler of the C++ runtime, or None."""
-    if not name.startswith("_Z"):
-        return None
-    runtime = ctypes.CDLL("libstdc++.so.6")
-    demangle = runtime.__cxa_demangle
-    demangle.restype = ctypes.c_void_p
-    release = ctypes.CDLL(None).free
-    release.argtypes = [ctypes.c_void_p]
-    found = demangle(name.encode(), None, None, None)
-    if not found:
-        return None
-    try:
-        text = ctypes.string_at(found)
-        return text.decode()
-    finally:
-        release(found)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python app.py [PART ...]
 
 It checks every result against float64, and prints one line of JSON: the seconds of each part, the
-seconds from the start of the process to the end, programs that were started, compilers that were
-loaded, and the counters of preheat. It does not know that it is recorded or sealed.
+seconds from the start of the process to the end, programs that were started, compilers that each
+part loaded, and the counters of preheat. It does not know that it is recorded or sealed.
 """
 
 import ctypes
@@ -222,18 +222,21 @@ MORE = {"random": random_triton, "killed": killed}
 
 def main():
     torch.cuda.init()
-    before = mapped_compilers()
+    known = {*mapped_compilers()}
+    loaded = {}
     seconds = {"start": since_start()}
     for name in sys.argv[1:] or PARTS:
         begun = time.perf_counter()
         (PARTS | MORE)[name]()
         torch.cuda.synchronize()
         seconds[name] = time.perf_counter() - begun
+        loaded[name] = [library for library in mapped_compilers() if library not in known]
+        known.update(loaded[name])
     report = {
         "seconds": seconds,
         "total": since_start(),
         "started": _started_programs,
-        "loaded": [name for name in mapped_compilers() if name not in before],
+        "loaded": {name: libraries for name, libraries in loaded.items() if libraries},
     }
     if "preheat.default" in sys.modules:
         report["stats"] = sys.modules["preheat.default"].default_builder().stats()["process"]

@@ -99,6 +99,11 @@ class EmulatorDevice:
     ) -> base.Module:
         """Load an artifact's PTX, or raise `InvalidCodeError` if it cannot run."""
         del jit
+        if artifact.cubin and not artifact.ptx:
+            raise DeviceError(
+                f"{artifact.label} is a cubin, and {self.name} executes PTX alone",
+                hint="compile it to PTX, or pass its source",
+            )
         try:
             loaded = image(artifact.ptx.decode(), sanitize=self.sanitize)
             with self.lock:

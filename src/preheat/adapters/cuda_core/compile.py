@@ -1,0 +1,233 @@
+"""Where cuda.core compiles: looked up in the store first, and stored afterwards.
+
+`Program` is a type of C. Its methods cannot be replaced, but it calls two functions of Python modules
+by their names: one that computes a key, and one that compiles. Both are replaced here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from preheat.adapters.base import directory_of, obtain
+from preheat.adapters.cuda_core.headers import NotKeyableError, headers_digest
+from preheat.adapters.cuda_core.request import KIND, CompileInputs, Identified
+from preheat.build.foreign_store import ForeignStore
+from preheat.callsite import call_site, format_site
+from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.locks import Lock
+
+__all__ = [
+    "CODE", "compile_by_cuda_core", "connect", "inputs_of_key", "library", "obtain_code",
+    "use_for_next_compile", "use_for_programs",
+]  # fmt: skip
+
+CODE, NAMES, LOG = "code", "names.json", "log"  # the files of an entry
+
+#: Compiles a program, writes its log to the argument, and returns an `ObjectCode`.
+Compile = Callable[[Any], Any]
+
+_connecting = Lock()
+_stock: dict[str, Callable[..., Any]] = {}  # the functions of cuda.core, by name
+_everywhere: ForeignStore | None = None
+
+
+class _ThreadState(threading.local):
+    """What a thread is doing between the calls that cuda.core makes."""
+
+    probing = False
+    # The last key that cuda.core computed in this thread, and its inputs.
+    computed: tuple[bytes, CompileInputs] | None = None
+    store: ForeignStore | None = None  # for the next compile
+
+
+_thread = _ThreadState()
+
+
+class _SeenError(Exception):
+    """Carries the inputs of a program out of cuda.core."""
+
+    def __init__(self, inputs: CompileInputs) -> None:
+        self.inputs = inputs
+
+
+class _ChangedError(Exception):
+    """A header changed while a program was compiled; `code` is the result."""
+
+    def __init__(self, code: Any) -> None:
+        self.code = code
+
+
+def use_for_programs(store: ForeignStore) -> None:
+    """Let every program of this process use `store`."""
+    global _everywhere
+    connect()
+    _everywhere = store
+
+
+def use_for_next_compile(store: ForeignStore) -> None:
+    """Let the next compile of this thread use `store`."""
+    _thread.store = store
+
+
+def inputs_of_key(key: bytes) -> CompileInputs | None:
+    """Return the inputs of a key if it is the last that cuda.core computed in this thread."""
+    computed = _thread.computed
+    return computed[1] if computed is not None and computed[0] == key else None
+
+
+def connect() -> None:
+    """Replace the functions of cuda.core. A second call does nothing."""
+    # While cuda.core is being imported, it is not an attribute of `cuda` yet.
+    keys = importlib.import_module("cuda.core.utils._program_cache")
+    programs = importlib.import_module("cuda.core._program")
+    with _connecting:
+        if _stock:
+            return
+        _stock["key"] = keys.make_program_cache_key
+        _stock["compile"] = programs._program_compile_uncached
+        vars(keys)["make_program_cache_key"] = _make_program_cache_key
+        vars(programs)["_program_compile_uncached"] = _compile
+
+
+def library() -> str:
+    """Return the directory of cuda.core, whose lines are not those of the program."""
+    import cuda.core
+
+    return directory_of(cuda.core)
+
+
+def compile_by_cuda_core(program: Any, target: str, names: Any, logs: Any) -> Any:
+    """Compile a program, whatever a store has."""
+    return _stock["compile"](program, target, names, logs)
+
+
+def _make_program_cache_key(
+    *,
+    code: str | bytes,
+    code_type: str,
+    options: Any,
+    target_type: str,
+    name_expressions: Any = (),
+    extra_digest: bytes | None = None,
+) -> bytes:
+    """Return cuda.core's key, and remember what it is the key of."""
+    inputs = CompileInputs(code, code_type, options, target_type, tuple(name_expressions))
+    if _thread.probing:
+        raise _SeenError(inputs)
+    key: bytes = _stock["key"](
+        code=code, code_type=code_type, options=options, target_type=target_type,
+        name_expressions=name_expressions, extra_digest=extra_digest,
+    )  # fmt: skip
+    _thread.computed = (key, inputs)
+    return key
+
+
+def _compile(program: Any, target_type: str, name_expressions: Any, logs: Any) -> Any:
+    """Compile for `Program.compile`, through the store that is in use."""
+    store, _thread.store = _thread.store or _everywhere, None
+    if store is None:
+        return compile_by_cuda_core(program, target_type, name_expressions, logs)
+    inputs = _inputs_of(program, target_type, name_expressions)
+
+    def compile_program(log: Any) -> Any:
+        return compile_by_cuda_core(program, target_type, name_expressions, log)
+
+    return obtain_code(store, inputs, compile_program, logs)
+
+
+def _inputs_of(program: Any, target: str, names: Any) -> CompileInputs:
+    """Return what a program was made of, which it gives to the key of a cache alone."""
+    import cuda.core
+
+    from preheat.adapters.cuda_core.program_cache import Probe
+
+    _thread.probing = True
+    try:
+        cuda.core.Program.compile(program, target, cache=Probe())
+    except _SeenError as seen:
+        return seen.inputs._replace(names=tuple(names))
+    finally:
+        _thread.probing = False
+    raise AssertionError("cuda.core computed no key")
+
+
+def obtain_code(store: ForeignStore, inputs: CompileInputs, compile: Compile, logs: Any = None) -> Any:
+    """Return the `ObjectCode` of a request: stored, or compiled and stored.
+
+    A request that no key describes is compiled and not stored. Raises `SealedError` in a sealed process
+    that would have to compile.
+    """
+    from preheat.adapters.cuda_core.rows import row_of
+
+    try:
+        found = inputs.identified()
+    except NotKeyableError as why:
+        return _compile_uncached(store, inputs, compile, logs, str(why))
+    make = partial(_made, inputs, found, compile)
+    row = partial(row_of, inputs, found)
+    try:
+        entry = obtain(store, found.request, make, row, library())
+    except _ChangedError as changed:
+        _report_uncached(store, found.request, "a header changed while it was compiled")
+        return changed.code
+    return _object_code(entry, inputs, logs)
+
+
+def _made(inputs: CompileInputs, found: Identified, compile: Compile) -> Mapping[str, bytes]:
+    log = io.StringIO()
+    code = compile(log)
+    if found.headers and headers_digest(inputs.code, inputs.options) != found.headers:
+        raise _ChangedError(code)
+    names = [[_name_row(name), _text(lowered)] for name, lowered in code.symbol_mapping.items()]
+    files = {CODE: bytes(code.code), NAMES: json.dumps(names).encode(), LOG: log.getvalue().encode()}
+    return {name: content for name, content in files.items() if content not in (b"", b"[]")}
+
+
+def _compile_uncached(
+    store: ForeignStore, inputs: CompileInputs, compile: Compile, logs: Any, why: str
+) -> Any:
+    request = ForeignRequest(KIND, "uncached", label=inputs.label, arch=inputs.arch)
+    reason = f"uncacheable: {why}"
+    store.permit(request, reason, called_by=lambda: format_site(call_site(library())))
+    store.missed(request, reason)
+    code = compile(logs)
+    _report_uncached(store, request, why)
+    return code
+
+
+def _report_uncached(store: ForeignStore, request: ForeignRequest, why: str) -> None:
+    store.events.emit("uncached", program=request.title, arch=request.target, reason=why)
+
+
+def _object_code(entry: ForeignEntry, inputs: CompileInputs, logs: Any) -> Any:
+    """Return the code of an entry as cuda.core would have returned it, with its log."""
+    import cuda.core
+
+    names = json.loads(entry.files.get(NAMES, b"[]"))
+    symbols = {_name_of(row): lowered.encode() for row, lowered in names}
+    if logs is not None and LOG in entry.files:
+        logs.write(entry.files[LOG].decode())
+    make = getattr(cuda.core.ObjectCode, f"from_{inputs.target}")
+    return make(entry.files.get(CODE, b""), name=inputs.options.name, symbol_mapping=symbols)
+
+
+# cuda.core looks a name expression up by the object that it was given: text, or bytes.
+
+
+def _name_row(name: str | bytes) -> list[str]:
+    return ["text", name] if isinstance(name, str) else ["bytes", name.decode()]
+
+
+def _name_of(row: list[str]) -> str | bytes:
+    kind, name = row
+    return name if kind == "text" else name.encode()
+
+
+def _text(lowered: str | bytes) -> str:
+    return lowered if isinstance(lowered, str) else lowered.decode()

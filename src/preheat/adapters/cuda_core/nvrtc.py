@@ -1,0 +1,58 @@
+"""PTX from NVRTC as cuda.core makes it, on a machine without a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from preheat.adapters.cuda_core.request import CompileInputs
+from preheat.errors import AdapterError
+
+__all__ = ["compile_to_ptx"]
+
+
+def compile_to_ptx(inputs: CompileInputs, log: Any) -> Any:
+    """Compile a C++ program, write the log, and return an `ObjectCode` with its PTX.
+
+    Raises `AdapterError` with the log when the compiler rejects the program.
+    """
+    import cuda.bindings.nvrtc as nvrtc
+    import cuda.core
+
+    options = inputs.options.as_bytes("nvrtc", "ptx")
+    source = inputs.code.encode() if isinstance(inputs.code, str) else inputs.code
+    handle = _checked(nvrtc.nvrtcCreateProgram(source, inputs.options.name.encode(), 0, [], []))
+    try:
+        for name in inputs.names:
+            _checked(nvrtc.nvrtcAddNameExpression(handle, _encoded(name)))
+        (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
+        text = _text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        written = text.rstrip(b"\0").decode(errors="backslashreplace")
+        if status:
+            raise AdapterError(f"{inputs.label} does not compile for {inputs.arch}\n{written}")
+        log.write(written)
+        ptx = _text(handle, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        names = {
+            name: _checked(nvrtc.nvrtcGetLoweredName(handle, _encoded(name))) for name in inputs.names
+        }
+    finally:
+        nvrtc.nvrtcDestroyProgram(handle)
+    return cuda.core.ObjectCode.from_ptx(ptx, name=inputs.options.name, symbol_mapping=names)
+
+
+def _text(handle: Any, size: Callable[..., Any], get: Callable[..., Any]) -> bytes:
+    buffer = b" " * int(_checked(size(handle)))
+    _checked(get(handle, buffer))
+    return buffer
+
+
+def _encoded(name: str | bytes) -> bytes:
+    return name.encode() if isinstance(name, str) else name
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """Return the result of a call of NVRTC. Raises `AdapterError` for a status that is not 0."""
+    status, *results = answer
+    if status:
+        raise AdapterError(f"NVRTC failed: {status.name}")
+    return results[0] if results else None

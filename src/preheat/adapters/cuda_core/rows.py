@@ -1,0 +1,163 @@
+"""Recorded requests of cuda.core: a compile as JSON values, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from preheat.adapters.base import Row
+from preheat.adapters.cuda_core.request import CompileInputs, Identified, compiler_of
+from preheat.arch import Arch, runnable_archs
+from preheat.errors import AdapterError, InputError
+from preheat.portable_paths import spelled
+
+__all__ = ["archs_of", "changes", "inputs_of_row", "row_of"]
+
+_PACKAGES = "{packages}/"
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class _NotPortableError(Exception):
+    """A value cannot be written as JSON and read back."""
+
+
+def row_of(inputs: CompileInputs, found: Identified) -> Row | None:
+    """Return the row of a request; None when it cannot be made again by another process."""
+    import cuda.core
+
+    try:
+        return {
+            "code": _text(inputs.code),
+            "code_type": inputs.code_type,
+            "target": inputs.target,
+            "names": [_encoded(name) for name in inputs.names],
+            "options": _chosen(inputs.options),
+            "prefix": _prefix(inputs.options.arch),
+            # Includes may be relative to the current directory.
+            "root": os.getcwd() if found.headers else "",
+            "env": {},
+            "recorded": {
+                "arch": str(inputs.options.arch),
+                "cuda.core": cuda.core.__version__,
+                "compiler": compiler_of(inputs),
+                "headers": found.headers,
+            },
+        }
+    except _NotPortableError:
+        return None
+
+
+def _text(code: str | bytes) -> str:
+    """Return the text of a program. cuda.core gives out NVVM IR as bytes, which may be bitcode."""
+    try:
+        return code if isinstance(code, str) else code.decode()
+    except UnicodeDecodeError:
+        raise _NotPortableError("bitcode in a request") from None
+
+
+def _chosen(options: Any) -> dict[str, Any]:
+    """Return the options that differ from their defaults, but for the architecture."""
+    chosen = {}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name != "arch" and value != field.default:
+            chosen[field.name] = _encoded(value)
+    if "include_path" in chosen:
+        given = options.include_path
+        paths = [given] if isinstance(given, str) else list(given)
+        chosen["include_path"] = [_spelled(path) for path in paths]
+    return chosen
+
+
+def _spelled(path: object) -> str:
+    """Return an include directory so that another machine finds it, as far as that is possible."""
+    text = str(path)
+    return spelled(text, None) if os.path.isabs(text) else text
+
+
+def _found(path: str) -> str:
+    """Return the directory that `_spelled` wrote."""
+    if not path.startswith(_PACKAGES):
+        return path
+    rest = path.removeprefix(_PACKAGES)
+    places = [os.path.join(entry, rest) for entry in sys.path if entry.endswith("-packages")]
+    return next(filter(os.path.isdir, places), os.path.join(sys.prefix, rest))
+
+
+def _prefix(arch: object) -> str:
+    """Return `compute_` for a virtual architecture, and `sm_` for a real one."""
+    return "compute_" if str(arch).startswith("compute_") else "sm_"
+
+
+# A tuple and a list are different: define_macro=("A", "1") is one macro, and ["A", "1"] are two.
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list):
+        return [_encoded(each) for each in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_encoded(each) for each in value]}
+    raise _NotPortableError(f"{type(value).__qualname__} in a request")
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    return tuple(map(_decoded, value["tuple"])) if isinstance(value, Mapping) else value
+
+
+def inputs_of_row(row: Row, arch: Arch) -> CompileInputs:
+    """Return a recorded request for another architecture.
+
+    Raises `AdapterError` when this version of cuda.core does not know an option.
+    """
+    import cuda.core
+
+    chosen = {name: _decoded(value) for name, value in row["options"].items()}
+    if "include_path" in chosen:
+        chosen["include_path"] = [_found(path) for path in chosen["include_path"]]
+    name = f"{row['prefix']}{str(arch).removeprefix('sm_')}"
+    try:
+        options = cuda.core.ProgramOptions(**chosen, arch=name)
+    except TypeError as unknown:
+        raise AdapterError(
+            f"cuda.core {cuda.core.__version__} cannot make the recorded options: {unknown}",
+            hint=f"bake with cuda.core {row['recorded']['cuda.core']}",
+        ) from None
+    names = tuple(map(_decoded, row["names"]))
+    return CompileInputs(row["code"], row["code_type"], options, row["target"], names)
+
+
+def archs_of(row: Row, arch: Arch) -> list[Arch]:
+    """Return the architectures to compile for so that the program finds its code on `arch`.
+
+    A program may name an architecture instead of taking that of its device, for example sm_90a. Its
+    code is made as well where it runs on `arch`.
+    """
+    try:
+        named = Arch.parse(row["recorded"].get("arch", str(arch)))
+    except InputError:
+        return [arch]
+    return [arch] if named == arch or named not in runnable_archs(arch) else [arch, named]
+
+
+def changes(row: Row, inputs: CompileInputs, found: Identified) -> list[str]:
+    """Return what has changed since a request was recorded, and makes its key another one."""
+    import cuda.core
+
+    before = row["recorded"]
+    notes = []
+    if before.get("cuda.core") != cuda.core.__version__:
+        notes.append(
+            f"recorded with cuda.core {before.get('cuda.core')}, and this is {cuda.core.__version__}"
+        )
+    if before.get("compiler") != compiler_of(inputs):
+        notes.append("recorded with another build of the compiler")
+    if before.get("headers") != found.headers:
+        notes.append("a header that it includes has changed")
+    return notes
