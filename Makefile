@@ -24,7 +24,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -72,11 +72,20 @@ test-python: $(TESTING)
 test-without-native: $(TESTING)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
 
+# Numba-CUDA with its compilers: 700 MB, in an environment beside the one of the other tests.
+.numba.installed: | $(TESTING)
+	$(PYTHON) -m venv .numba
+	.numba/bin/python -m pip --quiet --disable-pip-version-check install --editable '.[cu13,dev]' 'numba-cuda[cu13]==0.30.*'
+	@touch $@
+
+test-numba: .numba.installed    ## the tests of the adapter for Numba-CUDA
+	$(subst $(BIN),.numba/bin,$(PYTEST)) tests/adapters/numba
+
 OTHER_LIBRARIES := $(TRITONS:%=.triton/%.installed) $(CUPYS:%=.cupy/%.installed) .cuda-core/$(OLD_CUDA_CORE).installed
-test-adapters: $(TESTING) $(OTHER_LIBRARIES)    ## the tests of adapters with each version of their libraries
+test-adapters: test-numba $(TESTING) $(OTHER_LIBRARIES)    ## the tests of adapters with each version of their libraries
 	PYTHONPATH=$(CURDIR)/.cuda-core/$(OLD_CUDA_CORE) $(PYTEST) tests/adapters/cuda_core
 	for version in $(TRITONS); do \
-		PYTHONPATH=$(CURDIR)/.triton/$$version $(PYTEST) tests/adapters || exit 1; \
+		PYTHONPATH=$(CURDIR)/.triton/$$version $(PYTEST) tests/adapters/triton tests/adapters/test_imports.py || exit 1; \
 	done
 	for version in $(CUPYS); do \
 		PYTHONPATH=$(CURDIR)/.cupy/$$version $(PYTEST) tests/adapters/test_cupy*.py || exit 1; \
@@ -146,4 +155,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .carry .triton .cupy .cuda-core .torch .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so
+	rm -rf $(VENV) .carry .triton .cupy .cuda-core .torch .numba .numba.installed .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so

@@ -29,6 +29,7 @@ _ADAPTERS = {
     "torch": ("preheat.adapters.torch.compile_kernel", "TorchAdapter"),
     "cupy": ("preheat.adapters.cupy.adapter", "CupyAdapter"),
     "cuda_core": ("preheat.adapters.cuda_core.adapter", "CudaCoreAdapter"),
+    "numba": ("preheat.adapters.numba.adapter", "NumbaAdapter"),
 }
 
 _lock = Lock()

@@ -22,6 +22,7 @@ _MODULES = {
     "torch": "torch",
     "cupy": "cupy",
     "cuda_core": "cuda.core",
+    "numba": "numba.cuda",
 }
 
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version
+from preheat.adapters.modules import NotPortableError
 from preheat.adapters.triton import coverage as variants
 from preheat.adapters.triton import host, identity, request
 from preheat.adapters.triton.rows import changed_environment, changes, source_of
 from preheat.adapters.triton.state import MissedError, State, Tuning, set_state, state
-from preheat.adapters.triton.values import NotPortableError
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.lock import release_lost

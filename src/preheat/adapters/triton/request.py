@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from preheat.adapters.modules import module_name
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.values import constants_digest
 from preheat.arch import Arch
@@ -57,15 +56,6 @@ class CompileRequest:
     def properties(self) -> dict[str, str]:
         """What people compare: each argument with its type and what is assumed of it, and options."""
         return {**dict(_arguments(self.source)), **dict(_options(self)), **_environment(self.env)}
-
-
-def module_name(function: Any) -> str:
-    """Return the name by which the module of a function is imported, also for a script."""
-    name: str = function.__module__
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if name != "__main__" or file is None:
-        return name
-    return str(os.path.splitext(os.path.basename(file))[0])
 
 
 def _arguments(source: Any) -> Iterator[tuple[str, str]]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import os
 import platform
 import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from preheat.adapters.base import Row
+from preheat.adapters.modules import NotPortableError, importable_module
 from preheat.adapters.triton import values
 from preheat.adapters.triton.identity import build_digest
-from preheat.adapters.triton.values import NotPortableError
 
 if TYPE_CHECKING:
     from preheat.adapters.triton.request import CompileRequest
@@ -37,7 +34,7 @@ def row_of(asked: CompileRequest) -> Row | None:
     try:
         function = asked.source.fn
         name = values.name_of(function)
-        module, root = _importable_module(function.fn)
+        module, root = importable_module(function.fn)
         _, _, path = name.partition(":")
         return {
             "function": f"{module}:{path}",
@@ -86,56 +83,6 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(value, int | float | str | bool | None):
             raise NotPortableError(f"option {name} is a {type(value).__qualname__}")
     return options
-
-
-def _importable_module(function: Any) -> tuple[str, str]:
-    """Return the name of the module of a function, and the directory from which it is imported.
-
-    The directory is empty for an installed package. Raises `NotPortableError` for a module that another
-    process cannot import, such as one that was generated.
-    """
-    name = function.__module__
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if module is None or file is None:
-        raise NotPortableError(f"module {name} has no file")
-    file = os.path.abspath(file)
-    if name == "__main__":
-        _require_definitions(file)
-        return os.path.splitext(os.path.basename(file))[0], os.path.dirname(file)
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        spec = None
-    if spec is None or spec.origin is None or os.path.abspath(spec.origin) != file:
-        raise NotPortableError(f"module {name} cannot be imported by name")
-    root = os.path.dirname(file)
-    is_package = os.path.basename(file) == "__init__.py"
-    for _ in range(name.count(".") + is_package):
-        root = os.path.dirname(root)
-    return name, "" if f"-packages{os.sep}" in file else root
-
-
-def _require_definitions(script: str) -> None:
-    """Raise unless a script only defines things when it is imported.
-
-    A bake imports the module of a function. A script without `if __name__ == "__main__":` would run.
-    """
-    try:
-        with open(script, "rb") as file:
-            body = ast.parse(file.read()).body
-    except (OSError, SyntaxError, ValueError) as error:
-        raise NotPortableError(f"{script} cannot be read: {error}") from error
-    for statement in body:
-        allowed = isinstance(
-            statement,
-            ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
-            | ast.Assign | ast.AnnAssign,
-        )  # fmt: skip
-        text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        guard = isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
-        if not (allowed or text or guard):
-            raise NotPortableError(f"{script} runs when it is imported (line {statement.lineno})")
 
 
 def source_of(row: Row) -> Any:

@@ -11,11 +11,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from preheat.adapters.modules import NotPortableError
+
 __all__ = ["NotPortableError", "constants_digest", "decode", "encode", "resolve", "tuples"]
-
-
-class NotPortableError(Exception):
-    """A value or function cannot be written down so that another process finds it."""
 
 
 def encode(value: Any) -> Any:

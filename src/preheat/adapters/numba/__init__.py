@@ -1,0 +1,1 @@
+"""The adapter for Numba-CUDA, whose top package is `numba` outside of this one."""

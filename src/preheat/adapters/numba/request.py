@@ -1,0 +1,116 @@
+"""What Numba is asked to compile, as an identity of an entry and as text for people."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numba_cuda
+from numba.cuda.cudadrv import devices
+from numba.cuda.memory_management.nrt import NRT_LIBRARY
+
+from preheat.adapters.base import directory_of
+from preheat.adapters.modules import module_name
+from preheat.adapters.numba import observed, signature
+from preheat.adapters.numba.dependencies import Dependencies, comes_with_numba
+from preheat.adapters.numba.signature import UnkeyableError
+from preheat.adapters.numba.toolchain import settings, versions
+from preheat.arch import Arch
+from preheat.foreign import ForeignRequest
+from preheat.lazy import lazy
+
+__all__ = ["KIND", "KernelRequest", "current_arch", "label_of"]
+
+KIND = "numba"
+
+
+@dataclass(frozen=True)
+class KernelRequest:
+    """A function that `cuda.jit` was given, its options, and the types of the arguments."""
+
+    function: FunctionType
+    options: Mapping[str, Any]
+    argument_types: tuple[Any, ...]
+    arch: Arch
+
+    @lazy
+    def dependencies(self) -> Dependencies:
+        """What the code depends on. Raises `UnkeyableError` where that cannot be told."""
+        try:
+            return Dependencies(self.function, self.options)
+        except UnkeyableError:
+            raise
+        except Exception as error:  # Objects of the program may raise whenever they are looked at.
+            raise UnkeyableError(f"what it uses cannot be read: {error!r:.200}") from error
+
+    @lazy
+    def properties(self) -> dict[str, str]:
+        """The parts of the key but for the architecture. Raises `UnkeyableError`."""
+        return {
+            "signature": signature.text(self.argument_types),
+            **self.dependencies.parts,
+            **dict(_linked_files(self.options.get("link") or ())),
+            **settings(),
+            **versions(),
+        }
+
+    @lazy
+    def request(self) -> ForeignRequest:
+        """The identity of the entry. Raises `UnkeyableError` for a kernel that no key describes."""
+        types = [signature.encode(each) for each in self.argument_types]
+        parts = [str(self.arch), types, *self.properties.items()]
+        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return ForeignRequest(KIND, key, label=label_of(self.function), arch=self.arch)
+
+    @property
+    def nameless(self) -> ForeignRequest:
+        """What an error names where no key describes the kernel."""
+        return ForeignRequest(KIND, "none", label=label_of(self.function), arch=self.arch)
+
+    def require_described(self, kernel: Any) -> None:
+        """Raise `UnkeyableError` when the code was made of something that is not in the key."""
+        known = self.dependencies.codes
+        for function in observed.functions_in(kernel.library):
+            if function.__code__ not in known and not comes_with_numba(function):
+                name = f"{module_name(function)}:{function.__qualname__}"
+                raise UnkeyableError(f"Numba compiled {name}, to which none of its names leads")
+        own = directory_of(numba_cuda)
+        declared = {id(each) for each in self.options.get("link") or ()}
+        for linked in kernel.library._linking_files:
+            of_numba = linked is NRT_LIBRARY or (isinstance(linked, str) and linked.startswith(own))
+            if not of_numba and id(linked) not in declared:
+                raise UnkeyableError(f"{linked} is linked, which its function does not name")
+
+
+def label_of(function: Any) -> str:
+    """Return the name of a function with its module."""
+    return f"{module_name(function)}:{function.__qualname__}"
+
+
+def current_arch() -> Arch:
+    """Return the architecture that Numba compiles for."""
+    major, minor = devices.get_context().device.compute_capability
+    return Arch(major, minor)
+
+
+def _linked_files(link: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name and the digest of each file that is linked.
+
+    Raises `UnkeyableError` for CUDA C++ with includes: which files they are is not known here.
+    """
+    for file in link:
+        if not isinstance(file, str):
+            raise UnkeyableError(f"it links a {type(file).__qualname__}, which is no file")
+        try:
+            with open(file, "rb") as opened:
+                content = opened.read()
+        except OSError as error:
+            raise UnkeyableError(f"it links {file}, which cannot be read: {error}") from None
+        if file.endswith(".cu") and b"#" in content:
+            raise UnkeyableError(f"it links {file}, which has directives of the preprocessor")
+        yield f"file {os.path.basename(file)}", hashlib.sha256(content).hexdigest()[:32]

@@ -1,0 +1,127 @@
+"""A compiled kernel of Numba as files, and a kernel of files.
+
+Numba's own cache pickles the state of a kernel. Here, an entry is code and JSON. The types and the
+extensions of a kernel are those of the call that asks for it. Loading an entry runs no code of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numba.cuda import types, typing
+from numba.cuda.codegen import CUDACodeLibrary
+from numba.cuda.core.callconv import _MinimalCallHelper
+from numba.cuda.cudadrv.driver import ObjectCode
+from numba.cuda.descriptor import cuda_target
+from numba.cuda.dispatcher import _Kernel
+
+from preheat.adapters.numba.signature import UnkeyableError
+
+__all__ = ["decode", "encode"]
+
+_KERNEL, _CUBIN, _PTX, _LLVM = "kernel.json", "kernel.cubin", "kernel.ptx", "kernel.ll"
+_PLAIN = (bool, int, str, type(None))
+_SEPARATOR = "\n// preheat: the next module\n"
+# The parts of the state that are files, or that come from the call.
+_FILES = ("ptx_cache", "cubin_cache", "llvm_strs")
+_OF_THE_CALL = ("signature", "extensions", "codelibrary", "call_helper")
+
+
+def encode(kernel: Any, argument_types: Sequence[Any]) -> dict[str, bytes]:
+    """Return a kernel as files. Raises `UnkeyableError` for one that files cannot hold."""
+    if tuple(kernel.signature.args) != tuple(argument_types):
+        raise UnkeyableError("Numba compiled it for other types than those of its arguments")
+    if getattr(kernel, "launch_config_sensitive", False):
+        raise UnkeyableError("its code depends on the configuration of the launch")
+    library = _library_state(kernel.library)
+    ((target, cubin),) = library["cubin_cache"].items()
+    state = {
+        "target": target,
+        "kernel": _plain(kernel._reduce_states(), _OF_THE_CALL),
+        "library": _plain(library, (*_FILES, "linkerinfo_cache")),
+        "exceptions": _exceptions(kernel),
+    }
+    return {
+        _KERNEL: json.dumps(state).encode(),
+        _CUBIN: bytes(cubin.code),
+        _PTX: _SEPARATOR.join(library["ptx_cache"].get(target, ())).encode(),
+        _LLVM: _SEPARATOR.join(library["llvm_strs"]).encode(),
+    }
+
+
+def _library_state(library: Any) -> dict[str, Any]:
+    """Return the state of a library of code, whose linked files are part of the cubin."""
+    if library._setup_functions or library._teardown_functions:
+        raise UnkeyableError("it calls Python functions when its module is loaded")
+    if getattr(library, "referenced_objects", None):
+        raise UnkeyableError("its code holds the address of an array")
+    alone = object.__new__(type(library))  # `copy.copy` would reduce the state, which is refused.
+    vars(alone).update(vars(library), _linking_files=set())
+    state: dict[str, Any] = alone._reduce_states()
+    return state
+
+
+def _plain(state: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
+    """Return the part of a state that is JSON. Raises `UnkeyableError` for any other value in it."""
+    kept = {name: value for name, value in state.items() if name not in without}
+    for name, value in kept.items():
+        inner = value.values() if isinstance(value, dict) else (value,)
+        if not all(isinstance(each, _PLAIN) for each in inner):
+            raise UnkeyableError(f"its {name} is a {type(value).__qualname__}")
+    return kept
+
+
+def _exceptions(kernel: Any) -> list[Any]:
+    """Return what a kernel with checks can raise. Other kernels never ask for it."""
+    if not kernel.debug:
+        return []
+    found = []
+    for code, (kind, arguments, place) in kernel.call_helper.exceptions.items():
+        name = getattr(kind, "__name__", "nothing")
+        plain = all(isinstance(each, _PLAIN) for each in (*(arguments or ()), *(place or ())))
+        if not plain or getattr(builtins, name, None) is not kind:
+            raise UnkeyableError(f"it raises a {name} that files cannot hold")
+        found.append([code, name, arguments, place])
+    return found
+
+
+def decode(files: Mapping[str, bytes], argument_types: Sequence[Any], extensions: Sequence[Any]) -> Any:
+    """Return the kernel of files. Raises `ValueError`, `KeyError` or `TypeError` for bad files."""
+    state = json.loads(files[_KERNEL])
+    target = tuple(state["target"])
+    name = state["kernel"]["name"]
+    library = CUDACodeLibrary._rebuild(
+        **state["library"],
+        cubin_cache={target: ObjectCode.from_cubin(files[_CUBIN], name=name)},
+        ptx_cache={target: files[_PTX].decode().split(_SEPARATOR)},
+        llvm_strs=files[_LLVM].decode().split(_SEPARATOR),
+        linkerinfo_cache={target: ""},
+    )
+    kernel = _Kernel._rebuild(
+        **state["kernel"],
+        signature=typing.signature(types.void, *argument_types),
+        codelibrary=library,
+        call_helper=_call_helper(state["exceptions"]),
+        extensions=extensions,
+    )
+    # Numba sets these when it compiles a kernel, and not when it loads one.
+    kernel.objectmode = False
+    kernel.target_context = cuda_target.target_context
+    return kernel
+
+
+def _call_helper(exceptions: Sequence[Any]) -> Any:
+    helper = _MinimalCallHelper()
+    for code, kind, arguments, place in exceptions:
+        raised = getattr(builtins, kind)
+        if not (isinstance(raised, type) and issubclass(raised, Exception)):
+            raise TypeError(f"{kind} is not an exception")
+        helper.exceptions[int(code)] = (
+            raised,
+            None if arguments is None else tuple(arguments),
+            None if place is None else tuple(place),
+        )
+    return helper
