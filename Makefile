@@ -16,7 +16,7 @@ TORCH := 2.13.0
 OLD_CUDA_CORE := 1.0.0
 # The tests of launches, captures and replays, which also run without the native core.
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
-	launch launch_checks misuse ordering shared_ordering streams)
+	launch launch_checks misuse ordering shared_ordering shared_pools branch_ordering streams)
 
 # Files go to cores in the order in which tests/conftest.py sorts them. Each core has a process of its own,
 # so that NumPy needs no threads. Bytecode is written even where the environment says otherwise: processes
@@ -153,6 +153,7 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py --widths
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_pool.py
 
 clean:                 ## remove everything that was built
 	rm -rf $(VENV) .carry .triton .cupy .cuda-core .torch .numba .numba.installed .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so

@@ -13,8 +13,10 @@ Its work is queued in streams of the emulator like that of preheat, and it order
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,12 +52,15 @@ class Storage:
 class Blocks(dict[tuple[int, int], list[int]]):
     """Memory that was freed and is handed out again, by size and stream, from one pool of a library.
 
-    When a pool ends, anybody may get its memory.
+    When a pool ends, anybody may get its memory. `segments` has what the pool took from the device, as
+    addresses and sizes.
     """
 
-    def __init__(self, library: FakeLibrary) -> None:
+    def __init__(self, library: FakeLibrary, id: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
         self.library = library
+        self.id = id
+        self.segments: list[tuple[int, int]] = []
 
     def __del__(self) -> None:
         for (size, _), addresses in self.items():
@@ -132,7 +137,11 @@ class FakeLibrary:
         spare = self.pool.get((size, stream.id))
         if not spare and self.pool is self._general:
             spare = self.left.get(size)
-        return spare.pop() if spare else self.device.allocate(size, self._arena)
+        if spare:
+            return spare.pop()
+        address = self.device.allocate(size, self._arena)
+        self.pool.segments.append((address, size))
+        return address
 
     def free(self, address: int, size: int, stream: base.Stream, pool: Any) -> None:
         pool.setdefault((size, stream.id), []).append(address)
@@ -236,6 +245,68 @@ class FakeTensor:
         return self.library.read(self.data_ptr(), self.count)
 
 
+class FakePools:
+    """The memory pools of torch by id, with the number of their users, as torch counts them."""
+
+    def __init__(self, library: FakeLibrary) -> None:
+        self._library = library
+        self._numbers = itertools.count(1)
+        self._known: weakref.WeakValueDictionary[tuple[int, int], Blocks] = (
+            weakref.WeakValueDictionary()
+        )
+        self._held: dict[tuple[int, int], Blocks] = {}  # those without a `MemPool`
+        self.users: dict[tuple[int, int], int] = {}
+
+    def new_id(self) -> tuple[int, int]:
+        return (0, next(self._numbers))
+
+    def new(self) -> Blocks:
+        """Return a `MemPool`, which is a user of itself."""
+        pool = Blocks(self._library, self.new_id())
+        self._known[pool.id] = pool
+        self.users[pool.id] = 1
+        return pool
+
+    def begin(self, _: int, id: tuple[int, int]) -> None:
+        """Count one more user; an id that had users and has none any more is refused."""
+        if id not in self.users:
+            self._known[id] = self._held[id] = Blocks(self._library, id)
+            self.users[id] = 0
+        elif not self.users[id]:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        self.users[id] += 1
+
+    def end(self, _: int, id: tuple[int, int]) -> None:
+        """End the allocations from a pool."""
+        assert self.users[id] > 0
+
+    def release(self, _: int, id: tuple[int, int]) -> None:
+        """Count one user less; the memory goes with the last one."""
+        self.users[id] -= 1
+        assert self.users[id] >= 0
+        if not self.users[id]:
+            self._held.pop(id, None)
+
+    @contextmanager
+    def use(self, pool: Any, **_: Any) -> Iterator[None]:
+        """Allocate from a pool for a while: anything that has the id of one."""
+        self.begin(0, pool.id)
+        try:
+            with self._library.using(self._known[pool.id]):
+                yield
+        finally:
+            self.end(0, pool.id)
+            self.release(0, pool.id)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Describe the memory of all pools."""
+        return [
+            {"device": 0, "segment_pool_id": id, "address": address, "total_size": size}
+            for id, pool in self._known.items()
+            for address, size in pool.segments
+        ]
+
+
 class FakeTorch(FakeLibrary):
     """torch, under another name."""
 
@@ -245,21 +316,29 @@ class FakeTorch(FakeLibrary):
         fields = {"__module__": name, "__dlpack_c_exchange_api__": exchange}
         tensor = type("Tensor", (FakeTensor,), fields)
         self.Tensor: Any = tensor
+        self.pools = FakePools(self)
         self.module: Any = types.ModuleType(name)
         self.module.__dict__.update(
             Tensor=tensor,
             int32=object(),
-            _C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda _: self.current.handle),
+            _C=types.SimpleNamespace(
+                _cuda_getCurrentRawStream=lambda _: self.current.handle,
+                _cuda_beginAllocateCurrentThreadToPool=self.pools.begin,
+                _cuda_endAllocateToPool=self.pools.end,
+                _cuda_releasePool=self.pools.release,
+            ),
             cuda=types.SimpleNamespace(
                 is_initialized=lambda: True,
                 device=lambda _: contextmanager(_nothing)(),
-                MemPool=lambda: Blocks(self),
+                MemPool=self.pools.new,
+                graph_pool_handle=self.pools.new_id,
+                memory_snapshot=self.pools.snapshot,
                 ExternalStream=lambda handle, **_: self.device.adopt(handle),
                 stream=self.stream,
                 current_stream=lambda _: types.SimpleNamespace(
                     cuda_stream=self.current.handle, stream_id=2 * self.current.handle + 1
                 ),
-                use_mem_pool=lambda pool, **_: self.using(pool),
+                use_mem_pool=self.pools.use,
             ),
         )
         self.library: libraries.Library = libraries.Torch(name, device_type=self.device.dlpack[0])
@@ -385,5 +464,7 @@ _USED = b"used_dltensor_versioned"
 
 def introduce(library: Any, patch: pytest.MonkeyPatch) -> None:
     """Let preheat know a stand-in, as if the program had imported it."""
+    # Unused pools may be those of an earlier stand-in with this name.
+    libraries._unused_pools.pop((library.name, library.device.dlpack[1]), None)
     patch.setitem(sys.modules, library.name, library.module)
     patch.setitem(libraries.LIBRARIES, library.name, library.library)

@@ -40,6 +40,7 @@ LAYERS = (
     {"devices"},
     {"runtime"},
     {"graph"},
+    {"graph_methods"},
     {"gpu"},
     {"warmup"},
     {"kernels"},

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from preheat.graph.cache import GraphCache
     from preheat.graph.graph import Graph
     from preheat.graph.pool import Pool
+    from preheat.graph.shared_pool import SharedPool
     from preheat.kernels.blas import Blas
     from preheat.kernels.decode import DecodeKernel, DecodeState
     from preheat.kernels.ops import Ops
@@ -117,6 +118,7 @@ _NAMES_OF = {
     "preheat.graph.buckets": ("bucket", "buckets", "padded"),
     "preheat.graph.graph": ("Graph",),
     "preheat.graph.pool": ("Pool",),
+    "preheat.graph.shared_pool": ("SharedPool",),
     "preheat.graph.cache": ("GraphCache",),
     "preheat.kernels.blas": ("Blas",),
     "preheat.kernels.decode": ("DecodeKernel", "DecodeState"),
@@ -206,6 +208,7 @@ __all__ = [
     "Resources",
     "Scalar",
     "SealedError",
+    "SharedPool",
     "StaleBufferError",
     "StaleGraphError",
     "Stream",

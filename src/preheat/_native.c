@@ -543,6 +543,7 @@ typedef struct {
     PyObject *context_type, *array_type, *uses_type, *buffer_type;
     Py_ssize_t context_busy, context_lost; /* The first one is `lost_or_capturing`. */
     Py_ssize_t array_address, array_buffer, array_dtype, array_uses, uses_writer, uses_readers;
+    Py_ssize_t uses_exports, uses_interface;
     Py_ssize_t buffer_context, buffer_open, buffer_uses;
     int device_type, device; /* as DLPack numbers them */
     int records;             /* Launches can be recorded into captures. */
@@ -578,6 +579,13 @@ static Outcome has_right(Launcher* self, PyObject* uses, int write) {
     return found < 0 ? FAILED : found ? DONE : UNFIT;
 }
 
+/* Another library may use this memory, in another stream of the capture: see `Uses.shared`. */
+static int is_shared(Launcher* self, PyObject* uses) {
+    PyObject* exports = slot(uses, self->uses_exports);
+    int none = exports && PyDict_CheckExact(exports) && !PyDict_GET_SIZE(exports);
+    return !none || slot(uses, self->uses_interface) != Py_False;
+}
+
 /* Return DONE if this memory of ours is valid here, for a launch that a replay will order. */
 static Outcome is_open(Launcher* self, PyObject* array, PyObject* uses) {
     PyObject* buffer = slot(array, self->array_buffer);
@@ -585,7 +593,7 @@ static Outcome is_open(Launcher* self, PyObject* array, PyObject* uses) {
         return UNFIT;
     int usable = slot(buffer, self->buffer_context) == self->context &&
                  slot(buffer, self->buffer_open) == Py_True && slot(buffer, self->buffer_uses) == uses;
-    return usable ? DONE : UNFIT;
+    return usable && !is_shared(self, uses) ? DONE : UNFIT;
 }
 
 static Outcome store_array(Launcher* self, const Param* param, PyObject* array, int recording, void* out) {
@@ -849,6 +857,8 @@ static int find_offsets(Launcher* self) {
            slot_offset(array, "dtype", &self->array_dtype) || slot_offset(array, "uses", &self->array_uses) ||
            slot_offset(uses, "writer", &self->uses_writer) ||
            slot_offset(uses, "readers", &self->uses_readers) ||
+           slot_offset(uses, "dlpack_exports", &self->uses_exports) ||
+           slot_offset(uses, "exported_by_interface", &self->uses_interface) ||
            slot_offset(buffer, "context", &self->buffer_context) ||
            slot_offset(buffer, "open", &self->buffer_open) || slot_offset(buffer, "uses", &self->buffer_uses);
 }

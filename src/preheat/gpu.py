@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from preheat import graph
 from preheat.arch import Arch
@@ -15,10 +15,11 @@ from preheat.default import default_builder
 from preheat.devices import base, registry
 from preheat.dtypes import dtype_of
 from preheat.errors import InputError, PreheatError, SealedError, short_repr
-from preheat.graph.profile import DEFAULT_OPTIONS, EVERY, Profile, ReplayOptions, RowSink, row_sink
+from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.warmers import Warmers
+from preheat.graph_methods import GraphMethods
 from preheat.locks import Lock, no_fork
-from preheat.runtime.active_capture import RECORD_EVENT, RESET
+from preheat.runtime.active_capture import RESET
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.create import copy_of, new_array
@@ -27,21 +28,17 @@ from preheat.runtime.kernel import Kernel, Module
 from preheat.runtime.memory import Buffer
 from preheat.runtime.request import ModuleRequest, ObjectCode, Source
 from preheat.runtime.session import Session
-from preheat.runtime.stream import Event, Stream, record_event
+from preheat.runtime.stream import Event, Stream, record_in, wait_in
 from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:
     from preheat.ahead.report import WarmReport
-    from preheat.graph import Graph, GraphCache, Graphed, Pool
     from preheat.warmup import WarmSource
 
 __all__ = ["Gpu", "device"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class Gpu:
+class Gpu(GraphMethods):
     """One device. Every method may be called from any thread.
 
     `jit` lets a GPU that is newer than the compiler run PTX through its driver. `blocking` waits after
@@ -280,124 +277,24 @@ class Gpu:
         return Stream(self._context, priority)
 
     def record(self, *, timing: bool = False) -> Event:
-        """Return an event after everything submitted to the device's own stream."""
+        """Return an event after everything submitted to the device's own stream.
+
+        Inside a capture it is a point of the graph, after everything in the captured stream so far.
+        """
+        return record_in(self._context, None, timing=timing)
+
+    def wait(self, other: object) -> None:
+        """Let later work of the device's own stream wait for an event, or for a stream's work so far.
+
+        The caller does not wait. Inside a capture, `gpu.record()` and `gpu.wait(…)` mean the captured
+        stream: `side.wait(gpu.record())` forks a branch of the graph, and `gpu.wait(side)` joins it.
+        """
         self._context.require_alive()
-        self._context.refuse_in_capture(RECORD_EVENT)
-        return record_event(self._context, self._context.stream, timing=timing)
+        wait_in(self._context, None, other)
 
     def synchronize(self) -> None:
         """Wait for all work on the device, and raise its errors."""
         self._context.synchronize()
-
-    # Graphs
-
-    def capture(
-        self,
-        *,
-        stream: object = None,
-        mode: str = "thread_local",
-        name: str | None = None,
-        pool: Pool | None = None,
-        free_on_launch: bool = False,
-    ) -> Graph:
-        """Return a graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
-
-        Work of this thread becomes part of the graph. That includes work of torch and CuPy, whose
-        current stream is the capture's during the block. `stream` is the default stream of replays.
-        `mode` says which unsafe calls are refused during the capture: those of this thread
-        ("thread_local"), of all threads ("global"), or only those that concern the capture ("relaxed").
-        `name` appears in errors. New arrays in the block come from `pool`; a sealed pool is refused
-        when the capture begins. With `free_on_launch`, each replay first frees the memory that other
-        libraries allocated in the graph and did not free; without it, such a graph can be replayed
-        again only after they have freed it.
-        """
-        return graph.Graph(
-            self._context, stream=stream, mode=mode, name=name,
-            pool=graph.own_pool(pool, self._context),
-            free_on_launch=free_on_launch, replay_options=self._replay_options,
-        )  # fmt: skip
-
-    def pool(self, size: int | None = None) -> Pool:
-        """Return memory for captures: `size` bytes, or as much as `pool.measure(body)` finds later."""
-        return graph.Pool(self._context, size)
-
-    def graphs(
-        self, capacity: int = 64, *, name: str | None = None, checked: bool = False
-    ) -> GraphCache:
-        """Return a cache of graphs by key: `graphs.run(key, body)`. It evicts the least recently used.
-
-        With a `name`, keys are recorded and can be warmed: see `GraphCache.warmer`. `checked` captures
-        every call again and compares, to find values that a graph has fixed: it is slow, and for tests.
-        """
-        return self._graphs(capacity, name=name, checked=checked, key_text=graph.key_text)
-
-    def _graphs(self, capacity: int, **more: Any) -> GraphCache:
-        warmers = self._warmers
-        return graph.GraphCache(lambda: self._context, self.capture, capacity, warmers=warmers, **more)
-
-    @overload
-    def graphed(self, function: Callable[P, R], /) -> Graphed[P, R]: ...
-    @overload
-    def graphed(
-        self,
-        function: None = None,
-        /,
-        *,
-        key: Callable[..., Hashable] | None = None,
-        capacity: int = 64,
-        name: str | None = None,
-        copy: bool = False,
-        copy_inputs: bool = False,
-        checked: bool = False,
-    ) -> Callable[[Callable[P, R]], Graphed[P, R]]: ...
-    def graphed(
-        self,
-        function: Any = None,
-        /,
-        *,
-        key: Callable[..., Hashable] | None = None,
-        capacity: int = 64,
-        name: str | None = None,
-        copy: bool = False,
-        copy_inputs: bool = False,
-        checked: bool = False,
-    ) -> Any:
-        """Capture the second call of a function with each key, and replay the graph in later calls.
-
-            @gpu.graphed(key=lambda batch: batch.shape)
-            def step(batch): …
-
-        Calls share a graph when `key` returns the same value for their arguments or, without `key`,
-        when all values are equal. In addition, arrays must be the same memory, including those in
-        tuples, lists, dicts and dataclasses, and any other object must be the same one.
-
-        With `copy_inputs`, arrays only need the same layout: the graph has arrays of its own, into
-        which the arguments of each call are copied. A function that writes into its arguments is
-        refused then. `copy` returns copies instead of the graph's own results, which the next call
-        overwrites. For a method, the instance owns the graphs and is not part of the key: a graph does
-        not notice that an attribute of the instance was replaced.
-
-        With a `name`, the values of `key` are recorded and can be warmed. A warmer uses the name of the
-        function if there is none: see `Graphed.warmer`.
-        """
-        more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
-
-        def graphed(function: Callable[P, R]) -> Graphed[P, R]:
-            graphs = self._graphs(capacity, name=name, checked=checked, key_text=graph.call_key_text)
-            return graph.Graphed(function, graphs, **more)
-
-        return graphed if function is None else graphed(function)
-
-    def profile(self, *sinks: str | os.PathLike[str] | RowSink | None, every: int = EVERY) -> None:
-        """Sample the host time of replays, for graphs that are captured from now on.
-
-        Every sink gets every row. A path appends JSON lines to a file, a callable gets the row as its
-        argument, and None writes to the standard error, which is the default. A sink that raises is
-        reported to the log and gets no more rows. The first replay of each graph is sampled, and then
-        every `every`th.
-        """
-        profile = Profile(*map(row_sink, sinks or (None,)), every=every)
-        self._replay_options = self._replay_options._replace(profile=profile)
 
     # Lifetime
 

@@ -20,7 +20,7 @@ from tests.threads import run_in_thread
 
 MODES = ["thread_local", "global", "relaxed"]
 ILLEGAL, UNSUPPORTED, INVALIDATED, INVALID_VALUE = 401, 900, 901, 1
-ISOLATION, CAPTURED_EVENT, WRONG_THREAD = 905, 907, 908
+UNJOINED, ISOLATION, CAPTURED_EVENT, WRONG_THREAD = 904, 905, 907, 908
 
 
 class Seam(NamedTuple):
@@ -287,6 +287,66 @@ def test_a_stream_whose_capture_was_invalidated_can_be_captured_again(seam: Seam
     graph = seam.captured.end_capture()
     assert len(graph.nodes()) == 1
     graph.close()
+
+
+# Streams that are forked from the captured one
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stream_that_waits_for_a_captured_event_is_captured_as_a_branch(
+    mode: str, seam: Seam
+) -> None:
+    second = seam.address + 12
+    seam.captured.begin_capture(mode)
+    seam.fill(seam.captured, 4)
+    assert seam.other.capture_id() is None
+    seam.other.wait(seam.captured.record())
+    assert seam.other.capture_status() == "active"
+    assert seam.other.capture_id() == seam.captured.capture_id() is not None
+    seam.device.copy(second, seam.address, 12, seam.other)
+    seam.captured.wait(seam.other.record())
+    seam.fill(seam.captured, 5)
+    assert seam.captured.num_captured_nodes() == seam.other.num_captured_nodes() == 3
+    graph = seam.captured.end_capture()
+    assert [seam.captured.capture_status(), seam.other.capture_status()] == ["none", "none"]
+    assert [node.kind for node in graph.nodes()] == ["fill", "copy", "fill"]
+    first, branch, last = graph.dependencies()
+    assert (first, branch) == ((), (0,))
+    assert 1 in last
+    executable = graph.instantiate()
+    graph.close()
+    for _ in range(2):
+        assert executable.prepare(seam.other)()[0] == 0
+        assert seam.words() == [5] * 3 + [4] * 3
+    executable.close()
+
+
+def test_branches_may_be_independent(seam: Seam) -> None:
+    seam.captured.begin_capture("thread_local")
+    start = seam.captured.record()
+    seam.fill(seam.captured, 1)
+    seam.other.wait(start)
+    seam.device.fill(seam.address + 12, b"\2\0\0\0", 3, seam.other)
+    seam.captured.wait(seam.other.record())
+    graph = seam.captured.end_capture()
+    assert graph.dependencies() == [(), ()]
+    executable = graph.instantiate()
+    graph.close()
+    assert executable.prepare(seam.other)()[0] == 0
+    assert seam.words() == [1] * 3 + [2] * 3
+    executable.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_branch_that_is_not_joined_fails_the_end_of_the_capture(mode: str, seam: Seam) -> None:
+    seam.captured.begin_capture(mode)
+    seam.fill(seam.captured, 1)
+    seam.other.wait(seam.captured.record())
+    seam.fill(seam.other, 2)
+    assert code_of(seam.captured.end_capture) == UNJOINED
+    assert [seam.captured.capture_status(), seam.other.capture_status()] == ["none", "none"]
+    seam.fill(seam.other, 3)
+    assert seam.words()[:3] == [3] * 3
 
 
 # Memory that a graph allocates

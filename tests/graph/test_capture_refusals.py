@@ -21,14 +21,16 @@ from preheat.runtime.active_capture import (
     FROM_HOST,
     INSTANTIATE,
     LOAD,
-    RECORD_EVENT,
+    OTHER_STREAM,
     REPLAY,
     RESET,
     RESOLVE_KERNEL,
     SET_SCALAR,
     SYNCHRONIZE,
+    TIME_EVENT,
     TO_HOST,
     UNLOAD,
+    WAIT_OUTSIDE,
     Operation,
 )
 from preheat.runtime.array import Array, Scalar
@@ -118,9 +120,10 @@ ACTS = {
     "stream.done": Case(lambda s: s.stream.done(), "synchronising", SYNCHRONIZE),
     "event.synchronize": Case(lambda s: s.event.synchronize(), "synchronising", SYNCHRONIZE),
     "event.done": Case(lambda s: s.event.done(), "synchronising", SYNCHRONIZE),
-    "record": Case(lambda s: s.gpu.record(), "using an event", RECORD_EVENT),
-    "stream.record": Case(lambda s: s.stream.record(), "using an event", RECORD_EVENT),
-    "stream.wait": Case(lambda s: s.stream.wait(s.event), "using an event", RECORD_EVENT),
+    "record": Case(lambda s: s.gpu.record(timing=True), "timing an event", TIME_EVENT),
+    "wait": Case(lambda s: s.gpu.wait(s.event), "waiting for outside work", WAIT_OUTSIDE),
+    "stream.record": Case(lambda s: s.stream.record(), ELSEWHERE, OTHER_STREAM),
+    "stream.wait": Case(lambda s: s.stream.wait(s.event), ELSEWHERE, OTHER_STREAM),
     "set": Case(lambda s: s.scalar.set(42), "setting a scalar", SET_SCALAR),
     "trim": Case(lambda s: s.gpu.trim(), "unloading programs", UNLOAD),
     "reset": Case(lambda s: s.gpu.reset(), "resetting or closing the device", RESET),
@@ -240,7 +243,8 @@ def test_the_captured_stream_is_never_asked_or_waited_for(device: Gpu) -> None:
     operations: list[Callable[[], object]] = [
         stream.synchronize,
         stream.done,
-        stream.record,
+        lambda: stream.record().done(),
+        lambda: stream.record().synchronize(),
         device.synchronize,
     ]
     for mode in MODES:

@@ -121,7 +121,7 @@ inside("allocate inside the window", lambda s: s.gpu.empty(N))
 inside("synchronise inside the window", lambda s: s.gpu.synchronize())
 inside("read a result inside the window", lambda s: s.out.numpy())
 inside("write from the host inside the window", lambda s: s.x.write(s.xs))
-inside("record an event inside the window", lambda s: s.gpu.record())
+inside("time work inside the window", lambda s: s.gpu.record(timing=True))
 inside("begin again without an end", lambda s: s.gpu.capture().begin())
 
 
@@ -263,6 +263,55 @@ def _(s: Scene) -> None:
     side = s.gpu.stream()
     with s.gpu.capture():
         s.add.launch(s.x, 5, s.out, N, grid=2, block=32, stream=side)
+
+
+@footgun("wait inside the window for an event from before it")
+def _(s: Scene) -> None:
+    before = s.gpu.record()
+    with s.gpu.capture():
+        s.launch()
+        s.gpu.wait(before)
+
+
+@footgun("ask for an event from inside the window")
+def _(s: Scene) -> None:
+    with s.gpu.capture():
+        s.launch()
+        inside = s.gpu.record()
+    inside.done()
+
+
+@footgun("forget to join a side stream")
+def _(s: Scene) -> None:
+    side = s.gpu.stream()
+    with s.gpu.capture():
+        side.wait(s.gpu.record())
+        s.add.launch(s.x, 5, s.out, N, grid=2, block=32, stream=side)
+
+
+@footgun("use one array in two branches of a graph without a join")
+def _(s: Scene) -> None:
+    side = s.gpu.stream()
+    s.out.fill(0)
+    with s.gpu.capture() as graph:
+        side.wait(s.gpu.record())
+        s.add.launch(s.x, 5, s.out, N, grid=2, block=32, stream=side)
+        s.out.fill(3)
+    graph.replay()
+    assert set(s.out.numpy().tolist()) == {3}
+
+
+@footgun("replay graphs that share a pool in two streams")
+def _(s: Scene) -> None:
+    """The tests with another library are in `tests/runtime/test_shared_pools.py`."""
+    pool = s.gpu.shared_pool()
+    graphs = []
+    for _ in range(2):
+        with s.gpu.capture(pool=pool) as graph:
+            s.launch()
+        graphs.append(graph)
+    for graph in graphs:
+        graph.replay(stream=s.gpu.stream())
 
 
 @footgun("replay a graph inside a capture")

@@ -215,6 +215,8 @@ def test_a_value_that_is_no_pool_of_this_device_is_refused_at_once(
         gpu.capture(pool=wrong)
     with pytest.raises(InputError, match="is of another device than emulator:0, or from before its"):
         gpu.capture(pool=other.pool())
+    with pytest.raises(InputError, match="is of another device than emulator:0, or from before its"):
+        gpu.graphs(pool=other.shared_pool())
     pool = gpu.pool()
     pool.close()
     with pytest.raises(InputError, match="this pool is closed: a capture that"), gpu.capture(pool=pool):

@@ -39,6 +39,12 @@ class Library(Protocol):
     def switch(self, number: int) -> None:
         """Work in another stream from here on, which waits for the one before."""
 
+    def fork(self, number: int) -> None:
+        """Inside a capture, work in a side stream from here on, which waits for the captured one."""
+
+    def join(self) -> None:
+        """Work in the captured stream again, which waits for the side stream."""
+
     def handle(self) -> int:
         """Return the handle of the current stream."""
 
@@ -53,6 +59,7 @@ class Standin:
         self._library: Any = library
         self._streams = [library.default, *(library.new_stream() for _ in range(STREAMS - 1))]
         self._torch = isinstance(library, FakeTorch)
+        self._captured: Any = None
 
     def full(self, count: int, value: int) -> Any:
         return self._library.full(count, value)
@@ -74,6 +81,15 @@ class Standin:
         before = self._library.current
         self._library.current = self._streams[number]
         self._library.order(before)
+
+    def fork(self, number: int) -> None:
+        self._captured = self._library.current
+        self.switch(number)
+
+    def join(self) -> None:
+        side = self._library.current
+        self._library.current = self._captured
+        self._library.order(side)
 
     def handle(self) -> int:
         return int(self._library.current.handle)
@@ -113,6 +129,15 @@ class RealTorch:
         there.wait_stream(before)
         self._torch.cuda.set_stream(there)
 
+    def fork(self, number: int) -> None:
+        self._captured = self._torch.cuda.current_stream()
+        self.switch(number)
+
+    def join(self) -> None:
+        side = self._torch.cuda.current_stream()
+        self._captured.wait_stream(side)
+        self._torch.cuda.set_stream(self._captured)
+
     def handle(self) -> int:
         return int(self._torch.cuda.current_stream().cuda_stream)
 
@@ -151,6 +176,15 @@ class RealCuPy:
         there = self._streams[number]
         there.wait_event(before.record())
         there.use()
+
+    def fork(self, number: int) -> None:
+        self._captured = self._cupy.cuda.get_current_stream()
+        self.switch(number)
+
+    def join(self) -> None:
+        side = self._cupy.cuda.get_current_stream()
+        self._captured.wait_event(side.record())
+        self._captured.use()
 
     def handle(self) -> int:
         return int(self._cupy.cuda.get_current_stream().ptr)

@@ -1,9 +1,10 @@
 """Random programs over memory of preheat and other libraries, compared with sequential execution.
 
 A program makes arrays, tensors, views and exports, launches kernels in several streams, fills, copies,
-captures, replays, sets scalars, drops names and reads. Each piece of memory has a model, a plain list
-of numbers, on which every step is done at once and in order. Whatever the program reads must be what
-the model holds.
+captures, replays, sets scalars, drops names and reads. Captures have side streams, of preheat and of
+the other libraries, and some of them share a memory pool. Each piece of memory has a model, a plain
+list of numbers, on which every step is done at once and in order. Whatever the program reads must be
+what the model holds.
 """
 
 from __future__ import annotations
@@ -77,6 +78,10 @@ class Captured:
     steps: list[Step] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)  # tensors of libraries that work inside it
     scalar: bool = False
+    pooled: bool = False  # Its memory of other libraries is shared.
+    forked: list[Any] = field(default_factory=list)  # streams of preheat
+    aside: list[Library] = field(default_factory=list)  # libraries that work in a side stream
+    events: list[Any] = field(default_factory=list)
 
 
 number = st.integers(0, 999)
@@ -100,6 +105,7 @@ class Programs(RuleBasedStateMachine):
         self.kernels = {name: module[name] for name in ("put", "copy", "mix", "add", "spin")}
         self.streams = [None, *(self.gpu.stream() for _ in range(2))]
         self.pool = self.gpu.pool(1 << 14)
+        self.shared = self.gpu.shared_pool()
         self.step = self.gpu.scalar("int32", 7, name="step")
         self.scalar = [7]
         self.items: list[Item] = []
@@ -117,6 +123,8 @@ class Programs(RuleBasedStateMachine):
             self.kernels["put"][1, 32](x, 0, N)
             for name in ("copy", "mix"):
                 self.kernels[name][1, 32](x, y, N)
+        for library in self.libraries:
+            library.copy(library.full(N, 0), library.full(N, 1))
 
     def _ours(self, array: Array, model: list[int]) -> Item:
         return Item(array, model)
@@ -143,6 +151,13 @@ class Programs(RuleBasedStateMachine):
         choices: list[Any] = [*self.streams, *self.streams, *self.libraries]
         chosen = choices[at % len(choices)]
         return StreamHandle(chosen.handle()) if chosen in self.libraries else chosen
+
+    def _stream_of_launch(self, at: int) -> Any:
+        """Choose a stream for a launch, in a capture None or one that was forked."""
+        if self.capturing is None:
+            return self._stream(at)
+        choices = [None, *self.capturing.forked]
+        return choices[at % len(choices)]
 
     def _address(self, item: Item) -> Any:
         """Return the operand: the first N numbers from where the item begins."""
@@ -239,14 +254,14 @@ class Programs(RuleBasedStateMachine):
         scalar = self.scalar
         if self.capturing is not None:
             self.capturing.scalar = True
-        chosen = None if self.capturing is not None else self._stream(stream)
+        chosen = self._stream_of_launch(stream)
         self.kernels["add"].launch(self.step, operand, N, grid=1, block=32, stream=chosen)
         self._do(lambda: item.set([(n * 3 + scalar[0]) & MASK for n in item.get()]))
 
     def _launch(self, name: str, items: list[Item], value: int | None, stream: int) -> None:
         operands = [self._operand(item) for item in items]
         args = (operands[0], value, N) if name == "put" else (*operands, N)
-        chosen = None if self.capturing is not None else self._stream(stream)
+        chosen = self._stream_of_launch(stream)
         if chosen is None:
             self.kernels[name][1, 32](*args)
         else:
@@ -315,11 +330,73 @@ class Programs(RuleBasedStateMachine):
     # Captures
 
     @precondition(lambda self: self.capturing is None and len(self.graphs) < 4)
-    @rule(relaxed=st.booleans())
-    def capture(self, relaxed: bool) -> None:
+    @rule(relaxed=st.booleans(), pooled=st.booleans())
+    def capture(self, relaxed: bool, pooled: bool) -> None:
         """Work becomes part of a graph from here on."""
-        self.capturing = Captured(self.gpu.capture(mode="relaxed" if relaxed else "thread_local"))
+        mode = "relaxed" if relaxed else "thread_local"
+        pool = self.shared if pooled else None
+        self.capturing = Captured(self.gpu.capture(mode=mode, pool=pool), pooled=pooled)
         self.capturing.graph.begin()
+
+    @precondition(lambda self: self.capturing is not None)
+    @rule(which=number)
+    def mark(self, which: int) -> None:
+        """An event in the captured stream, or in one that was forked."""
+        captured = self.capturing
+        assert captured is not None
+        streams = [self.gpu, *captured.forked]
+        captured.events.append(streams[which % len(streams)].record())
+
+    @precondition(lambda self: self.capturing is not None)
+    @rule(which=number, event=number)
+    def fork(self, which: int, event: int) -> None:
+        """A stream of preheat waits for an event of the capture, which may be an old one."""
+        captured = self.capturing
+        assert captured is not None
+        side = self.streams[1 + which % (len(self.streams) - 1)]
+        assert side is not None
+        events = captured.events or [self.gpu.record()]
+        side.wait(events[event % len(events)])
+        if side not in captured.forked:
+            captured.forked.append(side)
+
+    @precondition(lambda self: self.capturing is not None and self.capturing.forked)
+    @rule(which=number)
+    def join(self, which: int) -> None:
+        """The captured stream waits for a side stream, which may be used again."""
+        captured = self.capturing
+        assert captured is not None
+        self.gpu.wait(captured.forked[which % len(captured.forked)])
+
+    @precondition(lambda self: self.capturing is not None)
+    @rule(which=number, to=st.integers(1, STREAMS - 1))
+    def step_aside(self, which: int, to: int) -> None:
+        """A library works in a side stream of the capture, or in the captured stream again."""
+        captured = self.capturing
+        assert captured is not None
+        library = self.libraries[which % len(self.libraries)]
+        if library in captured.aside:
+            captured.aside.remove(library)
+            library.join()
+        else:
+            captured.aside.append(library)
+            library.fork(to)
+
+    @precondition(lambda self: self.capturing is not None and self.capturing.pooled)
+    @rule(into=number, value=small, by_kernel=st.booleans())
+    def inside(self, into: int, value: int, by_kernel: bool) -> None:
+        """The first library allocates inside the capture, from memory that graphs share."""
+        library = self.libraries[0]
+        item = self._item(into)
+        if item.library is not library and not by_kernel:
+            return
+        hidden = library.full(N, value)
+        operand = self._operand(item)
+        if by_kernel:
+            self.kernels["copy"][1, 32](hidden, operand, N)
+        else:
+            library.copy(operand, hidden)
+        self._do(lambda: item.set([value] * N))
 
     @precondition(lambda self: self.capturing is not None)
     @rule()
@@ -331,6 +408,10 @@ class Programs(RuleBasedStateMachine):
         captured = self.capturing
         self.capturing = None
         assert captured is not None
+        for library in captured.aside:
+            library.join()
+        for side in captured.forked:
+            self.gpu.wait(side)
         if not captured.steps:
             captured.graph.__exit__(ValueError, ValueError("nothing was captured"), None)
             return

@@ -22,6 +22,8 @@ TESTS = (
     "tests/runtime/test_ordering.py",
     "tests/runtime/test_shared_ordering.py",
     "tests/runtime/test_foreign_captures.py",
+    "tests/runtime/test_shared_pools.py",
+    "tests/runtime/test_branch_ordering.py",
     "tests/programs/test_random_programs.py",
 )
 
@@ -36,6 +38,7 @@ class Mutation(NamedTuple):
 
 
 ORDER, USES = "runtime/order.py", "runtime/uses.py"
+BRANCHES = "graph/branches.py"
 MUTATIONS = (
     Mutation(
         "no use waits for an earlier one", ORDER,
@@ -207,6 +210,76 @@ MUTATIONS = (
         "a replay does not count as a write of its scalars", "graph/recorded.py",
         "capture.uses | {scalar.buffer.uses: True for scalar in scalars.values()}",
         "dict(capture.uses)",
+    ),
+    Mutation(
+        "no branch of a capture waits for uses in another one", BRANCHES,
+        "        self.wait_for_uses(branch, uses)\n        yield\n",
+        "        yield\n",
+    ),
+    Mutation(
+        "no branch waits for what was captured before the first event", BRANCHES,
+        "                branch.wait(mark)\n",
+        "                if mark is not self._first:\n                    branch.wait(mark)\n",
+    ),
+    Mutation(
+        "no write waits for reads in other branches", BRANCHES,
+        "(self._last_write, *self._reads) if write else (self._last_write,)",
+        "(self._last_write,)",
+    ),
+    Mutation(
+        "a use in a branch is forgotten", BRANCHES,
+        "            self._uses_of(each).add(mark, write=write)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "a branch that has waited once has waited for all that follows", BRANCHES,
+        "self._seen.get(other._number, 0) >= position",
+        "other._number in self._seen",
+    ),
+    Mutation(
+        "no branch waits for a side stream of another library", BRANCHES,
+        "            branch.wait(self._mark(other))\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "no side stream of another library waits for a branch", BRANCHES,
+        "            other.wait(mark)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "shared memory counts as ours alone inside a capture", "graph/captured_streams.py",
+        "        if any(each.shared for each in uses):\n",
+        "        if False:\n",
+    ),
+    Mutation(
+        "an export inside a capture does not wait for branches", "graph/captured_streams.py",
+        "                self._order.wait_for_uses(branch, {uses: True})\n",
+        "                pass\n",
+    ),
+    Mutation(
+        "a launch inside a capture ignores the side stream of its library", "graph/captured_streams.py",
+        "            for branch in self._foreign_branches([first]):\n",
+        "            for branch in self._foreign_branches([first][:0]):\n",
+    ),
+    Mutation(
+        "replays of graphs that share a pool are not ordered", "graph/recorded.py",
+        "            uses[shared.uses] = True\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "copies of results do not delay other graphs that share their pool", "graph/cached_graph.py",
+        "        self.graph.record_read()\n",
+        "",
+    ),
+    Mutation(
+        "a graph does not keep the pool that it shares", "graph/foreign.py",
+        "else (self.shared,)",
+        "else (None,)",
+    ),
+    Mutation(
+        "any write in a stream of another library counts as a repeated one", USES,
+        "        return not known and self._last_writes.keys() == {timeline.stream.id}\n",
+        "        return bool(self._last_writes) or bool(known)\n",
     ),
 )  # fmt: skip
 

@@ -183,7 +183,12 @@ class Stream(Protocol):
         """
 
     def wait(self, event: Event) -> None:
-        """Let later work of the stream wait for `event`; the caller does not wait."""
+        """Let later work of the stream wait for `event`; the caller does not wait.
+
+        The wait for an event of a stream that is captured lets this stream take part in that capture:
+        its work becomes a branch of the graph. Before the end of the capture, the stream that began it
+        has to wait for the branch.
+        """
 
     def done(self) -> bool:
         """Return True once all submitted work has completed."""
@@ -207,6 +212,9 @@ class Stream(Protocol):
 
     def num_captured_nodes(self) -> int:
         """Return how many nodes are captured so far; an error without a valid capture."""
+
+    def capture_id(self) -> int | None:
+        """Return the number of the capture that this stream takes part in, or None."""
 
     def capture_status(self) -> str:
         """Return `none`, `active` or `invalidated`."""
@@ -234,6 +242,9 @@ class Graph(Protocol):
 
     def nodes(self) -> list[GraphNode]:
         """Return the nodes in the order of their capture."""
+
+    def dependencies(self) -> list[tuple[int, ...]]:
+        """Return, for each node, the positions of the earlier nodes that it waits for directly."""
 
     def instantiate(self, *, free_on_launch: bool = False) -> Executable:
         """Make the graph executable.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from preheat.graph.graph import RESERVED, Graph
     from preheat.graph.graphed import Graphed, call_key_text
     from preheat.graph.keys import key_text
-    from preheat.graph.pool import Pool, own_pool
+    from preheat.graph.pool import Pool
+    from preheat.graph.shared_pool import SharedPool, capture_memory
 
 __all__ = [
     "RESERVED",
@@ -24,9 +25,10 @@ __all__ = [
     "GraphCache",
     "Graphed",
     "Pool",
+    "SharedPool",
     "call_key_text",
+    "capture_memory",
     "key_text",
-    "own_pool",
 ]
 
 _MODULE_OF = {
@@ -35,9 +37,10 @@ _MODULE_OF = {
     "GraphCache": "cache",
     "Graphed": "graphed",
     "Pool": "pool",
+    "SharedPool": "shared_pool",
     "call_key_text": "graphed",
+    "capture_memory": "shared_pool",
     "key_text": "keys",
-    "own_pool": "pool",
 }
 
 

@@ -106,7 +106,11 @@ class CachedGraph:
         for own, given in zip(self.inputs, arrays, strict=True):
             trees.copy_into(own, given)
         self.graph.replay()
-        return trees.copy_arrays(self.outputs) if copy else trees.copy_containers(self.outputs)
+        if not copy:
+            return trees.copy_containers(self.outputs)
+        copies = trees.copy_arrays(self.outputs)
+        self.graph.record_read()
+        return copies
 
     def check(self, new: Graph, body: Body[Any]) -> None:
         """Capture `body` as `new` and raise if that would do something else than this graph does."""

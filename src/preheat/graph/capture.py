@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 from preheat.callsite import CallSite, call_site, caller, format_site
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
+from preheat.graph.captured_streams import CapturedStreams
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.nodes import Node, Record
+from preheat.graph.shared_pool import SharedPool
 from preheat.runtime.active_capture import Allocator, Operation, RecordedLaunch
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
@@ -24,6 +26,7 @@ from preheat.runtime.uses import Uses, add_use
 __all__ = ["MODES", "Capture"]
 
 _INVALIDATED = 901  # the driver's error for work in a capture that is invalid already
+_UNJOINED = 904  # its error for a forked stream that the captured one does not wait for
 
 E = TypeVar("E", bound=Exception)
 MODES = ("thread_local", "global", "relaxed")
@@ -33,8 +36,10 @@ class Capture:
     """A capture of one thread, from its begin to its end. It implements `ActiveCapture`.
 
     The captured `stream` is used for captures only. Work for `requested_stream`, which the caller
-    named, is captured as well. New arrays come from `allocator`. The first error inside is kept with
+    named, is captured as well. New arrays come from `allocator`, and other libraries allocate from
+    `shared`, if it is given. The first error inside is kept with
     the line that caused it, and `end` reports that one, not the errors that follow from it.
+    `streams` has the streams that were forked from the captured one.
 
     A captured launch is appended to `records` as a tuple, which keeps its arguments alive. Everything
     else that the graph has to know about it is found at the end, once for all launches.
@@ -47,6 +52,7 @@ class Capture:
         mode: str,
         graph: object,
         allocator: Allocator | None = None,
+        shared: SharedPool | None = None,
     ) -> None:
         self.context = context
         self.mode = mode
@@ -57,6 +63,7 @@ class Capture:
         self._owner = threading.current_thread()
         self.over = self.interrupted = False
         self.records: list[Record] = []
+        self.after: list[tuple[int, ...]] | None = None  # see `RecordedWork`
         self._num_other_nodes = 0  # nodes of fills and copies
         self.arrays: dict[Array, None] = {}  # arrays of preheat, in order of appearance
         self.uses: dict[Uses, bool] = {}  # the uses of their memory, with True for a write
@@ -68,12 +75,16 @@ class Capture:
         self._placed: dict[int, Node] = {}  # fills and copies, which have no name, by position
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
-        self.stream = context.capture_stream()
-        self.foreign_libraries = ForeignLibraries(context.device, self.stream)
+        self._shared = shared
+        self.stream = context.capture_stream() if shared is None else shared.stream
+        self.streams = CapturedStreams(context, self.stream, stream, self._began)
+        self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
 
     def open(self) -> None:
         """Begin the capture. If this fails or is interrupted, `abort` undoes what was done."""
         self.context.active_captures()
+        if self._shared is not None and self.thread not in self.context.captures_by_thread:
+            self._shared.begin_turn(self.streams.token)
         with self.context.capture_lock:
             self.context.add_capture(self)
             self._opened = True
@@ -100,6 +111,7 @@ class Capture:
                 hint="end it in the thread that began it",
             )
         try:
+            self._check_joined()
             graph = self._end()
         except ContextLostError:
             raise
@@ -131,8 +143,19 @@ class Capture:
             raise
         return self._end_at_device()
 
+    def _check_joined(self) -> None:
+        """Remember the error for a forked stream of preheat that was not joined."""
+        for branch in self.streams.unjoined():
+            error = CaptureError(
+                f"{branch.title} was forked from the captured stream and is not joined",
+                where=format_site(branch.site),
+                hint="join it before the end of the capture: gpu.wait(stream)",
+            )
+            self.remember_error(error)
+
     def _end_at_device(self) -> base.Graph:
         try:
+            self.streams.join_all()
             graph = self.stream.end_capture()
         except DeviceError:
             self._at_device = False
@@ -177,7 +200,11 @@ class Capture:
             return
         self.over = True
         if self.context.remove_capture(self) or not self._opened:
-            self.context.idle_capture_streams.append(self.stream)
+            self.streams.close()
+            if self._shared is None:
+                self.context.idle_capture_streams.append(self.stream)
+        if self._shared is not None:
+            self._shared.end_turn(self.streams.token)
 
     def release_pools(self) -> None:
         """Release memory of other libraries at a safe point: doing it in a capture ends the process."""
@@ -195,6 +222,13 @@ class Capture:
         return self._invalidated(error, self.last_site)
 
     def _invalidated(self, error: Exception, where: CallSite) -> CaptureError:
+        if isinstance(error, DriverError) and error.code == _UNJOINED:
+            return CaptureError(
+                f"another library forked a stream from the captured one and did not join it: {error}",
+                where=format_site(where),
+                hint="join it before the end of the capture, in torch by "
+                "torch.cuda.current_stream().wait_stream(side)",
+            )
         after = "" if where == self.last_site else f", after {format_site(self.last_site)}"
         return CaptureError(
             f"a call of another library invalidated the capture{after}: {error}",
@@ -205,9 +239,11 @@ class Capture:
     def _merge(self, graph: base.Graph) -> None:
         """Insert the nodes of other libraries among ours. The device lists all nodes in order."""
         left = deque(self._launches())
-        if graph.num_nodes() == len(left) + self._num_other_nodes:
-            return  # All of them are ours.
+        ours_alone = graph.num_nodes() == len(left) + self._num_other_nodes
+        if ours_alone and self.streams.single:
+            return
         merged: list[Record] = []
+        positions: list[int] = []  # in `merged`, of each node of the device
         for at, driver_node in enumerate(graph.nodes()):
             if at in self._placed:
                 merged += [self._placed[at]] if self._placed[at] not in merged[-1:] else []
@@ -215,7 +251,9 @@ class Capture:
                 merged.append(left.popleft())
             else:
                 merged.append(Node(driver_node.kind, driver_node.name, foreign=True))
+            positions.append(len(merged) - 1)
         self.records = [*merged, *left]
+        self.after = _merged_dependencies(graph.dependencies(), positions, len(self.records))
 
     def _launches(self) -> Iterator[RecordedLaunch]:
         return (record for record in self.records if isinstance(record, tuple))
@@ -269,9 +307,12 @@ class Capture:
             self.first_error = (getattr(error, "where", None) or caller(), error)
         return error
 
+    # What becomes part of it
+
     def add_export(self, array: Array) -> None:
         """Keep an array that another library uses inside the capture."""
         self._use(array, write=True)
+        self.streams.wait_before_export(array.buffer.uses)
 
     def add_uses(self, arguments: LaunchArguments) -> None:
         """Keep the operands of a call that became part of the capture."""
@@ -314,6 +355,31 @@ class Capture:
         self._num_other_nodes += pieces
         end = self.stream.num_captured_nodes()
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
+
+
+def _merged_dependencies(
+    dependencies: Sequence[Sequence[int]], positions: Sequence[int], count: int
+) -> list[tuple[int, ...]]:
+    """Return the dependencies of `count` records, of which the nodes have these `positions`."""
+    merged: list[set[int]] = [set() for _ in range(count)]
+    for position, before in zip(positions, dependencies, strict=True):
+        merged[position] |= {positions[at] for at in before} - {position}
+    return [tuple(sorted(each)) for each in _reduced(merged)]
+
+
+def _reduced(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
+    """Return the dependencies without those that others imply. A join may add such."""
+    if all(len(before) < 2 for before in dependencies):
+        return dependencies
+    ancestors: list[int] = []  # a bit for each earlier node
+    reduced: list[set[int]] = []
+    for before in dependencies:
+        implied = 0
+        for at in before:
+            implied |= ancestors[at]
+        reduced.append({at for at in before if not implied >> at & 1})
+        ancestors.append(implied | sum(1 << at for at in before))
+    return reduced
 
 
 def _release(pools: object) -> None:

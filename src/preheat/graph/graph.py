@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
@@ -22,9 +22,11 @@ from preheat.errors import CaptureError, GraphError, InputError
 from preheat.graph.capture import MODES, Capture
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.nodes import Node, diff
+from preheat.graph.pool import Pool
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
 from preheat.graph.replay import CAPTURE_AGAIN, Replayer, ReplayFunction
+from preheat.graph.shared_pool import SharedPool
 from preheat.messages import count
 from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Operation
 from preheat.runtime.array import Scalar
@@ -32,9 +34,6 @@ from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import run_locked
 from preheat.runtime.libraries import StreamHandle
 from preheat.runtime.stream import raw_stream
-
-if TYPE_CHECKING:
-    from preheat.graph.pool import Pool
 
 __all__ = ["RESERVED", "Graph", "State"]
 
@@ -91,7 +90,7 @@ class Graph:
         stream: object = None,
         mode: str = "thread_local",
         name: str | None = None,
-        pool: Pool | None = None,
+        pool: Pool | SharedPool | None = None,
         free_on_launch: bool = False,
         replay_options: ReplayOptions = DEFAULT_OPTIONS,
     ) -> None:
@@ -101,7 +100,8 @@ class Graph:
         self.mode = mode
         self.name = name
         self.context = context
-        self._allocator = pool
+        self._shared = pool if isinstance(pool, SharedPool) else None
+        self._allocator = pool if isinstance(pool, Pool) else None
         self._free_on_launch = free_on_launch
         self._given_stream = stream  # Another library's stream lives as long as its object does.
         self._stream = None if stream is None else raw_stream(context, stream)
@@ -133,7 +133,9 @@ class Graph:
         if self._allocator is not None:
             self._allocator.admit_capture()
         self.context.drain()
-        self._capture = capture = Capture(self.context, self._stream, self.mode, self, self._allocator)
+        self._capture = capture = Capture(
+            self.context, self._stream, self.mode, self, self._allocator, self._shared
+        )
         try:
             self._stage = State.CAPTURING
             self.name = self.name or f"captured at {capture.began}"
@@ -188,6 +190,7 @@ class Graph:
         )
         self.replay = self._replayer.function()
         self._allocator = None  # The arrays that the graph uses keep their memory.
+        self._shared = None  # The recorded work has it, if other libraries took part.
 
     def _abort(self) -> None:
         """End a capture that was interrupted before its body began."""
@@ -251,6 +254,12 @@ class Graph:
         replayer.check(INSTANTIATE)
         replayer.upload(stream)
         return self
+
+    def record_read(self) -> None:
+        """Let other graphs that share memory with this one wait for reads of its results until now."""
+        shared = None if self._replayer is None else self._replayer.work.shared
+        if shared is not None:
+            shared.record_read()
 
     def _not_captured(self, operation: Operation | None = None) -> NoReturn:
         """Raise because there is nothing to replay."""

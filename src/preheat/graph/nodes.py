@@ -77,15 +77,17 @@ class Node:
     """A node of a graph.
 
     `kind` is `kernel`, `fill` or `copy`. Nodes of other libraries are `foreign`: they have the kind
-    that the driver reports, and of them only kind and name are known. A node describes its arguments
-    when they are asked for, because a capture should be quick.
+    that the driver reports, and of them only kind and name are known. `after` has the positions of the
+    nodes that this one waits for directly; without side streams, that is the node before. A node
+    describes its arguments when they are asked for, because a capture should be quick.
     """
 
     __slots__ = (
-        "_arguments", "_packed", "_params", "_place", "_tensors", "digest", "entry", "foreign",
+        "_arguments", "_packed", "_params", "_place", "_tensors", "after", "digest", "entry", "foreign",
         "geometry", "kind", "name",
     )  # fmt: skip
 
+    after: tuple[int, ...]
     digest: str  # of the program, for a kernel of preheat; with `entry` it identifies the code
     entry: str
     geometry: base.Geometry | None
@@ -104,6 +106,7 @@ class Node:
         self.kind = kind
         self.name = name
         self.foreign = foreign
+        self.after = ()
         self._place = where
         self._packed = packed
         self._tensors = {each.address: _describe_tensor(each) for each in tensors}
@@ -226,14 +229,47 @@ def diff(old: Sequence[Node], new: Sequence[Node]) -> list[str]:
     """Describe how `new` differs from `old`, one line each; an empty list means no difference."""
     matched = SequenceMatcher(None, [_identity(n) for n in old], [_identity(n) for n in new], False)
     rows: list[str] = []
+    moved = _changed_dependencies(old, new, matched)
     for tag, a0, a1, b0, b1 in matched.get_opcodes():
         if tag == "equal":
             for at, (was, now) in enumerate(zip(old[a0:a1], new[b0:b1], strict=True), start=a0):
-                rows += _changes(at, was, now)
+                rows += [*_changes(at, was, now), *moved.get(at, ())]
             continue
         rows += [f"node {at}: {old[at]} is gone" for at in range(a0, a1)]
         rows += [f"node {at}: {new[at]} is new{_location(new[at])}" for at in range(b0, b1)]
     return rows
+
+
+def _changed_dependencies(
+    old: Sequence[Node], new: Sequence[Node], matched: SequenceMatcher[tuple[object, ...]]
+) -> dict[int, list[str]]:
+    """Describe which nodes of both captures wait for other nodes than before, by old position.
+
+    A node that only one of them has is looked through: the nodes that it waits for count instead.
+    """
+    position = {a + n: b + n for a, b, size in matched.get_matching_blocks() for n in range(size)}
+    before = _known_dependencies(old, set(position))
+    after = _known_dependencies(new, set(position.values()))
+    rows: dict[int, list[str]] = {}
+    for at, there in position.items():
+        was = {position[each] for each in before[at]}
+        if was != after[there]:
+            head = f"node {at}, {old[at].name or old[at].kind}{_location(new[there])}"
+            rows[at] = [f"{head}: after {_listed(was)} became after {_listed(after[there])}"]
+    return rows
+
+
+def _known_dependencies(nodes: Sequence[Node], known: set[int]) -> list[set[int]]:
+    """Return, for each node, the nearest nodes before it that are `known`."""
+    nearest: list[set[int]] = []
+    for node in nodes:
+        found = [{at} if at in known else nearest[at] for at in node.after]
+        nearest.append(set().union(*found))
+    return nearest
+
+
+def _listed(positions: set[int]) -> str:
+    return f"nodes {', '.join(map(str, sorted(positions)))}" if positions else "nothing"
 
 
 def _identity(node: Node) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, integer, shape_of
 
-__all__ = ["Pool", "own_pool"]
+__all__ = ["Pool"]
 
 _RECREATE = "make the pool again: gpu.pool(…)"
 _ALIGN = 256
@@ -52,7 +52,7 @@ class Pool:
 
     def __init__(self, context: Context, size: int | None = None) -> None:
         context.require_alive()
-        self._context = context
+        self.context = self._context = context
         self._lock = threading.Lock()
         self._arena = Arena(context)
         self._scratch = ScratchStack(context.order, context.order.new_uses(context.stream))
@@ -330,15 +330,3 @@ class Pool:
 
 def _aligned(size: int) -> int:
     return max(-(-size // _ALIGN), 1) * _ALIGN
-
-
-def own_pool(pool: Pool | None, context: Context) -> Pool | None:
-    """Return `pool`; `InputError` when captures of `context` cannot allocate from it."""
-    if pool is not None and not isinstance(pool, Pool):
-        raise InputError(f"pool={pool!r} is not a pool of memory", hint="pool=gpu.pool()")
-    if pool is not None and pool._context is not context:
-        raise InputError(
-            f"{pool!r} is of another device than {context.device.name}, or from before its reset",
-            hint="make one on this device: gpu.pool()",
-        )
-    return pool

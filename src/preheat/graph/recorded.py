@@ -11,7 +11,9 @@ from preheat.devices.base import ON_HOST
 from preheat.errors import CaptureError, InputError, did_you_mean
 from preheat.graph.capture import Capture
 from preheat.graph.nodes import Node, Record
+from preheat.graph.shared_pool import SharedPool
 from preheat.lazy import lazy
+from preheat.runtime.active_capture import RecordedLaunch
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.host import number_format, packer
 from preheat.runtime.launch import LaunchArguments
@@ -29,13 +31,15 @@ class RecordedWork:
 
     title: str  # the graph in errors
     records: list[Record]
+    after: list[tuple[int, ...]] | None  # what each record waits for; None if each does for the last
     scalars: dict[str, Scalar]  # by the name that `Graph.replay` takes
     buffers: list[Buffer]
-    uses: dict[Uses, bool]  # the uses of these buffers, with True where the graph writes
+    uses: dict[Uses, bool]  # of these buffers and a shared pool, with True where the graph writes
     foreign: list[Operand]  # memory of other libraries
     libraries: tuple[str, ...]  # other libraries whose work is part of the graph
     modules: list[object]
     pools: tuple[object, ...]  # memory that other libraries allocated inside the capture
+    shared: SharedPool | None = None  # the same, if other graphs use it too
 
     @classmethod
     def of(cls, capture: Capture, title: str) -> RecordedWork:
@@ -43,29 +47,41 @@ class RecordedWork:
         scalars = _scalars_by_name(capture.arrays)
         has_foreign_nodes = any(isinstance(each, Node) and each.foreign for each in capture.records)
         libraries = capture.libraries
+        shared = capture.foreign_libraries.shared
+        released = False if shared is None else _release_tensors(capture, shared)
         pools: tuple[object, ...] = ()
+        uses = capture.uses | {scalar.buffer.uses: True for scalar in scalars.values()}
         if has_foreign_nodes:
             libraries = libraries | capture.foreign_libraries.names
+        if has_foreign_nodes or released:
             pools = capture.foreign_libraries.take_pools()
+        if shared is not None and pools:
+            uses[shared.uses] = True
         capture.foreign_libraries.return_pools()
         return cls(
             title=title,
             records=capture.records,
+            after=capture.after,
             scalars=scalars,
             buffers=list({array.buffer: None for array in capture.arrays}),
-            uses=capture.uses | {scalar.buffer.uses: True for scalar in scalars.values()},
+            uses=uses,
             foreign=list(capture.foreign.values()),
             libraries=tuple(sorted(libraries)),
             modules=[*capture.modules],
             pools=pools,
+            shared=shared if pools else None,
         )
 
     @lazy
     def nodes(self) -> tuple[Node, ...]:
         """The nodes, in order."""
-        return tuple(
+        nodes = tuple(
             Node.of_launch(record) if isinstance(record, tuple) else record for record in self.records
         )
+        for at, node in enumerate(nodes):
+            chain = (at - 1,) if at else ()
+            node.after = chain if self.after is None else self.after[at]
+        return nodes
 
     @property
     def foreign_nodes(self) -> tuple[Node, ...]:
@@ -127,6 +143,35 @@ class RecordedWork:
         self.foreign = []
         self.modules = []
         self.pools = ()
+        self.shared = None
+
+
+def _release_tensors(capture: Capture, shared: SharedPool) -> bool:
+    """Let go of tensors that were allocated from a shared pool; return True if there were some.
+
+    The pool keeps the memory, and other captures may use it once the program has dropped the tensor.
+    """
+    ranges = shared.ranges() if capture.foreign else []
+    inside = {
+        key: each
+        for key, each in capture.foreign.items()
+        if any(each.start in addresses for addresses in ranges)
+    }
+    for key in inside:
+        del capture.foreign[key]
+    starts = {each.start for each in inside.values()}
+    capture.records = [
+        record if isinstance(record, Node) else _without_owners(record, starts)
+        for record in capture.records
+    ]
+    return bool(inside)
+
+
+def _without_owners(record: RecordedLaunch, starts: set[int]) -> RecordedLaunch:
+    """Return a launch that keeps the tensors at these addresses no longer alive."""
+    launch, data, args, site, tensors = record
+    kept = tuple(each._replace(owner=None) if each.start in starts else each for each in tensors)
+    return (launch, data, args, site, kept)
 
 
 def _scalars_by_name(arrays: Iterable[Array]) -> dict[str, Scalar]:

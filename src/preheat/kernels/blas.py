@@ -161,7 +161,7 @@ class Blas:
             if handle is None:
                 if not self._ready:
                     self.reserve()
-                handle = self._bind(stream)
+                handle = self._bind(self._ready.pop(), stream)
             self._handles[stream.id] = handle
             self._tidy()
             return handle
@@ -187,25 +187,24 @@ class Blas:
             if handle is None:
                 if not self._ready:
                     raise _no_workspace()
-                handle = self._retained[stream.id] = self._bind(stream)
+                handle = self._retained[stream.id] = self._bind(self._ready.pop(), stream)
                 stream.retain(handle)
             return handle
 
-    def _handle_in_capture(self, capture: ActiveCapture) -> Handle:
-        """Return the handle for a capture of preheat."""
+    def _handle_in_capture(self, capture: ActiveCapture, stream: base.Stream) -> Handle:
+        """Return the handle for a capture of preheat, which works in a stream of the capture."""
         with self._lock:
             for owner, handle in self._captured:
                 if owner() is capture:
-                    return handle
+                    return handle if handle.stream is stream else self._bind(handle, stream)
             if not self._ready:
                 raise _no_workspace()
-            handle = self._bind(capture.stream)
+            handle = self._bind(self._ready.pop(), stream)
             self._captured.append((weakref.ref(capture), handle))
             return handle
 
-    def _bind(self, stream: base.Stream) -> Handle:
-        """Take a handle that is ready and let it work in `stream`."""
-        handle = self._ready.pop()
+    def _bind(self, handle: Handle, stream: base.Stream) -> Handle:
+        """Let a handle work in `stream`."""
         modes = self._library.cublas.Math
         return handle.bind(stream, sum(getattr(modes, name) for name in MATH[self.math].modes))
 
@@ -418,11 +417,14 @@ class _Product(Call):
         multiply = self._blas._gemm(self._op, self._dtype, self._add)
         self._blas._multiply_in_order(stream, multiply, *arguments.values)
 
-    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
-        handle = self._blas._handle_in_capture(capture)
-        self._call(handle, *arguments.values)
+    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture, stream: base.Stream) -> None:
+        handle = self._blas._handle_in_capture(capture, stream)
+        # Products in different streams of the capture share the workspace, so they are ordered.
+        with capture.streams.ordered(stream, {handle.workspace.buffer.uses: True}):
+            self._call(handle, *arguments.values)
+        arguments.use(handle.workspace, write=True)
+        arguments.arrays[len(arguments.values)] = handle.workspace
         capture.add_uses(arguments)
-        capture.add_export(handle.workspace)
 
     def _call(self, handle: Handle, a: int, b: int, c: int) -> None:
         self._blas._gemm(self._op, self._dtype, self._add)(handle, a, b, c)

@@ -75,6 +75,7 @@ class Handle:
         self._raw = raw
         self.workspace = workspace
         self._unused = unused
+        self.stream: base.Stream | None = None  # where it works
         self.default_stream: base.Stream | None = None  # the legacy one, once it uses the workspace
 
     @property
@@ -89,6 +90,7 @@ class Handle:
         # After the stream, because setting a stream discards the workspace.
         call("set_workspace", self.number, self.workspace.address, self.workspace.nbytes)
         call("set_math_mode", self.number, mode)
+        self.stream = stream
         return self
 
     def __del__(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from preheat.callsite import CallSite
@@ -13,11 +14,13 @@ if TYPE_CHECKING:
     from preheat.runtime.array import Array
     from preheat.runtime.launch import Launch, LaunchArguments
     from preheat.runtime.operands import Operand
+    from preheat.runtime.uses import Uses
 
 __all__ = [
     "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "MEASURE_POOL", "OTHER_STREAM",
-    "RECORD_EVENT", "REPLAY", "RESET", "RESOLVE_KERNEL", "SET_SCALAR", "SYNCHRONIZE", "TO_HOST",
-    "UNLOAD", "WARM_GRAPHS", "ActiveCapture", "Allocator", "Operation", "RecordedLaunch",
+    "REPLAY", "RESET", "RESOLVE_KERNEL", "SET_SCALAR", "SYNCHRONIZE", "TIME_EVENT", "TO_HOST", "UNLOAD",
+    "WAIT_OUTSIDE", "WARM_GRAPHS", "ActiveCapture", "Allocator", "CapturePoint", "CaptureStreams",
+    "Operation", "RecordedLaunch",
 ]  # fmt: skip
 
 #: A captured launch: the launch, its packed parameters, its arguments, the place in the program and the
@@ -51,7 +54,11 @@ ALLOCATE = Operation(
 FREE = Operation("freeing memory", "close arrays after the capture", relaxed=True, unsafe=True)
 UNLOAD = Operation("unloading programs", "trim after the capture", relaxed=True, unsafe=True)
 SYNCHRONIZE = Operation("synchronising", "synchronise after the replay", unsafe=True)
-RECORD_EVENT = Operation("using an event", "record events outside, before or after the replay")
+WAIT_OUTSIDE = Operation(
+    "waiting for outside work",
+    "wait before the replay; memory that the graph uses is ordered already",
+)
+TIME_EVENT = Operation("timing an event", "record the events outside, before and after the replay")
 TO_HOST = Operation("copying to the host", "read results after the replay", unsafe=True)
 FROM_HOST = Operation(
     "copying from the host", "write before the replay; the graph reads the array's newest content",
@@ -63,7 +70,8 @@ REPLAY = Operation("replaying a graph", "replay after the capture")
 RESET = Operation("resetting or closing the device", "leave the capture first", unsafe=True)
 OTHER_STREAM = Operation(
     "work in another stream than the captured one",
-    "omit the stream: work of the capturing thread goes to the captured stream",
+    "omit the stream: work of the capturing thread goes to the captured stream; or fork the stream "
+    "from it: stream.wait(gpu.record())",
     relaxed=True,
 )
 MEASURE_POOL = Operation("measuring a pool", "measure before the capture: it runs the body for real")
@@ -75,6 +83,38 @@ class Allocator(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return a new array with undefined content."""
+
+
+class CapturePoint(Protocol):
+    """A point in the work of a capture, which other streams of the capture can wait for."""
+
+    @property
+    def event(self) -> base.Event:
+        """The event of the device."""
+
+
+class CaptureStreams(Protocol):
+    """The streams of a capture: the captured one, and those that were forked from it."""
+
+    def includes(self, stream: base.Stream | None) -> bool:
+        """Return True if work for this stream becomes part of the capture."""
+
+    def stream_for(self, stream: base.Stream | None, libraries: Iterable[int]) -> base.Stream:
+        """Return the captured stream for work in `stream`, or else for work on tensors of `libraries`.
+
+        `libraries` has the handles of the current streams of those libraries.
+        """
+
+    def ordered(
+        self, stream: base.Stream, uses: Mapping[Uses, bool], libraries: Mapping[int, str] = ...
+    ) -> AbstractContextManager[None]:
+        """Order work in a captured stream with uses of its memory in other streams of the capture."""
+
+    def record(self, stream: base.Stream | None) -> CapturePoint:
+        """Return the point after the captured work of `stream`; None means the captured stream."""
+
+    def wait(self, stream: base.Stream | None, point: object) -> None:
+        """Let later work of `stream` wait for `point`. Work for `stream` is captured from here on."""
 
 
 class ActiveCapture(Protocol):
@@ -91,6 +131,10 @@ class ActiveCapture(Protocol):
     interrupted: bool  # An interrupt kept the device from ending the capture.
     records: list[Any]  # Launches are appended to it as `RecordedLaunch`.
     last_site: CallSite  # of the last work that became part of the capture
+
+    @property
+    def streams(self) -> CaptureStreams:
+        """The captured stream, and those that were forked from it."""
 
     @property
     def abandoned(self) -> bool:

@@ -175,7 +175,7 @@ class Array:
         if capture is None:
             self._fill(element_bytes(value, self.dtype))
             return self
-        with capture:
+        with capture, capture.streams.ordered(capture.stream, {self.buffer.uses: True}):
             pattern = element_bytes(value, self.dtype)
             capture.add_fill(self, pattern, self._fill(pattern, capture.stream))
         return self
@@ -218,14 +218,15 @@ class Array:
             raise InputError(f"cannot copy {other!r} into {self!r}")
         if not self.nbytes:
             return self
+        uses = {other.buffer.uses: False} | {self.buffer.uses: True}
         capture = context.active_capture()
         if capture is not None:
-            with capture:
+            with capture, capture.streams.ordered(capture.stream, uses):
                 self._device.copy(self.address, other.address, self.nbytes, capture.stream)
                 capture.add_copy(self, other)
             return self
         stream = self._stream
-        with context.order.section(stream, {other.buffer.uses: False} | {self.buffer.uses: True}):
+        with context.order.section(stream, uses):
             self._device.copy(self.address, other.address, self.nbytes, stream)
         return self
 

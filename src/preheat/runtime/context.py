@@ -179,7 +179,7 @@ class Context:
         for other in captures:
             if other is not mine and other.stream is stream:
                 raise CaptureError("another thread is capturing this stream")
-        if mine is not None and stream not in (None, mine.stream, mine.requested_stream):
+        if mine is not None and not mine.streams.includes(stream):
             mine.refuse(OTHER_STREAM, stream)
             return None
         return mine

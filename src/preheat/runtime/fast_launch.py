@@ -66,8 +66,12 @@ _OWN = _Templates(
     "{0}.address",
     "own_submit",
 )
-# For a launch that becomes part of a capture. It waits for nothing: the replay is ordered.
-_OPEN = "{0}.buffer.context is context and {0}.buffer.open and {0}.uses is {0}.buffer.uses"
+# For a launch that becomes part of a capture. It waits for nothing: the replay is ordered. Another
+# library may use shared memory in another stream of the capture, so that takes no short path.
+_OPEN = (
+    "{0}.buffer.context is context and {0}.buffer.open and {0}.uses is {0}.buffer.uses"
+    " and not {0}.uses.shared"
+)
 _RECORDED = _Templates(
     _OPEN,
     _OPEN,

@@ -113,7 +113,7 @@ class Call(ABC):
         """Check the arguments, order the work and submit it; `LaunchError` before anything happens.
 
         In a thread that captures, the work becomes part of the capture. The replay orders it with the
-        work that produces its operands.
+        work that produces its operands outside of the graph.
         """
         if named:
             self.signature.refuse_names(named)
@@ -121,7 +121,7 @@ class Call(ABC):
         capture = self.context.active_capture(self.stream)
         if capture is not None:
             with capture:
-                self._capture(self.convert(args, UNORDERED), capture)
+                self._run_in(capture, self.convert(args, UNORDERED))
             return
         stream = self.choose_stream(args)
         capturing = self.context.order.is_capturing(stream)
@@ -131,13 +131,19 @@ class Call(ABC):
         if self.blocking and not capturing:
             self._wait(stream)
 
+    def _run_in(self, capture: ActiveCapture, arguments: LaunchArguments) -> None:
+        """Add the work to a capture, in order with the work of other streams in it."""
+        stream = capture.streams.stream_for(self.stream, arguments.foreign_streams)
+        with capture.streams.ordered(stream, arguments.uses, arguments.foreign_streams):
+            self._capture(arguments, capture, stream)
+
     @abstractmethod
     def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> object:
         """Submit the work to the device."""
 
     @abstractmethod
-    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
-        """Add the work to a capture, with the memory that it uses."""
+    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture, stream: base.Stream) -> None:
+        """Add the work to a capture, in its `stream`, with the memory that it uses."""
 
     # Arguments
 
@@ -275,8 +281,8 @@ class Launch(Call):
             self.raise_for_status(status)
         return data
 
-    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture) -> None:
-        data = self._submit(arguments, capture.stream)
+    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture, stream: base.Stream) -> None:
+        data = self._submit(arguments, stream)
         capture.add_launch(self, data, arguments)
 
     def record(self, capture: ActiveCapture, buffer: ParamBuffer, args: tuple[Any, ...]) -> None:

@@ -15,11 +15,14 @@ from typing import Any
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_GPU, PER_THREAD_STREAM
 from preheat.dtypes import DTYPES, DType
+from preheat.errors import InputError
 
 __all__ = [
-    "LIBRARIES", "CuPy", "Library", "Numba", "StreamHandle", "Torch", "current_streams",
+    "LIBRARIES", "CuPy", "Library", "Numba", "PoolId", "StreamHandle", "Torch", "current_streams",
     "retained_current_streams",
 ]  # fmt: skip
+
+PoolId = tuple[int, int]  # how torch numbers its memory pools
 
 
 class StreamHandle:
@@ -90,16 +93,28 @@ class Library:
         """Return True if the current stream is never destroyed."""
         return self.current(index) in LEGACY_STREAMS
 
-    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
-        """Send the library's work to `stream` until `stack` closes; return the owner of its memory."""
-        del stack, stream, index
+    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int, pool: Any = None) -> object:
+        """Send the library's work to `stream` until `stack` closes, and its allocations to a pool.
+
+        Return the pool, which owns the memory: the given one, or a new one.
+        """
+        del stack, stream, index, pool
         return None
+
+    def pool_ranges(self, pool: Any, index: int) -> list[range]:
+        """Return the addresses of the memory in a pool of `redirect`, if the library tells them."""
+        del pool, index
+        return []
 
 
 class Torch(Library):
     """torch. It never destroys a stream, but its current one may belong to another library."""
 
     api = "torch"
+
+    def __init__(self, name: str, *, device_type: int = ON_GPU) -> None:
+        super().__init__(name, device_type=device_type)
+        self._ended_pools: set[PoolId] = set()  # ids that torch accepts never again
 
     def is_initialized(self) -> bool:
         """Return True once torch has a CUDA context; False while another thread imports it."""
@@ -120,19 +135,67 @@ class Torch(Library):
         stream = self.module.cuda.current_stream(index)
         return stream.cuda_stream in LEGACY_STREAMS or stream.stream_id != stream.cuda_stream
 
-    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
-        """Send torch's work to `stream`, and its allocations to a new memory pool."""
+    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int, pool: Any = None) -> object:
+        """Send torch's work to `stream`, and its allocations to a memory pool."""
         cuda = self.module.cuda
-        unused = _unused_pools.setdefault((self.name, index), [])
-        with cuda.device(index):
-            pool = unused.pop() if unused else cuda.MemPool()
+        if pool is None:
+            unused = _unused_pools.setdefault((self.name, index), [])
+            with cuda.device(index):
+                pool = unused.pop() if unused else cuda.MemPool()
         stack.enter_context(cuda.stream(cuda.ExternalStream(stream.handle, device=index)))
         stack.enter_context(cuda.use_mem_pool(pool, device=index))
         return pool
 
+    def open_pool(self, given: Any, index: int) -> Any:
+        """Return a pool for `redirect`: a `torch.cuda.MemPool`, or the pool with an id."""
+        if not isinstance(given, tuple):
+            return given
+        if given in self._ended_pools:
+            raise InputError(
+                f"the memory pool {given} of torch has ended with the last graph that used it",
+                hint="make a new id: torch.cuda.graph_pool_handle(); or keep gpu.graphs(pool=id)",
+            )
+        return _TorchPool(self.module, given, index, self._ended_pools.add)
+
+    def pool_ranges(self, pool: Any, index: int) -> list[range]:
+        """Return the addresses of the memory in a pool."""
+        segments = self.module.cuda.memory_snapshot()
+        return [
+            range(each["address"], each["address"] + each["total_size"])
+            for each in segments
+            if each["device"] == index and each.get("segment_pool_id") == pool.id
+        ]
+
     def keep_unused_pool(self, pool: object, index: int) -> None:
         """Keep an unused pool for the next capture: destroying a pool makes torch wait."""
         _unused_pools.setdefault((self.name, index), []).append(pool)
+
+
+class _TorchPool:
+    """A pool of torch by its id. torch keeps the pool as long as this object lives.
+
+    Once the last user of an id is gone, torch accepts the id never again, so `ended` is told.
+    """
+
+    def __init__(self, torch: Any, id: PoolId, index: int, ended: Callable[[PoolId], None]) -> None:
+        self.id = id
+        calls = torch._C
+        begin = getattr(calls, "_cuda_beginAllocateCurrentThreadToPool", None)
+        begin = begin or calls._cuda_beginAllocateToPool  # before torch 2.8
+        end = calls._cuda_endAllocateToPool
+        release = calls._cuda_releasePool
+        begin(index, id)  # This counts one more user of the pool.
+        end(index, id)
+
+        def release_pool() -> None:
+            ended(id)
+            release(index, id)
+
+        self._release = release_pool
+
+    def __del__(self) -> None:
+        if hasattr(self, "_release"):
+            self._release()
 
 
 class CuPy(Library):
@@ -164,10 +227,10 @@ class CuPy(Library):
         stream = self.module.cuda.get_current_stream(index)
         return StreamHandle(int(stream.ptr), stream)
 
-    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int) -> object:
-        """Send CuPy's work to `stream`, and its allocations to a new memory pool."""
+    def redirect(self, stack: ExitStack, stream: StreamHandle, index: int, pool: Any = None) -> object:
+        """Send CuPy's work to `stream`, and its allocations to a memory pool."""
         cuda = self.module.cuda
-        pool = cuda.MemoryPool()
+        pool = cuda.MemoryPool() if pool is None else pool
         stack.enter_context(cuda.Device(index))
         take = getattr(cuda.Stream, "from_external", None)  # since 14.0
         there = cuda.ExternalStream(stream.handle, index) if take is None else take(stream)

@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
+from preheat.callsite import caller
 from preheat.devices import base
-from preheat.errors import InputError
-from preheat.runtime.active_capture import RECORD_EVENT, SYNCHRONIZE
+from preheat.errors import CaptureError, InputError
+from preheat.runtime.active_capture import SYNCHRONIZE, TIME_EVENT, WAIT_OUTSIDE, CapturePoint
 from preheat.runtime.context import Context
 
-__all__ = ["Event", "Stream", "raw_stream", "record_event"]
+__all__ = ["Event", "Stream", "raw_stream", "record_event", "record_in", "wait_in"]
 
 _RECREATE = "make the stream again: gpu.stream()"
 
 
 class Event:
-    """A point in the work of a stream. The event is destroyed when the object is dropped."""
+    """A point in the work of a stream. The event is destroyed when the object is dropped.
 
-    __slots__ = ("_context", "raw")
+    An event that was recorded inside a capture is a point of the graph, `point`. Only streams of that
+    capture can wait for it.
+    """
 
-    def __init__(self, context: Context, raw: base.Event) -> None:
+    __slots__ = ("_context", "point", "raw")
+
+    def __init__(self, context: Context, raw: base.Event, point: CapturePoint | None = None) -> None:
         self._context = context
         self.raw = raw
+        self.point = point
 
     def done(self) -> bool:
         """Return True once the work before the event has completed."""
         self.require_alive()
         self._context.refuse_in_capture(SYNCHRONIZE)
+        self.require_outside()
         return self.raw.done()
 
     def synchronize(self) -> None:
         """Wait until the event has completed, and raise the errors of the work before it."""
         self.require_alive()
         self._context.refuse_in_capture(SYNCHRONIZE)
+        self.require_outside()
         self.raw.synchronize()
 
     def elapsed(self, since: Event) -> float:
         """Return the seconds from `since` to this event; both are complete and have `timing=True`."""
-        self.require_alive()
-        since.require_alive()
+        for each in (self, since):
+            each.require_alive()
+            each.require_outside()
         return self.raw.elapsed(since.raw)
 
     def require_alive(self) -> None:
         """Raise when the context of the event is lost."""
         self._context.require_alive("record the event again: gpu.record()")
+
+    def require_outside(self) -> None:
+        """Raise for an event that was recorded inside a capture."""
+        if self.point is not None:
+            raise CaptureError(
+                "the event was recorded inside a capture, so it is a point of the graph alone",
+                where=caller(),
+                hint="record an event after the replay: gpu.record()",
+            )
 
     def __repr__(self) -> str:
         return f"<Event on {self._context.device.name}>"
@@ -86,15 +104,20 @@ class Stream:
         return (0, self.handle)
 
     def record(self, *, timing: bool = False) -> Event:
-        """Return an event after everything submitted to this stream so far."""
-        self._context.refuse_in_capture(RECORD_EVENT, self.raw)
-        return record_event(self._context, self.raw, timing=timing)
+        """Return an event after everything submitted to this stream so far.
 
-    def wait(self, event: Event) -> None:
-        """Let later work of this stream wait for `event`; the caller does not wait."""
-        event.require_alive()
-        self._context.refuse_in_capture(RECORD_EVENT, self.raw)
-        self.raw.wait(event.raw)
+        Inside a capture it is a point of the graph, if this stream is a part of the capture.
+        """
+        return record_in(self._context, self.raw, timing=timing)
+
+    def wait(self, other: object) -> None:
+        """Let later work of this stream wait for an event, or for all work in another stream so far.
+
+        The caller does not wait. Inside a capture, the wait for an event of the capture forks this
+        stream: work of the capturing thread in it is captured from here on, as a branch of the graph.
+        Before the end, the captured stream has to wait for the branch: see `Gpu.wait`.
+        """
+        wait_in(self._context, self.raw, other)
 
     def done(self) -> bool:
         """Return True once all submitted work has completed."""
@@ -126,6 +149,45 @@ class Stream:
     def __repr__(self) -> str:
         state = "closed" if self._raw is None else self._raw.id
         return f"<Stream {state} on {self._context.device.name}>"
+
+
+def record_in(context: Context, stream: base.Stream | None, *, timing: bool) -> Event:
+    """Return an event after everything submitted to `stream`; None means the device's own.
+
+    In a thread that captures, the event becomes part of the capture if the stream is. The captured
+    stream then stands for the device's own.
+    """
+    context.require_alive()
+    capture = context.active_capture(stream)
+    if capture is None:
+        return record_event(context, stream or context.stream, timing=timing)
+    if timing:
+        context.refuse_in_capture(TIME_EVENT)
+    with capture:
+        point = capture.streams.record(stream)
+    return Event(context, point.event, point)
+
+
+def wait_in(context: Context, stream: base.Stream | None, other: object) -> None:
+    """Let later work of `stream` wait for an event or a stream; None means the device's own."""
+    event = other if isinstance(other, Event) else _event_of(context, other)
+    event.require_alive()
+    if event.point is None:
+        if context.active_capture(stream) is not None:
+            context.refuse_in_capture(WAIT_OUTSIDE)
+        (stream or context.stream).wait(event.raw)
+        return
+    capture = context.active_capture()
+    if capture is None:
+        event.require_outside()
+        return
+    with capture:
+        capture.streams.wait(stream, event.point)
+
+
+def _event_of(context: Context, stream: object) -> Event:
+    """Return an event after everything submitted to a stream, which may be another library's."""
+    return record_in(context, raw_stream(context, stream), timing=False)
 
 
 def raw_stream(context: Context, stream: object) -> base.Stream:

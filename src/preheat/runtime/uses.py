@@ -235,6 +235,9 @@ class Uses:
 
     def record_use(self, timeline: Timeline, position: int, *, write: bool) -> None:
         """Record a use that ended at the mark `position`. The stream gets no right."""
+        if self._has_only_written(timeline) and write:
+            self.repeat_use(timeline, position, write=True)  # Nothing changes for prepared work.
+            return
         if write:
             self._replace_state(last_writes={timeline.stream.id: (timeline, position)})
             return
@@ -246,6 +249,12 @@ class Uses:
         if len(self._last_reads) > _MANY_READS:
             recent = self._last_reads.items()
             self._last_reads = {number: last for number, last in recent if not last[0].done()}
+
+    def _has_only_written(self, timeline: Timeline) -> bool:
+        """Return True if a write in a stream without a right is all that is known of earlier uses."""
+        others = self._last_reads or self._pending_readers or self.readers
+        known = self._writer_timeline is not None or self.uses_of_freed_parts or others
+        return not known and self._last_writes.keys() == {timeline.stream.id}
 
     def was_last_used_by(self, timeline: Timeline, *, write: bool) -> bool:
         """Return True if such a use by `timeline`, which has no right, would wait for nothing."""

@@ -34,6 +34,19 @@ class CudaGraph:
         nodes = call("cuGraphGetNodes", self._graph, count)[0] if count else []
         return [_described(node) for node in nodes]
 
+    def dependencies(self) -> list[tuple[int, ...]]:
+        """Return, for each node, the positions of the nodes that it waits for directly."""
+        count = self.num_nodes()
+        nodes = call("cuGraphGetNodes", self._graph, count)[0] if count else []
+        position = {int(node): at for at, node in enumerate(nodes)}
+        before: list[set[int]] = [set() for _ in nodes]
+        edges = int(call("cuGraphGetEdges", self._graph, 0)[-1])
+        if edges:
+            sources, targets, *_ = call("cuGraphGetEdges", self._graph, edges)
+            for source, target in zip(sources, targets, strict=True):
+                before[position[int(target)]].add(position[int(source)])
+        return [tuple(sorted(each)) for each in before]
+
     def instantiate(self, *, free_on_launch: bool = False) -> CudaExecutable:
         """Make the graph executable; a flag lets each launch free what the last one allocated."""
         flags = library().CUgraphInstantiate_flags

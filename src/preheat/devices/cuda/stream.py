@@ -114,6 +114,14 @@ class CudaStream:
             raise error_of("cuStreamGetCaptureInfo", _INVALIDATED)
         return int(call("cuGraphGetNodes", graph, 0)[1])
 
+    def capture_id(self) -> int | None:
+        """Return the number of the capture that this stream takes part in, or None."""
+        if self.handle in LEGACY_STREAMS:
+            return None  # See `capture_status`.
+        with self._in_context():
+            status, number, *_ = call("cuStreamGetCaptureInfo", self.handle)
+        return None if _STATUS[int(status)] == "none" else int(number)
+
     def capture_status(self) -> str:
         """Return whether this stream is being captured."""
         if self.handle in LEGACY_STREAMS:

@@ -1,7 +1,13 @@
 """Captures on the emulator, with the states, errors and error codes of a GPU.
 
-A stream is captured from `begin` to `end`. Work submitted in between becomes a node. A call that cannot
-be captured fails with 900 and invalidates every capture that it concerns, as measured on a GPU:
+A stream is captured from `begin` to `end`. Work submitted in between becomes a node. A stream that
+waits for an event of the capture is forked: its work becomes a branch of the same graph, until the end.
+Every node has the nodes that it depends on. The end fails with 904 if a branch was not joined, which
+means that the captured stream does not wait for all of its nodes. Where work is deferred, each replay
+executes the nodes in another order that their dependencies allow.
+
+A call that cannot be captured fails with 900 and invalidates every capture that it concerns, as
+measured on a GPU:
 
     waiting for the device                      every capture on it
     waiting for or querying a captured stream   its capture
@@ -16,6 +22,7 @@ until it is freed, in the graph or outside.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,9 +34,10 @@ from preheat.devices.emulator.quarantine import Allocation
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.errors import DriverError
 
-__all__ = ["Capture", "Captures", "EmulatorExecutable", "EmulatorGraph"]
+__all__ = ["Branch", "Capture", "Captures", "EmulatorExecutable", "EmulatorGraph"]
 
 WorkList = list[Callable[[], object]]
+_numbers = itertools.count(1)  # of captures
 
 
 class ClaimMemory(Protocol):
@@ -40,15 +48,19 @@ class ClaimMemory(Protocol):
 
 
 class CapturedWork(NamedTuple):
-    """The work of each replay, the objects that it keeps alive, the memory that it leaves allocated."""
+    """The work of each replay, the objects that it keeps alive, the memory that it leaves allocated.
+
+    `after` has, for each piece of work, the positions of those that it depends on.
+    """
 
     work: WorkList
+    after: list[tuple[int, ...]]
     owners: tuple[object, ...]
     unfreed: tuple[Allocation, ...]
 
 
 class EmulatorExecutable:
-    """Captured work, executed in the order of its nodes. It keeps owners alive."""
+    """Captured work, executed in an order that its nodes allow. It keeps owners alive."""
 
     def __init__(
         self,
@@ -83,9 +95,12 @@ class EmulatorExecutable:
         if captured.unfreed and not self._claim(captured.unfreed, stream, free=self._free_on_launch):
             return (1,)
         if scheduler is None:
-            _run_all(captured)
+            _run_all(captured, range(len(captured.work)))
         else:
-            scheduler.submit(stream.id, partial(_run_all, captured))  # The item keeps the owners alive.
+            order = scheduler.shuffled(captured.after)
+            scheduler.submit(
+                stream.id, partial(_run_all, captured, order)
+            )  # It keeps the owners alive.
         if mark is not None:
             stream.record(reuse=mark)
         return (0,)
@@ -95,9 +110,9 @@ class EmulatorExecutable:
         self._captured = None
 
 
-def _run_all(captured: CapturedWork) -> None:
-    for work in captured.work:
-        work()
+def _run_all(captured: CapturedWork, order: Sequence[int]) -> None:
+    for at in order:
+        captured.work[at]()
 
 
 class EmulatorGraph:
@@ -123,6 +138,10 @@ class EmulatorGraph:
         """Return its nodes, oldest first."""
         return list(self._nodes)
 
+    def dependencies(self) -> list[tuple[int, ...]]:
+        """Return, for each node, the positions of the nodes that it depends on."""
+        return list(self._captured.after)
+
     def instantiate(self, *, free_on_launch: bool = False) -> base.Executable:
         """Return an executable."""
         return EmulatorExecutable(
@@ -132,34 +151,36 @@ class EmulatorGraph:
     def close(self) -> None:
         """Release the work and the owners."""
         self._nodes = []
-        self._captured = CapturedWork([], (), ())
+        self._captured = CapturedWork([], [], (), ())
 
 
 class Capture:
-    """One capture of one stream, from its begin to its end."""
+    """One capture, from its begin to its end, with the streams that take part in it."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        self.number = next(_numbers)
         self.thread = threading.get_ident()
         self.valid = True
+        self.over = False
         self.nodes: list[base.GraphNode] = []
         self.unfreed: dict[int, Allocation] = {}  # Its allocations by address.
         self._work: WorkList = []
+        self._after: list[tuple[int, ...]] = []  # for each node, the nodes that it depends on
         self._owners: list[object] = []
 
-    def add(self, kind: str, name: str, work: Callable[[], object]) -> None:
-        """Add work that each replay executes."""
+    def add(self, kind: str, name: str, work: Callable[[], object], after: Sequence[int]) -> int:
+        """Add work that each replay executes after the nodes `after`. Return the number of its node."""
         self.require(kind)
         self.nodes.append(base.GraphNode(kind, name))
         self._work.append(work)
+        self._after.append(tuple(after))
+        return len(self.nodes) - 1
 
     def retain(self, owner: object) -> None:
         """Keep `owner` alive as long as the result of this capture."""
         self.require("retain")
         self._owners.append(owner)
-
-    def __len__(self) -> int:
-        return len(self.nodes)
 
     def require(self, call: str) -> None:
         """Raise if the capture is invalid."""
@@ -176,48 +197,90 @@ class Capture:
         mine = self.thread == threading.get_ident()
         return self.mode == "global" or (self.mode == "thread_local" and mine)
 
+    def unjoined(self, last: frozenset[int]) -> bool:
+        """Return whether a node is neither in `last` nor before another node."""
+        before_others = set(itertools.chain.from_iterable(self._after))
+        return not before_others | last >= set(range(len(self.nodes)))
+
     def captured(self) -> CapturedWork:
         """Return what each replay does."""
-        return CapturedWork(self._work, tuple(self._owners), tuple(self.unfreed.values()))
+        unfreed = tuple(self.unfreed.values())
+        return CapturedWork(self._work, self._after, tuple(self._owners), unfreed)
+
+
+class Branch:
+    """A stream that takes part in a capture. Its next node depends on the nodes `last`."""
+
+    def __init__(self, capture: Capture, last: frozenset[int] = frozenset(), *, origin: bool) -> None:
+        self.capture = capture
+        self.last = last
+        self.origin = origin  # False for a stream that was forked
+
+    def add(self, kind: str, name: str, work: Callable[[], object]) -> None:
+        """Add work that each replay executes after the work of this stream so far."""
+        self.last = frozenset({self.capture.add(kind, name, work, sorted(self.last))})
+
+    def wait(self, last: frozenset[int]) -> None:
+        """Let later work of this stream depend on more nodes."""
+        self.last |= last
 
 
 class Captures:
-    """The active captures of one device."""
+    """The active captures of one device, by the streams that take part in them."""
 
     def __init__(self, scheduler: Scheduler | None, claim: ClaimMemory) -> None:
-        self._active: dict[int, Capture] = {}  # By the id of the stream.
+        self._active: dict[int, Branch] = {}  # By the id of the stream.
         self._scheduler = scheduler
         self._claim = claim
 
-    def begin(self, stream: int, mode: str) -> Capture:
+    def begin(self, stream: int, mode: str) -> None:
         """Begin to capture a stream."""
         if stream in self._active:
             raise driver_error("begin capture", 401)
-        self._active[stream] = Capture(mode)
-        return self._active[stream]
+        self._active[stream] = Branch(Capture(mode), origin=True)
+
+    def fork(self, stream: int, capture: Capture, last: frozenset[int]) -> None:
+        """Let the work of a stream become a branch of a capture, after the nodes `last`."""
+        self._active[stream] = Branch(capture, last, origin=False)
 
     def abandon(self, stream: int) -> None:
-        """Drop the capture of a stream that is destroyed."""
-        self._active.pop(stream, None)
+        """Drop the capture of a stream that is destroyed; a destroyed branch only leaves it."""
+        branch = self._active.pop(stream, None)
+        if branch is not None and branch.origin:
+            self._leave(branch.capture)
 
     def end(self, stream: int) -> EmulatorGraph:
-        """Return the captured work. The stream is no longer captured, whatever happens."""
-        capture = self._active.pop(stream, None)
-        if capture is None:
+        """Return the captured work. The streams are no longer captured, unless a branch ends it."""
+        branch = self._active.get(stream)
+        if branch is None:
             raise driver_error("end capture", 401)
+        capture = branch.capture
+        if not branch.origin:
+            raise capture.invalidate("end capture", 903)
+        self._leave(capture)
         if capture.mode != "relaxed" and capture.thread != threading.get_ident():
             raise driver_error("end capture", 908)
         capture.require("end capture")
+        if capture.unjoined(branch.last):
+            raise driver_error("end capture", 904)
         return EmulatorGraph(capture.nodes, capture.captured(), self._scheduler, self._claim)
 
-    def find(self, stream: int) -> Capture | None:
-        """Return the capture of a stream, or None."""
+    def _leave(self, capture: Capture) -> None:
+        capture.over = True
+        self._active = {
+            stream: branch for stream, branch in self._active.items() if branch.capture is not capture
+        }
+
+    def find(self, stream: int) -> Branch | None:
+        """Return the part that a stream has in a capture, or None."""
         return self._active.get(stream) if self._active else None
 
     def drop_other_threads(self) -> None:
         """Drop the captures of threads that do not exist in a forked child."""
         mine = threading.get_ident()
-        self._active = {at: capture for at, capture in self._active.items() if capture.thread == mine}
+        self._active = {
+            stream: branch for stream, branch in self._active.items() if branch.capture.thread == mine
+        }
 
     def reject(
         self,
@@ -234,10 +297,11 @@ class Captures:
         """
         if not self._active:
             return
-        own = None if stream is None else self._active.get(stream)
+        branch = None if stream is None else self._active.get(stream)
+        own = None if branch is None else branch.capture
         concerned = [
             capture
-            for capture in list(self._active.values())
+            for capture in {branch.capture: None for branch in list(self._active.values())}
             if everywhere or capture is own or (watched and capture.concerns_this_thread())
         ]
         for capture in concerned:

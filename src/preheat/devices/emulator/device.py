@@ -17,7 +17,7 @@ import numpy as np
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
-from preheat.devices.emulator.capture import Capture, Captures
+from preheat.devices.emulator.capture import Branch, Captures
 from preheat.devices.emulator.driver_errors import error_of
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.image import image
@@ -124,8 +124,8 @@ class EmulatorDevice:
 
     def allocate(self, size: int, stream: base.Stream) -> int:
         """Return the address of `size` new bytes of `POISON`; in a captured stream, of each replay."""
-        if (capture := self.captures.find(stream.id)) is not None:
-            return self._allocate_in_graph(capture, size)
+        if (branch := self.captures.find(stream.id)) is not None:
+            return self._allocate_in_graph(branch, size)
         with self.lock:
             if self._used + size > _TOTAL_BYTES:
                 raise _out_of_memory(size)
@@ -139,11 +139,11 @@ class EmulatorDevice:
             self._used += size
             return allocation.buffer.start
 
-    def _allocate_in_graph(self, capture: Capture, size: int) -> int:
+    def _allocate_in_graph(self, branch: Branch, size: int) -> int:
         """Let a graph allocate memory in each replay, at the address that this returns."""
         allocation = _new_allocation(size)
-        capture.add("allocation", "", lambda: self._make_valid(allocation.buffer))
-        capture.unfreed[allocation.buffer.start] = allocation
+        branch.add("allocation", "", lambda: self._make_valid(allocation.buffer))
+        branch.capture.unfreed[allocation.buffer.start] = allocation
         return allocation.buffer.start
 
     def _claim(self, allocations: Sequence[Allocation], stream: base.Stream, *, free: bool) -> bool:
@@ -176,13 +176,13 @@ class EmulatorDevice:
 
     def free(self, address: int, stream: base.Stream) -> None:
         """Free memory after the work that is queued in `stream`, or in each replay."""
-        if (capture := self.captures.find(stream.id)) is not None:  # A graph frees what it allocated.
-            allocation = capture.unfreed.get(address)
+        if (branch := self.captures.find(stream.id)) is not None:  # A graph frees what it allocated.
+            allocation = branch.capture.unfreed.get(address)
             if allocation is None:
-                raise capture.invalidate("free", 1)
+                raise branch.capture.invalidate("free", 1)
             buffer = allocation.buffer
-            capture.add("free", "", lambda: self._make_freed(buffer))
-            del capture.unfreed[address]
+            branch.add("free", "", lambda: self._make_freed(buffer))
+            del branch.capture.unfreed[address]
             return
         with self.lock:
             if address not in self._allocated:
@@ -278,9 +278,9 @@ class EmulatorDevice:
                         self._check_allocated(kind, address, size, write=address == addresses[-1])
                 work()
 
-        capture = self.captures.find(stream.id)
-        if capture is not None:
-            capture.add(kind, "", locked)
+        branch = self.captures.find(stream.id)
+        if branch is not None:
+            branch.add(kind, "", locked)
         elif self.scheduler is None:
             locked()
         else:
@@ -304,8 +304,8 @@ class EmulatorDevice:
         def set_all(data: bytes) -> tuple[int, ...]:
             given = io.BytesIO(data)
             values = [given.read(size) for _, size in places]
-            if (capture := self.captures.find(stream.id)) is not None:
-                raise capture.invalidate("set")
+            if (branch := self.captures.find(stream.id)) is not None:
+                raise branch.capture.invalidate("set")
             if self.scheduler is not None:
                 work = self._deferred_write("set", places, values)
                 self.scheduler.submit(stream.id, work)

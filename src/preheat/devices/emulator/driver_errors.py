@@ -7,14 +7,17 @@ from preheat.errors import DriverError
 __all__ = ["driver_error", "error_of"]
 
 _NAMES = {
-    1: ("INVALID_VALUE", "memory that the graph allocates is allocated still, or is not the graph's"),
+    1: ("INVALID_VALUE", "memory of a graph is allocated still, or the capture of an event is over"),
     400: ("INVALID_HANDLE", "there is no such stream"),
     401: ("ILLEGAL_STATE", "the stream is not in a state for this"),
     600: ("NOT_READY", "the event has not happened yet"),
-    801: ("NOT_SUPPORTED", "captured work goes to one stream alone"),
     900: ("STREAM_CAPTURE_UNSUPPORTED", "no capture can hold this"),
     901: ("STREAM_CAPTURE_INVALIDATED", "an earlier call made this capture invalid"),
+    902: ("STREAM_CAPTURE_MERGE", "a wait would join two captures"),
+    903: ("STREAM_CAPTURE_UNMATCHED", "the capture began in another stream"),
+    904: ("STREAM_CAPTURE_UNJOINED", "a stream that was forked from the captured one was not joined"),
     905: ("STREAM_CAPTURE_ISOLATION", "captured work cannot wait for work that is not captured"),
+    906: ("STREAM_CAPTURE_IMPLICIT", "the legacy default stream cannot take part in a capture"),
     907: ("CAPTURED_EVENT", "a captured event never happens by itself"),
     908: ("STREAM_CAPTURE_WRONG_THREAD", "another thread began this capture"),
 }

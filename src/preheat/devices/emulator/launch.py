@@ -89,9 +89,9 @@ class Launch:
             for i, parameter in enumerate(self.parameters)
         ]
         stream = self._device.streams.id_of(self._stream)
-        capture = self._device.captures.find(stream)
-        if capture is not None:
-            capture.add("kernel", self.program.kernel, lambda: self.run(values))
+        branch = self._device.captures.find(stream)
+        if branch is not None:
+            branch.add("kernel", self.program.kernel, lambda: self.run(values))
         elif self._device.scheduler is None:
             self.run(values)
         else:

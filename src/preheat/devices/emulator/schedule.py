@@ -15,11 +15,12 @@ A seed decides everything: the same calls with the same seed execute in the same
 
 from __future__ import annotations
 
+import heapq
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -156,6 +157,29 @@ class Scheduler:
     def chance(self, share: float) -> bool:
         """Return True with this probability."""
         return self._random.random() < share
+
+    def shuffled(self, after: Sequence[Sequence[int]]) -> Sequence[int]:
+        """Return an order of pieces of work in which each follows those that it comes `after`."""
+        if all(at == 0 or at - 1 in before for at, before in enumerate(after)):
+            return range(len(after))  # There is no other one.
+        with self.lock:
+            rank = [self._random.random() for _ in after]
+        followers: list[list[int]] = [[] for _ in after]
+        for at, before in enumerate(after):
+            for number in before:
+                followers[number].append(at)
+        missing = [len(before) for before in after]
+        ready = [(rank[at], at) for at, count in enumerate(missing) if not count]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            _, chosen = heapq.heappop(ready)
+            order.append(chosen)
+            for at in followers[chosen]:
+                missing[at] -= 1
+                if not missing[at]:
+                    heapq.heappush(ready, (rank[at], at))
+        return order
 
     # Execution
 

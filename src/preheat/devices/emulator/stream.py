@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, PER_THREAD_STREAM
-from preheat.devices.emulator.capture import Capture, Captures
+from preheat.devices.emulator.capture import Branch, Captures
 from preheat.devices.emulator.driver_errors import driver_error
 from preheat.devices.emulator.schedule import QueuePosition, Scheduler
 from preheat.errors import DeviceError
@@ -22,24 +22,26 @@ _ids = itertools.count(1)
 
 
 class EmulatorEvent:
-    """A point in a stream: a time, a capture that is still active, or a position in a queue."""
+    """A point in a stream: a time, a point of a capture, or a position in a queue."""
 
     def __init__(self, captures: Captures, scheduler: Scheduler | None) -> None:
         self.handle = next(_handles)
         self.scheduler = scheduler
         self._captures = captures
-        self.capture: Capture | None = None
+        self.captured: Branch | None = None  # the stream in the capture, as it was then
         self.position: QueuePosition | None = None
         self._at = 0.0
 
-    def record(self, stream: int, capture: Capture | None) -> None:
+    def record(self, stream: int, branch: Branch | None) -> None:
         """Record the event again. Work that waits for the earlier record still waits for that one."""
         position = None
-        if capture is not None:
-            capture.require("event record")
+        captured = None
+        if branch is not None:
+            branch.capture.require("event record")
+            captured = Branch(branch.capture, branch.last, origin=branch.origin)
         elif self.scheduler is not None:
             position = self.scheduler.record(stream)
-        self.capture = capture
+        self.captured = captured
         self.position = position
         self._at = time.perf_counter()
 
@@ -63,8 +65,8 @@ class EmulatorEvent:
             self.scheduler.run_until(self.position)
 
     def _reject_captured(self, call: str) -> None:
-        if self.capture is not None:
-            raise self.capture.invalidate(call, 907)
+        if self.captured is not None:
+            raise self.captured.capture.invalidate(call, 907)
 
     def elapsed(self, since: base.Event) -> float:
         """Return the seconds from `since` to this event."""
@@ -88,8 +90,8 @@ class EmulatorStream:
         self._scheduler = streams.scheduler
 
     @property
-    def capture(self) -> Capture | None:
-        """The capture that work of this stream belongs to, or None."""
+    def branch(self) -> Branch | None:
+        """The part that this stream has in a capture, or None."""
         return self._captures.find(self.id)
 
     def record(self, *, timing: bool = False, reuse: base.Event | None = None) -> base.Event:
@@ -98,18 +100,35 @@ class EmulatorStream:
         event = EmulatorEvent(self._captures, self._scheduler) if reuse is None else reuse
         if not isinstance(event, EmulatorEvent) or event._captures is not self._captures:
             raise DeviceError("the event belongs to another device")
-        event.record(self.id, self.capture)
+        event.record(self.id, self.branch)
         return event
 
     def wait(self, event: base.Event) -> None:
-        """Let queued work wait for a queued event. Captured work never waits for queued work."""
-        theirs = event.capture if isinstance(event, EmulatorEvent) else None
-        if self.capture is not None and theirs is not self.capture:
-            raise self.capture.invalidate("stream wait", 905)
-        if theirs is not None and theirs is not self.capture:
-            raise theirs.invalidate("stream wait", 801)
-        if isinstance(event, EmulatorEvent) and event.position is not None and self.capture is None:
+        """Let later work wait for an event. A captured event forks this stream, or joins it."""
+        branch = self.branch
+        captured = event.captured if isinstance(event, EmulatorEvent) else None
+        if captured is not None:
+            self._wait_in_capture(branch, captured)
+        elif branch is not None:
+            raise branch.capture.invalidate("stream wait", 905)
+        elif isinstance(event, EmulatorEvent) and event.position is not None:
             self._wait_for(event.position, event.scheduler)
+
+    def _wait_in_capture(self, branch: Branch | None, captured: Branch) -> None:
+        theirs = captured.capture
+        if theirs.over:
+            raise driver_error("stream wait", 1)
+        if branch is None and self.handle in LEGACY_STREAMS:
+            raise theirs.invalidate("stream wait", 906)
+        if branch is None:
+            theirs.require("stream wait")
+            self._captures.fork(self.id, theirs, captured.last)
+        elif branch.capture is theirs:
+            theirs.require("stream wait")
+            branch.wait(captured.last)
+        else:
+            theirs.invalidate("stream wait")
+            raise branch.capture.invalidate("stream wait", 902)
 
     def _wait_for(self, position: QueuePosition, scheduler: Scheduler | None) -> None:
         if scheduler is self._scheduler is not None:
@@ -145,23 +164,28 @@ class EmulatorStream:
         return self._captures.end(self.id)
 
     def num_captured_nodes(self) -> int:
-        """Return how many nodes were captured so far."""
-        if self.capture is None:
+        """Return how many nodes were captured so far, in all streams of the capture."""
+        branch = self.branch
+        if branch is None:
             raise driver_error("capture info", 901)
-        self.capture.require("capture info")
-        return len(self.capture)
+        branch.capture.require("capture info")
+        return len(branch.capture.nodes)
+
+    def capture_id(self) -> int | None:
+        """Return the number of the capture that this stream takes part in, or None."""
+        return None if self.branch is None else self.branch.capture.number
 
     def capture_status(self) -> str:
         """Return whether this stream is captured."""
-        if self.capture is None:
+        if self.branch is None:
             return "none"
-        return "active" if self.capture.valid else "invalidated"
+        return "active" if self.branch.capture.valid else "invalidated"
 
     def retain(self, owner: object) -> None:
         """Keep `owner` alive as long as the graph that is being captured."""
-        if self.capture is None:
+        if self.branch is None:
             raise driver_error("retain", 401)
-        self.capture.retain(owner)
+        self.branch.capture.retain(owner)
 
 
 class Streams:

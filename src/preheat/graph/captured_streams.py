@@ -1,0 +1,174 @@
+"""The streams of a capture: the captured one, and those that were forked from it.
+
+A stream that waits for an event of the capture is forked, and work for it becomes a branch of the
+graph. A stream of preheat is represented by another stream, which only captures use, so that the work
+of other threads in it stays outside. A stream that another library forks takes part itself. What the
+library does there is not seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from preheat.callsite import CallSite, call_site, caller
+from preheat.devices import base
+from preheat.devices.base import LEGACY_STREAMS
+from preheat.errors import CaptureError
+from preheat.graph.branches import Branch, BranchOrder, Mark
+from preheat.runtime.context import Context
+from preheat.runtime.libraries import current_streams
+from preheat.runtime.uses import Uses
+
+__all__ = ["CapturedStreams"]
+
+_NO_STREAMS: Mapping[int, str] = {}
+
+
+class CapturedStreams:
+    """The streams of one capture, from its begin to its end.
+
+    `main` is the captured stream, and `requested` the one that the program means by it, if it named
+    one. `token` stands for the capture.
+    """
+
+    def __init__(
+        self, context: Context, main: base.Stream, requested: base.Stream | None, site: CallSite
+    ) -> None:
+        self.token = object()
+        self.main = main
+        self._context = context
+        self._requested = requested
+        self._main = Branch(main, self.token, "the captured stream", site)
+        self._forked: dict[int, Branch] = {}  # by the id of the stream that the program names
+        self._order = BranchOrder(self._main)
+
+    # Which streams take part
+
+    @property
+    def single(self) -> bool:
+        """True while all work of preheat goes to the captured stream."""
+        return not self._order.begun
+
+    @property
+    def forked(self) -> list[base.Stream]:
+        """The streams that represent forked streams of preheat."""
+        return [branch.stream for branch in self._forked.values()]
+
+    def includes(self, stream: base.Stream | None) -> bool:
+        """Return True if work for this stream becomes part of the capture."""
+        if stream is None or self._find(stream) is not None:
+            return True
+        return self._is_captured_here(stream)
+
+    def _is_captured_here(self, stream: base.Stream) -> bool:
+        """Return True if another library has forked this stream from the captured one."""
+        if stream.handle in LEGACY_STREAMS or self._context.order.owns(stream):
+            return False
+        number = self.main.capture_id()
+        return number is not None and stream.capture_id() == number
+
+    def stream_for(self, stream: base.Stream | None, libraries: Iterable[int]) -> base.Stream:
+        """Return the captured stream for work in `stream`, which `includes` accepts.
+
+        Work that names no stream goes to the current stream of the library whose tensors it uses, if
+        the library has forked that one, and to the captured stream otherwise. `libraries` has the
+        handles of those streams.
+        """
+        if stream is None:
+            first = next(iter(libraries), self.main.handle)
+            for branch in self._foreign_branches([first]):
+                return branch.stream
+        return self._branch(stream).stream
+
+    def _branch(self, stream: base.Stream | None) -> Branch:
+        if stream is None:
+            return self._main
+        return self._find(stream) or self._foreign_branch(stream)
+
+    def _find(self, stream: base.Stream) -> Branch | None:
+        """Return the branch of a stream of preheat, given as the program or as the capture has it."""
+        if stream.id == self.main.id or (self._requested and stream.id == self._requested.id):
+            return self._main
+        inside = {branch.stream.id: branch for branch in self._forked.values()}
+        return self._forked.get(stream.id) or inside.get(stream.id)
+
+    def _foreign_branch(self, stream: base.Stream) -> Branch:
+        # The library may destroy the stream and create another one with the same handle, so nothing is
+        # remembered of it.
+        return Branch(stream, self.token, "a stream of another library", call_site())
+
+    def _foreign_branches(self, handles: Iterable[int]) -> Iterator[Branch]:
+        """Yield those of these streams that another library has forked from the captured one."""
+        for handle in handles:
+            if handle != self.main.handle:
+                stream = self._context.order.adopt(handle)
+                if self._is_captured_here(stream):
+                    yield self._foreign_branch(stream)
+
+    # Order
+
+    def ordered(
+        self, stream: base.Stream, uses: Mapping[Uses, bool], libraries: Mapping[int, str] = _NO_STREAMS
+    ) -> AbstractContextManager[None]:
+        """Order work in a stream of `stream_for` with uses of its memory in other captured streams.
+
+        `libraries` are the current streams of libraries whose tensors the work uses as well.
+        """
+        if any(each.shared for each in uses):
+            libraries = {**libraries, **current_streams(self._context.device)}
+        others = [each for each in self._foreign_branches(libraries) if each.stream.id != stream.id]
+        branch = self._branch(stream)
+        if others or branch is not self._main:
+            self._begin_order()
+        return self._order.section(branch, uses, others) if self._order.begun else nullcontext()
+
+    def _begin_order(self) -> None:
+        """Record the uses of memory from here on. Fast launches do not, so there are none any more."""
+        if not self._order.begun:
+            self._order.begin()
+            self._context.thread_state.capture = None
+
+    def record(self, stream: base.Stream | None) -> Mark:
+        """Return the point after the captured work of `stream`, which `includes` accepts."""
+        self._begin_order()
+        return self._branch(stream).mark()
+
+    def wait(self, stream: base.Stream | None, point: object) -> None:
+        """Let later work of `stream` depend on `point`. A stream that is not included is forked."""
+        if not isinstance(point, Mark) or point.branch.capture is not self.token:
+            raise CaptureError(
+                "the event was recorded inside another capture",
+                where=caller(),
+                hint="wait for an event of the same capture",
+            )
+        if stream is not None and not self.includes(stream):
+            title = f"<Stream {stream.id} on {self._context.device.name}>"
+            inside = self._context.capture_stream()
+            self._forked[stream.id] = Branch(inside, self.token, title, call_site())
+        self._branch(stream).wait(point)
+
+    def wait_before_export(self, uses: Uses) -> None:
+        """Let the current streams of other libraries wait for the earlier uses of memory."""
+        if self._order.begun:
+            current = current_streams(self._context.device)
+            for branch in (self._main, *self._foreign_branches(current)):
+                self._order.wait_for_uses(branch, {uses: True})
+
+    # End
+
+    def unjoined(self) -> list[Branch]:
+        """Return the forked branches with work that the captured stream does not wait for."""
+        return [each for each in self._forked.values() if not self._main.has_seen(each, each.worked)]
+
+    def join_all(self) -> None:
+        """Join what was forked, so that a valid capture can end."""
+        if self._forked and self.main.capture_status() == "active":
+            for branch in self._forked.values():
+                self._order.join(branch)
+
+    def close(self) -> None:
+        """Release the events and the streams, after the end of the capture."""
+        self._context.idle_capture_streams.extend(self.forked)
+        if self._order.begun:
+            self._context.deferred_cleanups.append(self._order.close)

@@ -1,0 +1,142 @@
+"""Memory that other libraries allocate inside captures, shared by the graphs of these captures."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from preheat import fork
+from preheat.devices import base
+from preheat.errors import InputError
+from preheat.graph.pool import Pool
+from preheat.runtime.context import Context
+from preheat.runtime.libraries import Library, PoolId, StreamHandle, Torch, current_streams
+
+__all__ = ["CaptureMemory", "SharedPool", "TorchPool", "capture_memory"]
+
+_PAUSE = 0.001  # seconds between two looks at whether another capture has ended
+
+
+class SharedPool:
+    """Memory of torch and CuPy for captures. Graphs that are captured with one pool share it.
+
+        graphs = gpu.graphs(16, pool=gpu.shared_pool())
+
+    A capture may use the memory that the captures before it have freed, so all graphs together need
+    about as much as the largest. Therefore results hold until the next replay of any graph of the pool.
+    Replays are ordered with one another, whichever streams they are in. A capture waits until no other
+    thread captures with the pool. The pool lives as long as a graph that uses it.
+    """
+
+    def __init__(self, context: Context, given: Any = None) -> None:
+        context.require_alive()
+        self.context = context
+        self.uses = context.order.new_uses(context.stream)
+        self._given = given  # a pool of torch, or the id of one
+        self._pools: dict[Library, Any] = {}
+        # torch and CuPy hand memory out again in the stream that freed it, so there is one stream.
+        self.stream: base.Stream = context.capture_stream()
+        self._turn: dict[None, object] = {}  # the capture that uses the pool now
+        fork.register(self)
+
+    def redirect(self, library: Library, stack: ExitStack, index: int) -> None:
+        """Send the work of a library to the stream of the pool, and its allocations to the pool."""
+        pool = self._pools.get(library)
+        if pool is None and isinstance(library, Torch) and self._given is not None:
+            pool = library.open_pool(self._given, index)
+        self._pools[library] = library.redirect(stack, StreamHandle(self.stream.handle), index, pool)
+
+    def ranges(self) -> list[range]:
+        """Return the addresses of the memory in this pool, as far as its libraries tell."""
+        index = self.context.device.dlpack[1]
+        pools = self._pools.items()
+        return [each for library, pool in pools for each in library.pool_ranges(pool, index)]
+
+    def record_read(self) -> None:
+        """Let the next replay with this pool wait for what libraries have done in current streams."""
+        order = self.context.order
+        for handle in current_streams(self.context.device):
+            with order.section(order.adopt(handle), {self.uses: True}):
+                pass
+
+    # Captures take turns.
+
+    def begin_turn(self, capture: object) -> None:
+        """Wait until no other capture uses the pool."""
+        while self._turn.setdefault(None, capture) is not capture:
+            self.context.active_captures()  # This ends those that nobody can end any more.
+            time.sleep(_PAUSE)
+
+    def end_turn(self, capture: object) -> None:
+        """Let other captures use the pool, if this one did."""
+        if self._turn.get(None) is capture:
+            del self._turn[None]
+
+    def after_fork(self) -> None:
+        """Forget the captures of threads that a forked child does not have."""
+        self._turn.clear()
+
+    def __repr__(self) -> str:
+        names = ", ".join(library.name for library in self._pools) or "no library"
+        return f"<SharedPool of {names} on {self.context.device.name}>"
+
+    def __del__(self) -> None:
+        if hasattr(self, "_turn"):
+            # Another library may wait for the device when its pool ends, which no capture survives.
+            held = [self._given, self._pools]
+            self.context.deferred_cleanups.append(held.clear)
+            self.context.idle_capture_streams.append(self.stream)
+
+
+class TorchPool(Protocol):
+    """A `torch.cuda.MemPool`."""
+
+    @property
+    def id(self) -> PoolId:
+        """The id by which torch knows the pool."""
+
+
+#: What a capture may allocate from, as the caller gives it.
+CaptureMemory = Pool | SharedPool | TorchPool | PoolId
+
+_by_torch_pool: WeakKeyDictionary[Context, WeakValueDictionary[PoolId, SharedPool]] = (
+    WeakKeyDictionary()
+)
+
+
+def capture_memory(pool: Any, context: Context) -> Pool | SharedPool | None:
+    """Return what captures of `context` allocate from; `InputError` if they cannot.
+
+    A pool of torch, or its id, is always represented by the same `SharedPool`.
+    """
+    if pool is None:
+        return None
+    if isinstance(pool, Pool | SharedPool):
+        if pool.context is not context:
+            raise InputError(
+                f"{pool!r} is of another device than {context.device.name}, or from before its reset",
+                hint="make one on this device: gpu.pool() or gpu.shared_pool()",
+            )
+        return pool
+    number = _torch_pool_id(pool)
+    if number is None:
+        raise InputError(
+            f"pool={pool!r} is not a pool of memory",
+            hint="pass gpu.pool(), gpu.shared_pool(), a torch.cuda.MemPool or "
+            "torch.cuda.graph_pool_handle()",
+        )
+    known = _by_torch_pool.setdefault(context, WeakValueDictionary())
+    shared = known.get(number)
+    if shared is None:
+        shared = known[number] = SharedPool(context, pool)
+    return shared
+
+
+def _torch_pool_id(pool: Any) -> PoolId | None:
+    """Return the id of a pool of torch, given as the pool or as its id; None for anything else."""
+    number = pool if isinstance(pool, tuple) else getattr(pool, "id", None)
+    if isinstance(number, tuple) and len(number) == 2 and all(type(each) is int for each in number):
+        return number
+    return None
