@@ -32,10 +32,21 @@ def _arch() -> str:
     return f"sm_{major}{minor}"
 
 
-@pytest.fixture(scope="module")
-def baked(tmp_path_factory: pytest.TempPathFactory) -> MixedApplication:
-    """Return the application, recorded on the GPU and baked with no visible GPU."""
-    application = MixedApplication(tmp_path_factory.mktemp("mixed"))
+#: Parts of the application. The empty group is all of them together.
+GROUPS = [
+    (),
+    ("torch.compile", "torch operator"),
+    ("torch kernel",),
+    ("CuPy",),
+    ("cuda.core",),
+    ("Numba",),
+]
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=lambda parts: " and ".join(parts) or "all")
+def baked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MixedApplication:
+    """Return parts of the application, recorded on the GPU and baked with no visible GPU."""
+    application = MixedApplication(tmp_path_factory.mktemp("mixed"), *request.param)
     application.record()
     application.bake(_arch())
     return application

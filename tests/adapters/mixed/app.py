@@ -143,12 +143,15 @@ def cupy_kernels():
     import cupy
 
     kernel = cupy.RawKernel(SAXPY.replace("saxpy", "cupy_saxpy"), "cupy_saxpy")
-    x, y = (cupy.random.standard_normal(1003, dtype=cupy.float32) for _ in range(2))
-    wanted = 2.0 * x.astype(cupy.float64) + y.astype(cupy.float64)
-    kernel((4,), (256,), (cupy.float32(2.0), x, y, cupy.int32(1003)))
-    squared = cupy.ElementwiseKernel("float32 x", "float32 y", "y = x * x", "app_square")(x)
-    for found, right in ((y, wanted), (squared, x.astype(cupy.float64) ** 2)):
-        close(torch.as_tensor(found, device="cuda"), torch.as_tensor(right, device="cuda"), 1e-6)
+    x, y = (torch.randn(1003, device="cuda") for _ in range(2))
+    wanted = 2.0 * x.double() + y.double()
+    torch.cuda.synchronize()
+    arrays = cupy.asarray(x), cupy.asarray(y)
+    kernel((4,), (256,), (cupy.float32(2.0), *arrays, cupy.int32(1003)))
+    squared = cupy.ElementwiseKernel("float32 x", "float32 y", "y = x * x", "app_square")(arrays[0])
+    cupy.cuda.runtime.deviceSynchronize()
+    close(y, wanted, 1e-6)
+    close(torch.as_tensor(squared, device="cuda"), x.double() ** 2, 1e-6)
 
 
 def cuda_core_kernels():
@@ -190,7 +193,8 @@ def torch_operator():
 
 
 def torch_compile_kernel():
-    kernel = torch.cuda._compile_kernel(SAXPY.replace("saxpy", "torch_saxpy"), "torch_saxpy")
+    code = SAXPY.replace("saxpy", "torch_saxpy").replace("float a", "double a")  # as torch passes it
+    kernel = torch.cuda._compile_kernel(code, "torch_saxpy")
     x, y = (torch.randn(1003, device="cuda") for _ in range(2))
     wanted = 2.0 * x.double() + y.double()
     kernel(grid=(4, 1, 1), block=(256, 1, 1), args=[2.0, x, y, 1003])

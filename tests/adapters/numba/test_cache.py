@@ -179,3 +179,29 @@ def test_the_architecture_is_part_of_the_key(world: World) -> None:
     assert world.run(ADD, cc=90).compiles == 1
     assert world.run(ADD, cc=100).compiles == 1
     assert world.run(ADD, cc=90).compiles == 0
+
+
+CARVEOUT = """
+from numba.cuda.cudadrv import driver
+asked = []
+for kind in vars(driver).values():
+    if isinstance(kind, type) and "set_shared_memory_carveout" in vars(kind):
+        kind.set_shared_memory_carveout = lambda self, value: asked.append(value)
+
+@cuda.jit(shared_memory_carveout=50)
+def wide(x):
+    x[0] = 1.0
+
+wide[1, 1](x)
+print(asked)
+"""
+
+
+def test_options_of_a_launch_are_applied_after_a_hit(world: World) -> None:
+    first = world.attempt(CARVEOUT)
+    if "unexpected keyword argument 'shared_memory_carveout'" in first.err:
+        pytest.skip("this version of Numba-CUDA has no such option")
+    second = world.run(CARVEOUT)
+    assert first.ok().out.splitlines()[0] == "[50]"
+    assert second.out.splitlines()[0] == "[50]"
+    assert second.compiles == 0
