@@ -106,12 +106,24 @@ def wheel(request: pytest.FixtureRequest) -> Wheel:
     return made
 
 
+#: Modules of adapters that import their library. The modules that `preheat.adapters` lists do not.
+NEEDS_LIBRARY = {
+    *("triton.manager", "cuda_core.program_cache"),
+    *("cupy.compile", "cupy.connection", "cupy.cupy_errors"),
+}
+
+
 def modules() -> list[str]:
     """Return the names of all modules in the source tree that need no other library."""
     files = (file.relative_to(SOURCE.parent).with_suffix("") for file in SOURCE.rglob("*.py"))
     names = (".".join(file.parts).removesuffix(".__init__") for file in files)
-    needs_triton = "preheat.adapters.triton.manager"  # a subclass of Triton's own
-    return sorted(name for name in names if not name.endswith("__main__") and name != needs_triton)
+    return sorted(name for name in names if not name.endswith("__main__") and not needs_library(name))
+
+
+def needs_library(name: str) -> bool:
+    """Return whether a module imports the library of its adapter, which imports it when it is used."""
+    _, _, path = name.partition("preheat.adapters.")
+    return path in NEEDS_LIBRARY or (path.startswith("numba.") and path != "numba.adapter")
 
 
 def run_from(content: Path, home: Path, code: str, *args: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import preheat.adapters
+from preheat.adapters import imports
 from preheat.adapters.imports import child_environment
 from preheat.errors import InputError
 from tests.adapters.fake import write_library
@@ -335,3 +336,14 @@ def test_isolated_and_siteless_pythons_run_unchanged(run: Run) -> None:
     for words in (("-I",), ("-S",)):
         ran = run("print('runs')", SITE, SOURCE, env={"PREHEAT_ADAPTERS": "auto"}, words=words)
         assert (out(ran), ran.stderr) == ("runs", "")
+
+
+@pytest.mark.parametrize("name", preheat.adapters.known())
+def test_an_adapter_is_made_without_its_library(name: str) -> None:
+    made = preheat.adapters.adapter(name)
+    assert made.name == name
+    assert made.module == imports._MODULES[name]
+
+
+def test_every_adapter_is_installed_when_its_library_is_imported() -> None:
+    assert set(imports._MODULES) == set(preheat.adapters.known())

@@ -35,6 +35,7 @@ ANSWERS = {
     "CONST_SIZE_BYTES": 8,
     "BINARY_VERSION": 90,
     "PTX_VERSION": 89,
+    "CACHE_MODE_CA": 1,
 }
 
 
@@ -131,10 +132,10 @@ def test_the_size_of_a_fixed_cluster_is_asked_for(driver: Driver) -> None:
 def test_all_attributes_are_asked_for_once_and_in_one_context(driver: Driver) -> None:
     function = resolve(driver)
     before = driver.calls.copy()
-    expected = Attributes(40, 1024, 16, 8, 512, 90, 89, (227 << 10) - 1024)
+    expected = Attributes(40, 1024, 16, 8, 512, 90, 89, (227 << 10) - 1024, cache_mode_ca=1)
     assert function.attributes == expected
     assert function.attributes == expected
-    assert driver.calls - before == {"current": 1, "cuFuncGetAttribute": 5}
+    assert driver.calls - before == {"current": 1, "cuFuncGetAttribute": 6}
 
 
 def test_a_launch_that_needs_more_shared_memory_opts_in_once(driver: Driver) -> None:

@@ -38,6 +38,9 @@ class Strided(NamedTuple):
     array: Any
     any_dtype: bool = False
 
+    def __repr__(self) -> str:
+        return f"strided({type(self.array).__name__})"  # No address: it differs from run to run.
+
 
 def strided(array: Any) -> Strided:
     """Pass a tensor that is not contiguous to a kernel that takes its strides as arguments.
