@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.mixed.runs import MixedApplication
+from tests.adapters.numba.usable import unusable
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +33,7 @@ def _arch() -> str:
     return f"sm_{major}{minor}"
 
 
-#: Parts of the application. The empty group is all of them together.
+#: Parts of the application. The empty group is all of them together, without Numba.
 GROUPS = [
     (),
     ("torch.compile", "torch operator"),
@@ -46,6 +47,8 @@ GROUPS = [
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda parts: " and ".join(parts) or "all")
 def baked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MixedApplication:
     """Return parts of the application, recorded on the GPU and baked with no visible GPU."""
+    if "Numba" in request.param and (reason := unusable()) is not None:
+        pytest.skip(f"Numba-CUDA cannot be used here: {reason}")
     application = MixedApplication(tmp_path_factory.mktemp("mixed"), *request.param)
     application.record()
     application.bake(_arch())

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.adapters.numba.usable import unusable
+
 if TYPE_CHECKING:
     from tests.adapters.numba.world import World
+
+
+_REASON = unusable()
+collect_ignore_glob = [] if _REASON is None else ["test_*.py"]  # NumPy is too new for it, for example.
+
+
+def pytest_report_header() -> str | None:
+    """Say why no test of this folder is collected."""
+    return None if _REASON is None else f"tests of Numba-CUDA are left out: {_REASON}"
 
 
 @pytest.fixture(scope="session")
