@@ -34,7 +34,7 @@ $(INSTALLED): pyproject.toml
 	$(PIP) install --editable '.[cu13]'
 	@touch $(INSTALLED)
 
-$(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c
+$(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c $(wildcard src/preheat/audit/native/*)
 	$(BIN)/python hatch_build.py || true    # Without a compiler, Python code does the same.
 	@touch $(READY)
 
@@ -154,6 +154,7 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py --widths
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_pool.py
+	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .carry .triton .cupy .cuda-core .torch .numba .numba.installed .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so
+	rm -rf $(VENV) .carry .triton .cupy .cuda-core .torch .numba .numba.installed .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so

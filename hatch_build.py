@@ -1,7 +1,8 @@
-"""Builds the native core, `preheat._native`, where there is a C compiler.
+"""Builds the native core, `preheat._native`, and the audit library, where there is a C compiler.
 
-The extension makes launches and replays faster. Without it, Python code does the same, so a missing or
-failing compiler never fails an installation. `python hatch_build.py` builds it into the source tree.
+The extension makes launches and replays faster. Without it, Python code does the same. The audit
+library is what `preheat audit` puts into processes; without it, that command says so. A missing or
+failing compiler never fails an installation. `python hatch_build.py` builds both into the source tree.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).parent / "src" / "preheat" / "_native.c"
+AUDIT = SOURCE.parent / "audit"
+AUDIT_SOURCES = AUDIT / "native"
 SECONDS = 120  # A compiler that takes longer than this hangs.
 
 
@@ -27,28 +30,46 @@ def build_native(directory: Path = SOURCE.parent) -> Path | None:
     `CC` and `CFLAGS` have their usual meaning.
     """
     target = directory / f"_native{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+    options = [
+        "-std=c11", "-Wno-missing-field-initializers", "-Wno-cast-function-type",
+        *shlex.split(os.environ.get("CFLAGS", "")), f"-I{sysconfig.get_paths()['include']}",
+    ]  # fmt: skip
+    return _build(target, [*options, str(SOURCE)], "its native core")
+
+
+def build_audit(directory: Path = AUDIT) -> Path | None:
+    """Compile the audit library into `directory` and return its path, as `build_native` does.
+
+    It is loaded into programs of every kind, so that it uses neither Python nor CUDA.
+    """
+    sources = sorted(map(str, AUDIT_SOURCES.glob("*.c")))
+    options = ["-std=gnu11", "-fvisibility=hidden", *shlex.split(os.environ.get("CFLAGS", ""))]
+    target = directory / "libpreheat_audit.so"
+    return _build(target, [*options, *sources, "-ldl"], "the audit library")
+
+
+def _build(target: Path, words: list[str], what: str) -> Path | None:
+    """Compile a shared library; None, with a message, if that fails."""
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _compile(unfinished)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _compile(unfinished, words)
         unfinished.replace(target)  # A process that uses the old file keeps it.
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"preheat is used without its native core: {error}\n")
-        for file in (unfinished, target):  # An old extension does not fit the source.
+        sys.stderr.write(f"preheat is used without {what}: {error}\n")
+        for file in (unfinished, target):  # An old library does not fit the source.
             with suppress(OSError):
                 file.unlink()
         return None
     return target
 
 
-def _compile(target: Path) -> None:
-    """Run the compiler; an exception says why there is no extension."""
+def _compile(target: Path, words: list[str]) -> None:
+    """Run the compiler; an exception says why there is no library."""
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     command = [
-        *shlex.split(compiler), "-std=c11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
-        "-Wno-missing-field-initializers", "-Wno-cast-function-type",
-        *shlex.split(os.environ.get("CFLAGS", "")),
-        f"-I{sysconfig.get_paths()['include']}", str(SOURCE), "-o", str(target),
+        *shlex.split(compiler), "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
+        *words, "-o", str(target),
     ]  # fmt: skip
     done = subprocess.run(
         command,
@@ -69,7 +90,7 @@ except ImportError:  # `python hatch_build.py` needs no build backend.
 else:
 
     class NativeBuildHook(BuildHookInterface[Any]):
-        """Adds the extension to a wheel, which is then one for this Python and platform."""
+        """Adds the libraries to a wheel, which is then one for this Python and platform."""
 
         _made: str | None = None  # a directory that exists until the wheel is complete
 
@@ -77,13 +98,16 @@ else:
             """Compile before the wheel is assembled; an editable installation uses the source tree."""
             if version == "editable":
                 build_native()
+                build_audit()
                 return
             self._made = tempfile.mkdtemp(prefix="preheat-native-")
-            built = build_native(Path(self._made))
-            if built is not None:
-                build_data["pure_python"] = False
-                build_data["infer_tag"] = True
-                build_data["force_include"][str(built)] = f"preheat/{built.name}"
+            made = {"preheat": build_native, "preheat/audit": build_audit}
+            for package, build in made.items():
+                built = build(Path(self._made))
+                if built is not None:
+                    build_data["pure_python"] = False
+                    build_data["infer_tag"] = True
+                    build_data["force_include"][str(built)] = f"{package}/{built.name}"
 
         def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
             """Remove what the wheel contains now."""
@@ -93,4 +117,4 @@ else:
 
 
 if __name__ == "__main__":
-    sys.exit(build_native() is None)
+    sys.exit(None in (build_native(), build_audit()))

@@ -45,6 +45,7 @@ LAYERS = (
     {"warmup"},
     {"kernels"},
     {"adapters"},
+    {"audit"},
     {"lora"},
     {"cli"},
     {"__main__"},

@@ -1,4 +1,4 @@
-"""Wheels contain the whole package, and the native core where there is a compiler."""
+"""Wheels contain the whole package, and the native libraries where there is a compiler."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "preheat"
 EXTENSION = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+AUDIT_LIBRARY = "libpreheat_audit.so"
 COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
 HAS_COMPILER = shutil.which(shlex.split(COMPILER)[0]) is not None
 
@@ -157,19 +158,21 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Wheel) -> None:
 def test_a_wheel_with_the_native_core_is_for_one_python_and_platform(native_wheel: Wheel) -> None:
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     assert native_wheel.name.split("-", 2)[2].startswith(f"{python}-{python}-linux_")
-    assert [each.name for each in native_wheel.content.rglob("*.so")] == [EXTENSION]
+    assert {each.name for each in native_wheel.content.rglob("*.so")} == {EXTENSION, AUDIT_LIBRARY}
     assert (native_wheel.content / "preheat" / EXTENSION).is_file()
+    assert (native_wheel.content / "preheat" / "audit" / AUDIT_LIBRARY).is_file()
     (described,) = native_wheel.content.glob("*.dist-info/WHEEL")
     assert "Root-Is-Purelib: false" in described.read_text()
-    assert "native core" not in native_wheel.messages
+    assert "preheat is used without" not in native_wheel.messages
 
 
 def test_a_wheel_without_a_compiler_is_for_every_platform(pure_wheel: Wheel) -> None:
     """An extension in the source tree is not included, either."""
     assert pure_wheel.name.endswith("-py3-none-any.whl")
     assert not list(pure_wheel.content.rglob("*.so"))
-    expected = "preheat is used without its native core: the compiler exited with 1\n"
-    assert expected in pure_wheel.messages
+    for what in ("its native core", "the audit library"):
+        expected = f"preheat is used without {what}: the compiler exited with 1\n"
+        assert expected in pure_wheel.messages
 
 
 def test_a_program_runs_from_every_wheel(wheel: Wheel, tmp_path: Path) -> None:
@@ -201,6 +204,7 @@ def test_a_source_distribution_has_what_a_wheel_is_built_from(tmp_path: Path) ->
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     assert names >= {"hatch_build.py", "src/preheat/_native.c", "pyproject.toml"}
+    assert {f"src/preheat/audit/native/{name}" for name in ("audit.h", "loads.c")} <= names
     assert not [name for name in names if name.endswith(".so")]
 
 
@@ -219,9 +223,10 @@ def load_builder(root: Path) -> ModuleType:
 def copy_sources(root: Path) -> Path:
     """Copy what the builder needs, and return the directory of the package."""
     package = root / "src" / "preheat"
-    package.mkdir(parents=True)
+    (package / "audit").mkdir(parents=True)
     for name in ("hatch_build.py", "src/preheat/_native.c"):
         shutil.copy(ROOT / name, root / name)
+    shutil.copytree(SOURCE / "audit" / "native", package / "audit" / "native")
     return package
 
 
@@ -245,6 +250,7 @@ def test_an_editable_installation_builds_into_the_source_tree(
     hook.initialize("editable", build_data)
     assert build_data == {"force_include": {}, "pure_python": True}
     assert (package / EXTENSION).is_file() == (compiler != "false")
+    assert (package / "audit" / AUDIT_LIBRARY).is_file() == (compiler != "false")
 
 
 @pytest.mark.parametrize(
@@ -309,6 +315,8 @@ def test_the_builder_needs_no_build_backend(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", str(tmp_path / "hatch_build.py")]  # without site-packages
     assert subprocess.run(command, env={**os.environ, "CFLAGS": "-Werror"}).returncode == 0
     assert (package / EXTENSION).is_file()
+    assert (package / "audit" / AUDIT_LIBRARY).is_file()
     failed = subprocess.run(command, env={**os.environ, "CC": "false"}, stderr=subprocess.DEVNULL)
     assert failed.returncode == 1
     assert not (package / EXTENSION).exists()
+    assert not (package / "audit" / AUDIT_LIBRARY).exists()

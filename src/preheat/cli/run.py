@@ -1,36 +1,56 @@
-"""`preheat run`: run a command whose libraries use the store of preheat."""
+"""`preheat run`: run a command whose libraries use the store of preheat, sealed and accounted for."""
 
 from __future__ import annotations
 
-import os
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from preheat.ahead.manifest import Manifest, require_programs
+from preheat.audit.library import LIBRARY, require_library
+from preheat.audit.report import Report
+from preheat.audit.session import AuditSession, audit_session
+from preheat.audit.verdict import make_verdict
+from preheat.cache.publish import publish, unwritable_reason
+from preheat.cli.check import run_check
 from preheat.cli.child import CannotRunError, run_command
-from preheat.cli.output import print_error
-from preheat.config import environ
+from preheat.cli.output import count, print_error, print_message
+from preheat.cli.programs import archs_option
+from preheat.cli.run_settings import run_settings
+from preheat.config import Config, SealMode, environ
 from preheat.errors import InputError
 
-__all__ = ["command"]
+__all__ = ["NOT_ACCOUNTED", "NOT_STARTED", "command"]
+
+#: The exit status when the bundles lack what the manifest lists: the command was not started.
+NOT_STARTED = 3
+#: The exit status when the command succeeded, and its verdict is negative.
+NOT_ACCOUNTED = 4
 
 _EPILOG = """\b
 Examples:
   preheat run -- python serve.py
   preheat run --bundle kernels.heat --sealed -- python serve.py --port 8000
-  preheat run --bundle kernels.heat --sealed warn -- torchrun --nproc-per-node 8 train.py
+  preheat run --bundle kernels.heat --sealed --manifest kernels.toml -- python serve.py
+  preheat run --bundle kernels.heat --sealed --verdict verdict.json -- python batch.py
+  preheat run --bundle kernels.heat --sealed --explain
 
 \b
-Every Python that the command starts installs the adapters of the libraries that it imports (Triton,
-Inductor), without a change of the application. PREHEAT_ADAPTERS names others than all. The exit status
-is that of the command; 127 when there is no such command.
+Every Python that the command starts installs the adapters of the libraries that it imports, without a
+change of the application. PREHEAT_ADAPTERS names others than all. With --sealed, a compiler that is
+started and PTX that is loaded fail at once, in every process of the command.
+
+\b
+Exit status: that of the command; 126 or 127 when it cannot be run; 2 when an argument or a file cannot
+be used; 3 when the bundles lack what --manifest lists, and the command was not started; 4 when the
+command succeeded, but --verdict says that something was compiled or is not accounted for.
 """
 
 
 @click.command(epilog=_EPILOG, context_settings={"allow_interspersed_args": False})
-@click.argument(
-    "words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARG]..."
-)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARG]...")
 @click.option(
     "--bundle",
     "bundles",
@@ -45,18 +65,101 @@ is that of the command; 127 when there is no such command.
     type=click.Choice(["error", "warn"]),
     help="Compile nothing: a kernel that is missing is an error, or with 'warn' a warning.",
 )
-def command(words: tuple[str, ...], bundles: tuple[Path, ...], sealed: str | None) -> int:
+@click.option(
+    "--manifest",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Check first that the bundles have all of this manifest, and do not start without.",
+)
+@archs_option("as recorded")
+@click.option(
+    "--verdict",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write to FILE which modules were loaded, and if all are accounted for.",
+)
+@click.option("--explain", is_flag=True, help="Tell which variables are set, and why.")
+def command(
+    words: tuple[str, ...],
+    bundles: tuple[Path, ...],
+    sealed: str | None,
+    manifest: Path | None,
+    archs: tuple[str, ...],
+    verdict: Path | None,
+    explain: bool,
+) -> int:
     """Run COMMAND with kernels from bundles and the cache, also those of other libraries."""
-    env = dict(environ())
-    if bundles:
-        for path in bundles:
-            if os.pathsep in str(path):
-                raise InputError(f"{path} has {os.pathsep!r} in its name", hint="rename the bundle")
-        env["PREHEAT_BUNDLE"] = os.pathsep.join(os.path.abspath(path) for path in bundles)
-    if sealed is not None:
-        env["PREHEAT_SEALED"] = "1" if sealed == "error" else "warn"
+    if not words and not explain:
+        raise click.UsageError("there is no COMMAND to run", click.get_current_context())
+    listed = None if manifest is None else require_programs(manifest)
+    env = _environment(bundles, sealed, listed, explain=explain)
+    if not words:
+        return 0
+    if verdict is not None:
+        _require_writable(verdict)
+    config = Config.from_env(env)
+    if manifest is not None and run_check(manifest, archs, config.bundles, as_json=False):
+        print_error("the command was not started, because a sealed run would lack what is missing")
+        return NOT_STARTED
     try:
-        return run_command(words, env)
+        return _run(words, env, config, verdict)
     except CannotRunError as error:
         print_error(str(error), error.hint)
         return error.status
+
+
+def _environment(
+    bundles: Sequence[Path], sealed: str | None, manifest: Manifest | None, *, explain: bool
+) -> dict[str, str]:
+    """Return the environment of the command."""
+    env = dict(environ())
+    seal = None if sealed is None else SealMode.of(sealed)
+    for setting in run_settings(env, bundles=bundles, sealed=seal, manifest=manifest):
+        env[setting.name] = setting.value
+        if explain:
+            print_message(str(setting))
+    return env
+
+
+def _require_writable(verdict: Path) -> None:
+    require_library()
+    if why := unwritable_reason(verdict.absolute()):
+        raise InputError(f"cannot write {verdict}: {why}", hint="name another file with --verdict")
+
+
+def _run(words: Sequence[str], env: dict[str, str], config: Config, verdict: Path | None) -> int:
+    """Run the command, in an audit if it is sealed or a verdict is wanted."""
+    if verdict is None and (config.sealed is SealMode.OFF or not LIBRARY.is_file()):
+        if config.sealed is not SealMode.OFF:
+            print_message("there is no audit library: compilers that are started are not refused")
+        return run_command(words, env)
+    judged = verdict is not None
+    with audit_session(env, seal=config.sealed, cupti=judged, reports=judged) as session:
+        status = run_command(words, session.env)
+        return _judge(session, words, status, config, verdict)
+
+
+def _judge(
+    session: AuditSession, words: Sequence[str], status: int, config: Config, verdict: Path | None
+) -> int:
+    """Say what was refused, write the verdict, and return the exit status."""
+    report = session.report(words, status)
+    for each in dict.fromkeys(each for each in report.refusals if each.refused):
+        print_error(f"the run is sealed: {each.by} tried to {each.what}: {each.name}")
+    if verdict is None:
+        return status
+    made = make_verdict(report, config.bundles, config.sealed)
+    publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"])
+    print_message(f"{_summary(report)} → {verdict}")
+    return NOT_ACCOUNTED if not status and not made["accounted"] else status
+
+
+def _summary(report: Report) -> str:
+    loaded = count(len(report.loaded), "module")
+    if report.clean and not report.unseen:
+        return f"nothing was compiled, and {loaded} loaded, all accounted for"
+    parts = [
+        f"{count(len(report.activities), 'compile')}, {len(report.refusals):,} refused",
+        f"{len(report.unaccounted):,} of {loaded} not accounted for",
+        *(["some of it not seen"] if report.unseen else []),
+    ]
+    return ", ".join(parts)

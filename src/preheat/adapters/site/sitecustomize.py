@@ -1,4 +1,4 @@
-"""Runs when a Python of a recorded command starts: it installs the adapters, and nothing else.
+"""Runs when a Python of a recorded or audited command starts: it installs adapters and the audit.
 
 The directory of this file is the first of PYTHONPATH. The `sitecustomize` that Python would have found
 without it runs first.
@@ -25,10 +25,25 @@ def _run_other() -> None:
         sys.path[:] = [*added, *before]
 
 
+def _join_audit() -> None:
+    """Run the Python side of the audit. It is loaded by its path: this Python may not have preheat."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    path = os.path.join(package, "audit", "in_process.py")
+    spec = importlib.util.spec_from_file_location("preheat_audit_in_process", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.start(os.environ)
+
+
 try:
     _run_other()
 finally:  # An error of the other one is Python's to report. The adapters are installed all the same.
-    if importlib.util.find_spec("preheat") is not None:  # Another Python may not have it.
+    if "PREHEAT_AUDIT_LIBRARY" in os.environ and sys.version_info >= (3, 8):  # It may be any Python.
+        _join_audit()
+    # To import preheat takes longer than most programs start. Another Python may not have it.
+    wanted = os.environ.get("PREHEAT_ADAPTERS", "") not in ("", "off")
+    if wanted and importlib.util.find_spec("preheat") is not None:
         from preheat.adapters.imports import activate
 
         activate()

@@ -1,0 +1,46 @@
+"""Draw the report of an audit as a terminal: python docs/audit_picture.py OUT.svg -- COMMAND [ARG]...
+
+It runs `preheat audit` on the command, and draws what that prints.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+WIDTH = 118
+#: Parts of a report that stand out, and how.
+STYLES = {
+    r"^\$ .*": "bold",
+    r"^[A-Z][a-z].*:?$": "bold cyan",
+    r"^ *[A-Z]{3,}[A-Z ]+$": "dim",
+    r"\(compiled\)|unknown|built:": "bold red",
+    r"bundle: \S+|store: \S+|installed: \S+": "green",
+    r"\d[\d.,]* (µs|ms|s|min)\b": "yellow",
+    r"^hint:.*": "cyan",
+}
+
+
+def main() -> None:
+    """Run the command and write the picture."""
+    target, command = sys.argv[1], sys.argv[sys.argv.index("--") + 1 :]
+    words = [sys.executable, "-m", "preheat", "audit", "--", *command]
+    done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    shown = shlex.join([os.path.basename(command[0]), *map(os.path.basename, command[1:])])
+    report = done.stderr.strip().replace(shlex.join(command), shown)
+    text = Text(f"$ preheat audit -- {shown}\n{report}")
+    for pattern, style in STYLES.items():
+        text.highlight_regex(rf"(?m){pattern}", style)
+    with open(os.devnull, "w") as nothing:
+        console = Console(record=True, width=WIDTH, file=nothing)
+        console.print(text, no_wrap=True, overflow="ellipsis")
+        console.save_svg(target, title="preheat audit")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The events that the processes of an audited command have written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Event", "EventLog", "read_events"]
+
+#: The file in the directory of an audit to which preheat itself appends its events.
+PREHEAT_EVENTS = "preheat.events"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a process. `time` is in seconds of the monotonic clock, which processes share."""
+
+    name: str
+    time: float
+    pid: int
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def text(self, key: str) -> str:
+        """Return a field that is text; empty if there is none."""
+        value = self.fields.get(key)
+        return value if isinstance(value, str) else ""
+
+    def number(self, key: str, otherwise: float = 0) -> float:
+        """Return a field that is a number."""
+        value = self.fields.get(key)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """Return a field that is a list of texts."""
+        value = self.fields.get(key)
+        return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+@dataclass(frozen=True)
+class EventLog:
+    """All events in the order of time. `damaged` lines could not be read: a process was killed.
+
+    `directory` is that of the audit, by which its processes are known.
+    """
+
+    events: tuple[Event, ...]
+    preheat: tuple[dict[str, Any], ...] = ()
+    damaged: int = 0
+    directory: Path | None = None
+
+    def named(self, *names: str) -> Iterator[Event]:
+        """Yield the events with these names."""
+        return (event for event in self.events if event.name in names)
+
+
+def read_events(directory: Path) -> EventLog:
+    """Read what every process has appended. A line that is not whole is counted and left out."""
+    events: list[Event] = []
+    damaged = 0
+    for path in sorted(directory.glob("*.jsonl")):
+        for line in _lines(path):
+            event = _parse(line)
+            if event is None:
+                damaged += 1
+            else:
+                events.append(event)
+    events.sort(key=lambda event: event.time)
+    own = (_object(line) for line in _lines(directory / PREHEAT_EVENTS))
+    return EventLog(tuple(events), tuple(row for row in own if row is not None), damaged, directory)
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    except OSError:
+        return []  # No process of the command has written there.
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _parse(line: bytes) -> Event | None:
+    row = _object(line)
+    if row is None:
+        return None
+    name, time, pid = row.get("event"), row.get("time"), row.get("pid")
+    if not isinstance(name, str) or not isinstance(pid, int) or not isinstance(time, int | float):
+        return None
+    return Event(name, float(time), pid, row)
+
+
+def is_running(pid: int, directory: Path | None) -> bool:
+    """Return whether a process of the audit still runs. Another one may have the same id by now."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (OSError, IndexError):
+        return False
+    return state != "Z" and f"PREHEAT_AUDIT={directory}".encode() in env

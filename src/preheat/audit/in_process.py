@@ -1,0 +1,146 @@
+"""The Python side of an audit: it runs at the start of every Python of an audited command.
+
+`sitecustomize` loads it by its path, so that it works in a Python that has no preheat, and uses nothing
+but the standard library. It lets the audit library name Python lines, and reports compiles of Triton.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import functools
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["start"]
+
+# A number that nothing raises. `faulthandler` is registered for it, and its handler is called directly.
+_SIGNAL = signal.SIGRTMIN + 13
+_TRITON = "triton.compiler.compiler"
+
+
+def start(env: Mapping[str, str]) -> None:
+    """Connect this interpreter to the audit that `env` describes.
+
+    A part that fails is left out, and the program goes on.
+    """
+    report = Reporter(env.get("PREHEAT_AUDIT", ""))
+    try:
+        _name_lines(env["PREHEAT_AUDIT_LIBRARY"])
+        if "PREHEAT_AUDIT_ONLY" not in env:
+            sys.meta_path.insert(0, _Finder(report))
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        report({"event": "unseen", "what": "Python lines", "why": why})
+
+
+def _name_lines(path: str) -> None:
+    """Give the audit library the handler of `faulthandler`, which writes frames without the GIL."""
+    library = ctypes.CDLL(path)  # It is loaded already, unless the program has another LD_PRELOAD.
+    file = library.preheat_audit_python_file(_SIGNAL)
+    if file >= 0:
+        faulthandler.register(_SIGNAL, file=file, all_threads=False, chain=False)
+        library.preheat_audit_python(_SIGNAL)
+        import atexit
+
+        atexit.register(library.preheat_audit_python_ends)
+
+
+class Reporter:
+    """Appends events to the file of this process, as the audit library does."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def __call__(self, fields: dict[str, Any]) -> None:
+        line = json.dumps({"time": round(time.monotonic(), 6), "pid": os.getpid(), **fields})
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            file = os.open(os.path.join(self._directory, f"{os.getpid()}.jsonl"), flags, 0o600)
+        except OSError:
+            return  # The audit has ended, and its directory is gone.
+        try:
+            os.write(file, line.encode("utf-8", "backslashreplace") + b"\n")
+        finally:
+            os.close(file)
+
+
+# Triton
+
+
+class _Finder:
+    """Finds Triton's compiler as the other finders do, and wraps its functions once it is loaded."""
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+        self._finding = False
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        del path, target
+        if fullname != _TRITON or self._finding:
+            return None
+        self._finding = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._finding = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+                _wrap_triton(module, self._report)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _wrap_triton(module: Any, report: Reporter) -> None:
+    """Report each call of `compile` that makes IR, which a call that finds a file does not."""
+    made = threading.local()
+
+    def wrap_source(cls: Any) -> None:
+        make_ir = cls.make_ir
+
+        def counted(*args: Any, **more: Any) -> Any:
+            made.any = True
+            return make_ir(*args, **more)
+
+        cls.make_ir = counted
+
+    for name in ("ASTSource", "IRSource"):
+        if hasattr(getattr(module, name, None), "make_ir"):
+            wrap_source(getattr(module, name))
+    original = module.compile
+
+    def compile(src: Any, *args: Any, **more: Any) -> Any:
+        made.any = False
+        started = time.monotonic()
+        try:
+            return original(src, *args, **more)
+        finally:
+            if made.any:
+                seconds = round(time.monotonic() - started, 6)
+                event = {"event": "compile", "compiler": "Triton", "seconds": seconds, "result": 0}
+                report({**event, "name": str(getattr(src, "name", "")), "site": _frames()})
+
+    module.compile = functools.wraps(original)(compile)
+
+
+def _frames() -> str:
+    """Return the frames of the caller, innermost first, in the words of `faulthandler`."""
+    lines: list[str] = []
+    frame: Any = sys._getframe(2)
+    while frame is not None and len(lines) < 60:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines)

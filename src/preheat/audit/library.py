@@ -1,0 +1,106 @@
+"""The audit library, and the environment in which the processes of a command load it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from preheat.audit.events import PREHEAT_EVENTS
+from preheat.config import SealMode
+from preheat.errors import InputError
+
+__all__ = ["LIBRARY", "Audited", "audited_environment", "require_library"]
+
+LIBRARY = Path(__file__).with_name("libpreheat_audit.so")
+_INJECTION = "CUDA_INJECTION64_PATH"
+_CUPTI = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
+
+
+class Audited(NamedTuple):
+    """The environment of an audited command, and what the audit will not see in it."""
+
+    env: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def require_library() -> Path:
+    """Return the path of the library. Raises `InputError` where it was not built."""
+    if not LIBRARY.is_file():
+        raise InputError(
+            "the audit library was not built when preheat was installed",
+            hint="install preheat again where there is a C compiler, such as gcc",
+        )
+    return LIBRARY
+
+
+def audited_environment(
+    env: Mapping[str, str],
+    directory: Path,
+    *,
+    seal: SealMode = SealMode.OFF,
+    cupti: bool = True,
+    reports: bool = True,
+) -> Audited:
+    """Return an environment whose processes report to `directory`, which exists.
+
+    Without `reports`, they report what they refuse alone, which takes no space however long they run.
+    A process that is sealed refuses to compile. Without `cupti`, only explicit loads are seen. An
+    injection library, an events file and a choice of CUPTI (PREHEAT_AUDIT_CUPTI) that the environment
+    has already stay.
+    """
+    library = _loadable(require_library(), directory)
+    notes = []
+    made = {
+        **env,
+        "PREHEAT_AUDIT": str(directory),
+        "PREHEAT_AUDIT_LIBRARY": str(library),
+        "PREHEAT_AUDIT_SEAL": seal.name.lower(),
+        "LD_PRELOAD": ":".join(filter(None, (str(library), env.get("LD_PRELOAD")))),
+    }
+    made.pop("PREHEAT_AUDIT_CUPTI", None)
+    if not reports:
+        return Audited({**made, "PREHEAT_AUDIT_ONLY": "refusals"}, ())
+    if env.get("PREHEAT_EVENTS"):
+        notes.append("the names of preheat's own kernels: PREHEAT_EVENTS names another file")
+    else:
+        made["PREHEAT_EVENTS"] = str(directory / PREHEAT_EVENTS)
+    if cupti and env.get(_INJECTION):
+        notes.append(f"modules that the CUDA runtime loads: {_INJECTION} is {env[_INJECTION]}")
+    elif cupti:
+        made[_INJECTION] = str(library)
+        found = env.get("PREHEAT_AUDIT_CUPTI") or ":".join(map(str, _find_cupti(env)))
+        made["PREHEAT_AUDIT_CUPTI"] = found or "libcupti.so"
+    return Audited(made, tuple(notes))
+
+
+def _loadable(library: Path, directory: Path) -> Path:
+    """Return a path that LD_PRELOAD can hold: it separates paths by colons and white space."""
+    path = library.resolve()
+    if not any(each in str(path) for each in ": \t\n"):
+        return path
+    return Path(shutil.copy(path, directory / library.name))
+
+
+def _find_cupti(env: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the libraries of CUPTI on this machine, newest first."""
+    places = list(_cupti_directories(env))
+    for name in _CUPTI:
+        for place in places:
+            if (place / name).is_file():
+                yield place / name
+
+
+def _cupti_directories(env: Mapping[str, str]) -> Iterator[Path]:
+    found = importlib.util.find_spec("nvidia")
+    for package in (found.submodule_search_locations if found else None) or ():
+        yield from (Path(package) / name / "lib" for name in ("cu13", "cuda_cupti"))
+    homes = [env.get("CUDA_HOME"), env.get("CUDA_PATH"), "/usr/local/cuda"]
+    for home in filter(None, homes):
+        yield from (Path(home) / name for name in ("lib64", "lib", "extras/CUPTI/lib64"))
+    triton = importlib.util.find_spec("triton")
+    if triton is not None and triton.origin is not None:
+        yield Path(os.path.dirname(triton.origin)) / "backends" / "nvidia" / "lib" / "cupti"

@@ -1,0 +1,243 @@
+/* The subscriber of CUPTI: it sees every module, also those that the CUDA runtime loads by itself.
+
+   The driver loads this library at cuInit, because CUDA_INJECTION64_PATH names it, and calls
+   `InitializeInjection`. CUPTI is loaded here at run time. Its few types are declared as its headers
+   document them; they have been the same since CUDA 11. */
+#define _GNU_SOURCE
+#include "audit.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int cupti_active;
+
+enum { DOMAIN_DRIVER = 1, DOMAIN_RESOURCE = 3, MODULE_LOADED = 6, API_ENTER = 0, API_EXIT = 1 };
+enum { OLDEST_API = 14, ALREADY_SUBSCRIBED = 12, SUBSCRIBED_ELSEWHERE = 39 };
+enum { /* of cupti_driver_cbid.h, which keeps its numbers */
+    ID_MODULE_LOAD = 18, ID_MODULE_LOAD_DATA = 19, ID_MODULE_LOAD_DATA_EX = 20, ID_MODULE_LOAD_FAT = 21,
+    ID_LINK_COMPLETE = 365, ID_LINK_ADD_DATA = 382, ID_LINK_ADD_FILE = 383, ID_LIBRARY_LOAD_DATA = 678,
+    ID_LIBRARY_LOAD_FILE = 679,
+};
+
+typedef struct { /* CUpti_CallbackData */
+    int site;
+    const char* function;
+    const void* parameters;
+    void* result;
+    const char* symbol;
+    void* context;
+    uint32_t context_id;
+    uint64_t* shared;
+    uint32_t correlation;
+} CallbackData;
+
+typedef struct { /* CUpti_ResourceData */
+    void* context;
+    void* handle;
+    void* descriptor;
+} ResourceData;
+
+typedef struct { /* CUpti_ModuleResourceData */
+    uint32_t id;
+    size_t bytes;
+    const char* cubin;
+} ModuleData;
+
+/* The parameters of the calls: all loads have the image or the path second. */
+typedef struct {
+    void** made;
+    const void* image;
+} LoadParameters;
+
+typedef struct { /* cuLinkAddData_v2_params */
+    void* state;
+    int type;
+    void* data;
+    size_t size;
+} LinkDataParameters;
+
+typedef struct { /* cuLinkAddFile_v2_params */
+    void* state;
+    int type;
+    const char* path;
+} LinkFileParameters;
+
+typedef void (*Callback)(void*, int, uint32_t, const void*);
+static struct {
+    int (*subscribe)(void**, Callback, void*);
+    int (*enable)(uint32_t, void*, int, uint32_t);
+    int (*version)(uint32_t*);
+} cupti;
+
+/* A load that is under way in a thread. It is allocated at the first load of the thread, because every
+   thread of every program would have to make room for it otherwise. */
+typedef struct {
+    int depth;
+    Image image;
+    Load load;
+    char site[SITE_BYTES], object[PATH_BYTES];
+} Current;
+static _Thread_local Current* current;
+
+static void describe(uint32_t id, const void* parameters) {
+    const LoadParameters* load = parameters;
+    const LinkDataParameters* data = parameters;
+    const LinkFileParameters* file = parameters;
+    switch (id) {
+    case ID_MODULE_LOAD:
+    case ID_LIBRARY_LOAD_FILE: describe_file(&current->image, load->image); break;
+    case ID_LINK_ADD_FILE: describe_file(&current->image, file->path); break;
+    case ID_LINK_ADD_DATA: describe_image(&current->image, data->data, data->size, data->type, 1); break;
+    case ID_LINK_COMPLETE:
+        memset(&current->image, 0, sizeof current->image);
+        current->image.kind = "linked";
+        break;
+    default: describe_image(&current->image, load->image, 0, -1, 1);
+    }
+}
+
+static void entered(uint32_t id, const CallbackData* call) {
+    if (!current && !(current = calloc(1, sizeof *current)))
+        return;
+    if (current->depth++)
+        return; /* The outer call is the one that the program made. */
+    describe(id, call->parameters);
+    calling_object(current->object, sizeof current->object);
+    const char* site = audit_site(current->site, sizeof current->site) ? current->site : NULL;
+    current->load = (Load){call->function, "cupti", audit_now(), 0, site, current->object};
+}
+
+static void left(const CallbackData* call) {
+    if (!current || !current->depth || --current->depth)
+        return;
+    current->load.result = call->result ? *(const int*)call->result : -1;
+    report_load(&current->image, &current->load);
+    if (!current->load.result)
+        report_device();
+}
+
+/* A module is on a device now. With lazy loading that may be long after its image was loaded. */
+static void resident(const ResourceData* resource) {
+    const ModuleData* module = resource->descriptor;
+    Line line;
+    line_begin(&line, "resident");
+    if (module) {
+        line_integer(&line, "module", module->id);
+        line_integer(&line, "bytes", (long long)module->bytes);
+    }
+    line_integer(&line, "during_load", current && current->depth > 0);
+    line_write(&line);
+}
+
+static void called(void* unused, int domain, uint32_t id, const void* data) {
+    (void)unused;
+    if (!data)
+        return;
+    const CallbackData* call = data;
+    if (domain == DOMAIN_RESOURCE)
+        resident(data);
+    else if (domain == DOMAIN_DRIVER && call->site == API_ENTER)
+        entered(id, call);
+    else if (domain == DOMAIN_DRIVER && call->site == API_EXIT)
+        left(call);
+}
+
+/* Open CUPTI: the one that the program has, those that the audit found, and what the loader finds. */
+static void* open_cupti(char* name, size_t size) {
+    static const char* const names[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so", NULL};
+    for (int i = 0; names[i]; i++) {
+        void* library = dlopen(names[i], RTLD_LAZY | RTLD_NOLOAD);
+        snprintf(name, size, "%s", names[i]);
+        if (library)
+            return library;
+    }
+    const char* list = getenv("PREHEAT_AUDIT_CUPTI");
+    for (const char* at = list ? list : ""; *at;) {
+        size_t length = strcspn(at, ":");
+        snprintf(name, size, "%.*s", (int)length, at);
+        void* library = length ? dlopen(name, RTLD_LAZY) : NULL;
+        if (library)
+            return library;
+        audit_debug("CUPTI: %s: %s", name, length ? dlerror() : "an empty path");
+        at += length + (at[length] == ':');
+    }
+    for (int i = 0; names[i]; i++) {
+        void* library = dlopen(names[i], RTLD_LAZY);
+        snprintf(name, size, "%s", names[i]);
+        if (library)
+            return library;
+    }
+    return NULL;
+}
+
+static int subscribe(void) {
+    static const uint32_t ids[] = {ID_MODULE_LOAD,     ID_MODULE_LOAD_DATA, ID_MODULE_LOAD_DATA_EX,
+                                   ID_MODULE_LOAD_FAT, ID_LINK_COMPLETE,    ID_LINK_ADD_DATA,
+                                   ID_LINK_ADD_FILE,   ID_LIBRARY_LOAD_DATA, ID_LIBRARY_LOAD_FILE};
+    void* subscriber = NULL;
+    int result = cupti.subscribe(&subscriber, called, NULL);
+    if (result)
+        return result;
+    int enabled = 0;
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        int one = cupti.enable(1, subscriber, DOMAIN_DRIVER, ids[i]);
+        audit_debug("CUPTI: callback %u: %d", ids[i], one);
+        enabled += !one;
+    }
+    result = cupti.enable(1, subscriber, DOMAIN_RESOURCE, MODULE_LOADED);
+    audit_debug("CUPTI: modules: %d", result);
+    return enabled ? 0 : -1;
+}
+
+static void* find_driver(const char* name) {
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return driver ? dlsym(driver, name) : NULL;
+}
+
+/* Say why CUPTI does not see the modules of this process. */
+static void fail(const char* why) {
+    audit_debug("CUPTI: %s", why);
+    audit_say_unseen("modules", why);
+}
+
+EXPORT int InitializeInjection(void) {
+    char name[PATH_BYTES] = "", why[256];
+    uint32_t version = 0;
+    if (!audit_directory[0] || cupti_active)
+        return 1;
+    void* library = open_cupti(name, sizeof name);
+    if (!library) {
+        fail("the library of CUPTI was not found");
+        return 1;
+    }
+    *(void**)&cupti.subscribe = dlsym(library, "cuptiSubscribe");
+    *(void**)&cupti.enable = dlsym(library, "cuptiEnableCallback");
+    *(void**)&cupti.version = dlsym(library, "cuptiGetVersion");
+    audit_debug("CUPTI: %s", name);
+    if (!cupti.subscribe || !cupti.enable || !cupti.version || cupti.version(&version) ||
+        version < OLDEST_API) {
+        snprintf(why, sizeof why, "CUPTI is too old: its API has version %u", version);
+        fail(why);
+        return 1;
+    }
+    prepare_backtraces();
+    prepare_device(find_driver);
+    int result = subscribe();
+    if (result == ALREADY_SUBSCRIBED || result == SUBSCRIBED_ELSEWHERE) {
+        fail("a profiler holds CUPTI, which has room for one subscriber");
+    } else if (result) {
+        snprintf(why, sizeof why, "CUPTI %u refuses a subscriber with error %d", version, result);
+        fail(why);
+    } else {
+        cupti_active = 1;
+        Line line;
+        line_begin(&line, "cupti");
+        line_text(&line, "path", name);
+        line_integer(&line, "version", version);
+        line_write(&line);
+    }
+    return 1;
+}

@@ -1,0 +1,323 @@
+/* Loads of the driver, and compilers in the process.
+
+   Callers reach the driver by its symbols, by `dlsym`, or by `cuGetProcAddress`; all three lead here.
+   Libraries of compilers are wrapped where `dlsym` finds them, because several versions of one may be
+   loaded. */
+#define _GNU_SOURCE
+#include "audit.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { JIT_DISABLED = 223, NOT_FOUND = 500 }; /* CUresult */
+enum { NVRTC_ERROR_COMPILATION = 6 };
+
+typedef void* (*Find)(void*, const char*);
+
+static Find find_real(void) {
+    static const char* const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17", NULL};
+    static Find found;
+    for (int i = 0; !found && versions[i]; i++)
+        *(void**)&found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    return found;
+}
+
+void* real_dlsym(void* handle, const char* name) {
+    Find find = find_real();
+    return find ? find(handle, name) : NULL;
+}
+
+/* The loads of the driver */
+
+static pid_t injected_elsewhere; /* the process that was told that CUPTI does not see its modules */
+
+/* Say once in each process that CUPTI was asked for and does not run. */
+static void say_without_cupti(void) {
+    if (!getenv("PREHEAT_AUDIT_CUPTI") || injected_elsewhere == getpid())
+        return;
+    injected_elsewhere = getpid();
+    const char* path = getenv("CUDA_INJECTION64_PATH");
+    if (!path || strcmp(path, audit_library))
+        audit_say_unseen("modules", "the program has another CUDA_INJECTION64_PATH than the audit");
+}
+
+static void* find_driver(const char* name) {
+    void* found = real_dlsym(RTLD_NEXT, name);
+    if (found)
+        return found;
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return driver ? real_dlsym(driver, name) : NULL;
+}
+
+/* What a wrapped load does around the call of the driver. */
+typedef struct {
+    Image image;
+    Load load;
+    char site[SITE_BYTES], object[PATH_BYTES];
+    int reported;
+} Wrapped;
+
+/* Describe a load; return 0 if it is refused. `path` is NULL for images in memory. */
+static int before_load(Wrapped* wrapped, const char* call, const void* address, size_t size, int input,
+                       const char* path, const void* caller) {
+    wrapped->reported = audit_reports && !cupti_active;
+    if (!wrapped->reported && audit_seal == SEAL_OFF)
+        return 1;
+    if (wrapped->reported)
+        say_without_cupti();
+    if (path)
+        describe_file(&wrapped->image, path);
+    else
+        describe_image(&wrapped->image, address, size, input, wrapped->reported);
+    int refused = audit_seal != SEAL_OFF && needs_compiler(&wrapped->image);
+    if (!wrapped->reported && !refused)
+        return 1;
+    object_of(caller, wrapped->object, sizeof wrapped->object);
+    int has_site = audit_site(wrapped->site, sizeof wrapped->site) > 0;
+    const char* site = has_site ? wrapped->site : NULL;
+    wrapped->load = (Load){call, "preload", audit_now(), 0, site, wrapped->object};
+    if (!refused)
+        return 1;
+    audit_complain("let the driver compile", wrapped->image.kind, site, wrapped->object);
+    wrapped->load.result = JIT_DISABLED;
+    if (audit_seal == SEAL_ERROR && audit_reports)
+        report_load(&wrapped->image, &wrapped->load);
+    return audit_seal != SEAL_ERROR;
+}
+
+static int after_load(Wrapped* wrapped, int result) {
+    wrapped->load.result = result;
+    if (wrapped->reported) {
+        report_load(&wrapped->image, &wrapped->load);
+        prepare_device(find_driver);
+        report_device();
+    }
+    return result;
+}
+
+#define LOAD(name, parameters, arguments, address, size, input, path) \
+    static int(*real_##name) parameters; \
+    EXPORT int name parameters { \
+        if (!real_##name) \
+            *(void**)&real_##name = find_driver(#name); \
+        if (!real_##name) \
+            return NOT_FOUND; \
+        if (!audit_directory[0]) \
+            return real_##name arguments; \
+        Wrapped wrapped; \
+        if (!before_load(&wrapped, #name, address, size, input, path, CALLER)) \
+            return JIT_DISABLED; \
+        return after_load(&wrapped, real_##name arguments); \
+    }
+
+LOAD(cuModuleLoad, (void** module, const char* path), (module, path), NULL, 0, -1, path)
+LOAD(cuModuleLoadData, (void** module, const void* image), (module, image), image, 0, -1, NULL)
+LOAD(cuModuleLoadDataEx, (void** module, const void* image, unsigned n, int* options, void** values),
+     (module, image, n, options, values), image, 0, -1, NULL)
+LOAD(cuModuleLoadFatBinary, (void** module, const void* image), (module, image), image, 0, -1, NULL)
+LOAD(cuLibraryLoadData,
+     (void** library, const void* code, int* options, void** values, unsigned n, int* more, void** others,
+      unsigned m),
+     (library, code, options, values, n, more, others, m), code, 0, -1, NULL)
+LOAD(cuLibraryLoadFromFile,
+     (void** library, const char* path, int* options, void** values, unsigned n, int* more, void** others,
+      unsigned m),
+     (library, path, options, values, n, more, others, m), NULL, 0, -1, path)
+LOAD(cuLinkAddData_v2,
+     (void* state, int type, void* data, size_t size, const char* name, unsigned n, int* options,
+      void** values),
+     (state, type, data, size, name, n, options, values), data, size, type, NULL)
+
+/* The driver compiles the PTX of a link when the link is completed. */
+static int (*real_cuLinkComplete)(void*, void**, size_t*);
+EXPORT int cuLinkComplete(void* state, void** cubin, size_t* size) {
+    if (!real_cuLinkComplete)
+        *(void**)&real_cuLinkComplete = find_driver("cuLinkComplete");
+    if (!real_cuLinkComplete)
+        return NOT_FOUND;
+    double started = audit_now();
+    int result = real_cuLinkComplete(state, cubin, size);
+    if (audit_directory[0] && audit_reports && !cupti_active) {
+        char object[PATH_BYTES], site[SITE_BYTES];
+        Image image = {.kind = "linked"};
+        Load load = {"cuLinkComplete", "preload", started, result,
+                     audit_site(site, sizeof site) ? site : NULL, object_of(CALLER, object, sizeof object)};
+        report_load(&image, &load);
+    }
+    return result;
+}
+
+EXPORT int cuGetProcAddress(const char* name, void** found, int version, uint64_t flags);
+EXPORT int cuGetProcAddress_v2(const char* name, void** found, int version, uint64_t flags, int* status);
+static int (*real_cuGetProcAddress)(const char*, void**, int, uint64_t);
+static int (*real_cuGetProcAddress_v2)(const char*, void**, int, uint64_t, int*);
+
+/* The driver's functions that are wrapped: their wrappers, and where the real ones are kept. */
+static const struct {
+    const char* name;
+    void* wrapper;
+    void* real;
+} wrapped_calls[] = {
+#define ROW(name) {#name, (void*)name, (void*)&real_##name}
+    ROW(cuModuleLoad),          ROW(cuModuleLoadData),      ROW(cuModuleLoadDataEx),
+    ROW(cuModuleLoadFatBinary), ROW(cuLibraryLoadData),     ROW(cuLibraryLoadFromFile),
+    ROW(cuLinkAddData_v2),      ROW(cuLinkComplete),        ROW(cuGetProcAddress),
+    ROW(cuGetProcAddress_v2),
+#undef ROW
+};
+
+/* Return the wrapper of a function, and keep the function that it calls. */
+static void* wrapper_of(const char* name, void* real) {
+    for (size_t i = 0; i < sizeof wrapped_calls / sizeof *wrapped_calls; i++)
+        if (!strcmp(name, wrapped_calls[i].name)) {
+            if (real != wrapped_calls[i].wrapper)
+                *(void**)wrapped_calls[i].real = real;
+            return wrapped_calls[i].wrapper;
+        }
+    return real;
+}
+
+/* The driver returns the newest version of a function under its plain name. */
+static void* wrapper_of_symbol(const char* name, void* real, int version) {
+    if (!strcmp(name, "cuLinkAddData"))
+        return version >= 6050 ? wrapper_of("cuLinkAddData_v2", real) : real;
+    if (!strcmp(name, "cuGetProcAddress"))
+        return version >= 12000 ? wrapper_of("cuGetProcAddress_v2", real) : wrapper_of(name, real);
+    return wrapper_of(name, real);
+}
+
+EXPORT int cuGetProcAddress(const char* name, void** found, int version, uint64_t flags) {
+    if (!real_cuGetProcAddress)
+        *(void**)&real_cuGetProcAddress = find_driver("cuGetProcAddress");
+    if (!real_cuGetProcAddress)
+        return NOT_FOUND;
+    int result = real_cuGetProcAddress(name, found, version, flags);
+    if (!result && found && *found && audit_directory[0])
+        *found = wrapper_of_symbol(name, *found, version);
+    return result;
+}
+
+EXPORT int cuGetProcAddress_v2(const char* name, void** found, int version, uint64_t flags, int* status) {
+    if (!real_cuGetProcAddress_v2)
+        *(void**)&real_cuGetProcAddress_v2 = find_driver("cuGetProcAddress_v2");
+    if (!real_cuGetProcAddress_v2)
+        return NOT_FOUND;
+    int result = real_cuGetProcAddress_v2(name, found, version, flags, status);
+    if (!result && found && *found && audit_directory[0])
+        *found = wrapper_of_symbol(name, *found, version);
+    return result;
+}
+
+/* Compilers in the process */
+
+/* Report a compile that took place. */
+static int report_compile(const char* library, double started, int result, const void* caller) {
+    int error = errno;
+    if (!audit_reports)
+        return result;
+    Line line;
+    char site[SITE_BYTES], object[PATH_BYTES];
+    line_begin(&line, "compile");
+    line_text(&line, "compiler", library);
+    line_seconds(&line, "seconds", audit_now() - started);
+    line_integer(&line, "result", result);
+    line_text(&line, "caller", object_of(caller, object, sizeof object));
+    if (audit_site(site, sizeof site))
+        line_text(&line, "site", site);
+    line_write(&line);
+    errno = error;
+    return result;
+}
+
+static int permit_compile(const char* library, const void* caller) {
+    if (audit_seal == SEAL_OFF)
+        return 1;
+    char site[SITE_BYTES], object[PATH_BYTES];
+    audit_complain("compile", library, audit_site(site, sizeof site) ? site : NULL,
+                   object_of(caller, object, sizeof object));
+    return audit_seal != SEAL_ERROR;
+}
+
+/* A process may have several versions of a library. Each has a wrapper of its own. */
+enum { VERSIONS = 4 };
+#define COMPILE(name, library, refused, number, parameters, arguments) \
+    static int name##_##number parameters { \
+        if (!permit_compile(library, CALLER)) \
+            return refused; \
+        double started = audit_now(); \
+        int result = ((int(*) parameters)name##_real[number])arguments; \
+        return report_compile(library, started, result, CALLER); \
+    }
+#define COMPILER(name, library, refused, parameters, arguments) \
+    static void* _Atomic name##_real[VERSIONS]; \
+    COMPILE(name, library, refused, 0, parameters, arguments) \
+    COMPILE(name, library, refused, 1, parameters, arguments) \
+    COMPILE(name, library, refused, 2, parameters, arguments) \
+    COMPILE(name, library, refused, 3, parameters, arguments) \
+    static void* const name##_wrappers[VERSIONS] = {(void*)name##_0, (void*)name##_1, (void*)name##_2, \
+                                                    (void*)name##_3};
+
+COMPILER(nvrtcCompileProgram, "NVRTC", NVRTC_ERROR_COMPILATION,
+         (void* program, int count, const char* const* options), (program, count, options))
+COMPILER(nvJitLinkComplete, "nvJitLink", 6, (void* handle), (handle))
+COMPILER(nvvmCompileProgram, "libNVVM", 9, (void* program, int count, const char** options),
+         (program, count, options))
+
+static void* compiler_wrapper(void* _Atomic* reals, void* const* wrappers, void* real) {
+    for (int i = 0; i < VERSIONS; i++) {
+        void* empty = NULL;
+        if (atomic_compare_exchange_strong(&reals[i], &empty, real) || empty == real)
+            return wrappers[i];
+    }
+    return real; /* A fifth version is not seen. */
+}
+
+static int is_compile_call(const char* name) {
+    return !strcmp(name, "nvrtcCompileProgram") || !strcmp(name, "nvvmCompileProgram") ||
+           !strcmp(name, "nvJitLinkComplete") || !strncmp(name, "__nvJitLinkComplete_", 20);
+}
+
+static void* wrap_compile_call(const char* name, void* real) {
+    if (!strcmp(name, "nvrtcCompileProgram"))
+        return compiler_wrapper(nvrtcCompileProgram_real, nvrtcCompileProgram_wrappers, real);
+    if (!strcmp(name, "nvvmCompileProgram"))
+        return compiler_wrapper(nvvmCompileProgram_real, nvvmCompileProgram_wrappers, real);
+    return compiler_wrapper(nvJitLinkComplete_real, nvJitLinkComplete_wrappers, real);
+}
+
+static int is_wrapped(const char* name) {
+    if (name[0] == 'c' && name[1] == 'u') {
+        for (size_t i = 0; i < sizeof wrapped_calls / sizeof *wrapped_calls; i++)
+            if (!strcmp(name, wrapped_calls[i].name))
+                return 1;
+        return 0;
+    }
+    return (name[0] == 'n' || name[0] == '_') && is_compile_call(name);
+}
+
+static __attribute__((noinline)) void* find_wrapper(void* handle, const char* name) {
+    if (name[0] == 'c') {
+        void* real = handle == RTLD_DEFAULT ? find_driver(name) : real_dlsym(handle, name);
+        return real ? wrapper_of(name, real) : NULL;
+    }
+    void* real = real_dlsym(handle, name);
+    return real ? wrap_compile_call(name, real) : NULL;
+}
+
+/* RTLD_NEXT depends on the library that calls: the real function must see the return address of the
+   caller. Therefore it is called as the last step, which the compiler turns into a jump. */
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("O2")))
+#endif
+EXPORT void* dlsym(void* handle, const char* name) {
+    static Find real;
+    if (!real)
+        real = find_real();
+    if (handle == RTLD_NEXT || !audit_directory[0] || !is_wrapped(name))
+        return real(handle, name);
+    return find_wrapper(handle, name);
+}

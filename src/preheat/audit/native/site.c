@@ -1,0 +1,208 @@
+/* Who made a call: the Python frames of the thread, or the library that the call came from.
+
+   Libraries release the GIL before they call the driver, so that the frames cannot be read by the C API.
+   The handler of `faulthandler` can: it is made for signal handlers, and writes the frames of its own
+   thread to a file without the GIL. Python registers it for a signal number that is never raised, and
+   this file calls it as a function. */
+#define _GNU_SOURCE
+#include "audit.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <link.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LOWEST_FILE = 700, TRIES = 200, NANOSECONDS = 50000 };
+
+static struct {
+    void (*_Atomic dump)(int);
+    int number;
+    int file; /* of `faulthandler`, which keeps its number */
+    pid_t owner;
+    dev_t device;
+    ino_t inode;
+    int (*is_initialized)(void);
+    struct sigaction before;
+} python;
+static atomic_flag busy = ATOMIC_FLAG_INIT;
+
+/* Make an empty file under the number `at`, or under a high number. Return the number, or -1. */
+static int make_file(int at) {
+    int made = memfd_create("preheat-audit", MFD_CLOEXEC);
+    if (made < 0)
+        return -1;
+    int file = at >= 0 ? dup3(made, at, O_CLOEXEC) : fcntl(made, F_DUPFD_CLOEXEC, LOWEST_FILE);
+    if (file < 0 && at < 0)
+        file = fcntl(made, F_DUPFD_CLOEXEC, 64);
+    close(made);
+    return file;
+}
+
+/* Called by Python before `faulthandler.register`: return the number of the file to register. */
+EXPORT int preheat_audit_python_file(int number) {
+    struct stat status;
+    if (!audit_directory[0] || sigaction(number, NULL, &python.before))
+        return -1;
+    python.file = make_file(-1);
+    if (python.file < 0 || fstat(python.file, &status))
+        return -1;
+    python.device = status.st_dev, python.inode = status.st_ino, python.owner = getpid();
+    return python.file;
+}
+
+/* Called by Python after `faulthandler.register`: take its handler, and give the signal back. */
+EXPORT int preheat_audit_python(int number) {
+    struct sigaction action;
+    if (sigaction(number, NULL, &action) || action.sa_handler == SIG_DFL ||
+        action.sa_handler == SIG_IGN || (action.sa_flags & SA_SIGINFO))
+        return -1;
+    sigaction(number, &python.before, NULL);
+    python.number = number;
+    *(void**)&python.is_initialized = dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    python.dump = python.is_initialized ? action.sa_handler : NULL;
+    return python.dump ? 0 : -1;
+}
+
+/* Called by Python when it exits. */
+EXPORT void preheat_audit_python_ends(void) { python.dump = NULL; }
+
+/* The number of the file, made ready for this process: what it was before is put back afterwards. A
+   child shares the file with its parent, and after vfork it shares all variables here, too. */
+enum { OWN = -2, CLOSED = -1 };
+
+/* Return 0 if the number belongs to the program by now. */
+static int borrow(int* before) {
+    struct stat status;
+    *before = CLOSED; /* A child that is about to exec has closed it. */
+    if (fstat(python.file, &status))
+        return errno == EBADF && make_file(python.file) >= 0;
+    if (status.st_dev != python.device || status.st_ino != python.inode)
+        return 0;
+    *before = OWN;
+    if (python.owner == getpid())
+        return !ftruncate(python.file, 0) && !lseek(python.file, 0, SEEK_SET);
+    *before = fcntl(python.file, F_DUPFD_CLOEXEC, LOWEST_FILE);
+    return *before >= 0 && make_file(python.file) >= 0;
+}
+
+static void give_back(int before) {
+    if (before == CLOSED)
+        close(python.file);
+    if (before >= 0) {
+        dup3(before, python.file, O_CLOEXEC);
+        close(before);
+    }
+}
+
+/* Wait for other threads, for a bounded time: after a fork, the holder may not exist any more. */
+static int acquire(void) {
+    static pid_t lost; /* the process that has found that out */
+    const struct timespec pause = {0, NANOSECONDS};
+    for (int tries = 0; atomic_flag_test_and_set(&busy); tries++) {
+        if (tries == TRIES || lost == getpid()) {
+            lost = getpid();
+            return 0;
+        }
+        nanosleep(&pause, NULL);
+    }
+    return 1;
+}
+
+size_t audit_site(char* out, size_t size) {
+    out[0] = 0;
+    if (!python.dump || !python.is_initialized())
+        return 0;
+    int error = errno;
+    if (!acquire()) {
+        errno = error;
+        return 0;
+    }
+    ssize_t length = 0;
+    int before;
+    void (*dump)(int) = python.dump;
+    if (dump && borrow(&before)) {
+        dump(python.number);
+        length = pread(python.file, out, size - 1, 0);
+        give_back(before);
+    }
+    atomic_flag_clear(&busy);
+    out[length > 0 ? length : 0] = 0;
+    errno = error;
+    return length > 0 ? (size_t)length : 0;
+}
+
+/* Objects by address. `dladdr` would wait for a `dlopen` of another thread; this does not. */
+
+typedef struct {
+    uintptr_t address;
+    char* out;
+    size_t size;
+    int found;
+} ObjectSearch;
+
+static int search_object(struct dl_phdr_info* info, size_t size, void* data) {
+    (void)size;
+    ObjectSearch* search = data;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr)* part = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + part->p_vaddr;
+        if (part->p_type != PT_LOAD || search->address < start || search->address >= start + part->p_memsz)
+            continue;
+        const char* name = info->dlpi_name && info->dlpi_name[0] ? info->dlpi_name : "/proc/self/exe";
+        snprintf(search->out, search->size, "%s", name);
+        search->found = 1;
+        return 1;
+    }
+    return 0;
+}
+
+/* Return the path of the program or library at an address, in `out`; "" if there is none. */
+const char* object_of(const void* address, char* out, size_t size) {
+    ObjectSearch search = {(uintptr_t)address, out, size, 0};
+    out[0] = 0;
+    dl_iterate_phdr(search_object, &search);
+    if (search.found && !strcmp(out, "/proc/self/exe")) {
+        ssize_t length = readlink("/proc/self/exe", out, size - 1);
+        out[length > 0 ? length : 0] = 0;
+    }
+    return out;
+}
+
+static int is_part_of_cuda(const char* path) {
+    static const char* const parts[] = {"libcuda.so", "libcupti.so", "libcudart.so", "libnvidia-", NULL};
+    const char* name = strrchr(path, '/');
+    name = name ? name + 1 : path;
+    for (int i = 0; parts[i]; i++)
+        if (!strncmp(name, parts[i], strlen(parts[i])))
+            return 1;
+    return !strcmp(path, audit_library);
+}
+
+/* Load now what `backtrace` loads at its first call. */
+void prepare_backtraces(void) {
+    void* frames[2];
+    backtrace(frames, 2);
+}
+
+/* Return the innermost library on the stack that is not part of CUDA. */
+const char* calling_object(char* out, size_t size) {
+    void* frames[48];
+    int count = backtrace(frames, 48);
+    for (int i = 1; i < count; i++) {
+        object_of(frames[i], out, size);
+        if (out[0] && !is_part_of_cuda(out))
+            return out;
+    }
+    out[0] = 0;
+    return out;
+}

@@ -1,0 +1,98 @@
+"""One audited run: its private directory, the environment of the command, and the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from preheat.audit.events import EventLog, read_events
+from preheat.audit.images import read_loads
+from preheat.audit.library import audited_environment
+from preheat.audit.origins import Origins
+from preheat.audit.processes import read_processes, still_running
+from preheat.audit.report import Report, make_report
+from preheat.build.builder import Builder
+from preheat.cache.bundle import Bundle
+from preheat.config import Config, SealMode
+from preheat.errors import BundleError
+
+__all__ = ["AuditSession", "audit_session"]
+
+_LAST_PROCESSES = 1.0  # seconds in which the last processes of a command may end
+
+
+class AuditSession:
+    """Has the environment of a command, `env`, and makes the report when the command has ended."""
+
+    def __init__(
+        self, env: Mapping[str, str], directory: Path, *, seal: SealMode, cupti: bool, reports: bool
+    ) -> None:
+        self._config = Config.from_env(env)
+        self._directory = directory
+        self.env, self._notes = audited_environment(
+            env, directory, seal=seal, cupti=cupti, reports=reports
+        )
+        self._started = time.monotonic()
+        self._since = time.time()
+
+    def report(self, command: Sequence[str], status: int) -> Report:
+        """Read what the processes of the command have reported until now."""
+        seconds = time.monotonic() - self._started
+        log = self._read()
+        bundles, notes = [], list(self._notes)
+        for path in self._config.bundles:
+            try:
+                Bundle.open(path, trust=self._config.trust_cache_dir).close()
+                bundles.append(path)
+            except BundleError as error:
+                notes.append(f"modules of a bundle: {error}")
+        origins = self._origins(bundles, log)
+        loads = read_loads(log, self._directory)
+        return make_report(
+            log, loads, origins, command=command, status=status, seconds=seconds, notes=notes,
+            cupti="PREHEAT_AUDIT_CUPTI" in self.env,
+        )  # fmt: skip
+
+    def _origins(self, bundles: Sequence[Path], log: EventLog) -> Origins:
+        """Read bundles and the store, which is not opened for a command that does not use it."""
+        if not log.preheat:
+            return Origins(bundles, None, log, self._since, self.env)
+        builder = Builder.open(replace(self._config, bundles=(), record=None))
+        try:
+            return Origins(bundles, builder, log, self._since, self.env)
+        finally:
+            builder.close()
+
+    def _read(self) -> EventLog:
+        """Read the events. Helpers of the command, such as compile workers, end shortly after it."""
+        until = time.monotonic() + _LAST_PROCESSES
+        while True:
+            log = read_events(self._directory)
+            if time.monotonic() >= until or not still_running(log, read_processes(log)):
+                return log
+            time.sleep(0.05)
+
+
+@contextmanager
+def audit_session(
+    env: Mapping[str, str],
+    *,
+    seal: SealMode = SealMode.OFF,
+    cupti: bool = True,
+    reports: bool = True,
+    keep: Path | None = None,
+) -> Iterator[AuditSession]:
+    """Yield a session with a directory of its own. It is removed in the end, unless `keep` names it.
+
+    Without `reports`, the report has what was refused, and nothing else.
+    """
+    if keep is not None:
+        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield AuditSession(env, keep.resolve(), seal=seal, cupti=cupti, reports=reports)
+        return
+    with TemporaryDirectory(prefix="preheat-audit-", ignore_cleanup_errors=True) as place:
+        yield AuditSession(env, Path(place).resolve(), seal=seal, cupti=cupti, reports=reports)

@@ -1,0 +1,75 @@
+"""Python frames of a call: the line of the program, and the library that the line called."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+__all__ = ["UNKNOWN", "Caller", "caller_of", "package_of"]
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)(?:/([^/]+))?")
+_STANDARD = re.compile(r"^<frozen |/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
+_PREHEAT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_NAMESPACES = {"cuda", "nvidia", "google"}
+#: Libraries that compile, by the folder of their package, for copies outside of site-packages.
+_COMPILING = (
+    "triton", "torch", "cupy", "numba_cuda", "numba", "jax", "flashinfer", "deep_gemm", "tilelang",
+    "cutlass", "warp", "tinygrad",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who made a call: `line` of the program, if it is known, and the `library` that it used."""
+
+    library: str
+    line: str = ""
+
+    def __str__(self) -> str:
+        return self.line or self.library
+
+
+UNKNOWN = Caller("unknown")
+
+
+def package_of(path: str) -> str:
+    """Return the name of the installed package that a file belongs to; empty if there is none."""
+    found = _PACKAGE.search(path)
+    if found is None:
+        return ""
+    name, inner = found[1], found[2] or ""
+    if name in _NAMESPACES and inner and not inner.endswith((".py", ".so")):
+        return f"{name}.{inner}"
+    return re.sub(r"\.(py|so|cpython.*|abi3.*)$", "", name)
+
+
+def library_of(path: str) -> str:
+    """Return the name of the library that a source file belongs to; empty for the program's own."""
+    if path.startswith(_PREHEAT):
+        return "preheat"
+    if package := package_of(path):
+        return package
+    return next((name for name in _COMPILING if f"/{name}/" in path), "")
+
+
+def caller_of(frames: str, object_path: str = "") -> Caller:
+    """Read the frames of a call, innermost first, as `faulthandler` writes them.
+
+    Without frames, the caller is the library or program `object_path`.
+    """
+    library = line = outermost = ""
+    for path, number, _ in _FRAME.findall(frames):
+        if _STANDARD.search(path):
+            continue
+        owner = library_of(path)
+        outermost = outermost or f"{os.path.basename(path)}:{number}"
+        library = library or owner
+        if not owner and not line:
+            line = f"{os.path.basename(path)}:{number}"
+            library = library or os.path.basename(path)
+    if outermost:
+        return Caller(library or "unknown", line or outermost)
+    name = package_of(object_path) or library_of(object_path) or os.path.basename(object_path)
+    return Caller(name, os.path.basename(object_path)) if name else UNKNOWN

@@ -1,0 +1,92 @@
+"""The variables that `preheat run` sets for a command, and the reason for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from preheat.adapters.imports import VARIABLE
+from preheat.ahead.manifest import Manifest
+from preheat.config import SealMode
+from preheat.errors import InputError
+
+__all__ = ["Setting", "run_settings"]
+
+
+class Setting(NamedTuple):
+    """A variable, its value, and why it has it."""
+
+    name: str
+    value: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}\n    {self.why}"
+
+
+_SEALED = (
+    Setting(
+        "CUDA_DISABLE_PTX_JIT",
+        "1",
+        "the driver does not compile PTX, and a load that needs it fails with error 223",
+    ),
+    Setting(
+        "CUDA_CACHE_DISABLE",
+        "1",
+        "the driver does not answer from its own cache of compiled PTX, which would hide such a load",
+    ),
+    Setting(
+        "FLASHINFER_DISABLE_JIT", "1", "FlashInfer uses kernels that were built ahead of time alone"
+    ),
+    Setting(
+        "JAX_RAISE_PERSISTENT_CACHE_ERRORS",
+        "1",
+        "JAX does not compile when its cache fails, which it otherwise does with a warning",
+    ),
+    Setting(
+        "TRITON_CACHE_AUTOTUNING",
+        "1",
+        "Triton takes the results of autotuning from the store, and measures nothing again",
+    ),
+)
+
+
+def run_settings(
+    env: Mapping[str, str],
+    *,
+    bundles: Sequence[Path],
+    sealed: SealMode | None,
+    manifest: Manifest | None,
+) -> Iterator[Setting]:
+    """Yield what is set for a command. Adapters and recorded values that the user has set stay."""
+    if not env.get(VARIABLE):
+        yield Setting(VARIABLE, "auto", "every library that has an adapter uses the store of preheat")
+    if bundles:
+        yield Setting("PREHEAT_BUNDLE", _joined(bundles), "these bundles are searched before the cache")
+    if sealed is not None:
+        value = "1" if sealed is SealMode.ERROR else "warn"
+        yield Setting("PREHEAT_SEALED", value, "what no bundle and no cache has is not compiled")
+    if sealed is SealMode.ERROR:
+        yield from _SEALED
+    for name, value in sorted(_recorded(manifest).items() if manifest is not None else ()):
+        if name not in env:
+            yield Setting(
+                name, value, "it was set when the manifest was recorded, and is part of its keys"
+            )
+
+
+def _joined(bundles: Sequence[Path]) -> str:
+    for path in bundles:
+        if os.pathsep in str(path):
+            raise InputError(f"{path} has {os.pathsep!r} in its name", hint="rename the bundle")
+    return os.pathsep.join(os.path.abspath(path) for path in bundles)
+
+
+def _recorded(manifest: Manifest) -> dict[str, str]:
+    """Return the variables that all requests of other libraries were recorded with, and agree on."""
+    rows = [item.row.get("env") or {} for item in manifest.foreign if item.request]
+    names = {name for row in rows for name in row}
+    values = {name: {row.get(name) for row in rows if name in row} for name in names}
+    return {name: str(each) for name, found in values.items() if len(found) == 1 for each in found}

@@ -1,0 +1,91 @@
+"""Audits of Triton on the stand-in driver: cold, warm, and sealed with a verdict."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from preheat.audit.library import LIBRARY
+from preheat.build.bundle_entries import foreign_of
+from preheat.cache.bundle import Bundle, write
+from tests.adapters.triton.world import World
+
+pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="the audit library was not built")
+
+KERNELS = 6  # that the application launches
+
+
+def audit(world: World, **more: str) -> dict[str, Any]:
+    """Audit the application as it is, with one cache of Triton for all runs."""
+    cache = str(world.root / "triton")
+    words = ["audit", "--json", "--", sys.executable, str(world.app / "app.py")]
+    report: dict[str, Any] = json.loads(
+        world.preheat(*words, cc=90, TRITON_CACHE_DIR=cache, **more).ok().out
+    )
+    return report
+
+
+def test_a_cold_run_compiles_and_a_warm_run_does_not(world: World) -> None:
+    cold, warm = audit(world), audit(world)
+    triton = [row for row in cold["compiles"] if row["compiler"] == "Triton"]
+    assert len(triton) == KERNELS
+    assert all(row["name"] and row["line"].startswith("app.py:") for row in triton)
+    (first, *_) = cold["libraries"]
+    assert first["library"] == "triton"
+    assert first["seconds"] > 0
+    assert first["bake"].startswith("preheat record -- ")
+    assert [row for row in warm["compiles"] if row["compiler"] == "Triton"] == []
+    for report in (cold, warm):
+        assert [row["kind"] for row in report["modules"]] == ["cubin"] * KERNELS
+        assert {row["library"] for row in report["modules"]} == {"triton"}
+        assert {(row["origin"], row["from"]) for row in report["modules"]} == {("cache", "Triton")}
+        assert all(row["line"].startswith("app.py:") for row in report["modules"])
+    assert {row["sha256"] for row in cold["modules"]} == {row["sha256"] for row in warm["modules"]}
+    assert all("--version" in row["argv"] for row in warm["compilers"] if row["probe"])
+
+
+def sealed(world: World, bundle: Path, *more: str) -> list[str]:
+    """Return the words of a sealed run with a verdict."""
+    verdict = str(world.root / "verdict.json")
+    words = ["run", "--sealed", "--bundle", str(bundle), "--verdict", verdict, *more, "--"]
+    return [*words, sys.executable, str(world.app / "app.py")]
+
+
+def test_a_sealed_run_accounts_for_every_module(baked: World) -> None:
+    """The stand-in driver starts no CUPTI, which the verdict says: it is complete on hardware alone."""
+    world = baked.sibling("verdict")
+    ran = world.preheat(*sealed(world, baked.root / "kernels.heat"), cc=90)
+    verdict = json.loads((world.root / "verdict.json").read_text())
+    assert verdict["modules"]["by_origin"] == {"bundle": KERNELS}
+    assert verdict["modules"]["accounted"] == KERNELS
+    assert (verdict["compiled"], verdict["refused"]) == ([], [])
+    (unseen,) = verdict["unseen"]
+    assert unseen.startswith("modules that the CUDA runtime loads: no CUPTI in ")
+    assert ran.code == 4
+
+
+def test_without_one_entry_nothing_starts_or_its_kernel_is_named(baked: World) -> None:
+    world = baked.sibling("other")
+    with Bundle.open(baked.root / "kernels.heat") as bundle:
+        (missing, *_) = (
+            each.digest
+            for each in foreign_of(bundle)
+            if each.kind == "triton" and str(each.arch) == "sm_90" and "add" in each.label
+        )
+        rest = {digest: bundle.get(digest) or b"" for digest in bundle.digests() if digest != missing}
+        write(world.root / "b.heat", rest, bundle.meta)
+    checked = ["--manifest", str(baked.root / "kernels.toml"), "--arch", "sm_90"]
+    ran = world.preheat(*sealed(world, world.root / "b.heat", *checked), cc=90)
+    assert (ran.code, ran.launches) == (3, [])
+    assert "add" in ran.out
+    ran = world.preheat(*sealed(world, world.root / "b.heat"), cc=90, PREHEAT_WEAK_KERNELS="0")
+    assert ran.code not in (0, 3, 4)
+    assert "SealedError" in ran.err
+    assert "add" in ran.err
+    assert "app.py:" in ran.err

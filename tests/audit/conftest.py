@@ -1,0 +1,130 @@
+"""Fixtures of the tests of audits: stand-ins for the driver and CUPTI, and audited commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.audit.library import LIBRARY
+from preheat.cli import main
+from tests.processes import SOURCE
+
+STANDIN = Path(__file__).parent / "standin"
+COMPILER = shutil.which("gcc") or shutil.which("cc")
+
+
+@dataclass(frozen=True)
+class Standins:
+    """Where the stand-ins are: libraries, a program in C, and programs that are called as compilers."""
+
+    libraries: Path
+    loader: Path
+    programs: Path
+
+
+@pytest.fixture(scope="session")
+def standins(tmp_path_factory: pytest.TempPathFactory) -> Standins:
+    if COMPILER is None or not LIBRARY.is_file():
+        pytest.skip("the audit library needs a C compiler")
+    place = tmp_path_factory.mktemp("standins")
+    common = [COMPILER, "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    driver, cupti, loader = place / "libcuda.so.1", place / "libcupti.so.13", place / "loader"
+    for source, made in (("driver.c", driver), ("cupti.c", cupti)):
+        shared = [*common, "-shared", f"-Wl,-soname,{made.name}"]
+        subprocess.run([*shared, "-o", str(made), str(STANDIN / source), "-ldl"], check=True)
+    program = ["-o", str(loader), str(STANDIN / "loader.c"), str(driver), "-ldl"]
+    subprocess.run([*common, *program], check=True)
+    programs = place / "bin"
+    programs.mkdir()
+    for name in ("nvcc", "ptxas", "g++-13", "x86_64-linux-gnu-gcc", "ninja", "tool"):
+        (programs / name).symlink_to(shutil.which("true") or "/bin/true")
+    return Standins(place, loader, programs)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an audit came to. `report` is empty where the command line failed before."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+    @property
+    def compilers(self) -> list[dict[str, Any]]:
+        """The compilers that compile, but for those that other compilers started."""
+        rows = self.report["compilers"]
+        return [row for row in rows if not row["probe"] and not row["started_by_compiler"]]
+
+    @property
+    def probes(self) -> list[dict[str, Any]]:
+        return [row for row in self.report["compilers"] if row["probe"]]
+
+
+Cli = Callable[..., Audited]
+
+
+@pytest.fixture
+def cli(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    standins: Standins,
+) -> Cli:
+    """Runs a command of preheat beside the stand-ins, in a directory of its own."""
+    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PREHEAT_LOCK_DIR", str(tmp_path / "locks"))
+    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(standins.libraries))
+    monkeypatch.setenv("PREHEAT_AUDIT_CUPTI", str(standins.libraries / "libcupti.so.13"))
+    monkeypatch.delenv("CUDA_INJECTION64_PATH", raising=False)
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setenv("PATH", f"{standins.programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> Audited:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(list(args))
+        out, err = capfd.readouterr()
+        return Audited(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)
+
+    return run
+
+
+@pytest.fixture
+def audit(cli: Cli) -> Callable[[Sequence[str]], Audited]:
+    """Audits a command that succeeds, and returns the report as JSON."""
+
+    def run(words: Sequence[str]) -> Audited:
+        done = cli("audit", "--json", "--", *words)
+        assert done.code == 0, done.err
+        return done
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Writes a program in Python, and returns the command that runs it."""
+
+    def write(code: str) -> list[str]:
+        path = tmp_path / "app.py"
+        path.write_text(code)
+        return [sys.executable, str(path)]
+
+    return write

@@ -1,0 +1,112 @@
+"""Compilers that a command starts are seen, however they are started, and questions are told apart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tests.audit.conftest import Audited, Standins
+
+Audit = Callable[[Sequence[str]], Audited]
+Script = Callable[[str], list[str]]
+
+FROM_PYTHON = {
+    "subprocess": 'import subprocess\nsubprocess.run(["nvcc", "a.cu"])',
+    "a shell": 'import subprocess\nsubprocess.run("nvcc a.cu", shell=True)',
+    "a shell of a shell": 'import subprocess\nsubprocess.run("sh -c \'nvcc a.cu; true\'", shell=True)',
+    "os.system": 'import os\nos.system("nvcc a.cu")',
+    "os.popen": 'import os\nos.popen("nvcc a.cu").read()',
+    "posix_spawn": (
+        'import os\nos.waitpid(os.posix_spawnp("nvcc", ["nvcc", "a.cu"], os.environ), 0)'
+    ),
+    "a fork": (
+        'import os\n(os.fork() or os.execlp("nvcc", "nvcc", "a.cu")) and os.wait()'
+    ),
+    "a thread": (
+        "import subprocess, threading\n"
+        'thread = threading.Thread(target=lambda: subprocess.run(["nvcc", "a.cu"]))\n'
+        "thread.start(); thread.join()"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FROM_PYTHON)
+def test_a_compiler_started_from_python_has_the_line(audit: Audit, script: Script, how: str) -> None:
+    done = audit(script(FROM_PYTHON[how]))
+    (row,) = done.compilers
+    assert row["argv"] == ["nvcc", "a.cu"]
+    assert row["library"] == "app.py"
+    assert row["line"] in ("app.py:2", "app.py:3")
+    assert row["seconds"] is not None
+    assert row["seconds"] >= 0
+    assert done.probes == []
+    (library,) = done.report["libraries"]
+    assert (library["library"], library["compiles"]) == ("app.py", 1)
+
+
+def test_a_compiler_started_by_a_child_of_a_child_is_seen(audit: Audit, script: Script) -> None:
+    inner = "import subprocess; subprocess.run(['ptxas', 'a.ptx'])"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    done = audit(script(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {outer!r}])"))
+    (row,) = done.compilers
+    assert row["argv"] == ["ptxas", "a.ptx"]
+    assert row["line"] == "<string>:1"  # of the innermost program
+    assert done.report["processes"] == 4
+
+
+@pytest.mark.parametrize("way", ["popen", "spawn"])
+def test_a_compiler_started_from_c_is_seen(audit: Audit, standins: Standins, way: str) -> None:
+    words = ["popen", "nvcc a.cu"] if way == "popen" else ["spawn", "nvcc", "a.cu"]
+    done = audit([str(standins.loader), *words])
+    (row,) = done.compilers
+    assert row["argv"] == ["nvcc", "a.cu"]
+    assert (row["library"], row["line"]) == ("loader", "loader")
+    assert done.report["exit_status"] == 0
+
+
+PROBES = ["--version", "-V", "-dumpversion", "--help", "-print-search-dirs", "--list-gpu-arch", "-v"]
+
+
+def test_questions_are_told_apart(audit: Audit, script: Script) -> None:
+    code = f"import subprocess\nfor q in {PROBES}: subprocess.run(['nvcc', q])"
+    done = audit(script(code))
+    assert [row["argv"][1] for row in done.probes] == PROBES
+    assert done.compilers == []
+    assert done.report["clean"] is True
+    assert done.report["libraries"] == []
+
+
+def test_compilers_are_known_by_targets_and_versions(audit: Audit, script: Script) -> None:
+    names = ["g++-13", "x86_64-linux-gnu-gcc", "ninja", "tool", "no-such-compiler"]
+    code = (
+        "import subprocess\n"
+        f"for name in {names}:\n"
+        "    try: subprocess.run([name, 'x'])\n"
+        "    except FileNotFoundError: pass\n"
+    )
+    done = audit(script(code))
+    assert [row["argv"][0] for row in done.compilers] == names[:3]
+
+
+def test_a_compiler_that_starts_compilers_is_one_compile(audit: Audit) -> None:
+    done = audit(["gcc", "-c", "-x", "c", "/dev/null", "-o", "/dev/null"])
+    (row,) = done.compilers
+    inner = [row for row in done.report["compilers"] if row["started_by_compiler"]]
+    assert row["argv"][0] == "gcc"
+    assert {each["argv"][0].rpartition("/")[2] for each in inner} >= {"cc1", "as"}
+    assert len(done.report["compiles"]) == 1
+    assert 0 < row["seconds"] <= done.report["seconds"]
+
+
+def test_a_python_without_site_packages_is_seen_without_lines(audit: Audit, script: Script) -> None:
+    _, path = script('import subprocess\nsubprocess.run(["nvcc", "a.cu"])')
+    done = audit([sys.executable, "-I", "-S", path])
+    (row,) = done.compilers
+    assert row["library"].startswith("python")
+
+
+def test_other_searches_after_a_library_still_work(audit: Audit, standins: Standins) -> None:
+    """`dlsym(RTLD_NEXT)` depends on the library that calls it."""
+    assert audit([str(standins.loader), "next"]).report["exit_status"] == 0

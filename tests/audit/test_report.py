@@ -1,0 +1,175 @@
+"""What is made of events: sites, processes, seconds, and lines that are not whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preheat.audit.events import Event, EventLog, read_events
+from preheat.audit.images import Image, Load, read_loads
+from preheat.audit.origins import Origins
+from preheat.audit.processes import compilers, read_processes
+from preheat.audit.report import Activity, make_report, total_seconds
+from preheat.audit.sites import Caller, caller_of, package_of
+from preheat.cli.audit_text import report_lines
+
+APP = 4_100_010
+SITE = "/venv/lib/python3.12/site-packages"
+
+
+def frames(*paths: str) -> str:
+    lines = [f'  File "{path}", line {number} in f' for number, path in enumerate(paths, 1)]
+    return "\n".join(["Stack (most recent call first):", *lines])
+
+
+@pytest.mark.parametrize(
+    ("site", "object_path", "caller"),
+    [
+        (frames("/app/serve.py"), "", Caller("serve.py", "serve.py:1")),
+        (frames(f"{SITE}/triton/jit.py", "/app/serve.py"), "", Caller("triton", "serve.py:2")),
+        (frames(f"{SITE}/cuda/core/x.py", "/app/a.py"), "/l.so", Caller("cuda.core", "a.py:2")),
+        (frames("/usr/lib/python3.12/subprocess.py", "/app/a.py"), "", Caller("a.py", "a.py:2")),
+        (frames("<frozen os>", f"{SITE}/cupy/a.py"), "", Caller("cupy", "a.py:2")),
+        (frames("/src/triton/compiler.py", "/app/a.py"), "", Caller("triton", "a.py:2")),
+        ("", f"{SITE}/torch/lib/libtorch_cuda.so", Caller("torch", "libtorch_cuda.so")),
+        ("", "/opt/engine/server", Caller("server", "server")),
+        ("", "", Caller("unknown")),
+        ("no frames at all", "", Caller("unknown")),
+    ],
+)
+def test_the_caller_is_the_line_of_the_program_and_the_library(
+    site: str, object_path: str, caller: Caller
+) -> None:
+    assert caller_of(site, object_path) == caller
+
+
+def test_packages_are_known_by_their_files() -> None:
+    assert package_of(f"{SITE}/nvidia/cublas/lib/libcublas.so.13") == "nvidia.cublas"
+    assert package_of(f"{SITE}/six.py") == "six"
+    assert package_of("/app/serve.py") == ""
+
+
+def event(name: str, time: float, pid: int, /, **fields: object) -> Event:
+    """Return an event. The process ids of these tests are larger than those of the machine."""
+    return Event(name, time, pid, {"event": name, "time": time, "pid": pid, **fields})
+
+
+def activity(started: float, ended: float, library: str = "a") -> Activity:
+    return Activity("NVRTC", "k", Caller(library), started, ended, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10))))
+def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
+    """The same as counting the seconds that any of them covers."""
+    covered = {second for start, length in spans for second in range(start, start + length)}
+    assert total_seconds(activity(s, s + n) for s, n in spans) == len(covered)
+
+
+def test_a_process_that_is_known_by_its_parent_alone() -> None:
+    """A statically linked compiler reports neither its start nor its end."""
+    log = EventLog(
+        (
+            event("process", 1.0, APP, parent=1, path="/bin/app", argv=["app"], role=""),
+            event("exec", 2.0, APP + 1, parent=APP, path="/x/nvcc", argv=["nvcc", "a.cu"],
+                  role="compiler", hidden="it is statically linked"),
+            event("reaped", 4.5, APP, child=APP + 1, status=1),
+        )
+    )  # fmt: skip
+    (found,) = compilers(read_processes(log))
+    assert (found.seconds, found.status, found.by) == (2.5, 1, Caller("app", "app"))
+    report = make_report(
+        log, (), Origins((), None, log, 0.0, {}), command=["app"], status=0, seconds=5.0
+    )
+    assert report.unseen == ("what nvcc does: it is statically linked",)
+    (row,) = report.libraries()
+    assert (row.library, row.compiles, row.seconds, row.bake) == ("app", 1, 2.5, None)
+    text = "\n".join(report_lines(report))
+    assert f"nvcc     2.5 s  {APP + 1}  {APP}  app  app" in text
+
+
+def test_a_compiler_inside_a_compile_counts_once() -> None:
+    """Triton starts ptxas: the time of its own compile has that of the program in it."""
+    log = EventLog(
+        (
+            event("process", 0.0, APP, parent=1, path="/bin/python", argv=["python"], role=""),
+            event("exec", 2.0, APP + 1, parent=APP, path="/x/ptxas", argv=["ptxas", "a"],
+                  role="compiler", site=frames(f"{SITE}/triton/a.py", "/app/serve.py")),
+            event("exit", 2.5, APP + 1),
+            event("compile", 3.0, APP, compiler="Triton", name="add", seconds=2.0,
+                  site=frames(f"{SITE}/triton/a.py", "/app/serve.py")),
+        )
+    )  # fmt: skip
+    report = make_report(log, (), Origins((), None, log, 0.0, {}), command=["x"], status=0, seconds=9)
+    (row,) = report.libraries()
+    assert (row.library, row.compiles, row.seconds) == ("triton", 1, 2.0)
+    assert row.bake == "preheat record -- x && preheat bake kernels.toml"
+    assert [each.name for each in report.compilers] == ["ptxas"]
+
+
+def test_libraries_are_listed_with_the_worst_first() -> None:
+    log = EventLog(
+        tuple(
+            event(
+                "compile", 10.0 * n, 1, compiler="NVRTC", seconds=n, site=frames(f"{SITE}/{name}/a.py")
+            )
+            for n, name in ((1, "cupy"), (3, "torch"), (2, "triton"))
+        )
+    )
+    report = make_report(log, (), Origins((), None, log, 0.0, {}), command=["x"], status=0, seconds=9)
+    assert [row.library for row in report.libraries()] == ["torch", "triton", "cupy"]
+
+
+LINES = st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"event":"load","time":1.0,"pid":7}')))
+
+
+@given(LINES)
+def test_any_lines_are_events_or_counted(lines: list[bytes]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        (place / "7.jsonl").write_bytes(b"\n".join(lines))
+        log = read_events(place)
+        loads = read_loads(log, place)
+        make_report(log, loads, Origins((), None, log, 0.0, {}), command=["x"], status=0, seconds=1.0)
+        assert len(log.events) >= lines.count(b'{"event":"load","time":1.0,"pid":7}')
+
+
+def test_fields_of_other_types_are_absent() -> None:
+    odd = event("load", 1.0, 1, call=7, bytes="many", argv="text", seconds=True)
+    assert (odd.text("call"), odd.number("bytes"), odd.words("argv"), odd.number("seconds")) == (
+        "", 0, (), 0,
+    )  # fmt: skip
+
+
+def test_a_copy_outside_of_the_directory_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"x")
+    (tmp_path / "audit").mkdir()
+    line = {"event": "load", "time": 1.0, "pid": 1, "saved": "../secret", "kind": "cubin"}
+    (tmp_path / "audit" / "1.jsonl").write_text(json.dumps(line))
+    (load,) = read_loads(read_events(tmp_path / "audit"), tmp_path / "audit")
+    assert load.image.digest is None
+
+
+def test_origins_of_files(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.so", tmp_path / "new.so"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    started = old.stat().st_ctime + 1
+    os.utime(new, (started + 5, started + 5))
+    origins = Origins((), None, EventLog(()), started, {})
+
+    def kind(path: str, library: str = "") -> str:
+        image = Image("cubin", 1, None, path)
+        load = Load(1, 1.0, "cuModuleLoadData", image, False, 0.0, 0, Caller("x"), library)
+        return origins.of(load).kind
+
+    assert [kind(str(old)), kind(str(new)), kind("/gone")] == ["file", "built", "unknown"]
+    assert kind("/usr/bin/env") == "installed"
+    assert kind("", f"{SITE}/nvidia/cu13/lib/libcublasLt.so.13") == "installed"
+    assert kind("", f"{SITE}/cupy/_core.so") == "unknown"

@@ -1,0 +1,215 @@
+"""`preheat run --sealed`: compilers and PTX are refused, whoever asks, and the verdict tells."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.audit import library
+from preheat.cli import run as run_command
+from tests.audit.conftest import Cli, Standins
+from tests.audit.modules import PTX, cubin, entry, fatbin
+from tests.audit.test_modules import LOAD, NVRTC, PREHEAT
+
+Script = Callable[[str], list[str]]
+
+PYTHON_STARTS = """\
+import subprocess
+try:
+    subprocess.run(["nvcc", "a.cu"])
+except PermissionError as error:
+    print(error)
+print(subprocess.run(["nvcc", "--version"], stdout=subprocess.DEVNULL).returncode)
+"""
+
+
+def test_a_compiler_is_an_error_at_the_line_that_starts_it(cli: Cli, script: Script) -> None:
+    done = cli("run", "--sealed", "--", *script(PYTHON_STARTS))
+    assert (done.code, done.out) == (0, "[Errno 1] Operation not permitted: 'nvcc'\n0\n")
+    assert "preheat: this process is sealed, and refuses to start a compiler: " in done.err
+    assert f'/nvcc, asked by File "{Path.cwd() / "app.py"}", line 3 in <module>\n' in done.err
+    assert "error: the run is sealed: app.py:3 tried to start a compiler: " in done.err
+
+
+@pytest.mark.parametrize("words", [["popen", "nvcc a.cu"], ["spawn", "nvcc", "a.cu"]])
+def test_a_compiler_that_c_starts_is_refused(cli: Cli, standins: Standins, words: list[str]) -> None:
+    done = cli("run", "--sealed", "--", str(standins.loader), *words)
+    assert done.code != 0
+    assert "error: the run is sealed: loader tried to start a compiler: " in done.err
+
+
+def test_a_compiler_that_a_shell_starts_is_refused(cli: Cli, script: Script) -> None:
+    code = "import os, sys\nsys.exit(os.system('nvcc a.cu') == 0)"
+    done = cli("run", "--sealed", "--", *script(code))
+    assert done.code == 0
+    assert "error: the run is sealed: app.py:2 tried to start a compiler: " in done.err
+    assert done.err.count("tried to") == 1  # although the shell tries every directory of PATH
+
+
+def test_a_compiler_refuses_itself_where_its_start_was_not_seen(cli: Cli, standins: Standins) -> None:
+    """A program may start another one by a system call, which no library sees."""
+    done = cli(
+        "run", "--sealed", "--", str(standins.loader), "exec", str(standins.programs / "nvcc"), "a.cu"
+    )
+    assert done.code == 126
+    assert "refuses to run a compiler" in done.err
+    assert "tried to run a compiler" in done.err
+
+
+def test_ptx_is_refused_and_machine_code_is_not(cli: Cli, script: Script) -> None:
+    images = [PTX, fatbin(entry(1, 90)), cubin(), fatbin(entry(2, 90), entry(1, 90))]
+    code = LOAD + "".join(f"print(load({image!r}))\n" for image in images)
+    done = cli("run", "--sealed", "--", *script(code))
+    assert (done.code, done.out.split()) == (0, ["223", "223", "0", "0"])
+    assert "error: the run is sealed: app.py:6 tried to let the driver compile: ptx" in done.err
+    warned = cli("run", "--sealed", "warn", "--", *script(code))
+    assert warned.out.split() == ["0", "0", "0", "0"]
+    assert "should not let the driver compile: ptx" in warned.err
+    assert "error" not in warned.err
+
+
+def test_without_a_verdict_only_refusals_are_kept(cli: Cli, script: Script) -> None:
+    """A server may run for long: its loads and the programs that it waits for take no space."""
+    count = "import os\nplace = os.environ['PREHEAT_AUDIT']\n"
+    count += "print(len([f for f in os.listdir(place) if f.endswith('.image')]))\n"
+    count += "print(sum(b'reaped' in open(f'{place}/{f}', 'rb').read() for f in os.listdir(place)))\n"
+    code = f"import subprocess\nload({cubin()!r})\nsubprocess.run(['tool'])\n"
+    assert cli("run", "--sealed", "--", *script(LOAD + code + count)).out.split() == ["0", "0"]
+    judged = ("run", "--sealed", "--verdict", "v.json", "--")
+    assert cli(*judged, *script(LOAD + code + count)).out.split() == ["1", "1"]
+
+
+def test_nvrtc_is_refused(cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    done = cli("run", "--sealed", "--", *script(NVRTC))
+    assert "NVRTC_ERROR_COMPILATION" in done.out
+    assert "error: the run is sealed: app.py:3 tried to compile: NVRTC" in done.err
+
+
+# The verdict
+
+
+@pytest.fixture
+def baked(cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An application with its bundle, `kernels.heat`, and an empty cache. Return its command."""
+    words = script(PREHEAT)
+    assert cli("record", "--", *words).code == 0
+    assert cli("bake", "kernels.toml").code == 0
+    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "empty"))
+    return words
+
+
+def verdict() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("verdict.json").read_text())
+    return found
+
+
+SEALED = ("run", "--bundle", "kernels.heat", "--sealed", "--verdict", "verdict.json")
+
+
+def test_a_verdict_accounts_for_every_module(cli: Cli, baked: list[str]) -> None:
+    done = cli(*SEALED, "--manifest", "kernels.toml", "--", *baked)
+    assert done.code == 0, done.err
+    said = "nothing was compiled, and 1 module loaded, all accounted for → verdict.json\n"
+    assert done.err.endswith(said)
+    made = verdict()
+    assert made["accounted"] is True
+    assert made["modules"] == {
+        "loaded": 1, "accounted": 1, "by_origin": {"bundle": 1}, "seen_by": "CUPTI",
+    }  # fmt: skip
+    (bundle,) = made["bundles"]
+    assert bundle["sha256"] == hashlib.sha256(Path("kernels.heat").read_bytes()).hexdigest()
+    assert (made["unaccounted"], made["compiled"], made["refused"]) == ([], [], [])
+
+
+def test_a_bundle_that_lacks_an_entry_does_not_start(cli: Cli, baked: list[str]) -> None:
+    manifest = Path("kernels.toml")
+    Path("other.cu").write_text('extern "C" __global__ void other() {}')
+    row = '\n[[program]]\nfile = "other.cu"\narch = ["sm_90"]\n'
+    manifest.write_text(manifest.read_text() + row)
+    started = [sys.executable, "-c", "open('started', 'w')"]
+    done = cli(*SEALED, "--manifest", "kernels.toml", "--", *started)
+    assert done.code == run_command.NOT_STARTED
+    assert "other.cu" in done.out
+    assert "the command was not started" in done.err
+    assert not Path("started").exists()
+    assert baked
+
+
+def test_what_is_missing_fails_at_the_request(cli: Cli, baked: list[str]) -> None:
+    Path("app.py").write_text(PREHEAT.replace("void k()", "void missing()"))
+    done = cli(*SEALED, "--", *baked)
+    assert done.code == 1
+    assert "SealedError" in done.err
+    assert "k.cu" in done.err
+    assert verdict()["modules"]["loaded"] == 0
+
+
+def test_a_module_of_unknown_origin_is_a_negative_verdict(cli: Cli, script: Script) -> None:
+    done = cli("run", "--verdict", "verdict.json", "--", *script(LOAD + f"load({cubin()!r})"))
+    assert done.code == run_command.NOT_ACCOUNTED
+    made = verdict()
+    assert (made["accounted"], made["modules"]["accounted"]) == (False, 0)
+    assert made["unaccounted"][0]["line"] == "app.py:6"
+
+
+def test_the_status_of_the_command_comes_first(cli: Cli, script: Script) -> None:
+    code = LOAD + f"load({cubin()!r})\nsys.exit(7)"
+    assert cli("run", "--verdict", "verdict.json", "--", *script(code)).code == 7
+    assert verdict()["exit_status"] == 7
+
+
+# Settings
+
+
+def test_each_setting_is_explained(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "kernels.heat").touch()
+    done = cli("run", "--sealed", "--bundle", "kernels.heat", "--explain")
+    lines = done.err.splitlines()
+    names = [line.partition("=")[0] for line in lines if not line.startswith(" ")]
+    assert done.code == 0
+    assert names == [
+        "PREHEAT_ADAPTERS", "PREHEAT_BUNDLE", "PREHEAT_SEALED", "CUDA_DISABLE_PTX_JIT",
+        "CUDA_CACHE_DISABLE", "FLASHINFER_DISABLE_JIT", "JAX_RAISE_PERSISTENT_CACHE_ERRORS",
+        "TRITON_CACHE_AUTOTUNING",
+    ]  # fmt: skip
+    assert all(line.startswith("    ") and len(line) > 20 for line in lines[1::2])
+
+
+def test_the_command_gets_the_settings(cli: Cli, script: Script) -> None:
+    code = "import os\nprint([os.environ.get(n) for n in ('CUDA_DISABLE_PTX_JIT', 'PREHEAT_SEALED')])"
+    assert cli("run", "--sealed", "--", *script(code)).out == "['1', '1']\n"
+    assert cli("run", "--", *script(code)).out == "[None, None]\n"
+
+
+def test_variables_of_a_recording_are_set_again(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"env": {"TRITON_DEFAULT_FP_FUSION": "1", "A": "1"}}, {"env": {"A": "2"}}]
+    tables = [
+        f"[[foreign]]\nkind = 'triton'\nname = 'k{n}'\nrequest = '{json.dumps(row)}'\n"
+        for n, row in enumerate(rows)
+    ]
+    (tmp_path / "kernels.toml").write_text("version = 1\n" + "".join(tables))
+    done = cli("run", "--manifest", "kernels.toml", "--explain")
+    assert "TRITON_DEFAULT_FP_FUSION=1\n" in done.err
+    assert "\nA=" not in done.err  # The requests do not agree.
+
+
+def test_without_the_library_a_verdict_is_an_error_and_a_seal_a_message(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in (library, run_command):
+        monkeypatch.setattr(module, "LIBRARY", tmp_path / "absent.so")
+    words = script("print('ran')")
+    for args in (["audit"], ["run", "--verdict", "v.json"]):
+        done = cli(*args, "--", *words)
+        assert (done.code, done.out) == (2, "")
+        assert "the audit library was not built" in done.err
+    sealed = cli("run", "--sealed", "--", *words)
+    assert (sealed.code, sealed.out) == (0, "ran\n")
+    assert "there is no audit library" in sealed.err
