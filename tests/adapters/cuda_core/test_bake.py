@@ -275,6 +275,14 @@ def test_ptx_is_baked_without_a_driver(adapter: Any, builder: Builder) -> None:
     assert adapter.count(row, "closure") == 1
 
 
+def test_an_empty_log_changes_no_object_of_the_interpreter(adapter: Any, builder: Builder) -> None:
+    """A bytes object of one byte exists once. A compiler that wrote into it would change all of them."""
+    del builder
+    inputs = inputs_of(SAXPY, target="ptx")
+    adapter.bake(rows.row_of(inputs, inputs.identified()), Arch(9, 0), "recorded")
+    assert [bytes([value])[0] for value in range(256)] == list(range(256))
+
+
 def test_a_program_that_does_not_compile_is_an_error_with_its_log(adapter: Any) -> None:
     inputs = inputs_of('extern "C" __global__ void k() { unknown = 1; }', target="ptx")
     row = rows.row_of(inputs, inputs.identified())

@@ -41,9 +41,10 @@ def compile_to_ptx(inputs: CompileInputs, log: Any) -> Any:
 
 
 def _text(handle: Any, size: Callable[..., Any], get: Callable[..., Any]) -> bytes:
-    buffer = b" " * int(_checked(size(handle)))
+    # NVRTC writes into the buffer. A bytes object of one byte is shared by the whole interpreter.
+    buffer = bytearray(int(_checked(size(handle))))
     _checked(get(handle, buffer))
-    return buffer
+    return bytes(buffer)
 
 
 def _encoded(name: str | bytes) -> bytes:
