@@ -177,10 +177,10 @@ def check_growth(act: Callable[[], object], times: int) -> None:
     """Check that `act` leaves no memory allocated.
 
     A leak grows in every round by a block for each call or more. The caches of the interpreter and of
-    the emulator fill in the first, and grow and shrink by some blocks later on.
+    the emulator fill in the first rounds, and grow and shrink by some blocks later on.
     """
     grown = 0
-    for _ in range(5):
+    for _ in range(20):
         gc.collect()
         before = sys.getallocatedblocks()
         for _ in range(times):

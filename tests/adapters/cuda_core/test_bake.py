@@ -276,7 +276,7 @@ def test_ptx_is_baked_without_a_driver(adapter: Any, builder: Builder) -> None:
 
 
 def test_an_empty_log_changes_no_object_of_the_interpreter(adapter: Any, builder: Builder) -> None:
-    """A bytes object of one byte exists once. A compiler that wrote into it would change all of them."""
+    """A bytes object of one byte exists once: writing into it changes it for the whole process."""
     del builder
     inputs = inputs_of(SAXPY, target="ptx")
     adapter.bake(rows.row_of(inputs, inputs.identified()), Arch(9, 0), "recorded")
