@@ -18,7 +18,9 @@ import numba.cuda
 import kernels as k, numpy as np
 k.add[1, 32](np.ones(32, np.float32), np.ones(32, np.float32), 32)
 import preheat.adapters
-print(preheat.adapters.installed(), preheat.default_builder().stats()["process"].get("compiles", 0))
+compiles = preheat.default_builder().stats()["process"].get("compiles", 0)
+# Numba imports cuda.core, which has an adapter as well.
+print("numba" in preheat.adapters.installed(), compiles)
 """
 
 
@@ -29,7 +31,7 @@ def launch(version: str = "") -> str:
 
 def test_an_import_of_numba_cuda_installs_it(world: World) -> None:
     ran = world.python("-c", launch(), PREHEAT_ADAPTERS="auto").ok()
-    assert (ran.out, ran.err) == ("('numba',) 1\n", "")
+    assert (ran.out, ran.err) == ("True 1\n", "")
 
 
 def test_numba_without_cuda_is_left_alone(world: World) -> None:
@@ -41,7 +43,7 @@ def test_numba_without_cuda_is_left_alone(world: World) -> None:
 @pytest.mark.parametrize("version", ["0.31.0", "1.0.0", "0.21.9"])
 def test_an_unknown_version_warns_once_and_works_alone(world: World, version: str) -> None:
     ran = world.python("-c", launch(version), PREHEAT_ADAPTERS="auto").ok()
-    assert ran.out == "() 0\n"
+    assert ran.out == "False 0\n"
     assert ran.err.count("the adapter for numba is not installed") == 1
     assert f"Numba-CUDA {version} is not known: the adapter accepts 0.22 to 0.30" in ran.err
     assert len(ran.launches) == 1
