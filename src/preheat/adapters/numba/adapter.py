@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NumbaAdapter"]
 
-_OLDEST, _NEWEST = (0, 22), (0, 30)  # of the versions that the adapter accepts; both are tested
+_OLDEST, _NEWEST = (0, 22), (0, 30)  # of the versions that are accepted; tests run with the newest
 _store: ForeignStore | None = None
 
 
