@@ -1,0 +1,1 @@
+"""Caches that many machines share, on servers that keep objects by name."""
