@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def pytest_runtest_makereport(
     report = yield
     item.stash[_failed] = item.stash.get(_failed, False) or report.failed
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the skipped tests by reason: a line for each test would hide the failures below it."""
+    reports = terminalreporter.getreports("skipped")
+    reasons = Counter(_skip_reason(report) for report in reports if hasattr(report, "longrepr"))
+    if reasons:
+        terminalreporter.section("skipped tests by reason")
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"{number:6}  {reason}")
+
+
+def _skip_reason(report: Any) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return " ".join(reason.removeprefix("Skipped: ").split())
 
 
 @pytest.fixture
