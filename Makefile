@@ -24,7 +24,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs-check bench bench-gpu carry clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs docs-serve docs-check bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -121,6 +121,17 @@ lint: $(TESTING)       ## ruff, rules and format
 types: $(TESTING)      ## mypy, strict
 	$(BIN)/mypy
 
+# The notice that MkDocs prints about its next version says nothing about these pages.
+.venv/.docs: $(TESTING) pyproject.toml
+	$(PIP) install --editable '.[cu13,dev,bench,docs]'
+	@touch $@
+
+docs: .venv/.docs      ## the site, into .site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs-serve: .venv/.docs  ## the site on http://127.0.0.1:8000, built again after every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 docs-check: $(TESTING) ## run every snippet of the docs
 	$(BIN)/python -m pytest tests/test_docs.py
 
@@ -157,4 +168,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .carry .triton .cupy .cuda-core .torch .numba .numba.installed .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so
+	rm -rf $(VENV) .site .carry .triton .cupy .cuda-core .torch .numba .numba.installed .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so

@@ -22,6 +22,8 @@ from preheat.config import VARIABLES
 from preheat.devices.emulator.table import VARIANTS
 from preheat.events import EVENTS
 from tests.conftest import SAXPY
+from tests.shown_output import compare, matches
+from tests.test_stories import PAGES as STORIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -58,34 +60,6 @@ def snippets() -> Iterator[Snippet]:
 ALL = list(snippets())
 
 
-KEY = re.compile(r"\b[0-9a-f]{12,64}\b")
-MEASURED = re.compile(
-    r"\d[\d.,]*[ \t]*(?:µs|ms|min|s|B|KiB|MiB|GiB|registers)\b|(?<=\"ready\": )[\d.]+"
-)
-NUMBER = re.compile(r"(?<![\w])\d[\d,.]*(?![\w])")
-
-
-def normalized(text: str, *, exactly: bool) -> list[str]:
-    """Output with what varies made equal: keys, times, sizes, spacing, and numbers unless `exactly`."""
-    for pattern, name in ((KEY, "KEY"), (MEASURED, "N"), *([] if exactly else [(NUMBER, "N")])):
-        text = pattern.sub(name, text)
-    return [" ".join(line.split()) for line in text.strip().splitlines()]
-
-
-def matches(shown: str, real: str) -> bool:
-    pattern = re.escape(shown).replace(re.escape("…"), ".*")
-    return re.fullmatch(pattern, real) is not None
-
-
-def compare(shown: str, real: str) -> None:
-    """Fail unless it is the same; numbers may differ where the output has keys, times or sizes."""
-    exactly = not (KEY.search(shown) or MEASURED.search(shown))
-    expected, got = normalized(shown, exactly=exactly), normalized(real, exactly=exactly)
-    assert len(expected) == len(got), f"shown:\n{shown}\nreal:\n{real}"
-    for a, b in zip(expected, got, strict=True):
-        assert matches(a, b), f"shown: {a}\nreal:  {b}"
-
-
 def test_a_number_in_output_counts_unless_something_is_measured() -> None:
     compare("groups=132  width=2560", "groups=132 width=2560")
     compare("3 kernels in 1.5 s", "4 kernels in 20 ms")
@@ -116,7 +90,7 @@ GUIDES = ROOT / "docs" / "guides"
 #: Pages whose snippets stand alone and need a library, which may not be installed.
 LIBRARIES = {GUIDES / "coming-from" / "cuda-core.md": "cuda.core"}
 _SEPARATE = [s.page for s in ALL if GUIDES in s.page.parents and s.page not in LIBRARIES]
-ALONE = [s for s in ALL if s.page not in (*_SEPARATE, *TRITON_PAGES)]
+ALONE = [s for s in ALL if s.page not in (*_SEPARATE, *TRITON_PAGES, *STORIES)]
 AUDIT_PAGE = ROOT / "docs" / "audit.md"
 
 

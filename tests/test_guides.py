@@ -20,7 +20,8 @@ from preheat.ahead.manifest import Manifest
 from preheat.build.bundle_entries import entries_of
 from preheat.cache.bundle import Bundle
 from preheat.cli.demo import APP, bare_python
-from tests.test_docs import ALL, ROOT, TRITON_PAGES, compare
+from tests.shown_output import compare
+from tests.test_docs import ALL, ROOT, TRITON_PAGES
 
 GUIDES = sorted({*ROOT.glob("docs/guides/*.md")} - {*TRITON_PAGES})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

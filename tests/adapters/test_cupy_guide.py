@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.processes import SOURCE
-from tests.test_docs import ALL, ROOT, Snippet, compare
+from tests.shown_output import compare
+from tests.test_docs import ALL, ROOT, Snippet
 
 PAGE = ROOT / "docs" / "guides" / "coming-from" / "cupy.md"
 SNIPPETS = [snippet for snippet in ALL if snippet.page == PAGE]

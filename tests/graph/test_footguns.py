@@ -23,7 +23,7 @@ from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from tests.graph.support import LegacyDefaultStream
 from tests.runtime.support import KERNELS
-from tests.test_docs import matches
+from tests.shown_output import matches
 from tests.threads import run_in_thread
 
 PAGE = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text()

@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("numba_cuda", reason="Numba-CUDA is installed by `make test-adapters`")
 
 from tests.adapters.numba.world import World
-from tests.test_docs import ALL, ROOT, compare
+from tests.shown_output import compare
+from tests.test_docs import ALL, ROOT
 
 PAGE = ROOT / "docs" / "guides" / "coming-from" / "numba.md"
 PROGRAMS = {

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="a CPU build of torch is installed by `make test-torch`")
 
 from tests.adapters.torch.applications import Application
-from tests.test_docs import ALL, ROOT, compare
+from tests.shown_output import compare
+from tests.test_docs import ALL, ROOT
 
 pytestmark = pytest.mark.torch
 

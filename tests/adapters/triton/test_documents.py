@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.triton.world import STANDIN, World
-from tests.test_docs import ALL, TRITON_PAGES, compare
+from tests.shown_output import compare
+from tests.test_docs import ALL, TRITON_PAGES
 
 pytest.importorskip("triton", reason="Triton is installed by `make test-adapters`")
 

@@ -1,0 +1,35 @@
+"""The pages of the documentation run from top to bottom."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stories import run_page
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a new user: an empty home, and an empty cache."""
+    home = tmp_path / "user"
+    home.mkdir()
+    return {
+        "HOME": str(home),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path if place),
+        "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
+        "PREHEAT_DEVICE": "emulator",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_does_what_it_shows(page: Path, env: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    place.mkdir()
+    assert run_page(page, place, env) > 0
