@@ -24,7 +24,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs docs-serve docs-check bench bench-gpu carry clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs docs-serve docs-check pictures bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -132,8 +132,12 @@ docs: .venv/.docs      ## the site, into .site; every warning is an error
 docs-serve: .venv/.docs  ## the site on http://127.0.0.1:8000, built again after every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
+pictures: $(TESTING)   ## draw the pictures of the docs: graphs, and charts of benchmarks/results
+	$(BIN)/python docs/graph_pictures.py
+	$(BIN)/python docs/charts.py
+
 docs-check: $(TESTING) ## run every snippet of the docs
-	$(BIN)/python -m pytest tests/test_docs.py
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_stories.py tests/test_guides.py
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
 test-gpu:              ## the tests that need a GPU or torch, with the Python that is there

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 from preheat.errors import BakedError, GraphError
 from preheat.graph import trees
 from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written_arguments
+from preheat.graph.difference import diff
 from preheat.graph.graph import Graph, State
-from preheat.graph.nodes import Node, diff
+from preheat.graph.nodes import Node
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.memory import new_generation_limit
 

@@ -20,8 +20,10 @@ from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.graph.capture import MODES, Capture
+from preheat.graph.difference import diff
+from preheat.graph.drawable import Drawable
 from preheat.graph.executable import GraphExecutable
-from preheat.graph.nodes import Node, diff
+from preheat.graph.nodes import Node
 from preheat.graph.pool import Pool
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
@@ -56,7 +58,7 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class Graph:
+class Graph(Drawable):
     """Work captured once and replayed, with everything it uses kept alive.
 
         with gpu.capture() as graph:

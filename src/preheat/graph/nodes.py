@@ -1,23 +1,22 @@
-"""The nodes of a captured graph: what each does with which arguments, and how two captures differ."""
+"""The nodes of a captured graph: what each does, with which arguments."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 from preheat.callsite import CallSite, format_site
 from preheat.devices import base
 from preheat.dtypes import DType
 from preheat.runtime.active_capture import RecordedLaunch
 from preheat.runtime.arguments import ParamSpec
-from preheat.runtime.array import Array
+from preheat.runtime.array import Array, Scalar
 from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
 from preheat.runtime.operands import Operand
 
-__all__ = ["Argument", "Node", "Record", "diff"]
+__all__ = ["Argument", "Node", "Record"]
 
 PackedArguments = tuple[Mapping[int, Array], bytes]  # arrays by position, and the packed parameters
 
@@ -38,6 +37,8 @@ class Argument:
     text: str | None = None  # a description, where the bytes alone do not say enough
     generation: int | None = None
     offset: int = 0
+    nbytes: int = 0  # of an array of preheat
+    scalar: str | None = None  # the name under which `Graph.replay` sets it
 
     @classmethod
     def of(cls, param: ParamSpec, data: bytes, tensors: Mapping[int, str]) -> Argument:
@@ -208,6 +209,8 @@ def array_argument(array: Array, type: str = _WHOLE) -> Argument:
         text=f"{array!r}"[1:-1].partition(" on ")[0],
         generation=array.buffer.generation,
         offset=array.address - array.buffer.address,
+        nbytes=array.nbytes,
+        scalar=array.name if isinstance(array, Scalar) else None,
     )
 
 
@@ -223,83 +226,6 @@ def _element_argument(dtype: DType, data: bytes) -> Argument:
 
     value = numpy.frombuffer(data, dtype.numpy())[0].item()
     return Argument(str(dtype), data, text=repr(value))
-
-
-def diff(old: Sequence[Node], new: Sequence[Node]) -> list[str]:
-    """Describe how `new` differs from `old`, one line each; an empty list means no difference."""
-    matched = SequenceMatcher(None, [_identity(n) for n in old], [_identity(n) for n in new], False)
-    rows: list[str] = []
-    moved = _changed_dependencies(old, new, matched)
-    for tag, a0, a1, b0, b1 in matched.get_opcodes():
-        if tag == "equal":
-            for at, (was, now) in enumerate(zip(old[a0:a1], new[b0:b1], strict=True), start=a0):
-                rows += [*_changes(at, was, now), *moved.get(at, ())]
-            continue
-        rows += [f"node {at}: {old[at]} is gone" for at in range(a0, a1)]
-        rows += [f"node {at}: {new[at]} is new{_location(new[at])}" for at in range(b0, b1)]
-    return rows
-
-
-def _changed_dependencies(
-    old: Sequence[Node], new: Sequence[Node], matched: SequenceMatcher[tuple[object, ...]]
-) -> dict[int, list[str]]:
-    """Describe which nodes of both captures wait for other nodes than before, by old position.
-
-    A node that only one of them has is looked through: the nodes that it waits for count instead.
-    """
-    position = {a + n: b + n for a, b, size in matched.get_matching_blocks() for n in range(size)}
-    before = _known_dependencies(old, set(position))
-    after = _known_dependencies(new, set(position.values()))
-    rows: dict[int, list[str]] = {}
-    for at, there in position.items():
-        was = {position[each] for each in before[at]}
-        if was != after[there]:
-            head = f"node {at}, {old[at].name or old[at].kind}{_location(new[there])}"
-            rows[at] = [f"{head}: after {_listed(was)} became after {_listed(after[there])}"]
-    return rows
-
-
-def _known_dependencies(nodes: Sequence[Node], known: set[int]) -> list[set[int]]:
-    """Return, for each node, the nearest nodes before it that are `known`."""
-    nearest: list[set[int]] = []
-    for node in nodes:
-        found = [{at} if at in known else nearest[at] for at in node.after]
-        nearest.append(set().union(*found))
-    return nearest
-
-
-def _listed(positions: set[int]) -> str:
-    return f"nodes {', '.join(map(str, sorted(positions)))}" if positions else "nothing"
-
-
-def _identity(node: Node) -> tuple[object, ...]:
-    return (node.kind, node.digest, node.entry or node.name, node.foreign)
-
-
-def _location(node: Node) -> str:
-    return f" ({node.where})" if node.where else ""
-
-
-def _changes(at: int, was: Node, now: Node) -> Iterator[str]:
-    head = f"node {at}, {was.name or was.kind}{_location(now)}"
-    for field in base.Geometry._fields if was.geometry and now.geometry else ():
-        before = getattr(was.geometry, field)
-        after = getattr(now.geometry, field)
-        if before != after:
-            yield f"{head}: {field} {before} became {after}"
-    for position, (before, after) in enumerate(zip(was.arguments, now.arguments, strict=True)):
-        if not before.same(after):
-            yield f"{head}: argument {position} ({before.type}) {_became(before, after)}"
-
-
-def _became(before: Argument, after: Argument) -> str:
-    if str(before) != str(after):
-        return f"{before} became {after}"
-    if before.generation is None:  # Tensors of other libraries are known by their address alone.
-        return f"{before.number} became {after.number}"
-    if before.generation == after.generation:
-        return f"{before} at byte {before.offset} became the same at byte {after.offset}"
-    return f"{before} became another array of that shape"
 
 
 def first_user(nodes: Sequence[Node], closed: Sequence[Buffer]) -> str:
