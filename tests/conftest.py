@@ -136,7 +136,7 @@ class Recorder:
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
         self.seen.append((name, dict(fields)))
-        if name in ("fault", "damaged", "refused") and not self.forgive:
+        if name in ("fault", "damaged", "refused", "untrusted", "dropped") and not self.forgive:
             pytest.fail(f"{name}: {dict(fields)}")
 
     def named(self, name: str) -> list[dict[str, Any]]:

@@ -23,11 +23,13 @@ LAYERS = (
     {"messages"},
     {"progress"},
     {"errors", "callsite"},
-    {"link_errors"},
+    {"link_errors", "pins"},
     {"events", "config", "arch", "dtypes"},
     {"native"},
     {"singleflight", "portable_paths", "tracebacks"},
     {"cache"},
+    {"ed25519"},
+    {"signing"},
     {"program"},
     {"key"},
     {"linked_program"},
@@ -93,7 +95,7 @@ def test_devices_do_not_know_each_other() -> None:
 
 def test_the_cache_knows_nothing_of_cuda() -> None:
     for file in (SOURCE / "cache").glob("*.py"):
-        below = {"cache", "events", "errors", "fork", "locks", "files", "messages"}
+        below = {"cache", "events", "errors", "fork", "locks", "files", "messages", "pins"}
         assert set(imported(file)) <= below, file
 
 
@@ -172,6 +174,7 @@ NOT_FOR_A_LAUNCH = {
     *("preheat.ahead.manifest", "preheat.warmup", "preheat.cache.bundle", "preheat.kernels.ops"),
     *("preheat.cli", "click", "rich", "logging", "subprocess", "tempfile", "difflib", "shutil"),
     *("asyncio", "concurrent.futures", "multiprocessing", "cuda.core"),
+    *("preheat.signing", "cryptography", "zstandard"),
 }
 
 

@@ -262,6 +262,20 @@ def test_programs_that_differ_in_their_include_directories_are_both_warmed(
     assert (report.programs, report.modules) == (2, 2)
 
 
+def test_a_pinned_bundle_is_warmed_only_if_it_is_the_pinned_one(
+    kind: str, open_faulty: Opener, bake: Baker, bare: Builder
+) -> None:
+    gpu = open_faulty(kind, bare).gpu
+    path = bake((program(ONE), str(gpu.arch)))
+    pinned = f"{path}@sha256:{Bundle.open(path).digest()}"
+    with pytest.raises(BundleError, match="cannot be trusted: its SHA-256 is"):
+        gpu.warm(f"{path}@sha256:{'0' * 64}")
+    assert bare.bundles == ()
+    assert gpu.warm(Bundle.open(pinned)).programs == 1
+    assert [str(each.source) for each in gpu.builder.bundles] == [pinned]
+    assert gpu.warm(pinned).modules == 0
+
+
 def test_a_bundle_says_which_kernels_and_which_graph_keys(
     kind: str, open_faulty: Opener, bake: Baker, bare: Builder
 ) -> None:

@@ -6,14 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from preheat.errors import ConfigError, InputError
+from preheat.errors import BundleError, ConfigError, InputError
+from preheat.pins import split_pin, split_places
 
-__all__ = ["VARIABLES", "Config", "SealMode", "Variable", "environ"]
+__all__ = ["VARIABLES", "Config", "SealMode", "Variable", "environ", "without_credentials"]
 
 _MOST_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
 _TRUE = {"1", "true", "yes", "on"}
@@ -127,9 +128,43 @@ def directory(name: str, text: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
+def urls(name: str, text: str) -> tuple[str, ...]:
+    """Parse URLs with white space between them. What they mean is checked when they are used."""
+    found = tuple(text.split())
+    if not all(re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url) for url in found):
+        raise ConfigError(name, without_credentials(text), "a URL, such as s3://bucket/kernels")
+    return found
+
+
+def without_credentials(text: str) -> str:
+    """Return URLs without the user and the password in them."""
+    return re.sub(r"(?<=://)[^\s]*@", "…@", text)
+
+
+def positive_seconds(name: str, text: str) -> float:
+    """Parse a number of seconds, more than zero."""
+    value = seconds(name, text)
+    if value <= 0:
+        raise ConfigError(name, _start(text), "a number of seconds above zero")
+    return value
+
+
 def directories(name: str, text: str) -> tuple[Path, ...]:
     """Parse paths that are separated by the path separator of the platform."""
     return tuple(directory(name, part) for part in text.split(os.pathsep) if part.strip())
+
+
+def bundles(name: str, text: str) -> tuple[Path, ...]:
+    """Parse bundles that are separated like PATH. The pin of a bundle is the end of its name."""
+    places = split_places(text)
+    for place in places:
+        try:
+            split_pin(place)
+        except BundleError:
+            raise ConfigError(
+                name, text, "a list of bundles: a pin is @sha256: and 64 hexadecimal digits"
+            ) from None
+    return tuple(directory(name, place) for place in places)
 
 
 #: Every variable that preheat reads, in the order of docs/environment.md.
@@ -147,9 +182,10 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "PREHEAT_BUNDLE",
-        directories,
+        bundles,
         "none",
-        "baked bundles, separated like PATH, searched before everything else",
+        "baked bundles, each as `FILE` or `FILE@sha256:…`, separated like PATH, searched before "
+        "everything else",
     ),
     Variable(
         "PREHEAT_SEALED",
@@ -168,6 +204,42 @@ VARIABLES: tuple[Variable, ...] = (
         boolean,
         "off",
         "on: use a cache directory that other users own or can write, such as a shared volume",
+    ),
+    Variable(
+        "PREHEAT_REMOTE",
+        urls,
+        "none",
+        "shared stores, URLs with spaces between them, asked in order after the caches of this machine",
+    ),
+    Variable(
+        "PREHEAT_REMOTE_TIMEOUT",
+        positive_seconds,
+        "2",
+        "longest time of one request to a shared store in seconds",
+    ),
+    Variable(
+        "PREHEAT_REMOTE_UNSIGNED",
+        boolean,
+        "off",
+        "on: use entries of a shared store that no trusted key has signed",
+    ),
+    Variable(
+        "PREHEAT_SIGNING_KEY",
+        directory,
+        "none",
+        "file of the private key that signs entries for servers, and bundles",
+    ),
+    Variable(
+        "PREHEAT_TRUSTED_KEYS",
+        directories,
+        "none",
+        "files of public keys, separated like PATH, whose signatures are accepted",
+    ),
+    Variable(
+        "PREHEAT_REQUIRE_SIGNED",
+        boolean,
+        "off",
+        "on: a bundle is used only if a trusted key has signed it, or its name has a pin",
     ),
     Variable(
         "PREHEAT_LOCK_DIR",
@@ -270,6 +342,12 @@ class Config:
     sealed: SealMode = SealMode.OFF
     record: Path | None = None
     trust_cache_dir: bool = False
+    remote: tuple[str, ...] = field(default=(), repr=False)  # A URL may have a password in it.
+    remote_timeout: float = 2.0
+    remote_unsigned: bool = False
+    signing_key: Path | None = None
+    trusted_keys: tuple[Path, ...] = ()
+    require_signed: bool = False
     lock_wait: float = 300.0
     compile_timeout: float = 1200.0
     device: str = "cuda"

@@ -5,6 +5,7 @@
         UnknownEntryError        the program has no such kernel; lists the kernels it has
         TargetError              PTX targets another architecture than the requested one
         BundleError              a file is not a valid bundle, or a bundle cannot be written there
+        KeyFileError             a file of keys cannot be used or written (preheat.signing)
         PtxError                 PTX text breaks a rule; has line and text
         LaunchError              a launch has invalid arguments or geometry; names the kernel
           StaleBufferError       memory was freed, or lost in a reset
@@ -35,8 +36,7 @@
 
 `CaptureWarning` is the only warning: a step that cannot be captured runs without a graph.
 
-Cache faults are not errors. They are events (`preheat.events`), because a full disk must not discard a
-successful compile.
+Cache faults are events (`preheat.events`) and not errors: a full disk must not discard a compile.
 """
 
 from __future__ import annotations

@@ -42,8 +42,12 @@ EVENTS: Mapping[str, str] = {
     "put": "a tier stored an artifact or a list of header states [tier, key, bytes]",
     "fault": "a tier or file could not be used [where, verb, error]",
     "damaged": "an entry failed its check and counts as absent [tier, key, reason]",
+    "untrusted": "no trusted key signed an entry of a remote: it counts as absent [tier, key, reason]",
+    "dropped": "an entry was not written to a remote [tier, key, reason]",
+    "remote": "a request to a remote ended [tier, verb, seconds, failed, sent, received]",
+    "recovered": "a remote is asked again after a pause that a fault had begun [tier, verb]",
     "evict": "entries were removed to stay within the limits [files, bytes]",
-    "refused": "a directory or file of the cache or its locks was passed over [path, reason]",
+    "refused": "a directory or file of the cache or its locks, or a remote, is not used [path, reason]",
     "wait": "another thread or process compiled or loaded the same program [key, seconds, outcome]",
     "resolve": "a kernel of a loaded program was first asked for [key, program, entry]",
     "load": "a program was loaded on a device [device, program, key, seconds]",
@@ -89,10 +93,25 @@ def _counters(name: str, fields: Mapping[str, Any]) -> Stats:
             return {"waits": 1, "seconds_waiting": fields["seconds"]}
         case "fault":
             return {"faults": 1, f"faults.{fields['where']}": 1}
+        case "untrusted" | "dropped":
+            return {name: 1, f"{name}.{fields['tier']}": 1}
+        case "remote":
+            return _request_counters(fields)
         case "worker":
             return {f"workers.{fields['what']}": 1}
         case _:
             return {name: 1}
+
+
+def _request_counters(fields: Mapping[str, Any]) -> Stats:
+    tier = fields["tier"]
+    counted = {f"requests.{tier}.{fields['verb']}": 1, f"seconds_of_requests.{tier}": fields["seconds"]}
+    sizes = {
+        f"failed_requests.{tier}": int(fields["failed"]),
+        f"bytes_sent.{tier}": fields["sent"],
+        f"bytes_received.{tier}": fields["received"],
+    }
+    return counted | {counter: amount for counter, amount in sizes.items() if amount}
 
 
 _COUNT_AT = 256  # events that wait to be counted, at most
@@ -211,6 +230,7 @@ _LOG_MESSAGES: Mapping[str, tuple[int, str]] = {
     "uncached": (_INFO, "{program} for {arch} was not stored: {reason}"),
     "load": (_INFO, "{program} was loaded on {device} in {seconds:.4f} s"),
     "lost": (_INFO, "{device} can no longer be used: {reason}"),
+    "recovered": (_INFO, "{tier}: requests to {verb} are made again"),
     "hit": (_DEBUG, "{program} for {arch} was found in the {tier} tier"),
     "miss": (_DEBUG, "{program} for {arch} was not found: {reason}"),
 }
@@ -252,7 +272,7 @@ def log_events() -> Sink:
 
 
 #: The events that `_problem` has a message for.
-_PROBLEMS = ("fault", "refused", "sealed", "damaged")
+_PROBLEMS = ("fault", "refused", "sealed", "damaged", "untrusted")
 
 
 def _problem(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | None:
@@ -269,6 +289,10 @@ def _problem(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | Non
             where = f"{fields['program']} for {fields['arch']}"
             what = f"{where} is compiled although this process is sealed"
             return "sealed", where, f"{fields['caller']}: {what}: {fields['reason']}"
+        case "untrusted":
+            where = str(fields["tier"])
+            message = f"{where}: entry {fields['key'][:12]} is not used: {fields['reason']}"
+            return "untrusted", where, message
         case "damaged":
             where = str(fields["tier"])
             message = f"{where}: entry {fields['key'][:12]} is damaged ({fields['reason']})"

@@ -126,7 +126,7 @@ class _WarmUp:
         if isinstance(source, Manifest):
             return source
         if isinstance(source, Bundle):
-            return self._builder.mount(source.path)
+            return self._builder.mount(source.source)
         if not isinstance(source, str | os.PathLike):
             hint = 'gpu.warm("kernels.toml"), or gpu.warm("kernels.heat")'
             raise InputError(f"{source!r} is neither a manifest nor a bundle", hint=hint)

@@ -31,6 +31,13 @@ __all__ = ["AdapterProcesses", "Answer"]
 _GROUP = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
+# Settings of shared stores, which a process has when its builder uses them.
+_SHARED = (
+    *("PREHEAT_REMOTE", "PREHEAT_REMOTE_TIMEOUT", "PREHEAT_REMOTE_UNSIGNED"),
+    *("PREHEAT_SIGNING_KEY", "PREHEAT_TRUSTED_KEYS"),
+)
+
+
 class Answer(NamedTuple):
     """The entries that a request needs, notes about them, and whether any had to be made."""
 
@@ -48,6 +55,7 @@ class AdapterProcesses:
         # Without a cache directory, entries are handed over in one that is removed in the end.
         self.cache_dir = f"{self._place}/cache" if disk is None else str(disk.root)
         self.own_cache = disk is None
+        self._passed = {"PREHEAT_LOCK_DIR", *(_SHARED if builder.cache.shared else ())}
         self._idle: dict[_GROUP, list[_Process]] = {}
         self._all: list[_Process] = []
         self._lock = Lock()
@@ -110,7 +118,7 @@ class AdapterProcesses:
 
     def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return an environment in which entries go to the cache, and no setting is for a run."""
-        settings = {variable.name for variable in VARIABLES if variable.name != "PREHEAT_LOCK_DIR"}
+        settings = {variable.name for variable in VARIABLES} - self._passed
         kept = {name: value for name, value in environ().items() if name not in settings}
         path = os.pathsep.join(entry for entry in sys.path if entry)
         return {

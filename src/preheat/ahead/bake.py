@@ -20,9 +20,11 @@ from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.key_locks import Deferral
+from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
 from preheat.build.together import estimate
 from preheat.cache.bundle import write
+from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, copy_error
 from preheat.program import Program
@@ -107,12 +109,14 @@ def bake(
     jobs: int | None = None,
     executor: Executor | None = None,
     config: Config | None = None,
+    key: Signer | None = None,
     on_start: Callable[[Job | ForeignJob], None] | None = None,
     on_done: Callable[[Job | ForeignJob, BakedProgram | FailedProgram], None] | None = None,
 ) -> BakeResult:
     """Compile every program of `manifest`, a value or a path, and write the bundle `output`.
 
-    Requests of other libraries are made by their adapters, in processes of their own.
+    `key`, a `preheat.signing.SigningKey`, signs the bundle. Requests of other libraries are made by
+    their adapters, in processes of their own.
 
     Programs are compiled for `archs`, or for the architectures with which each was recorded. The
     longest compiles start first. `jobs` of them run at the same time, one for each processor by
@@ -154,7 +158,7 @@ def bake(
     failures += ambiguous
     failures.sort(key=lambda failed: (failed.title, str(failed.arch)))
     path = Path(output) if output is not None and (outputs or foreign or not failures) else None
-    nbytes = 0 if path is None else _write(path, outputs, foreign, manifest.graphs)
+    nbytes = 0 if path is None else _write(path, outputs, foreign, manifest.graphs, key)
     foreign.sort(key=lambda each: (each.job.item.identity, each.job.arch or Arch(0, 0)))
     rows = (*sorted(each.row for each in outputs), *map(_foreign_row, foreign))
     return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes)
@@ -212,6 +216,7 @@ def _write(
     outputs: Sequence[_Output],
     foreign: Sequence[BakedForeign],
     graphs: Iterable[GraphKeys],
+    key: Signer | None,
 ) -> int:
     by_key: dict[str, BundleEntry] = {}
     for _, entry in outputs:
@@ -227,7 +232,7 @@ def _write(
         *(each.job.arch for each in foreign),
     ]
     archs = (arch for arch in targets if arch is not None)
-    return write(path, entries, meta(toolchains, archs, graphs))
+    return write(path, entries, meta(toolchains, archs, graphs), key)
 
 
 # Other libraries
@@ -286,6 +291,7 @@ def _run(builder: Builder, job: Job, deferral: Deferral | None = None) -> _Outpu
     """Build the program of a job; `UnknownEntryError` when it lacks a kernel of the manifest."""
     program = job.item.program
     entry, tier = builder.bundle_entry(program, job.arch, job.item.entries, deferral)
+    builder.cache.settle()  # A bake fills shared stores: it waits rather than lets an entry be dropped.
     artifact = entry.artifact
     for name in entry.entries:
         _require_entry(artifact, name, program)
@@ -341,8 +347,11 @@ def _run_here(
 
     try:
         run = functools.partial(_run, used)
-        with used.expect([(job.item.program, job.arch) for job in todo], most=jobs):
+        wanted = [(job.item.program, job.arch) for job in todo]
+        look_ahead(used.cache, used.toolchain, wanted)
+        with used.expect(wanted, most=jobs):
             run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
+        used.cache.close()  # What was baked is on shared stores when the bake ends.
     finally:
         if builder is None:
             used.close()

@@ -1,4 +1,4 @@
-"""Operations on whole bundles: metadata, verification and merging."""
+"""Operations on whole bundles: metadata, verification, signing and merging."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from preheat.build.bundle_entries import (
 from preheat.cache.bundle import MAGIC, Bundle, write
 from preheat.cache.codec import DamagedEntryError
 from preheat.cache.publish import unwritable_reason
+from preheat.cache.signatures import Signer
 from preheat.errors import BundleError, InputError
 from preheat.foreign import ForeignEntry
 from preheat.key import explain
@@ -37,6 +38,7 @@ __all__ = [
     "merge_entries",
     "meta",
     "require_place",
+    "sign",
 ]
 
 
@@ -139,11 +141,16 @@ def _not_to_replace(path: Path) -> str | None:
 
 
 def merge(
-    bundles: Sequence[Bundle], output: str | os.PathLike[str], *, prefer: str | None = None
+    bundles: Sequence[Bundle],
+    output: str | os.PathLike[str],
+    *,
+    prefer: str | None = None,
+    key: Signer | None = None,
 ) -> tuple[int, int]:
     """Merge bundles into one file, and return the number of entries and the size of the file.
 
-    Two bundles with different code for one request are an error, unless `prefer` is "first" or "last".
+    `key` signs it, whoever signed the others. Two bundles with different code for one request are an
+    error, unless `prefer` is "first" or "last".
     """
     require_place(output)
     merged: dict[str, tuple[BundleEntry, Bundle]] = {}
@@ -162,7 +169,14 @@ def merge(
     about = meta((a.toolchain for a in made), targets, keys)
     entries = {digest: blob for entry in kept for digest, blob in entry.encode().items()}
     entries |= {entry.digest: entry.encode(provenance=False) for entry in foreign}
-    return len(kept) + len(foreign), write(output, entries, about)
+    return len(kept) + len(foreign), write(output, entries, about, key)
+
+
+def sign(bundle: Bundle, key: Signer) -> int:
+    """Replace the file of a bundle by the same one, signed by `key`, and return its size."""
+    with _naming(bundle):
+        entries = {digest: blob for digest in bundle.digests() if (blob := bundle.get(digest))}
+    return write(bundle.path, entries, bundle.meta, key)
 
 
 def _merge_foreign(bundles: Sequence[Bundle], prefer: str | None) -> list[ForeignEntry]:

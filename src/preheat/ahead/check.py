@@ -15,6 +15,7 @@ from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
+from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import Miss
 from preheat.errors import InputError
 
@@ -70,6 +71,8 @@ def check(
     targets = tuple(sorted({job.arch for job in todo}))
     missing = [MissingProgram(title, None, str(error)) for title, error in manifest.unreadable]
     unchecked: set[str] = set()
+    wanted = ((job.item.program, arch) for job in todo for arch in _candidates(job))
+    look_ahead(builder.cache, builder.toolchain, wanted, once=False)
     deadline = time.monotonic() + _EXPLAIN_SECONDS
     for job in sorted(todo, key=lambda job: (job.item.title, job.arch)):
         found = _lookup(builder, job)
@@ -91,10 +94,15 @@ def check(
     return CheckResult(programs, targets, tuple(missing), tuple(sorted(unchecked)))
 
 
+def _candidates(job: Job) -> Iterable[Arch]:
+    """Return the architectures whose code counts for a job, best first."""
+    return (job.arch,) if job.arch.suffix else runnable_archs(job.arch)
+
+
 def _lookup(builder: Builder, job: Job) -> Artifact | Miss:
     """Return what a device of the architecture would load. A suffix asks for exactly that code."""
     misses = []
-    for arch in (job.arch,) if job.arch.suffix else runnable_archs(job.arch):
+    for arch in _candidates(job):
         found = builder.why(job.item.program, arch)
         if isinstance(found, Artifact):
             return found

@@ -84,6 +84,8 @@ def bake_foreign(
     """Make the entries of all jobs in processes of their adapters. A failure is a result as well."""
 
     with closing(AdapterProcesses(builder)) as processes:
+        kept = [job.item for job in todo if not job.item.request]
+        builder.cache.look_ahead(r.digest for item in kept for r in recorded_requests(item))
         run = functools.partial(_bake, builder, processes)
         # What is kept comes last: a job that makes its entries may have made those as well.
         for makes in (True, False):
@@ -177,23 +179,38 @@ def missing_foreign(todo: Iterable[ForeignJob], builder: Builder) -> list[tuple[
     if not todo:
         return missing
     with closing(AdapterProcesses(builder)) as processes:
-        for job in todo:
-            reason = _reason(job, builder, processes)
-            if reason is not None:
-                missing.append((job, reason))
+        needed = [_needed(job, processes) for job in todo]
+    known = [each for each in needed if isinstance(each, _Needed)]
+    builder.cache.look_ahead((r.digest for each in known for r in each.requests), once=False)
+    for job, each in zip(todo, needed, strict=True):
+        reason = each if isinstance(each, str) else _reason(job, builder, each)
+        if reason is not None:
+            missing.append((job, reason))
     return missing
 
 
-def _reason(job: ForeignJob, builder: Builder, processes: AdapterProcesses) -> str | None:
-    notes: list[str] = []
-    if job.item.request:
-        assert job.arch is not None
-        try:
-            requests, notes, _ = processes.keys(job.item, job.arch)
-        except AdapterError as error:
-            return str(error).removeprefix(f"{job}: ")
-    else:
-        requests = recorded_requests(job.item)
+class _Needed(NamedTuple):
+    """The entries that a job needs, and how they may differ from the recorded ones."""
+
+    requests: list[ForeignRequest]
+    notes: list[str]
+
+
+def _needed(job: ForeignJob, processes: AdapterProcesses) -> _Needed | str:
+    """Return the entries that a job needs, or why they are not known."""
+    if not job.item.request:
+        return _Needed(recorded_requests(job.item), [])
+    assert job.arch is not None
+    try:
+        requests, notes, _ = processes.keys(job.item, job.arch)
+    except AdapterError as error:
+        return str(error).removeprefix(f"{job}: ")
+    return _Needed(requests, notes)
+
+
+def _reason(job: ForeignJob, builder: Builder, needed: _Needed) -> str | None:
+    """Return why entries of a job are missing; None when all are stored."""
+    requests, notes = needed
     absent = [request for request in requests if builder.foreign.get(request) is None]
     if not absent:
         return None

@@ -72,7 +72,7 @@ class Origins:
         for path in bundles:  # They come last, because an entry of both is one of the bundle.
             with Bundle.open(path) as bundle:
                 for digest in bundle.digests():
-                    self._add("bundle", _blob(bundle, digest), path.name)
+                    self._add("bundle", _blob(bundle, digest), bundle.path.name)
 
     def _add(self, kind: str, blob: bytes | None, place: str = "") -> None:
         if blob is None:

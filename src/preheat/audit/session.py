@@ -16,9 +16,10 @@ from preheat.audit.origins import Origins
 from preheat.audit.processes import read_processes, still_running
 from preheat.audit.report import Report, make_report
 from preheat.build.builder import Builder
+from preheat.build.signers import required_signers
 from preheat.cache.bundle import Bundle
 from preheat.config import Config, SealMode
-from preheat.errors import BundleError
+from preheat.errors import InputError
 
 __all__ = ["AuditSession", "audit_session"]
 
@@ -46,9 +47,9 @@ class AuditSession:
         bundles, notes = [], list(self._notes)
         for path in self._config.bundles:
             try:
-                Bundle.open(path, trust=self._config.trust_cache_dir).close()
+                self._require(path)
                 bundles.append(path)
-            except BundleError as error:
+            except InputError as error:
                 notes.append(f"modules of a bundle: {error}")
         origins = self._origins(bundles, log)
         loads = read_loads(log, self._directory)
@@ -56,6 +57,12 @@ class AuditSession:
             log, loads, origins, command=command, status=status, seconds=seconds, notes=notes,
             cupti="PREHEAT_AUDIT_CUPTI" in self.env,
         )  # fmt: skip
+
+    def _require(self, path: Path) -> None:
+        """Raise `InputError` for a bundle that the processes of the command do not use either."""
+        load = required_signers(self._config)
+        signers = None if load is None else load()
+        Bundle.open(path, trust=self._config.trust_cache_dir, signers=signers).close()
 
     def _origins(self, bundles: Sequence[Path], log: EventLog) -> Origins:
         """Read bundles and the store, which is not opened for a command that does not use it."""

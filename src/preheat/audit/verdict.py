@@ -11,6 +11,7 @@ from typing import Any
 from preheat._version import __version__
 from preheat.audit.report import Report
 from preheat.config import SealMode
+from preheat.pins import split_pin
 
 __all__ = ["file_digest", "make_verdict"]
 
@@ -32,7 +33,7 @@ def make_verdict(report: Report, bundles: Sequence[Path], seal: SealMode) -> dic
         "sealed": seal.name.lower(),
         "bundles": [
             {"path": str(path), "sha256": file_digest(path), "bytes": path.stat().st_size}
-            for path in bundles
+            for path, _ in map(split_pin, bundles)
         ],
         "accounted": report.clean and not report.unseen,
         "modules": {

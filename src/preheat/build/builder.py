@@ -16,16 +16,17 @@ from preheat.artifact import Artifact
 from preheat.build.at_exit import close_at_exit
 from preheat.build.background import Background
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
-from preheat.build.cache_directory import open_disk
+from preheat.build.cache_directory import open_chain
 from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
 from preheat.build.key_locks import Busy, Deferral, KeyLocks
+from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
 from preheat.build.request import Request
 from preheat.build.seal import in_force
-from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
+from preheat.build.signers import required_signers
+from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
 from preheat.cache.lock import release_lost
-from preheat.cache.trust import usable
 from preheat.callsite import caller
 from preheat.config import Config, SealMode
 from preheat.errors import (
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.foreign_store import ForeignStore
     from preheat.build.nearest import Near
     from preheat.cache.bundle import Bundle
+    from preheat.cache.signatures import Verifier
 
 __all__ = ["Builder"]
 
@@ -72,12 +74,13 @@ class Builder:
         lock_wait: float = 300.0,
         sealed: SealMode = SealMode.OFF,
         trust: bool = False,
+        signers: Callable[[], Verifier] | None = None,
     ) -> None:
         self.toolchain = toolchain
         self.cache = cache
         self.events = events
         self.disk = disk
-        self._bundles = MountedBundles(events, trust=trust)
+        self._bundles = MountedBundles(events, trust=trust, signers=signers)
         self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events)
         self._counters = Counters(events, disk.journal() if disk else None)
         self._failures = Failures(events)
@@ -110,21 +113,17 @@ class Builder:
         events = events or logged_events()
         if config.events is not None:
             events.subscribe(JsonLines(config.events))
-        layers = usable(config.layers, events, trust=config.trust_cache_dir, write=False)
-        tiers: list[Tier] = [
-            MemoryTier(config.memory_limit),
-            *(LayerTier(path, events, trust=config.trust_cache_dir) for path in layers),
-        ]
-        disk = open_disk(config, events)
+        cache, disk = open_chain(config, events)
         memo_dir = disk.root if disk else None
         builder = cls(
             Toolchain(events, timeout=config.compile_timeout, memo_dir=memo_dir),
-            Chain([*tiers, disk] if disk else tiers, events),
+            cache,
             events,
             disk=disk,
             lock_wait=config.lock_wait,
             sealed=config.sealed,
             trust=config.trust_cache_dir,
+            signers=required_signers(config),
         )
         for path in config.bundles:
             builder._bundles.mount_or_reject(path)
@@ -216,7 +215,8 @@ class Builder:
             if lock is not None:
                 claimed = lock.held
                 self._locks.acquire(lock, deferral)
-            found = self._find_and_count(request)  # The last holder of the lock may have stored it.
+            # The last holder of the lock may have stored it, on this machine as well.
+            found = self._find_and_count(request, local=True)
             if isinstance(found, Hit):
                 return found
             if deferral is not None and not claimed:  # Its compiler runs already, or has ended.
@@ -278,8 +278,11 @@ class Builder:
             device = Arch.parse(device)
         own = device if exact or not device.suffix else device.plain
         first = found = self._find_and_count(Request(program, own, self.toolchain))
-        others = runnable_archs(device) if isinstance(first, Miss) and not exact else ()
-        for arch in islice(others, 1, None):
+        others: list[Arch] = []
+        if isinstance(first, Miss) and not exact:
+            others += islice(runnable_archs(device), 1, None)
+            look_ahead(self.cache, self.toolchain, ((program, arch) for arch in others))
+        for arch in others:
             found = self._find_and_count(Request(program, arch, self.toolchain))
             if isinstance(found, Hit):
                 break
@@ -314,9 +317,9 @@ class Builder:
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerTier)]
         return search(table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
-    def _find_and_count(self, request: Request) -> Hit | Miss:
-        """Look a request up, and count a hit."""
-        found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF)
+    def _find_and_count(self, request: Request, *, local: bool = False) -> Hit | Miss:
+        """Look a request up, with `local` on this machine alone, and count a hit."""
+        found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF, local=local)
         if isinstance(found, Hit):
             artifact = found.artifact
             self.events.emit(
@@ -366,7 +369,8 @@ class Builder:
     def mount(self, path: str | os.PathLike[str]) -> Bundle:
         """Ask the bundle at `path` before every cache; `BundleError` when it cannot be used.
 
-        Mounting the same path twice is allowed; the second call picks up a replaced file.
+        `path` may have a pin, as in `kernels.heat@sha256:…`. Mounting the same path twice is allowed;
+        the second call picks up a replaced file.
         """
         return self._bundles.mount(path)
 
@@ -470,10 +474,14 @@ class Builder:
         self._counters.after_fork()
 
     def close(self) -> None:
-        """End the compiler processes and write the counters. The builder can still be used."""
+        """End the compiler processes, and write the counters and what is queued for shared stores.
+
+        The builder can still be used.
+        """
         release_lost()
         self.background.cancel()
         self.toolchain.close()
+        self.cache.close()
         self._counters.write()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 from preheat.artifact import Artifact, Provenance
 from preheat.cache import codec
 from preheat.cache.codec import text
-from preheat.errors import BundleError
+from preheat.errors import BundleError, InputError
 from preheat.events import Events
 from preheat.foreign import ForeignEntry, foreign_kind
 from preheat.key import Part, include_parts
 from preheat.locks import no_fork
+from preheat.pins import split_pin
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 from preheat.weak_values import WeakValues
 
 if TYPE_CHECKING:
     from preheat.cache.bundle import Bundle
+    from preheat.cache.signatures import Verifier
 
 __all__ = [
     "BundleEntry",
@@ -174,9 +176,13 @@ class MountedBundles:
     for every bundle in the settings that cannot be mounted.
     """
 
-    def __init__(self, events: Events, *, trust: bool) -> None:
+    def __init__(
+        self, events: Events, *, trust: bool, signers: Callable[[], Verifier] | None = None
+    ) -> None:
+        """`signers` returns the keys of which one must have signed a bundle without a pin."""
         self._events = events
         self._trust = trust
+        self._signers = signers
         self.mounted: dict[Path, Bundle] = {}
         # The digest of the artifact of entries that were read, and their other fields. Such an entry is
         # not read again while its artifact is in use.
@@ -194,19 +200,30 @@ class MountedBundles:
     def mount(self, path: str | os.PathLike[str]) -> Bundle:
         """Mount the bundle at `path`; `BundleError` when it cannot be used.
 
-        Mounting the same path twice is allowed; the second call picks up a replaced file.
+        `path` may have a pin, as in `kernels.heat@sha256:…`. Mounting the same path twice is allowed;
+        the second call picks up a replaced file.
         """
-        path = Path(os.path.abspath(path))
+        source = Path(os.path.abspath(path))
+        place, pin = split_pin(source)
         with no_fork:
             from preheat.cache.bundle import Bundle
 
-        opened = Bundle.open(path, trust=self._trust)
-        known = self.mounted.get(path)
-        if known is not None and known.stamp == opened.stamp and not known.closed:
+        signers = self._required_signers(place) if pin is None else None
+        opened = Bundle.open(source, trust=self._trust, signers=signers)
+        known = self.mounted.get(place)
+        same = known is not None and known.stamp == opened.stamp and not known.closed
+        if known is not None and same and (pin is None or known.source == source):
             return known
-        self.mounted[path] = opened
-        self._decoded = {place: row for place, row in self._decoded.items() if place[0] is not known}
+        self.mounted[place] = opened
+        self._decoded = {key: row for key, row in self._decoded.items() if key[0] is not known}
         return opened
+
+    def _required_signers(self, place: Path) -> Verifier | None:
+        try:
+            return None if self._signers is None else self._signers()
+        except InputError as error:
+            message = f"bundle {place} cannot be trusted: {error}"
+            raise BundleError(message, hint=error.hint) from None
 
     def mount_or_reject(self, path: Path) -> None:
         """Mount a bundle that the settings name. One that cannot be used is an event, not an error."""

@@ -1,13 +1,32 @@
-"""The cache directory that the settings describe."""
+"""The cache directory and the other tiers that the settings describe."""
 
 from __future__ import annotations
 
-from preheat.cache import DiskTier
-from preheat.cache.trust import first_usable
+from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
+from preheat.cache.trust import first_usable, usable
 from preheat.config import Config
 from preheat.events import Events
+from preheat.locks import no_fork
 
-__all__ = ["open_disk"]
+__all__ = ["open_chain", "open_disk"]
+
+
+def open_chain(config: Config, events: Events) -> tuple[Chain, DiskTier | None]:
+    """Open the tiers that the settings describe: memory, layers, the disk, and shared stores."""
+    trust = config.trust_cache_dir
+    layers = usable(config.layers, events, trust=trust, write=False)
+    local: list[Tier] = [
+        MemoryTier(config.memory_limit),
+        *(LayerTier(path, events, trust=trust) for path in layers),
+    ]
+    if disk := open_disk(config, events):
+        local.append(disk)
+    if not config.remote:
+        return Chain(local, events), disk
+    with no_fork:
+        from preheat.build.remotes import shared_chain
+
+    return shared_chain(local, config, events), disk
 
 
 def open_disk(config: Config, events: Events) -> DiskTier | None:

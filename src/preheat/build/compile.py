@@ -174,8 +174,9 @@ class ArtifactCompiler:
         if not state.headers:
             return
         states: list[tuple[HeaderState, str]] = []
-        # Keep the list of the last tier that has one: the disk, if there is one.
-        for found in cache.each(request.digest):
+        # Keep the list of the last tier of this machine that has one: the disk, if there is one. Tiers
+        # on servers merge it with theirs.
+        for found in cache.each(request.digest, cache.local):
             with suppress(codec.DamagedEntryError):
                 states = decode_states(codec.unpack_checked(found.blob).meta)
         states = [row for row in states if row[1] != artifact.digest]

@@ -96,7 +96,9 @@ class Expectation:
 
         The order is that in which programs are compiled together.
         """
-        if not all(tier.is_empty() for tier in self._cache.tiers if isinstance(tier, LayerTier)):
+        if self._cache.shared or not all(
+            tier.is_empty() for tier in self._cache.tiers if isinstance(tier, LayerTier)
+        ):
             return []  # It may have all of them.
         found = [
             (program, arch)

@@ -74,11 +74,14 @@ class Lookup:
         # Artifacts that someone holds. A hit on one of them does not decode its bytes again.
         self.in_use: WeakValues[str, Artifact] = WeakValues()
 
-    def find(self, request: Request, *, sealed: bool, verify: bool | None = None) -> Hit | Miss:
+    def find(
+        self, request: Request, *, sealed: bool, verify: bool | None = None, local: bool = False
+    ) -> Hit | Miss:
         """Return the stored artifact of `request`, or why there is none that can be used.
 
         With `verify`, the header files of an artifact from a bundle must still be what they were. That
-        is the default, unless the process is `sealed`: then bundles are trusted.
+        is the default, unless the process is `sealed`: then bundles are trusted. With `local`, servers
+        are not asked.
         """
         miss = _ABSENT
         if self.bundles.mounted:
@@ -93,16 +96,20 @@ class Lookup:
             if sealed or verify is True:
                 return miss
             raise
-        return self._in_cache(request, digest, _NOWHERE if miss is _IN_NO_BUNDLE else miss)
+        if miss is _IN_NO_BUNDLE:
+            miss = _NOWHERE
+        return self._in_cache(request, digest, miss, self.cache.local if local else None)
 
-    def _in_cache(self, request: Request, digest: str, miss: Miss) -> Hit | Miss:
+    def _in_cache(
+        self, request: Request, digest: str, miss: Miss, end: int | None = None
+    ) -> Hit | Miss:
         """Return what the first usable tier has, or the last reason; `miss` where no tier has it."""
         number = 0
-        while (found := self.cache.search(digest, number)) is not None:
+        while (found := self.cache.search(digest, number, end)) is not None:
             blob, tier, number = found
             opened = self._open(request, digest, blob, tier)
-            if isinstance(opened, Artifact):
-                return _hit((opened, tier))
+            if isinstance(opened, Hit):
+                return opened
             miss = opened
         return miss
 
@@ -164,11 +171,14 @@ class Lookup:
 
     # In the cache
 
-    def _open(self, request: Request, digest: str, blob: bytes, tier: str) -> Artifact | Miss:
-        """Return the artifact in a blob, or the one that its list of header states leads to."""
+    def _open(self, request: Request, digest: str, blob: bytes, tier: str) -> Hit | Miss:
+        """Return the artifact in a blob, or the one that its list of header states leads to.
+
+        The tier of the hit is that of the code, which may not be that of the list.
+        """
         try:
             if (artifact := self.in_use.get(digest)) is not None:
-                return artifact
+                return _hit((artifact, tier))
             if blob.startswith(HEADER_LIST, codec.JSON_AT):
                 current = self._current_state(request, self._header_states(digest, blob))
                 if isinstance(current, Miss):
@@ -180,14 +190,14 @@ class Lookup:
                     return Miss("evicted: its headers are known, but its code was removed")
                 blob, tier, _ = code
                 if (artifact := self.in_use.get(digest)) is not None:
-                    return artifact
+                    return _hit((artifact, tier))
             artifact = Artifact.stored(digest, blob)
             self.in_use[digest] = artifact
         except codec.DamagedEntryError as bad:
             self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
-        return artifact
+        return _hit((artifact, tier))
 
     def _header_states(self, digest: str, blob: bytes) -> _States:
         """Return the states in a list of header states, which is decoded once."""

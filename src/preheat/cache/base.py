@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Found", "Tier", "WritableTier"]
+__all__ = ["Found", "Holder", "Merger", "SharedTier", "Tier", "WritableTier"]
 
 
 class Tier(Protocol):
@@ -29,6 +30,47 @@ class WritableTier(Tier, Protocol):
 
     def put(self, digest: str, blob: bytes) -> None: ...
     def remove(self, digest: str) -> None: ...
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """A tier that can tell without reading whether it may have an entry."""
+
+    def holds(self, digest: str) -> bool:
+        """Return whether there is an entry, which may be damaged."""
+
+
+@runtime_checkable
+class SharedTier(WritableTier, Protocol):
+    """A tier on a server that many machines share. It comes after the tiers of this machine.
+
+    `put` returns before the entry is written, and the tier emits the `put` event itself.
+    """
+
+    def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
+        """Ask for many digests at once: the next `get` of one that is absent makes no request.
+
+        Without `once`, no `get` of it makes a request for a while.
+        """
+
+    def settle(self) -> None:
+        """Wait while many entries are not written yet."""
+
+    def close(self) -> None:
+        """Write what is queued, for a bounded time."""
+
+
+class Merger(Protocol):
+    """Combines two versions of an entry that changes. Most entries never change."""
+
+    def applies(self, blob: bytes) -> bool:
+        """Return whether `blob` is an entry that changes."""
+
+    def merge(self, digest: str, mine: bytes, theirs: bytes) -> bytes:
+        """Return `mine` with what `theirs` has in addition; `mine` itself when that is nothing.
+
+        Both are entries of `digest` that `codec.damage` accepts.
+        """
 
 
 class Found(NamedTuple):

@@ -14,11 +14,13 @@
 An entry starts where the one before it ends, and the last entry ends the file. Therefore entries of an
 ascending index cannot overlap, leave gaps or lie outside the file. A checksum covers every byte: that
 of the index or that of its entry. Checksums detect damage, not attacks: a user who can write the file
-can write code.
+can write code. Against attacks there are signatures (preheat.cache.bundle_signature) and pins
+(preheat.pins). Both give the SHA-256 of every entry, which is compared whenever the entry is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
@@ -30,13 +32,16 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from preheat.cache import codec
+from preheat.cache import bundle_signature, codec
+from preheat.cache.bundle_signature import BundleSignature, encode_meta
 from preheat.cache.codec import DamagedEntryError
 from preheat.cache.publish import publish
+from preheat.cache.signatures import Signer, UntrustedError, Verifier
 from preheat.cache.trust import DistrustedError, NotAFileError, open_file
 from preheat.errors import BundleError
 from preheat.files import Descriptor
 from preheat.messages import count
+from preheat.pins import split_pin
 
 __all__ = ["VERSION", "Bundle", "write"]
 
@@ -45,6 +50,8 @@ VERSION = 1
 _HEAD = struct.Struct("<8sHII")
 _RECORD = struct.Struct("<32sQ")
 _CHECKSUM = 16
+_HASH = 32
+_CHUNK = 1 << 20
 # Bounds on what a reader does, whatever a file claims.
 _MAX_META = 4 << 20
 _MAX_ENTRIES = 1 << 20
@@ -58,33 +65,70 @@ class Bundle:
     The index is in memory; an entry is read when it is requested. Replacing the file by a rename
     changes nothing for a process that has it open; `stamp` differs from that of the new file. A file
     that is overwritten in place has damaged entries.
+
+    `source` is the path with its pin. `signature` is what the file says of its signature, which
+    `require_signature` verifies.
     """
 
-    def __init__(self, path: Path, file: Descriptor, index: _Index, *, trust: bool) -> None:
-        self.path = path
+    def __init__(self, source: Path, file: Descriptor, index: _Index, *, trust: bool) -> None:
+        self.source = source
+        self.path, pin = split_pin(source)
+        # The SHA-256 of every entry, where a pin or a signature proves them.
+        self._hashes = None if pin is None else _pinned_hashes(file, index, pin)
+        self._signers: Verifier | None = None
         self.nbytes = index.file_size
         self.stamp = index.stamp
         self._trust = trust
         self.meta: Mapping[str, Any] = index.meta
+        self.signature = index.signature
         self._records = index.records
         self._first = index.end
         self._file: Descriptor | None = file
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, trust: bool = True) -> Bundle:
+    def open(
+        cls, path: str | os.PathLike[str], *, trust: bool = True, signers: Verifier | None = None
+    ) -> Bundle:
         """Open the bundle at `path` and check its index; `BundleError` when it is not a valid bundle.
 
-        Without `trust`, only this user and root may be able to write the file or replace it.
+        Without `trust`, only this user and root may be able to write the file or replace it. If `path`
+        has a pin, as in `kernels.heat@sha256:…`, it must be the SHA-256 of the file. Otherwise one of
+        the `signers` must have signed the bundle, if they are given.
         """
-        path = Path(path)
+        source = Path(path)
+        path, pin = split_pin(source)
         try:
-            return cls(path, *_open(path, trust=trust), trust=trust)
-        except DistrustedError as distrusted:
-            raise BundleError(f"bundle {path} cannot be trusted: {distrusted}") from None
+            file, index = _open(path, trust=trust)
+            bundle = cls(source, file, index, trust=trust)
+            if pin is None and signers is not None:
+                bundle.require_signature(signers)
+            return bundle
+        except (DistrustedError, UntrustedError) as why:
+            raise BundleError(f"bundle {path} cannot be trusted: {why}") from None
         except OSError as fault:
             raise BundleError(f"bundle {path} cannot be read: {fault.strerror or fault}") from fault
         except _InvalidError as invalid:
             raise BundleError(f"{path} is not a valid bundle: {invalid}", hint=invalid.hint) from None
+
+    def digest(self) -> str:
+        """Read the whole file and return its SHA-256, which a pin has."""
+        file, whole = self._open_file(), hashlib.sha256()
+        for chunk in _chunks(file, 0, self.nbytes):
+            whole.update(chunk)
+        return whole.hexdigest()
+
+    def require_signature(self, signers: Verifier) -> bytes:
+        """Return the id of the key of `signers` that has signed it; `UntrustedError` without one.
+
+        Entries that are read later are compared with the signature.
+        """
+        if self.signature is None:
+            raise UntrustedError("it is not signed")
+        signature = BundleSignature.decode(self.signature)
+        digests = b"".join(digest for digest, _ in _RECORD.iter_unpack(self._records))
+        signature.verify(signers, self.meta, digests)
+        self._signers, self._hashes = signers, signature.hashes
+        return signature.key_id
 
     def get(self, digest: str) -> bytes | None:
         """Return the verified entry or None; raise `DamagedEntryError` or, for a fault, `OSError`."""
@@ -104,7 +148,11 @@ class Bundle:
         wrong = {}
         for at, digest in enumerate(self.digests()):
             try:
-                codec.unpack(digest, self._read_unchecked(file, at))
+                blob = self._read_unchecked(file, at)
+                if why := self._damage(at, blob):
+                    wrong[digest] = why
+                else:
+                    codec.unpack_checked(blob)
             except (DamagedEntryError, OSError) as bad:
                 wrong[digest] = str(bad)
         return wrong
@@ -123,8 +171,8 @@ class Bundle:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[[], Bundle], tuple[()]]:
-        """Pickle the path: the receiving process opens the file again."""
-        return partial(Bundle.open, self.path, trust=self._trust), ()
+        """Pickle the path and its pin: the receiving process opens the file again."""
+        return partial(Bundle.open, self.source, trust=self._trust, signers=self._signers), ()
 
     @property
     def closed(self) -> bool:
@@ -151,11 +199,18 @@ class Bundle:
         return end
 
     def _read(self, file: Descriptor, at: int) -> bytes:
-        digest = self._digest(at)
         blob = self._read_unchecked(file, at)
-        if why := codec.damage(digest, blob):
-            raise DamagedEntryError(f"entry {digest} of {self.path}: {why}")
+        if why := self._damage(at, blob):
+            raise DamagedEntryError(f"entry {self._digest(at)} of {self.path}: {why}")
         return blob
+
+    def _damage(self, at: int, blob: bytes) -> str | None:
+        """Return what is wrong with an entry that was read, or None when it is valid."""
+        if self._hashes is not None:
+            expected = self._hashes[at * _HASH : (at + 1) * _HASH]
+            if hashlib.sha256(blob).digest() != expected:
+                return codec.damage(self._digest(at), blob) or "another entry than was signed or pinned"
+        return codec.damage(self._digest(at), blob)
 
     def _read_unchecked(self, file: Descriptor, at: int) -> bytes:
         start = self._end(at - 1) if at else self._first
@@ -164,15 +219,20 @@ class Bundle:
         return os.pread(file, self._end(at) - start, start)
 
 
-def write(path: str | os.PathLike[str], entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> int:
+def write(
+    path: str | os.PathLike[str],
+    entries: Mapping[str, bytes],
+    meta: Mapping[str, Any],
+    key: Signer | None = None,
+) -> int:
     """Create or replace the bundle at `path` atomically and durably; return its size in bytes.
 
-    `meta` is a JSON object. Raises `BundleError` when an entry is damaged or the file cannot be
-    written; then an existing file at `path` is unchanged.
+    `meta` is a JSON object. With `key`, the bundle is signed. Raises `BundleError` when an entry is
+    damaged or the file cannot be written; then an existing file at `path` is unchanged.
     """
     path = Path(path)
     try:
-        return publish(path, _parts(entries, meta))
+        return publish(path, _parts(entries, meta, key))
     except OSError as fault:
         raise BundleError(f"bundle {path} cannot be written: {fault.strerror or fault}") from fault
     except _InvalidError as invalid:
@@ -193,9 +253,11 @@ class _InvalidError(Exception):
 
 
 class _Index(NamedTuple):
-    """The part of the file before the entries."""
+    """The part of the file before the entries: `raw`, and what it says."""
 
+    raw: bytes
     meta: dict[str, Any]
+    signature: object
     records: bytes
     end: int
     file_size: int
@@ -229,8 +291,9 @@ def _read_index(descriptor: int) -> _Index:
     records = index[meta_end:records_end]
     _check_records(records, end, status.st_size)
     meta = _parse_meta(index[_HEAD.size : meta_end])
+    signature = meta.pop(bundle_signature.FIELD, None)
     stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-    return _Index(meta, records, end, status.st_size, stamp)
+    return _Index(index, meta, signature, records, end, status.st_size, stamp)
 
 
 def _checked_head(head: bytes) -> tuple[int, int]:
@@ -277,10 +340,37 @@ def _parse_meta(text: bytes) -> dict[str, Any]:
     return meta
 
 
+# Pins
+
+
+def _pinned_hashes(file: Descriptor, index: _Index, pin: str) -> bytes:
+    """Return the SHA-256 of every entry; `UntrustedError` when that of the file is not the pin."""
+    # The index is not read again: the bytes that were parsed are hashed. Entries are read again, and
+    # are then compared with their hash. What is written to the file in between is therefore not used.
+    whole = hashlib.sha256(index.raw)
+    hashes = bytearray()
+    start = index.end
+    for _, end in _RECORD.iter_unpack(index.records):
+        entry = hashlib.sha256()
+        for chunk in _chunks(file, start, end):
+            whole.update(chunk)
+            entry.update(chunk)
+        hashes += entry.digest()
+        start = end
+    if whole.hexdigest() != pin:
+        raise UntrustedError(f"its SHA-256 is {whole.hexdigest()}, and the pin is {pin}")
+    return bytes(hashes)
+
+
+def _chunks(file: Descriptor, start: int, end: int) -> Iterator[bytes]:
+    for at in range(start, end, _CHUNK):
+        yield os.pread(file, min(_CHUNK, end - at), at)
+
+
 # Writing
 
 
-def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> list[bytes]:
+def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any], key: Signer | None) -> list[bytes]:
     """Return the bytes of a bundle in pieces; equal arguments give equal bytes."""
     blobs = dict(sorted(entries.items()))
     for digest, blob in blobs.items():
@@ -288,11 +378,17 @@ def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any]) -> list[bytes]
             raise _InvalidError(f"entry {digest} has {len(blob):,} bytes; {_MAX_ENTRY:,} is the most")
         if why := codec.damage(digest, blob):
             raise _InvalidError(f"entry {digest} is damaged: {why}")
-    text = json.dumps(dict(meta), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    text = encode_meta(meta if key is None else _signed_meta(blobs, meta, key))
     if len(text) > _MAX_META or len(blobs) > _MAX_ENTRIES:
         raise _InvalidError(f"{len(blobs):,} entries and {len(text):,} bytes of meta are too many")
     index = _packed_index(text, {digest: len(blob) for digest, blob in blobs.items()})
     return [index, *blobs.values()]
+
+
+def _signed_meta(blobs: Mapping[str, bytes], meta: Mapping[str, Any], key: Signer) -> dict[str, Any]:
+    digests = b"".join(map(bytes.fromhex, blobs))
+    signature = bundle_signature.sign(key, meta, digests, blobs.values())
+    return {**meta, bundle_signature.FIELD: signature.encode()}
 
 
 def _packed_index(text: bytes, lengths: Mapping[str, int]) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec
 
-from preheat.cache.base import Found, Tier, WritableTier
+from preheat.cache.base import Found, Holder, Merger, SharedTier, Tier, WritableTier
 from preheat.events import Events
 
 __all__ = ["Chain"]
@@ -14,32 +14,52 @@ P = ParamSpec("P")
 
 
 class Chain:
-    """Several tiers as one. A fault of a tier is an event, never an exception."""
+    """Several tiers as one. A fault of a tier is an event, never an exception.
 
-    def __init__(self, tiers: Sequence[Tier], events: Events) -> None:
+    The first `local` tiers are on this machine, and those after them on servers. A hit on a server is
+    copied to the tiers before it, those on other servers too: the first one may be near and the last
+    one far. `merger` combines entries that change, so that a copy loses nothing that was there.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        events: Events,
+        *,
+        local: int | None = None,
+        merger: Merger | None = None,
+    ) -> None:
         self.tiers = tuple(tiers)
+        self.local = len(self.tiers) if local is None else local
+        self.shared = [tier for tier in self.tiers[self.local :] if isinstance(tier, SharedTier)]
         self._events = events
+        self._merger = merger
         self._writable = [tier if isinstance(tier, WritableTier) else None for tier in tiers]
 
     def get(self, digest: str) -> Found | None:
         """Return the blob of the first tier that has it, and copy it to the writable tiers before."""
         return next(self.each(digest), None)
 
-    def each(self, digest: str) -> Iterator[Found]:
-        """Yield the blob of every tier that has the digest, fastest first; the blobs may differ."""
+    def each(self, digest: str, end: int | None = None) -> Iterator[Found]:
+        """Yield the blob of every tier that has the digest, fastest first; the blobs may differ.
+
+        `end` means the same as for `search`.
+        """
         number = 0
-        while (found := self.search(digest, number)) is not None:
+        while (found := self.search(digest, number, end)) is not None:
             blob, tier, number = found
             yield Found(blob, tier)
 
-    def search(self, digest: str, start: int = 0) -> tuple[bytes, str, int] | None:
-        """Do what `get` does in the tiers from number `start` on.
+    def search(
+        self, digest: str, start: int = 0, end: int | None = None
+    ) -> tuple[bytes, str, int] | None:
+        """Do what `get` does in the tiers from number `start` on, up to number `end`.
 
         The result is the blob, the name of its tier and the number of the next tier. It is one function
         without a generator, because every lookup runs it.
         """
         number = start
-        for tier in self.tiers[start:]:
+        for tier in self.tiers[start:end]:
             number += 1
             try:
                 blob = tier.get(digest)
@@ -48,6 +68,9 @@ class Chain:
                 continue
             if blob is None:
                 continue
+            if start and number > self.local and self._merger and self._merger.applies(blob):
+                self._fill_merged(digest, blob, number - 1, self._merger)
+                return blob, tier.name, number
             for earlier in self._writable[: number - 1]:
                 if earlier is not None:
                     try:
@@ -57,16 +80,54 @@ class Chain:
             return blob, tier.name, number
         return None
 
+    def _fill_merged(self, digest: str, theirs: bytes, end: int, merger: Merger) -> None:
+        """Add what a server has to the versions of an entry in the first `end` tiers."""
+        for number, tier in enumerate(self._writable[:end]):
+            if tier is None:
+                continue
+            try:
+                mine = tier.get(digest) if number < self.local else None  # Servers merge themselves.
+                merged = theirs if mine is None else merger.merge(digest, mine, theirs)
+                if merged != mine:
+                    tier.put(digest, merged)
+            except OSError as fault:
+                self._events.fault(tier.name, "write", fault)
+
     def put(self, digest: str, blob: bytes) -> None:
-        """Store the blob in every writable tier."""
-        for tier in filter(None, self._writable):
+        """Store the blob in every writable tier. Those on servers store it later."""
+        for tier in filter(None, self._writable[: self.local]):
             if self._attempt("write", tier, tier.put, digest, blob):
                 self._events.emit("put", tier=tier.name, key=digest, bytes=len(blob))
+        for shared in self.shared:
+            shared.put(digest, blob)
 
     def remove(self, digest: str) -> None:
         """Remove the digest from every writable tier."""
         for tier in filter(None, self._writable):
             self._attempt("remove", tier, tier.remove, digest)
+
+    def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
+        """Ask servers for many digests with few requests, before each of them is looked up.
+
+        A digest that a tier of this machine has is not asked for. The next lookup of a digest that no
+        server has makes no request; without `once`, no lookup of it does for a while.
+        """
+        if not self.shared:
+            return
+        holders = [tier.holds for tier in self.tiers[: self.local] if isinstance(tier, Holder)]
+        wanted = [digest for digest in digests if not any(holds(digest) for holds in holders)]
+        for shared in self.shared:
+            shared.look_ahead(wanted, once=once)
+
+    def settle(self) -> None:
+        """Wait while many entries are not on the servers yet, but not for long."""
+        for shared in self.shared:
+            shared.settle()
+
+    def close(self) -> None:
+        """Write what is queued for servers, for a bounded time. The chain can still be used."""
+        for shared in self.shared:
+            shared.close()
 
     def _attempt(
         self, verb: str, tier: Tier, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs

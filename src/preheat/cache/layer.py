@@ -89,6 +89,10 @@ class LayerTier:
         self._refresh_stamp(digest, status.st_mtime)
         return blob
 
+    def holds(self, digest: str) -> bool:
+        """Return whether there is an entry, which may be damaged or refused."""
+        return os.path.lexists(self._path(digest))
+
     def _check(self, shard: str) -> None:
         """Raise `OSError` if other users can write the directory `shard` or its parent."""
         if not self._trust:

@@ -29,6 +29,10 @@ class MemoryTier:
                 return blob
         return blob
 
+    def holds(self, digest: str) -> bool:
+        """Return whether there is an entry."""
+        return digest in self._blobs
+
     def put(self, digest: str, blob: bytes) -> None:
         """Store `blob` and evict the least recently used ones; a blob above the limit is not stored."""
         with self._lock as lost:

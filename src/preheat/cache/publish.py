@@ -11,7 +11,7 @@ from pathlib import Path
 
 from preheat.files import opened
 
-__all__ = ["ORPHANED", "is_staged", "publish", "replace", "sweep", "unwritable_reason"]
+__all__ = ["ORPHANED", "is_staged", "publish", "replace", "staged_name", "sweep", "unwritable_reason"]
 
 ORPHANED = 3600.0  # seconds after which the writer of a staged file must have ended
 _PREFIX = ".preheat-"
@@ -61,7 +61,7 @@ def replace(
     content reaches the disk before its name does.
     """
     home = staged or os.path.dirname(path) or "."
-    temporary = f"{home}/{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
+    temporary = f"{home}/{staged_name()}"
     size = 0
     try:
         with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
@@ -75,6 +75,11 @@ def replace(
             os.unlink(temporary)
         raise
     return size
+
+
+def staged_name() -> str:
+    """Return a new name for a staged file."""
+    return f"{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
 
 
 def is_staged(name: str) -> bool:

@@ -52,6 +52,11 @@ class DistrustedError(PermissionError):
     def __str__(self) -> str:
         return str(self.strerror)
 
+    @property
+    def why(self) -> str:
+        """The message without the advice to trust the file, for a file that must not be trusted."""
+        return str(self).removesuffix(_OVERRIDE).removesuffix(", or ").removesuffix("; ")
+
 
 class NotAFileError(OSError):
     """A directory, a pipe, a device or the like is in the place of a regular file."""

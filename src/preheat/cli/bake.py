@@ -17,8 +17,10 @@ from preheat.build.builder import Builder
 from preheat.cli.check import run_check
 from preheat.cli.output import columns, count, duration, print_error, print_json, print_message, size
 from preheat.cli.programs import archs_option
+from preheat.cli.signatures import signing_key
 from preheat.errors import InputError, PreheatError
 from preheat.progress import progress
+from preheat.signing import SigningKey
 
 __all__ = ["command"]
 
@@ -26,6 +28,7 @@ _EPILOG = """\b
 Examples:
   preheat bake kernels.toml --arch sm_90 --arch sm_100
   preheat bake kernels.toml --arch sm_90 -j 4 -o build/kernels.heat
+  preheat bake kernels.toml --arch sm_90 --sign
   preheat bake kernels.toml --arch sm_90 --check
 
 A bake needs no GPU. Programs in the cache are not compiled again, so a bake that was interrupted
@@ -50,6 +53,7 @@ others. Exit status 2 when the manifest lists nothing.
     type=click.Path(path_type=Path),
     help="Bundle to write. Default: the manifest's name with .heat.",
 )
+@click.option("--sign", is_flag=True, help="Sign the bundle with the key in PREHEAT_SIGNING_KEY.")
 @click.option("--check", is_flag=True, help="Compile nothing; check that the bundle has every program.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
@@ -57,6 +61,7 @@ def command(
     archs: tuple[str, ...],
     jobs: int | None,
     output: Path | None,
+    sign: bool,
     check: bool,
     as_json: bool,
 ) -> int:
@@ -68,14 +73,17 @@ def command(
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
         return run_check(manifest, archs, [output], as_json=as_json)
+    key = signing_key() if sign else None  # Fail now and not after an hour of compiling.
     listed = require_programs(manifest)
     _show_closures(listed)
-    baked = _bake(listed, [Arch.parse(arch) for arch in archs], jobs, output)
+    baked = _bake(listed, [Arch.parse(arch) for arch in archs], jobs, output, key)
     _report(listed, baked, output, as_json=as_json)
     return 0 if baked.ok else 1
 
 
-def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path) -> BakeResult:
+def _bake(
+    manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path, key: SigningKey | None
+) -> BakeResult:
     """Bake with a progress bar, which names the running jobs and follows their estimated time."""
     todo: list[Job | ForeignJob] = [*plan(manifest, archs), *plan_foreign(manifest, archs)]
     running: dict[Job | ForeignJob, None] = {}
@@ -94,7 +102,9 @@ def _bake(manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path)
             bar.step(_named(running), work=job.estimate)
 
         try:
-            return bake(manifest, archs, jobs=jobs, output=output, on_start=started, on_done=ended)
+            return bake(
+                manifest, archs, jobs=jobs, output=output, key=key, on_start=started, on_done=ended
+            )
         except KeyboardInterrupt:
             message = f"{done:,} of {len(todo):,} done; run it again to continue"
             raise KeyboardInterrupt(message) from None

@@ -1,4 +1,4 @@
-"""`preheat bundle`: list, verify and merge bundles."""
+"""`preheat bundle`: list, verify, sign and merge bundles."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 
 import click
 
-from preheat.ahead.bundles import all_entries, all_foreign, faults, graphs, merge
+from preheat.ahead.bundles import all_entries, all_foreign, faults, graphs, merge, sign
 from preheat.arch import Arch
 from preheat.build.bundle_entries import BundleEntry
 from preheat.cache.bundle import Bundle
+from preheat.cli.bundle_file import BUNDLE
 from preheat.cli.details import details_as_json
 from preheat.cli.output import columns, count, print_json, print_message, size
+from preheat.cli.signatures import claimed_key, signature_faults, signing_key
 from preheat.cli.stored import CUDA
 from preheat.errors import BundleError
 from preheat.foreign import ForeignEntry
+from preheat.pins import split_pin
 from preheat.portable_paths import format_spellings
 
 __all__ = ["command"]
@@ -25,21 +28,21 @@ _EPILOG = """\b
 Examples:
   preheat bundle ls kernels.heat
   preheat bundle verify *.heat
+  preheat bundle sign kernels.heat
   preheat bundle merge decode.heat train.heat -o kernels.heat
 
 A bundle answers the requests it was baked for. It needs no compiler and no headers at run time.
 """
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group(epilog=_EPILOG)
 def command() -> None:
-    """List, verify and merge bundles (.heat)."""
+    """List, verify, sign and merge bundles (.heat)."""
 
 
 @command.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=BUNDLE, metavar="FILE")
 @_JSON
 def ls(file: Path, as_json: bool) -> None:
     """List what FILE holds: programs and what they were made from, and files of other libraries.
@@ -53,7 +56,8 @@ def ls(file: Path, as_json: bool) -> None:
         foreign = sorted(all_foreign(bundle), key=lambda e: (e.kind, e.label, e.target, e.digest))
         if as_json:
             lists = {"programs": [*map(_as_dict, rows)], "foreign": [*map(details_as_json, foreign)]}
-            print_json({**bundle.meta, "file": file, "bytes": bundle.nbytes, **lists})
+            about = {"file": bundle.path, "bytes": bundle.nbytes, "sha256": bundle.digest()}
+            print_json({**bundle.meta, **about, "signed_by": claimed_key(bundle), **lists})
             return
         for line in _listed(bundle, rows, foreign):
             click.echo(line)
@@ -78,6 +82,9 @@ def _listed(bundle: Bundle, rows: list[BundleEntry], foreign: list[ForeignEntry]
     if keys := graphs(bundle):
         yield "\ngraphs to capture"
         yield from (f"  {line}" for line in columns((g.name, " ".join(g.keys)) for g in keys))
+    yield f"\nname with its pin\n  {bundle.path}@sha256:{bundle.digest()}"
+    if key := claimed_key(bundle):
+        yield f"\nsigned by\n  key {key}"
 
 
 def _name(entry: BundleEntry) -> tuple[str, Arch]:
@@ -128,10 +135,13 @@ def _as_dict(entry: BundleEntry) -> dict[str, Any]:
 
 
 @command.command()
-@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=BUNDLE, metavar="FILE...")
 @_JSON
 def verify(files: tuple[Path, ...], as_json: bool) -> int:
     """Read every byte of each FILE and check it. Exit status 1 when one is damaged.
+
+    The signature is verified if PREHEAT_TRUSTED_KEYS or PREHEAT_SIGNING_KEY is set. One by a key that
+    is not trusted counts as damage and, with PREHEAT_REQUIRE_SIGNED=1, so does a missing one.
 
     \b
     Example:
@@ -151,21 +161,43 @@ def verify(files: tuple[Path, ...], as_json: bool) -> int:
 def _faults(file: Path) -> list[str]:
     try:
         with Bundle.open(file) as bundle:
-            return faults(bundle)
+            return [*signature_faults(bundle), *faults(bundle)]
     except BundleError as error:
-        return [str(error).removeprefix(f"{file} is ")]
+        return [str(error).removeprefix(f"{split_pin(file)[0]} is ")]
+
+
+@command.command(name="sign")
+@click.argument("files", nargs=-1, required=True, type=BUNDLE, metavar="FILE...")
+@_JSON
+def sign_command(files: tuple[Path, ...], as_json: bool) -> None:
+    """Sign each FILE with the key in PREHEAT_SIGNING_KEY. A signature that it has is replaced.
+
+    \b
+    Example:
+      PREHEAT_SIGNING_KEY=signing.pem preheat bundle sign kernels.heat
+    """
+    key = signing_key()
+    signed = [(bundle, sign(bundle, key)) for bundle in map(Bundle.open, files)]
+    if as_json:
+        rows = ({"bundle": bundle.path, "bytes": nbytes} for bundle, nbytes in signed)
+        print_json([{**row, "signed_by": key.id.hex()} for row in rows])
+    for bundle, nbytes in signed:
+        print_message(f"{bundle.path}: signed by key {key.id.hex()}, {size(nbytes)}")
 
 
 @command.command(name="merge")
-@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=BUNDLE, metavar="FILE...")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The new bundle.")
 @click.option(
     "--prefer",
     type=click.Choice(["first", "last"]),
     help="Bundle whose code is used where two differ. Without it, a difference is an error.",
 )
+@click.option("--sign", "signs", is_flag=True, help="Sign it with the key in PREHEAT_SIGNING_KEY.")
 @_JSON
-def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None, as_json: bool) -> None:
+def merge_command(
+    files: tuple[Path, ...], output: Path, prefer: str | None, signs: bool, as_json: bool
+) -> None:
     """Merge several bundles into one.
 
     \b
@@ -174,7 +206,7 @@ def merge_command(files: tuple[Path, ...], output: Path, prefer: str | None, as_
       preheat bundle merge old.heat new.heat --prefer last -o kernels.heat
     """
     bundles = [Bundle.open(file) for file in files]
-    entries, nbytes = merge(bundles, output, prefer=prefer)
+    entries, nbytes = merge(bundles, output, prefer=prefer, key=signing_key() if signs else None)
     if as_json:
         print_json({"bundle": output, "entries": entries, "bytes": nbytes})
     print_message(f"{output}: {count(entries, 'entry')}, {size(nbytes)}")

@@ -119,6 +119,29 @@ def _counter_rows(counters: Stats) -> Iterator[tuple[str, str]]:
     yield "rejected programs", f"{rejected} in {duration(wasted)}" if wasted else rejected
     yield "damaged entries", f"{counters.get('damaged', 0):,.0f}"
     yield "faults", f"{counters.get('faults', 0):,.0f}"
+    yield from _shared_rows(counters)
+
+
+def _shared_rows(counters: Stats) -> Iterator[tuple[str, str]]:
+    """Yield the traffic with shared stores, if there was any."""
+    requests: dict[str, float] = {}
+    for counter, value in counters.items():
+        if counter.startswith("requests."):
+            verb = counter.rpartition(".")[2]
+            requests[verb] = requests.get(verb, 0) + value
+    if requests:
+        yield "requests to shared stores", _split(requests)
+        yield "requests that failed", f"{_sum(counters, 'failed_requests.'):,.0f}"
+        yield (
+            "received and sent",
+            " and ".join(size(_sum(counters, prefix)) for prefix in ("bytes_received.", "bytes_sent.")),
+        )
+        yield "entries not trusted", f"{counters.get('untrusted', 0):,.0f}"
+        yield "entries not written", f"{counters.get('dropped', 0):,.0f}"
+
+
+def _sum(counters: Stats, prefix: str) -> float:
+    return sum(value for counter, value in counters.items() if counter.startswith(prefix))
 
 
 def _entries(by_kind: Mapping[str | None, list[Item]]) -> Iterator[tuple[str, list[Item]]]:
@@ -305,10 +328,26 @@ def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
 
 @command.command()
 @click.option("--repair", is_flag=True, help="Remove the damaged files.")
+@click.option("--remote", is_flag=True, help="Check the shared stores of PREHEAT_REMOTE instead.")
 @_KIND
 @_JSON
-def verify(repair: bool, kind: str | None, as_json: bool) -> int:
-    """Read every file of the cache and check it. Exit status 1 when one is damaged."""
+def verify(repair: bool, remote: bool, kind: str | None, as_json: bool) -> int:
+    """Read every file of the cache and check it. Exit status 1 when one is damaged.
+
+    With --remote, every object of the shared stores is read. Objects that are unsigned, signed by a
+    key that is not trusted, damaged, or no entries at all are listed, and nothing is removed.
+
+    \b
+    Examples:
+      preheat cache verify --repair
+      preheat cache verify --remote --json
+    """
+    if remote:
+        if repair or kind is not None:
+            raise click.UsageError("--remote takes neither --repair nor --kind")
+        from preheat.cli.remotes import verify_remotes
+
+        return verify_remotes(Config.from_env(), as_json=as_json)
     disk = open_cache()
     by_kind = items_by_kind(disk)
     require_kind(kind, by_kind)

@@ -37,6 +37,7 @@ program is missing, 2 when the manifest lists nothing.
     "bundles",
     multiple=True,
     type=click.Path(path_type=Path),
+    metavar="FILE[@sha256:HEX]",
     help="Bundle that the run will mount; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
@@ -51,7 +52,7 @@ def run_check(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, 
     config = replace(Config.from_env(), sealed=SealMode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # The cache of this machine says nothing about other machines.
-        config = replace(config, bundles=(), layers=(), cache=False)
+        config = replace(config, bundles=(), layers=(), cache=False, remote=())
     builder = Builder.open(config)
     for path in bundles:
         builder.mount(path)

@@ -40,7 +40,13 @@ Headers are searched first in the directory of the file. Linked files are writte
 the first one. Exit status 1 when a file does not compile; the others are still compiled.
 """
 # Where a tier keeps its entries, in words.
-_PLACES = {"bundle": "in a bundle", "memory": "in memory", "layer": "in a layer", "disk": "on disk"}
+_PLACES = {
+    "bundle": "in a bundle",
+    "memory": "in memory",
+    "layer": "in a layer",
+    "disk": "on disk",
+    "remote": "in the shared store",
+}
 
 
 @click.command(epilog=_EPILOG)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,14 @@ from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.trust import unusable_reason
+from preheat.cli.findings import Finding
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
-from preheat.config import VARIABLES, Config, SealMode, environ
+from preheat.config import VARIABLES, Config, SealMode, environ, without_credentials
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
 from preheat.progress import progress
+from preheat.signing import Keys
 from preheat.toolchain.locate import Located
 
 __all__ = ["command"]
@@ -62,16 +64,6 @@ _MISSING = "cannot open source file"
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check. `verdict` is ok, warn or fail."""
-
-    what: str
-    verdict: str
-    detail: str
-    fix: str = ""
-
-
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(as_json: bool) -> int:
@@ -104,10 +96,15 @@ def _findings() -> Iterator[Finding]:
     yield from _versions()
     if config is not None:
         yield from _compilers(config)
+        yield from _keys(config)
         yield from _bundles(config)
     yield from _gpus()
     if config is not None:
         yield from _directories(config)
+        if config.remote:
+            from preheat.cli.remotes import remote_findings
+
+            yield from remote_findings(config)
     yield from _settings()
 
 
@@ -136,7 +133,7 @@ def _native_core() -> Finding:
 def _settings() -> Iterator[Finding]:
     env = environ()
     for variable in VARIABLES:
-        text = env.get(variable.name, "")
+        text = without_credentials(env.get(variable.name, ""))
         try:
             variable.read(env)
         except ConfigError as error:
@@ -151,7 +148,7 @@ def _settings() -> Iterator[Finding]:
 
 def _compilers(config: Config) -> Iterator[Finding]:
     try:
-        builder = Builder.open(config, events=Events())
+        builder = Builder.open(replace(config, remote=()), events=Events())
         located = builder.toolchain.located
     except PreheatError as error:
         yield Finding("compilers", "fail", str(error), error.hint or "")
@@ -235,9 +232,24 @@ def _reason(error: PreheatError) -> str:
     return f"{errors[0].file}: {errors[0].message}" if errors else str(error).partition("\n")[0]
 
 
+def _keys(config: Config) -> Iterator[Finding]:
+    """Check the files of keys of the settings."""
+    if config.signing_key is None and not config.trusted_keys:
+        return
+    try:
+        keys = Keys.of(config)
+    except PreheatError as error:
+        yield Finding("keys", "fail", str(error), error.hint or "correct the settings of keys")
+        return
+    if keys.signing is not None:
+        yield Finding("signing key", "ok", f"{keys.signing.id.hex()} in {config.signing_key}")
+    if keys.trusted is not None:
+        yield Finding("trusted keys", "ok", ", ".join(key.id.hex() for key in keys.trusted.keys))
+
+
 def _bundles(config: Config) -> Iterator[Finding]:
     """Check the bundles of the settings."""
-    builder = Builder.open(replace(config, bundles=(), events=None), events=Events())
+    builder = Builder.open(replace(config, bundles=(), events=None, remote=()), events=Events())
     for path in config.bundles:
         try:
             bundle = builder.mount(path)

@@ -14,6 +14,7 @@ from preheat.audit.report import Report
 from preheat.audit.session import AuditSession, audit_session
 from preheat.audit.verdict import make_verdict
 from preheat.cache.publish import publish, unwritable_reason
+from preheat.cli.bundle_file import BUNDLE
 from preheat.cli.check import run_check
 from preheat.cli.child import CannotRunError, run_command
 from preheat.cli.output import count, print_error, print_message
@@ -55,7 +56,8 @@ command succeeded, but --verdict says that something was compiled or is not acco
     "--bundle",
     "bundles",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=BUNDLE,
+    metavar="FILE[@sha256:HEX]",
     help="Bundle that is asked first; repeatable. Default: PREHEAT_BUNDLE.",
 )
 @click.option(

@@ -11,6 +11,7 @@ from preheat.adapters.imports import VARIABLE
 from preheat.ahead.manifest import Manifest
 from preheat.config import SealMode
 from preheat.errors import InputError
+from preheat.pins import split_pin
 
 __all__ = ["Setting", "run_settings"]
 
@@ -79,7 +80,7 @@ def run_settings(
 
 def _joined(bundles: Sequence[Path]) -> str:
     for path in bundles:
-        if os.pathsep in str(path):
+        if os.pathsep in str(split_pin(path)[0]):
             raise InputError(f"{path} has {os.pathsep!r} in its name", hint="rename the bundle")
     return os.pathsep.join(os.path.abspath(path) for path in bundles)
 

@@ -22,7 +22,8 @@ class RemoteError(OSError):
 class Engine(Protocol):
     """Objects by name on a server. Names are relative paths of ASCII letters, digits and `/.-_`.
 
-    Every call ends within the time that the engine was given, and raises only `RemoteError`.
+    Every call ends within the time that the engine was given, and raises only `RemoteError`. `existing`
+    and `names` get this time for each thousand names.
     An object is written whole or not at all. Safe from any thread; not after a fork, where the owner
     opens a new one.
     """

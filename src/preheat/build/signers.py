@@ -1,0 +1,37 @@
+"""The keys of which one must have signed a bundle, if the settings require that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from preheat.config import Config
+from preheat.errors import InputError
+from preheat.locks import no_fork
+
+if TYPE_CHECKING:
+    from preheat.cache.signatures import Verifier
+
+__all__ = ["required_signers"]
+
+
+def required_signers(config: Config) -> Callable[[], Verifier] | None:
+    """Return a function that reads the trusted keys; None when bundles need no signature.
+
+    It raises `InputError` when a file of keys cannot be used, or none is named.
+    """
+    return partial(_trusted_keys, config) if config.require_signed else None
+
+
+def _trusted_keys(config: Config) -> Verifier:
+    with no_fork:
+        from preheat.signing import Keys  # Few processes need it.
+
+    trusted = Keys.of(config).trusted
+    if trusted is None:
+        raise InputError(
+            "PREHEAT_REQUIRE_SIGNED is on, and no key is trusted",
+            hint="name files of public keys in PREHEAT_TRUSTED_KEYS",
+        )
+    return trusted

@@ -1,0 +1,94 @@
+"""A breaker: requests to a remote that fails stop for a while."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from preheat.locks import Lock
+
+__all__ = ["Breaker"]
+
+_MOST_FAULTS = 3  # failed requests, one after another, that open it
+_FIRST_PAUSE = 1.0  # seconds
+_LONGEST_PAUSE = 60.0
+
+
+class Breaker:
+    """Decides whether a request is made. Safe from any thread, and after a fork.
+
+    It is closed at first. It opens after three faults without a success between them, when such faults
+    have taken `patience` seconds in all, and at once after a fault that does not pass by itself. While
+    it is open no request is made. After a pause, which grows from one second to a minute, it permits
+    one trial: a success closes it, and a fault begins a longer pause.
+    """
+
+    def __init__(
+        self,
+        *,
+        patience: float,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.closed = True
+        self._patience = patience
+        self._clock = clock
+        self._chance = chance
+        self._lock = Lock()
+        self._faults = 0
+        self._lost = 0.0  # seconds that the faults since the last success have taken
+        self._pause = 0.0
+        self._trial_at = 0.0
+        self._closed_at = float("-inf")
+
+    def claim_trial(self) -> bool:
+        """Return True to one caller when it is open and the pause is over.
+
+        The caller makes one request. A caller that never does so delays the next trial by one pause.
+        """
+        with self._lock:
+            now = self._clock()
+            if self.closed or now < self._trial_at:
+                return False
+            self._trial_at = now + self._pause
+            return True
+
+    def succeeded(self, *, trial: bool = False) -> bool:
+        """Count a success, and return whether it closed the breaker, as only that of a trial does."""
+        if not trial:
+            if self._faults:
+                self._faults, self._lost = 0, 0.0
+            return False
+        with self._lock:
+            was_open, self.closed = not self.closed, True
+            self._faults, self._lost = 0, 0.0
+            self._closed_at = self._clock()
+            return was_open
+
+    def failed(self, seconds: float, *, lasting: bool, trial: bool = False) -> bool:
+        """Count a fault that took `seconds`, and return whether it opened the breaker.
+
+        `lasting` says that another request would fail as well, as with wrong credentials. Requests that
+        began before it opened may fail later: of those, only the first counts.
+        """
+        with self._lock:
+            if not self.closed:
+                if trial:
+                    self._begin_pause(lasting=lasting)
+                return False
+            self._faults += 1
+            self._lost += seconds
+            if not lasting and self._faults < _MOST_FAULTS and self._lost < self._patience:
+                return False
+            self.closed = False
+            if self._clock() - self._closed_at > self._pause:  # It worked for a while.
+                self._pause = 0.0
+            self._begin_pause(lasting=lasting)
+            return True
+
+    def _begin_pause(self, *, lasting: bool) -> None:
+        """Begin a pause. It varies by a quarter, so that many processes do not try at one time."""
+        longer = max(_FIRST_PAUSE, 2 * self._pause)
+        self._pause = _LONGEST_PAUSE if lasting else min(longer, _LONGEST_PAUSE)
+        self._trial_at = self._clock() + self._pause * (0.75 + self._chance() / 2)

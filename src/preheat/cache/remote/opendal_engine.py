@@ -1,0 +1,212 @@
+"""Objects on S3, Google Cloud Storage, Azure, WebDAV and HTTP, by the package opendal."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import opendal
+from opendal import exceptions
+
+from preheat.cache.remote.engine import RemoteError
+from preheat.cache.remote.opendal_errors import ERRORS, translated
+from preheat.cache.remote.opendal_settings import settings_of
+from preheat.cache.remote.url import Remote
+from preheat.locks import no_fork
+
+__all__ = ["OpendalEngine", "S3Engine"]
+
+_TOGETHER = 16  # requests at the same time
+_LISTED = 8  # From this number of names on, listing their folder takes fewer requests.
+_UNMET = (exceptions.ConditionNotMatch, exceptions.AlreadyExists)
+
+
+class OpendalEngine:
+    """Objects on a server that opendal has a client for.
+
+    `create`, `swap` and `discard` look before they write, so that two callers may both succeed.
+    """
+
+    conditional = False
+
+    def __init__(self, remote: Remote, *, timeout: float) -> None:
+        self.name = remote.name
+        self._remote = remote
+        with self._errors():
+            service, settings = settings_of(remote)
+            limit = opendal.layers.TimeoutLayer(timeout=timeout, io_timeout=timeout)
+            _require_own_threads(remote.name)
+            self._operator = opendal.Operator(service, **settings).layer(limit)
+
+    def read(self, name: str) -> bytes | None:
+        with self._errors():
+            try:
+                return self._operator.read(name)
+            except exceptions.NotFound:
+                return None
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._errors():
+            self._operator.write(name, data)
+
+    def delete(self, name: str) -> None:
+        with self._errors():
+            self._operator.delete(name)
+
+    def existing(self, names: Iterable[str]) -> set[str]:
+        asked = set(names)
+        listed, single = self._plan(asked)
+        with self._errors():
+            found = self._present(single)
+            if listed:
+                from preheat.cache.remote.opendal_lists import objects_of  # It imports asyncio.
+
+                found |= objects_of(self._operator, listed) & asked
+        return found
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        from preheat.cache.remote.opendal_lists import pages
+
+        with self._errors():
+            for page in pages(self._operator, prefix or "/"):
+                yield from page
+
+    def create(self, name: str, data: bytes, *, seconds: float) -> bool:
+        del seconds  # These servers remove objects by rules of their own, if at all.
+        if self.existing([name]):
+            return False
+        self.write(name, data)
+        return True
+
+    def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
+        del seconds
+        if self.read(name) != old:
+            return False
+        self.write(name, new)
+        return True
+
+    def discard(self, name: str, old: bytes) -> bool:
+        if self.read(name) != old:
+            return False
+        self.delete(name)
+        return True
+
+    def close(self) -> None:
+        pass  # The connections close with the operator.
+
+    def _plan(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Return the folders to list, and the names to ask for one by one."""
+        groups = defaultdict(list)
+        for name in names:
+            groups[f"{name.rpartition('/')[0]}/"].append(name)
+        lists = self._operator.capability().list
+        listed = [folder for folder, group in groups.items() if lists and len(group) >= _LISTED]
+        return listed, [name for folder in groups.keys() - listed for name in groups[folder]]
+
+    def _present(self, names: list[str]) -> set[str]:
+        if len(names) <= 1:
+            return {name for name in names if self._operator.exists(name)}
+        with no_fork:
+            from concurrent.futures import ThreadPoolExecutor  # It takes milliseconds to import.
+
+        with ThreadPoolExecutor(min(_TOGETHER, len(names))) as pool:
+            found = list(pool.map(self._operator.exists, names))
+        return {name for name, exists in zip(names, found, strict=True) if exists}
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Make a `RemoteError` of every exception of opendal."""
+        try:
+            yield
+        except ERRORS as error:
+            raise translated(error, self._remote) from None
+
+
+_first_user: list[int] = []  # the id of the process that made the first operator
+
+
+def _require_own_threads(name: str) -> None:
+    """Raise `RemoteError` in a child that was forked after its parent had made an operator.
+
+    All operators use threads that the first one starts, and a child does not have them. Every call of
+    an operator would wait for ever, also of one that the child makes.
+    """
+    if not _first_user:
+        _first_user.append(os.getpid())
+    if _first_user[0] != os.getpid():
+        raise RemoteError(
+            f"{name} is not used in this process, which was forked after its parent had used opendal: "
+            "use the start method 'spawn' of multiprocessing, or a store on Redis"
+        )
+
+
+class S3Engine(OpendalEngine):
+    """Objects on S3, where the server itself checks that an object is absent or unchanged.
+
+    The condition on a write or a delete is the ETag that the object had when its content was compared.
+    """
+
+    conditional = True
+
+    def create(self, name: str, data: bytes, *, seconds: float) -> bool:
+        del seconds
+        with self._errors():
+            try:
+                self._operator.write(name, data, if_not_exists=True)
+            except _UNMET:
+                return False
+        return True
+
+    def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
+        del seconds
+        with self._errors():
+            try:
+                if (etag := self._etag(name, old)) is None:
+                    return False
+                self._operator.write(name, new, if_match=etag)
+            except (*_UNMET, exceptions.NotFound):
+                return False
+        return True
+
+    def discard(self, name: str, old: bytes) -> bool:
+        with self._errors():
+            try:
+                if (etag := self._etag(name, old)) is None:
+                    return False
+                self._operator.delete(name, if_match=etag)
+            except (*_UNMET, exceptions.NotFound):
+                return False
+        return True
+
+    def refuses_stale_etags(self, name: str) -> bool:
+        """Return whether the server checks ETags: some gateways ignore the conditions of requests.
+
+        The object of this name, which must exist, is replaced.
+        """
+        with self._errors():
+            stale = self._operator.stat(name).etag
+            self._operator.write(name, b"changed")
+            return self._unmet_write(name, stale) and self._unmet_delete(name, stale)
+
+    def _unmet_write(self, name: str, etag: str | None) -> bool:
+        try:
+            self._operator.write(name, b"must not be written", if_match=etag)
+        except _UNMET:
+            return True
+        return False
+
+    def _unmet_delete(self, name: str, etag: str | None) -> bool:
+        try:
+            self._operator.delete(name, if_match=etag)
+        except _UNMET:
+            return True
+        return False
+
+    def _etag(self, name: str, content: bytes) -> str | None:
+        """Return the ETag of an object if it has this content, else None."""
+        etag = self._operator.stat(name).etag
+        if not etag:
+            raise RemoteError(f"{self.name}: the server returns no ETag")
+        return etag if self._operator.read(name, if_match=etag) == content else None

@@ -1,0 +1,146 @@
+"""One server as a process uses it: its engine, retries, breakers, and what is counted."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from preheat import fork
+from preheat.cache.remote.breaker import Breaker
+from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.events import Events
+from preheat.locks import Lock, no_fork
+
+__all__ = ["PausedError", "Server"]
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
+_MOSTLY = 0.9  # of the time-out: a fault after that time is a time-out, however it is reported
+_PAUSE = 0.05  # seconds before the second attempt, on average; twice that before the third
+
+# Engines of the parent process. A forked child can neither use nor close them, and a destructor may
+# wait for threads that the child does not have: they are kept for ever.
+_abandoned: list[Engine] = []
+
+
+class PausedError(RemoteError):
+    """No request was made, because earlier ones failed."""
+
+
+class Server:
+    """Makes requests to one server. Safe from any thread, and after a fork.
+
+    `tier` is the name in events. `open_engine` is called when the process makes its first request, and
+    again in a forked child. A fault that opens a breaker is one `fault` event, and the trial that
+    closes it one `recovered` event; the faults between them are only counted. Reads and writes have a
+    breaker each: a server that refuses to be written can be read.
+    """
+
+    def __init__(
+        self,
+        tier: str,
+        open_engine: Callable[[], Engine],
+        events: Events,
+        *,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.tier = tier
+        self._patience = _MOSTLY * timeout
+        self.reads = Breaker(patience=self._patience, clock=clock)
+        self.writes = Breaker(patience=self._patience, clock=clock)
+        self._open_engine = open_engine
+        self._events = events
+        self._clock = clock
+        self._sleep = sleep
+        self._engine: Engine | None = None
+        self._opening = Lock()
+        fork.register(self)
+
+    def engine(self) -> Engine:
+        """Return the engine of this process. Raises `RemoteError` when there can be none."""
+        engine = self._engine
+        if engine is None:
+            with self._opening:
+                engine = self._engine
+                if engine is None:
+                    with no_fork:  # It may import a client.
+                        engine = self._engine = self._open_engine()
+        return engine
+
+    def call(self, verb: str, act: Callable[[Engine], T], *, writes: bool = False) -> T:
+        """Return what `act` returns, with retries; `RemoteError` when it fails or is not tried.
+
+        The error is already reported. `verb` names the request in counters. What `act` returns is
+        counted: bytes as received, and a number as that of bytes that it sent.
+        """
+        breaker = self.writes if writes else self.reads
+        trial = False
+        if not breaker.closed:
+            trial = writes and breaker.claim_trial()  # Only a thread in the background writes.
+            if not trial:
+                raise PausedError(f"{self.tier} is not asked, because earlier requests failed")
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                self._sleep(_PAUSE * attempt * (0.5 + random.random()))
+            try:
+                return self._attempt(verb, act, breaker, trial=trial)
+            except RemoteError as error:
+                if error.retryable and breaker.closed and attempt + 1 < _ATTEMPTS:
+                    continue
+                if breaker.closed:  # Other requests succeed. One that opened it was reported.
+                    self._events.fault(self.tier, verb, error)
+                raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def trial(self, verb: str, act: Callable[[Engine], object]) -> None:
+        """Make the one request that a breaker of reads permits after a pause. Raises nothing."""
+        try:
+            self._attempt(verb, act, self.reads, trial=True)
+        except RemoteError:
+            return  # It was counted, and the next pause has begun.
+
+    def _attempt(self, verb: str, act: Callable[[Engine], T], breaker: Breaker, *, trial: bool) -> T:
+        """Make one request, count it, and tell the breaker."""
+        started = self._clock()
+        try:
+            result = act(self.engine())
+        except RemoteError as error:
+            seconds = self._clock() - started
+            self._count(verb, seconds, failed=True)
+            # A server that was too slow is not tried again at once, but may be quick a second later.
+            lasting = not error.retryable and seconds < self._patience
+            if breaker.failed(seconds, lasting=lasting, trial=trial):
+                self._events.fault(self.tier, verb, error)
+            raise
+        received = len(result) if isinstance(result, bytes) else 0
+        sent = result if isinstance(result, int) and not isinstance(result, bool) else 0
+        self._count(verb, self._clock() - started, sent=sent, received=received)
+        if breaker.succeeded(trial=trial):
+            self._events.emit("recovered", tier=self.tier, verb=verb)
+        return result
+
+    def _count(
+        self, verb: str, seconds: float, *, failed: bool = False, sent: int = 0, received: int = 0
+    ) -> None:
+        self._events.emit(
+            "remote", tier=self.tier, verb=verb, seconds=seconds, failed=failed, sent=sent,
+            received=received,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the engine. The next request opens another one."""
+        with self._opening:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def after_fork(self) -> None:
+        """Open an engine of its own in a forked child, and never touch that of the parent."""
+        if self._engine is not None:
+            _abandoned.append(self._engine)
+            self._engine = None

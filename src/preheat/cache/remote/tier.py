@@ -1,0 +1,260 @@
+"""The tier on a server that many machines share."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from preheat import fork
+from preheat.cache import codec
+from preheat.cache.base import Merger
+from preheat.cache.remote import envelope
+from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.names import entry_name
+from preheat.cache.remote.server import PausedError, Server
+from preheat.cache.remote.worker import Worker
+from preheat.cache.signatures import Signer, UntrustedError, Verifier
+from preheat.events import Events
+
+__all__ = ["Keys", "RemoteTier"]
+
+_FLUSH = 10.0  # seconds that the end of a process waits for writes, at most
+_CROWDED = 0.5  # the load of the queue from which `settle` waits
+_TOGETHER = 500  # digests in one request of `look_ahead`
+_AHEAD = 60.0  # seconds for which an answer of `look_ahead` is used
+_MOST_REFUSED = 1024  # digests that are remembered as removed
+
+
+class Keys(NamedTuple):
+    """The keys of a remote. Without `trusted`, unsigned entries are accepted."""
+
+    trusted: Verifier | None = None
+    signer: Signer | None = None
+
+
+class _Absence(NamedTuple):
+    """Until when a digest counts as absent, and whether only the next `get` uses that."""
+
+    until: float
+    once: bool
+
+
+class RemoteTier:
+    """Entries on a server. `get` and `put` raise nothing, whatever the server does.
+
+    `get` asks the server, unless its breaker is open, and verifies the answer: an object that nobody
+    trusted has signed is an `untrusted` event and a miss, a damaged entry a `damaged` event and a miss.
+    Neither is removed, because others may trust it or have a better connection.
+
+    `put` queues the entry, and threads write it. It never waits: an entry that the queue has no room
+    for, or that cannot be written, is a `dropped` event. `close` waits for the queue, but not for long.
+
+    `remove` removes nothing on the server, which belongs to all. This process takes the entry from
+    there no more, until it puts another one.
+
+    `read_keys` is called when the first object is read or written. With `writable`, the process may
+    write; it then has a key to sign, or entries need no signature. `merger` combines two versions of an
+    entry that changes.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        events: Events,
+        *,
+        read_keys: Callable[[], Keys] = Keys,
+        writable: bool = True,
+        merger: Merger | None = None,
+        worker: Worker | None = None,
+    ) -> None:
+        self.name = server.tier
+        self.writable = writable
+        self.server = server
+        self._events = events
+        self._read_keys = read_keys
+        self._keys: Keys | None = None
+        self._merger = merger
+        self._worker = worker or Worker()
+        self._dropping = False
+        self._absent: dict[str, _Absence] = {}  # digests that `look_ahead` did not find
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        fork.register(self)
+
+    # Reading
+
+    def get(self, digest: str) -> bytes | None:
+        """Return the verified entry; None when the server does not have it, or cannot be used."""
+        if digest in self._refused or (self._absent and self._is_absent(digest)):
+            return None
+        if not self.server.reads.closed:
+            self._try_again(digest)
+            return None
+        try:
+            data = self.server.call("read", partial(self._read, digest))
+        except RemoteError:  # It was reported.
+            return None
+        return None if data is None else self._verified(digest, data)
+
+    def _read(self, digest: str, engine: Engine) -> bytes | None:
+        self.keys()  # It fails as a request does, and is reported like one.
+        return engine.read(entry_name(digest))
+
+    def keys(self) -> Keys:
+        """Return the keys of this remote, which are read once. Raises `RemoteError`."""
+        if self._keys is None:
+            self._keys = self._read_keys()
+        return self._keys
+
+    def _verified(self, digest: str, data: bytes) -> bytes | None:
+        try:
+            blob = envelope.unwrap(digest, data, self.keys().trusted)
+        except UntrustedError as untrusted:
+            self._events.emit("untrusted", tier=self.name, key=digest, reason=str(untrusted))
+            return None
+        if why := codec.damage(digest, blob):
+            self._events.emit("damaged", tier=self.name, key=digest, reason=why)
+            return None
+        return blob
+
+    def _try_again(self, digest: str) -> None:
+        """After a pause, read `digest` in the background, to see whether the server works again."""
+        if self.server.reads.claim_trial():
+            trial = partial(self.server.trial, "read", partial(self._read, digest))
+            self._worker.submit("trial", trial, size=0, give_up=_nothing)
+
+    def _is_absent(self, digest: str) -> bool:
+        """Return whether `look_ahead` has found that the server does not have the digest."""
+        absence = self._absent.get(digest)
+        if absence is None:
+            return False
+        valid = absence.until > time.monotonic()
+        if absence.once or not valid:
+            self._absent.pop(digest, None)
+        return valid
+
+    def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
+        """Ask for many digests with few requests. The next `get` of one that is absent makes none.
+
+        With `once`, a second `get` asks the server, because another machine may have stored the entry.
+        So does any `get` after a minute.
+        """
+        now = time.monotonic()
+        self._absent = {key: each for key, each in self._absent.items() if each.until > now}
+        asked = iter(dict.fromkeys(digests))
+        while batch := list(islice(asked, _TOGETHER)):
+            try:
+                missing = set(batch) - self.existing(batch)
+            except RemoteError:  # It was reported.
+                return
+            until = time.monotonic() + _AHEAD
+            self._absent.update(dict.fromkeys(missing, _Absence(until, once)))
+
+    def existing(self, digests: Iterable[str]) -> set[str]:
+        """Return those of `digests` that the server has. Raises `RemoteError`, already reported."""
+        by_name = {entry_name(digest): digest for digest in digests}
+        found = self.server.call("existing", lambda engine: engine.existing(list(by_name)))
+        return {by_name[name] for name in found if name in by_name}
+
+    # Writing
+
+    def put(self, digest: str, blob: bytes) -> None:
+        """Queue an entry to be written, if this process may write."""
+        self._refused.pop(digest, None)
+        self._absent.pop(digest, None)
+        if not self.writable:
+            return
+        queued = self._worker.submit(
+            digest,
+            partial(self._write, digest, blob),
+            size=len(blob),
+            give_up=partial(self._dropped, digest, "there was no time before the process ended"),
+        )
+        if not queued:
+            self._dropped(digest, "too many entries wait to be written")
+            if not self._dropping:
+                self._events.fault(self.name, "queue an entry", RemoteError("the queue is full"))
+        self._dropping = not queued
+
+    def _write(self, digest: str, blob: bytes) -> None:
+        try:
+            if self._merger is not None and self._merger.applies(blob):
+                written = self._write_merged(digest, blob, self._merger)
+            else:
+                written = self._send(digest, blob)
+        except PausedError:
+            self._dropped(digest, "earlier requests failed")
+        except RemoteError as error:
+            self._dropped(digest, str(error))
+        else:
+            self._events.emit("put", tier=self.name, key=digest, bytes=written)
+
+    def _write_merged(self, digest: str, blob: bytes, merger: Merger) -> int:
+        """Write `blob` together with what the server has, and return its size.
+
+        Another machine may write between the two requests. What it added is lost then, and compiled
+        again when it is needed.
+        """
+        data = self.server.call("read", partial(self._read, digest), writes=True)
+        theirs = None if data is None else self._verified(digest, data)
+        merged = blob if theirs is None else merger.merge(digest, blob, theirs)
+        return len(merged) if merged == theirs else self._send(digest, merged)
+
+    def _send(self, digest: str, blob: bytes) -> int:
+        def write(engine: Engine) -> int:
+            data = envelope.wrap(digest, blob, self.keys().signer)
+            engine.write(entry_name(digest), data)
+            return len(data)
+
+        self.server.call("write", write, writes=True)
+        return len(blob)
+
+    def _dropped(self, digest: str, reason: str) -> None:
+        self._events.emit("dropped", tier=self.name, key=digest, reason=reason)
+
+    def remove(self, digest: str) -> None:
+        """Take this entry from the server no more, and leave it there for the others."""
+        self._refused[digest] = None
+        while len(self._refused) > _MOST_REFUSED:
+            self._refused.popitem(last=False)
+
+    def when_written(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once everything that was put before is on the server, or was given up.
+
+        The call may come from any thread, at once or later.
+        """
+        self._worker.when_done(callback)
+
+    def settle(self) -> None:
+        """Wait while the queue is more than half full, but not for long.
+
+        A bake calls it, which makes entries for others and is in no hurry.
+        """
+        if self._worker.load > _CROWDED:
+            self._worker.wait(_CROWDED, _FLUSH)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait for the writes, and drop those that have not begun after `seconds`.
+
+        Returns whether nothing is left.
+        """
+        return self._worker.flush(seconds)
+
+    # Processes
+
+    def close(self) -> None:
+        """Write what is queued, and close the connections. The tier can still be used."""
+        if not self.flush(_FLUSH):
+            self._events.fault(self.name, "write", RemoteError("entries are left, and time is up"))
+        self.server.close()
+
+    def after_fork(self) -> None:
+        """Leave the queue to the parent process."""
+        self._worker.after_fork()
+
+
+def _nothing() -> None:
+    """Do nothing: a trial that is given up needs no report."""

@@ -1,0 +1,139 @@
+"""Shared stores on the command line: `preheat doctor`, and `preheat cache verify --remote`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import click
+
+from preheat.build.remotes import open_remotes, remotes_of, unsigned_accepted
+from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.probe import Probe, probe
+from preheat.cache.remote.tier import RemoteTier
+from preheat.cache.remote.url import Remote
+from preheat.cache.remote.verify import PROBLEMS, Verified, listed, verify
+from preheat.cli.findings import Finding
+from preheat.cli.output import count, duration, print_json, print_message
+from preheat.config import Config
+from preheat.errors import InputError, PreheatError
+from preheat.events import Events
+from preheat.progress import progress
+
+__all__ = ["remote_findings", "verify_remotes"]
+
+_UNSIGNED = (
+    "who can write to it can run code here: sign entries ('preheat keys new'), and unset "
+    "PREHEAT_REMOTE_UNSIGNED"
+)
+
+
+def remote_findings(config: Config) -> Iterator[Finding]:
+    """Yield what `preheat doctor` says of each shared store of the settings."""
+    try:
+        stores = _stores(config)
+    except PreheatError as error:
+        yield Finding("shared store", "fail", str(error), error.hint or "correct PREHEAT_REMOTE")
+        return
+    for remote, alone in stores:
+        try:
+            with _opened(remote, alone) as (engine, tier):
+                tier.keys()
+                yield _finding(remote, tier, probe(engine, write=tier.writable), config)
+        except _UnusableError as error:
+            fix = "preheat goes on without it; start the server, or correct the settings"
+            yield Finding("shared store", "warn", str(error), error.hint or fix)
+
+
+def _finding(remote: Remote, tier: RemoteTier, found: Probe, config: Config) -> Finding:
+    unsigned = unsigned_accepted(remote, config)
+    detail = f"{remote.name}: {', '.join(_properties(tier, found, unsigned=unsigned))}"
+    if found.refusal:
+        return Finding("shared store", "warn", detail, f"it is only read: {found.refusal}")
+    if unsigned and remote.network:
+        return Finding("shared store", "warn", detail, _UNSIGNED)
+    return Finding("shared store", "ok", detail)
+
+
+def _stores(config: Config) -> list[tuple[Remote, Config]]:
+    """Return each shared store, with settings that have it alone. Raises `ConfigError`."""
+    alone = [replace(config, remote=(url,)) for url in config.remote]
+    return [(remotes_of(each)[0], each) for each in alone]
+
+
+class _UnusableError(PreheatError):
+    """A shared store cannot be used."""
+
+
+@contextmanager
+def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteTier]]:
+    """Open a shared store; `_UnusableError` when it cannot be, or fails in the block."""
+    refused: list[str] = []
+    tiers = open_remotes(alone, Events(lambda _, fields: refused.append(str(fields["reason"]))))
+    if not tiers:
+        raise _UnusableError(f"{remote.name} is not used", hint=refused[0])
+    (tier,) = tiers
+    try:
+        yield tier.server.engine(), tier
+    except RemoteError as error:
+        raise _UnusableError(f"{remote.name} cannot be used: {error}") from None
+    finally:
+        tier.server.close()
+
+
+def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool) -> Iterator[str]:
+    yield f"{duration(found.seconds)} a request"
+    yield "unsigned entries are accepted" if unsigned else "entries are signed"
+    if not tier.writable:
+        yield "read only, because there is no key to sign with"
+        return
+    yield "not writable" if found.refusal else "writable"
+    if not found.refusal:
+        yield "conditional writes" if found.conditional else "no conditional writes (best effort)"
+
+
+# Verifying
+
+
+def verify_remotes(config: Config, *, as_json: bool) -> int:
+    """Read and check every object of all shared stores; return the exit status."""
+    if not config.remote:
+        raise InputError("there is no shared store", hint="set PREHEAT_REMOTE to its URL")
+    reports = {remote.name: _verified(remote, alone) for remote, alone in _stores(config)}
+    if as_json:
+        print_json({name: _as_json(found) for name, found in reports.items()})
+    else:
+        for name, found in reports.items():
+            _print(name, found)
+    return 1 if any(each.reason for found in reports.values() for each in found) else 0
+
+
+def _verified(remote: Remote, alone: Config) -> list[Verified]:
+    with _opened(remote, alone) as (engine, tier):
+        names = listed(engine)
+        found = []
+        with progress(f"verifying {remote.name}", len(names)) as bar:
+            for each in verify(engine, names, tier.keys().trusted):
+                bar.step(each.name.rpartition("/")[2][:12])
+                found.append(each)
+        return found
+
+
+def _as_json(found: list[Verified]) -> dict[str, object]:
+    problems = {kind: {e.name: e.reason for e in found if _is(e, kind)} for kind in PROBLEMS}
+    return {"checked": len(found), "problems": problems}
+
+
+def _is(each: Verified, kind: str) -> bool:
+    return bool(each.reason) and each.verdict == kind
+
+
+def _print(name: str, found: list[Verified]) -> None:
+    for each in found:
+        if each.reason:
+            click.echo(f"{each.name}  {each.verdict}: {each.reason}")
+    counted = Counter(each.verdict for each in found if each.reason)
+    problems = ", ".join(f"{counted[kind]} {kind}" for kind in PROBLEMS if counted[kind])
+    print_message(f"{name}: checked {count(len(found), 'object')}: {problems or 'no problem'}")

@@ -1,0 +1,41 @@
+"""Lists of header states of several machines, merged into one."""
+
+from __future__ import annotations
+
+from preheat.cache import codec
+from preheat.toolchain.headers import HeaderState, decode_states, is_header_list, pack_states
+
+__all__ = ["HeaderLists"]
+
+_MOST = 32  # states of a merged list
+
+
+class HeaderLists:
+    """Merges lists of header states: the only entries that change, because each compile adds to one."""
+
+    def applies(self, blob: bytes) -> bool:
+        """Return whether `blob` is a list of header states."""
+        return is_header_list(blob)
+
+    def merge(self, digest: str, mine: bytes, theirs: bytes) -> bytes:
+        """Return `mine` with the newest states of `theirs` that it lacks; `mine` itself without any.
+
+        No state of `mine` is lost. A list that cannot be decoded has no states.
+        """
+        own = _states(mine)
+        known = {entry for _, entry in own}
+        others = [row for row in _states(theirs) if row[1] not in known]
+        room = max(_MOST - len(own), 0)
+        added = others[max(len(others) - room, 0) :]
+        if not added:
+            return mine
+        label = codec.unpack_checked(theirs).meta.get("label", "")
+        return pack_states(digest, label, [*added, *own])
+
+
+def _states(blob: bytes) -> list[tuple[HeaderState, str]]:
+    """Return the states of a list, oldest first; none of what is no list."""
+    try:
+        return decode_states(codec.unpack_checked(blob).meta) if is_header_list(blob) else []
+    except codec.DamagedEntryError:
+        return []

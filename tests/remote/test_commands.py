@@ -1,0 +1,209 @@
+"""Shared stores on the command line: `preheat doctor`, `cache verify --remote` and `cache stats`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preheat.cache.remote import envelope
+from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.names import entry_name
+from preheat.cli import doctor
+from preheat.signing import SigningKey
+from tests.cache.entries import blob_of, digest_of
+from tests.command import Cli, command_line
+from tests.conftest import SAXPY
+from tests.processes import expect_success, start_process
+from tests.remote.stores import Store
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    monkeypatch.setattr(doctor, "_test_compiles", lambda _: [])
+    return command_line(capsys, monkeypatch, tmp_path, tmp_path / "cache")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> SigningKey:
+    key = SigningKey.new()
+    key.save(tmp_path / "signing")
+    (tmp_path / "trusted").write_text(key.public.pem())
+    return key
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Sets the variables of shared stores."""
+
+    def set_them(*urls: str, keys: str = "", unsigned: bool = False) -> None:
+        monkeypatch.setenv("PREHEAT_REMOTE", " ".join(urls))
+        if unsigned:
+            monkeypatch.setenv("PREHEAT_REMOTE_UNSIGNED", "1")
+        for name in keys.split():
+            monkeypatch.setenv(
+                {"signing": "PREHEAT_SIGNING_KEY", "trusted": "PREHEAT_TRUSTED_KEYS"}[name],
+                str(tmp_path / name),
+            )
+
+    return set_them
+
+
+def store_lines(cli: Cli) -> list[dict[str, Any]]:
+    return [each for each in cli("doctor", "--json").json() if each["what"] == "shared store"]
+
+
+# doctor
+
+
+@pytest.mark.usefixtures("key")
+def test_doctor_shows_what_each_server_does(served: Store, cli: Cli, use: Callable[..., None]) -> None:
+    use(served.url(), keys="signing")
+    (found,) = store_lines(cli)
+    assert found["verdict"] == "ok"
+    assert " a request, entries are signed, writable, " in found["detail"]
+    conditional = served.kind in ("s3", "redis")
+    assert ("no conditional writes" not in found["detail"]) == conditional
+    assert list(served.open().names()) == []  # Nothing is left behind.
+
+
+def test_doctor_says_that_unsigned_entries_are_accepted(
+    open_store: Callable[[str], Store], cli: Cli, use: Callable[..., None]
+) -> None:
+    use(open_store("redis").url(), unsigned=True)
+    (found,) = store_lines(cli)
+    assert found["verdict"] == "warn"
+    assert "unsigned entries are accepted" in found["detail"]
+    assert "can run code here" in found["fix"]
+
+
+@pytest.mark.usefixtures("key")
+def test_doctor_says_that_a_process_without_a_key_only_reads(
+    open_store: Callable[[str], Store], cli: Cli, use: Callable[..., None]
+) -> None:
+    use(open_store("file").url(), keys="trusted")
+    (found,) = store_lines(cli)
+    assert found["verdict"] == "ok"
+    assert "read only, because there is no key to sign with" in found["detail"]
+
+
+def test_doctor_reports_a_store_that_is_refused_and_one_that_is_dead(
+    cli: Cli, use: Callable[..., None]
+) -> None:
+    use("redis://:secret@127.0.0.1:1/0")
+    (refused,) = store_lines(cli)
+    assert refused["verdict"] == "warn"
+    assert "PREHEAT_TRUSTED_KEYS" in refused["fix"]
+    use("redis://:secret@127.0.0.1:1/0", unsigned=True)
+    (dead,) = store_lines(cli)
+    assert dead["verdict"] == "warn"
+    assert "cannot be used" in dead["detail"]
+    assert "secret" not in cli("doctor").out
+
+
+def test_doctor_reports_a_malformed_url(cli: Cli, use: Callable[..., None]) -> None:
+    use("s3://")
+    (found,) = store_lines(cli)
+    assert found["verdict"] == "fail"
+
+
+# cache verify --remote
+
+
+def fill(engine: Engine, key: SigningKey) -> None:
+    """Store one object of each kind."""
+    good = envelope.wrap(digest_of(1), blob_of(1), key)
+    damaged = blob_of(5)[:-1] + b"?"
+    contents = {
+        entry_name(digest_of(1)): good,
+        entry_name(digest_of(2)): envelope.wrap(digest_of(2), blob_of(2), None),
+        entry_name(digest_of(3)): envelope.wrap(digest_of(3), blob_of(3), SigningKey.new()),
+        entry_name(digest_of(4)): good,
+        entry_name(digest_of(5)): envelope.wrap(digest_of(5), damaged, key),
+        entry_name(digest_of(6)): b"<html>",
+        "notes/readme.txt": b"not ours",
+        f"v1/leases/{digest_of(1)}": b"token 1",
+        f"bundles/{digest_of(1)}": b"bundle",
+    }
+    for name, data in contents.items():
+        engine.write(name, data)
+
+
+def test_verify_reports_what_is_wrong_with_each_object(
+    store: Store, cli: Cli, use: Callable[..., None], key: SigningKey
+) -> None:
+    if store.kind == "memory":
+        pytest.skip("it has no URL")
+    fill(store.open(), key)
+    use(store.url(), keys="trusted")
+    ran = cli("cache", "verify", "--remote", "--json")
+    assert ran.code == 1
+    (report,) = ran.json().values()
+    assert report["checked"] == 7
+    problems = {kind: set(found) for kind, found in report["problems"].items()}
+    assert problems == {
+        "unsigned": {entry_name(digest_of(2))},
+        "wrongly signed": {entry_name(digest_of(3)), entry_name(digest_of(4))},
+        "damaged": {entry_name(digest_of(5))},
+        "foreign": {entry_name(digest_of(6)), "notes/readme.txt"},
+    }
+
+
+def test_verify_accepts_a_sound_store_and_says_so(
+    open_store: Callable[[str], Store], cli: Cli, use: Callable[..., None], key: SigningKey
+) -> None:
+    store = open_store("file")
+    engine = store.open()
+    for number in range(3):
+        engine.write(
+            entry_name(digest_of(number)), envelope.wrap(digest_of(number), blob_of(number), key)
+        )
+    use(store.url(), keys="signing")
+    ran = cli("cache", "verify", "--remote")
+    assert (ran.code, ran.out) == (0, "")
+    assert "checked 3 objects: no problem" in ran.err
+    engine.write(entry_name(digest_of(1)), b"")
+    ran = cli("cache", "verify", "--remote")
+    assert ran.code == 1
+    assert ran.out == f"{entry_name(digest_of(1))}  foreign: it is too short\n"
+    assert "1 foreign" in ran.err
+
+
+def test_verify_accepts_unsigned_objects_where_they_are_used(
+    open_store: Callable[[str], Store], cli: Cli, use: Callable[..., None]
+) -> None:
+    store = open_store("file")
+    store.open().write(entry_name(digest_of(1)), envelope.wrap(digest_of(1), blob_of(1), None))
+    use(store.url(), unsigned=True)
+    assert cli("cache", "verify", "--remote").code == 0
+
+
+def test_verify_says_what_is_missing(cli: Cli, use: Callable[..., None]) -> None:
+    ran = cli("cache", "verify", "--remote")
+    assert ran.code == 2
+    assert "PREHEAT_REMOTE" in ran.err
+    use("redis://127.0.0.1:1/0", unsigned=True)
+    ran = cli("cache", "verify", "--remote")
+    assert ran.code == 1
+    assert "cannot be used" in ran.err
+    assert cli("cache", "verify", "--remote", "--repair").code == 2
+
+
+# cache stats
+
+
+def test_the_traffic_with_stores_is_in_the_statistics(
+    open_store: Callable[[str], Store], cli: Cli, use: Callable[..., None], tmp_path: Path
+) -> None:
+    use(open_store("file").url())
+    (tmp_path / "saxpy.cu").write_text(SAXPY)
+    command = [sys.executable, "-m", "preheat", "compile", "saxpy.cu", "--arch", "sm_90"]
+    expect_success(start_process(command, cwd=tmp_path))  # What is queued is written at its end.
+    counters = cli("cache", "stats", "--json").json()["counters"]
+    assert counters["requests.remote.write"] == counters["puts.remote"] == 1
+    lines = cli("cache", "stats").out.splitlines()
+    (requests,) = (line for line in lines if line.startswith("requests to shared stores"))
+    assert "write 1" in requests

@@ -1,0 +1,187 @@
+"""Forked children of a process that uses a shared store, on real servers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from preheat.cache.remote import envelope
+from preheat.cache.remote.names import entry_name
+from preheat.events import Events
+from tests.cache.entries import blob_of, digest_of
+from tests.processes import SOURCE, TIMEOUT_SECONDS, expect_success, start_python
+from tests.remote.memory_engine import MemoryEngine
+from tests.remote.stores import Store
+from tests.remote.test_worker import Gate
+from tests.remote.tiers import tier_on
+
+
+def in_child(act: Callable[[], bool]) -> bool:
+    """Return what `act` returns in a forked child, or False when it fails there."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if act() else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_child_opens_an_engine_of_its_own_and_leaves_that_of_the_parent_alone(
+    events: Events,
+) -> None:
+    opened: list[MemoryEngine] = []
+
+    def open_engine() -> MemoryEngine:
+        opened.append(MemoryEngine())
+        opened[-1].objects[entry_name(digest_of(1))] = envelope.wrap(digest_of(1), blob_of(1), None)
+        return opened[-1]
+
+    tier = tier_on(open_engine, events)
+    assert tier.get(digest_of(1)) == blob_of(1)
+
+    def child() -> bool:
+        found = tier.get(digest_of(1))
+        return found == blob_of(1) and len(opened) == 2 and not opened[0].closed
+
+    assert in_child(child)
+    assert len(opened) == 1
+
+
+def test_a_child_leaves_the_queue_to_the_parent(events: Events) -> None:
+    engine, gate = MemoryEngine(), Gate()
+    engine.before = lambda _, __: gate()
+    tier = tier_on(engine, events)
+    for number in range(5):
+        tier.put(digest_of(number), blob_of(number))
+    assert gate.entered.wait(TIMEOUT_SECONDS)
+
+    def child() -> bool:
+        engine.before = None
+        flushed = tier.flush(TIMEOUT_SECONDS) and not engine.objects
+        tier.put(digest_of(9), blob_of(9))
+        return (
+            flushed
+            and tier.flush(TIMEOUT_SECONDS)
+            and list(engine.objects) == [entry_name(digest_of(9))]
+        )
+
+    assert in_child(child)
+    gate.opened.set()
+    assert tier.flush(TIMEOUT_SECONDS)
+    assert len(engine.objects) == 5
+
+
+FORKS = """
+import os, sys, threading
+from preheat.config import Config
+from preheat.build.remotes import open_remotes
+from preheat.events import Events
+from tests.cache.entries import blob_of, digest_of
+from pathlib import Path
+
+url, children = sys.argv[1], int(sys.argv[2])
+config = Config(
+    cache_dirs=(), lock_dir=Path(), remote=(url,), remote_unsigned=True, remote_timeout=60.0
+)
+(tier,) = open_remotes(config, Events())
+for number in range(20):
+    tier.put(digest_of(number), blob_of(number))
+assert tier.flush(60)
+stop = threading.Event()
+
+def traffic():
+    number = 0
+    while not stop.is_set():
+        number += 1
+        assert tier.get(digest_of(number % 20)) == blob_of(number % 20)
+        tier.put(digest_of(number % 20), blob_of(number % 20))
+
+threads = [threading.Thread(target=traffic) for _ in range(3)]
+for thread in threads:
+    thread.start()
+results = []
+for child in range(children):
+    pid = os.fork()
+    if pid == 0:  # The child has a part of the traffic of its parent, in any state.
+        status = 9
+        try:
+            found = [tier.get(digest_of(number)) for number in range(20)]
+            right = [blob == blob_of(number) for number, blob in enumerate(found)]
+            tier.put(digest_of(100 + child), blob_of(100 + child))
+            written = tier.flush(60)
+            status = 0 if all(right) and written else 1 if not any(right) else 2
+        finally:
+            os._exit(status)
+    results.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+stop.set()
+for thread in threads:
+    thread.join()
+stored = [tier.get(digest_of(100 + child)) == blob_of(100 + child) for child in range(children)]
+tier.close()
+print(sorted(set(results)), all(stored), any(stored))
+"""
+
+
+def forks(url: str, children: int = 4) -> list[str]:
+    """Return the exit statuses of children that were forked in the middle of traffic."""
+    env = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{SOURCE.parent}"}
+    return expect_success(start_python(FORKS, url, str(children), env=env)).split()
+
+
+@pytest.mark.parametrize("kind", ["file", "redis"])
+def test_children_that_are_forked_in_the_middle_of_traffic_use_the_store(
+    kind: str, open_store: Callable[[str], Store]
+) -> None:
+    assert forks(open_store(kind).url()) == ["[0]", "True", "True"]
+
+
+@pytest.mark.parametrize("kind", ["s3", "webdav"])
+def test_children_of_a_process_that_used_opendal_go_on_without_the_store(
+    kind: str, open_store: Callable[[str], Store]
+) -> None:
+    """They would wait for ever: opendal has threads that a child does not have."""
+    assert forks(open_store(kind).url()) == ["[1]", "False", "False"]
+
+
+FRESH = """
+import os, sys
+from pathlib import Path
+from preheat.build.remotes import open_remotes
+from preheat.config import Config
+from preheat.events import Events
+from tests.cache.entries import blob_of, digest_of
+
+seen = []
+config = Config(
+    cache_dirs=(), lock_dir=Path(), remote=(sys.argv[1],), remote_unsigned=True, remote_timeout=60.0
+)
+(tier,) = open_remotes(config, Events(lambda name, fields: seen.append((name, dict(fields)))))
+pid = os.fork()
+if pid == 0:
+    tier.put(digest_of(1), blob_of(1))
+    tier.close()
+    tier.get(digest_of(1))
+    sys.exit(0)  # The ordinary end of a process, with destructors.
+assert os.waitpid(pid, 0)[1] == 0
+print(tier.get(digest_of(1)) == blob_of(1))
+pid = os.fork()
+if pid == 0:
+    tier.get(digest_of(1))
+    print([fields["error"] for name, fields in seen if name == "fault"])
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_a_child_forked_before_the_first_use_has_the_store_and_one_forked_later_says_why_not(
+    open_store: Callable[[str], Store],
+) -> None:
+    env = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{SOURCE.parent}"}
+    said = expect_success(start_python(FRESH, open_store("s3").url(), env=env)).splitlines()
+    assert said[0] == "True"
+    assert "forked after its parent had used opendal" in said[1]
+    assert "spawn" in said[1]

@@ -1,0 +1,120 @@
+"""What is special about servers that speak HTTP: statuses, buckets, plain HTTP, and gateways."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.engines import open_engine, probe_conditional
+from preheat.cache.remote.url import parse_remote
+from preheat.errors import InputError
+from tests.remote.faults import NAME, fault
+from tests.remote.http_servers import gateway, replying
+from tests.remote.proxy import Proxy
+from tests.remote.servers import Server
+from tests.remote.stores import Store
+
+Open = Callable[[str], Engine]
+
+
+@pytest.mark.parametrize("kind", ["s3", "webdav"])
+@pytest.mark.parametrize(
+    ("status", "retryable"), [(500, True), (503, True), (507, False), (403, False), (301, False)]
+)
+def test_a_status_of_http_is_an_error(open_url: Open, kind: str, status: int, retryable: bool) -> None:
+    with replying(status, b"<html>no</html>") as port:
+        endpoint = f"s3://u:p@bucket?endpoint=http://127.0.0.1:{port}"
+        url = endpoint if kind == "s3" else f"dav://127.0.0.1:{port}/x"
+        engine = open_url(url)
+        assert fault(lambda: engine.write(NAME, b"content")).retryable is retryable
+        assert fault(lambda: engine.read(NAME)).retryable is retryable
+        assert fault(lambda: engine.existing([NAME])).retryable is retryable
+
+
+def test_a_webdav_server_refuses_objects_above_its_limit(
+    open_store: Callable[[str], Store],
+) -> None:
+    engine = open_store("webdav").open()
+    error = fault(lambda: engine.write(NAME, bytes(9 << 20)))
+    assert "too large: HTTP status 413" in str(error)
+    assert engine.read(NAME) is None
+
+
+def test_a_bucket_that_does_not_exist_is_an_error(s3: Server, open_url: Open) -> None:
+    engine = open_url(s3.url("x").replace("@kernels/", "@elsewhere/"))
+    for call in (lambda: engine.read(NAME), lambda: list(engine.names())):
+        assert "bucket does not exist" in str(fault(call))
+
+
+def test_plain_http_reads_what_others_wrote(
+    webdav: Server, open_store: Callable[[str], Store], open_url: Open
+) -> None:
+    store = open_store("webdav")
+    store.open().write(NAME, b"content")
+    name = store.url().rpartition("/")[2]
+    engine = open_url(f"http://127.0.0.1:{webdav.port}/plain/{name}")
+    assert engine.read(NAME) == b"content"
+    assert engine.read("v1/ab/absent") is None
+    names = [f"v1/ab/{each}" for each in range(9)]
+    assert engine.existing([*names, NAME]) == {NAME}
+    for call in (
+        lambda: engine.write(NAME, b""),
+        lambda: engine.delete(NAME),
+        lambda: [*engine.names()],
+    ):
+        assert "read-only" in str(fault(call))
+    assert not engine.conditional
+
+
+@pytest.mark.parametrize("ignored", [None, "PUT If-None-Match", "PUT If-Match", "DELETE If-Match"])
+def test_a_probe_finds_a_gateway_that_ignores_a_condition(open_url: Open, ignored: str | None) -> None:
+    with gateway(ignored) as port:
+        engine = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=1")
+        assert engine.conditional
+        assert probe_conditional(engine) == (ignored is None)
+
+
+def test_a_probe_accepts_servers_that_keep_conditions(store: Store) -> None:
+    engine = store.open()
+    assert probe_conditional(engine) == engine.conditional == (store.kind != "webdav")
+    assert list(engine.names()) == []
+
+
+def test_a_missing_package_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendal", None)
+    for module in ("engine", "errors"):
+        monkeypatch.delitem(sys.modules, f"preheat.cache.remote.opendal_{module}", raising=False)
+    with pytest.raises(InputError, match="needs the package opendal") as missing:
+        open_engine(parse_remote("s3://bucket"), timeout=60)
+    assert missing.value.hint == "pip install 'preheat[remote]'"
+    open_engine(parse_remote("redis://host"), timeout=60)
+
+
+def test_a_region_that_is_missing_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    error = fault(lambda: open_engine(parse_remote("s3://bucket"), timeout=60))
+    assert "region is missing" in str(error)
+
+
+def test_other_threads_run_while_a_list_waits(
+    open_store: Callable[[str], Store], open_proxy: Callable[..., Proxy]
+) -> None:
+    store = open_store("s3")
+    assert store.server is not None
+    proxy = open_proxy(store.server.port)
+    proxy.stall()
+    engine = store.open(port=proxy.port, timeout=0.5)
+    for call in (lambda: list(engine.names()), lambda: engine.existing(map(str, range(9)))):
+        thread = threading.Thread(target=fault, args=[call])
+        thread.start()
+        turns = 0
+        while thread.is_alive():
+            time.sleep(0.005)
+            turns += 1
+        assert turns > 10

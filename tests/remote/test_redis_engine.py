@@ -1,0 +1,108 @@
+"""What is special about Redis: its memory, users, replicas, expiry, and its protocol."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.resp import Connection
+from tests.processes import wait_for
+from tests.remote.faults import LARGE, NAME, fault
+from tests.remote.servers import ESCAPED_PASSWORD, PASSWORD, Server, free_ports, redis_server
+
+Open = Callable[[str], Engine]
+
+
+def test_a_redis_that_is_full_says_so(tmp_path: Path, open_url: Open) -> None:
+    options = ("--maxmemory", "4mb", "--maxmemory-policy", "noeviction")
+    with redis_server(tmp_path, *options) as server:
+        engine = open_url(server.url("full"))
+
+        def fill() -> None:
+            for each in range(8):
+                engine.write(f"v1/ab/{each}", LARGE[: 1 << 20])
+
+        error = fault(fill)
+        assert "it is full" in str(error)
+        assert not error.retryable
+        assert engine.read("v1/ab/0") == LARGE[: 1 << 20]
+
+
+def test_a_user_of_redis_who_may_only_read(redis: Server, open_url: Open) -> None:
+    administrator = Connection.open("127.0.0.1", redis.port, secure=False, timeout=60)
+    rights = ["reset", "on", ">reads", "~*", "+@read"]
+    administrator.call([["AUTH", PASSWORD], ["ACL", "SETUSER", "reader", *rights]], 60)
+    administrator.close()
+    url = redis.url("readers").replace(f":{ESCAPED_PASSWORD}", "reader:reads")
+    engine = open_url(url)
+    assert engine.read(NAME) is None
+    error = fault(lambda: engine.write(NAME, b"content"))
+    assert "refuses the command to this user" in str(error)
+    assert not error.retryable
+
+
+def test_a_redis_that_is_a_replica_is_read_only(redis: Server, tmp_path: Path, open_url: Open) -> None:
+    with redis_server(tmp_path, "--replicaof", "127.0.0.1", str(redis.port)) as server:
+        engine = open_url(server.url("replica"))
+        assert "it is read-only" in str(fault(lambda: engine.write(NAME, b"content")))
+
+
+def test_redis_removes_leases_that_were_not_renewed(redis: Server, open_url: Open) -> None:
+    engine = open_url(redis.url("expiry"))
+    assert engine.create(NAME, b"old", seconds=0.01)
+    wait_for(lambda: engine.read(NAME) is None)
+    assert engine.create(NAME, b"old", seconds=600)
+    assert engine.swap(NAME, b"old", b"new", seconds=0.01)
+    wait_for(lambda: engine.read(NAME) is None)
+
+
+def test_a_server_that_speaks_something_else_than_redis(webdav: Server, open_url: Open) -> None:
+    engine = open_url(f"redis://127.0.0.1:{webdav.port}")
+    assert "protocol of Redis" in str(fault(lambda: engine.read(NAME)))
+
+
+def test_tls_needs_a_certificate_that_is_trusted(
+    tmp_path: Path, open_url: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = certificate(tmp_path)
+    (port,) = free_ports(1)
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
+    options += ("--tls-cert-file", str(files[0]), "--tls-key-file", str(files[1]))
+    with redis_server(tmp_path, *options):
+        engine = open_url(f"rediss://:{ESCAPED_PASSWORD}@127.0.0.1:{port}")
+        error = fault(lambda: engine.read(NAME))
+        assert "certificate" in str(error).lower()
+        assert not error.retryable
+        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+        engine.write(NAME, LARGE)
+        assert engine.read(NAME) == LARGE
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1, signed by itself, and return its file and that of its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "certificate.pem").write_bytes(made.public_bytes(pem))
+    (folder / "key.pem").write_bytes(secret)
+    return folder / "certificate.pem", folder / "key.pem"
