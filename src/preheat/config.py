@@ -251,7 +251,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_LOCK_WAIT",
         seconds,
         "300",
-        "longest wait, in seconds, for another process that compiles the same program",
+        "longest wait, in seconds, for another process or host that compiles the same program",
     ),
     Variable("PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "longest time of one compile in seconds"),
     Variable(

@@ -48,7 +48,8 @@ EVENTS: Mapping[str, str] = {
     "recovered": "a remote is asked again after a pause that a fault had begun [tier, verb]",
     "evict": "entries were removed to stay within the limits [files, bytes]",
     "refused": "a directory or file of the cache or its locks, or a remote, is not used [path, reason]",
-    "wait": "another thread or process compiled or loaded the same program [key, seconds, outcome]",
+    "wait": "another thread, process or host compiled or loaded the same [key, seconds, outcome]",
+    "lease": "a lease among hosts was asked for, lost or released [key, outcome, requests]",
     "resolve": "a kernel of a loaded program was first asked for [key, program, entry]",
     "load": "a program was loaded on a device [device, program, key, seconds]",
     "lost": "a device can no longer be used, because of a fault on it [device, reason]",
@@ -91,6 +92,8 @@ def _counters(name: str, fields: Mapping[str, Any]) -> Stats:
             return {"evicted_files": fields["files"], "evicted_bytes": fields["bytes"]}
         case "wait":
             return {"waits": 1, "seconds_waiting": fields["seconds"]}
+        case "lease":
+            return {f"leases.{fields['outcome']}": 1, "lease_requests": fields["requests"]}
         case "fault":
             return {"faults": 1, f"faults.{fields['where']}": 1}
         case "untrusted" | "dropped":

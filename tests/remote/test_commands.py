@@ -66,7 +66,8 @@ def test_doctor_shows_what_each_server_does(served: Store, cli: Cli, use: Callab
     assert found["verdict"] == "ok"
     assert " a request, entries are signed, writable, " in found["detail"]
     conditional = served.kind in ("s3", "redis")
-    assert ("no conditional writes" not in found["detail"]) == conditional
+    assert "one compile among hosts" in found["detail"]
+    assert ("best effort" not in found["detail"]) == conditional
     assert list(served.open().names()) == []  # Nothing is left behind.
 
 

@@ -25,6 +25,7 @@ from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
 from preheat.build.request import Request
 from preheat.build.seal import in_force
 from preheat.build.signers import required_signers
+from preheat.build.turn import Turn, Turns
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
 from preheat.cache.lock import release_lost
 from preheat.callsite import caller
@@ -87,6 +88,7 @@ class Builder:
         self._flights: SingleFlight[Hit] = SingleFlight(events)
         # Without a disk nothing is shared, so there is no process to wait for.
         self._locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
+        self._turns = Turns(self._locks, cache, events, wait=lock_wait)
         self._sealed = sealed
         self.background = Background()  # for requests that do not wait; `close` cancels them
         close_at_exit(self)
@@ -206,30 +208,26 @@ class Builder:
         )
 
     def _obtain_alone(self, request: Request, deferral: Deferral | None) -> Hit:
-        """Compile, unless another process does so first or the program is known to be wrong."""
+        """Compile, unless another process or host does so first or the program is known to be wrong."""
         self._failures.raise_known(request)
-        lock = self._locks.lock(request.digest, sys._getframe())
-        slot = None
-        claimed = False
+        turn = self._turns.begin(request.digest, sys._getframe(), deferral)
         try:
-            if lock is not None:
-                claimed = lock.held
-                self._locks.acquire(lock, deferral)
+            turn.take_lock()
             # The last holder of the lock may have stored it, on this machine as well.
             found = self._find_and_count(request, local=True)
             if isinstance(found, Hit):
                 return found
-            if deferral is not None and not claimed:  # Its compiler runs already, or has ended.
-                slot = self._locks.slot(deferral)
+            turn.take_slot()
+            stored = turn.take_lease(lambda: self._find_and_count(request).hit)
+            if stored is not None:
+                return stored
             self.events.emit("miss", reason=found.reason, **_fields(request))
-            return self._compile(request, found)
+            return self._compile(request, found, turn)
         finally:
-            if slot is not None:
-                slot.release()
-            if lock is not None:
-                lock.release()
+            turn.release()
 
-    def _compile(self, request: Request, miss: Miss) -> Hit:
+    def _compile(self, request: Request, miss: Miss, turn: Turn | None = None) -> Hit:
+        """Compile. `turn` lets waiting hosts know when there is nothing to wait for."""
         self._permit(request, miss, compiling=True)
         started = time.perf_counter()
         try:
@@ -238,7 +236,11 @@ class Builder:
             seconds = time.perf_counter() - started
             self.events.emit("reject", seconds=seconds, **_fields(request))
             self._failures.remember(request, error)
+            if turn is not None:
+                turn.no_entry()
             raise
+        if turn is not None and self._compiler.untracked(artifact):
+            turn.no_entry()
         self._counters.write(_JOURNAL_COMPILES)
         return Hit(artifact, "compiler")
 
@@ -410,7 +412,7 @@ class Builder:
             from preheat.build.foreign_store import ForeignStore
 
         return ForeignStore(
-            self.cache, self._bundles, self._locks, self.events, self._counters, lambda: self.sealed
+            self.cache, self._bundles, self._turns, self.events, self._counters, lambda: self.sealed
         )
 
     # Header files
@@ -481,6 +483,7 @@ class Builder:
         release_lost()
         self.background.cancel()
         self.toolchain.close()
+        self._turns.close()
         self.cache.close()
         self._counters.write()
 

@@ -11,9 +11,8 @@ from types import FrameType
 from preheat.artifact import Provenance
 from preheat.build.bundle_entries import MountedBundles
 from preheat.build.counters import Counters
-from preheat.build.key_locks import KeyLocks
+from preheat.build.turn import Turn, Turns
 from preheat.cache import Chain, LayerTier, codec
-from preheat.cache.lock import FileLock
 from preheat.callsite import caller
 from preheat.config import SealMode
 from preheat.errors import SealedError
@@ -31,14 +30,14 @@ ABSENT = "absent: it is in no bundle and in no cache"
 class Claim:
     """The right to make an entry. Other threads and processes that need the entry wait for it."""
 
-    def __init__(self, lock: FileLock | None) -> None:
-        self._lock = lock
+    def __init__(self, turn: Turn) -> None:
+        self._turn: Turn | None = turn
 
     def release(self) -> None:
         """Let the others continue."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
 
 
 class ForeignStore:
@@ -51,14 +50,14 @@ class ForeignStore:
         self,
         cache: Chain,
         bundles: MountedBundles,
-        locks: KeyLocks,
+        turns: Turns,
         events: Events,
         counters: Counters,
         sealed: Callable[[], SealMode],
     ) -> None:
         self._cache = cache
         self._bundles = bundles
-        self._locks = locks
+        self._turns = turns
         self.events = events
         self._counters = counters
         self._sealed = sealed
@@ -69,9 +68,12 @@ class ForeignStore:
         """The seal that is in force."""
         return self._sealed()
 
-    def get(self, request: ForeignRequest) -> ForeignEntry | None:
-        """Return a stored entry, or None. A hit is an event, and a miss is not: it may be expected."""
-        for found, tier in self._each(request.digest):
+    def get(self, request: ForeignRequest, *, local: bool = False) -> ForeignEntry | None:
+        """Return a stored entry, or None. A hit is an event, and a miss is not: it may be expected.
+
+        With `local`, servers are not asked.
+        """
+        for found, tier in self._each(request.digest, self._cache.local if local else None):
             self.events.emit(
                 "hit", tier=tier, key=found.digest, program=request.title, arch=request.target,
                 bytes=found.size, seconds_saved=found.provenance.seconds,
@@ -131,15 +133,17 @@ class ForeignStore:
     def claim(self, request: ForeignRequest, owner: FrameType) -> tuple[Claim, ForeignEntry | None]:
         """Claim the making of an entry for the call of the frame `owner`, and look it up once more.
 
-        A call that has claimed it before is waited for, for a bounded time. The claim ends with
-        `release`, or when the call of `owner` ends.
+        A call that has claimed it before, here or on another host, is waited for, for a bounded time.
+        The claim ends with `release`, or when the call of `owner` ends.
         """
-        lock = self._locks.lock(request.digest, owner)
-        if lock is not None:
-            self._locks.acquire(lock)
-        claim = Claim(lock)
+        turn = self._turns.begin(request.digest, owner)
+        claim = Claim(turn)
         try:
-            return claim, self.get(request)
+            turn.take_lock()
+            entry = self.get(request, local=True)
+            if entry is None:
+                entry = turn.take_lease(lambda: self.get(request))
+            return claim, entry
         except BaseException:
             claim.release()
             raise
@@ -204,12 +208,12 @@ class ForeignStore:
             if isinstance(tier, LayerTier):
                 yield from _in_layer(tier, kind, seen)
 
-    def _each(self, digest: str) -> Iterator[tuple[ForeignEntry, str]]:
+    def _each(self, digest: str, end: int | None = None) -> Iterator[tuple[ForeignEntry, str]]:
         """Yield the entry of each bundle and tier that has it, with the name of the tier."""
         for blob in self._bundles.blobs(digest):
             if (entry := self._checked(digest, blob, "bundle")) is not None:
                 yield entry, "bundle"
-        for found in self._cache.each(digest):
+        for found in self._cache.each(digest, end):
             if (entry := self._checked(digest, found.blob, found.tier)) is not None:
                 yield entry, found.tier
 

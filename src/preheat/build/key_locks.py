@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.build.lookup import Miss
 from preheat.cache.lock import FileLock
 from preheat.cache.trust import make_private
 from preheat.events import Events
 
-__all__ = ["Busy", "Deferral", "KeyLocks", "parallel_compiles"]
+if TYPE_CHECKING:  # Imported only where there is a server.
+    from preheat.cache.remote.lease_request import LeaseRequest
+
+__all__ = ["Busy", "Deferral", "Kept", "KeyLocks", "parallel_compiles"]
 
 _SLOT_WAIT = 1.0  # seconds after which a request is compiled without a slot
 
@@ -26,17 +30,56 @@ class Busy(BaseException):
     """
 
 
+class Kept(NamedTuple):
+    """What an attempt leaves to the next one while another host compiles the key."""
+
+    lock: FileLock | None
+    request: LeaseRequest[Any]
+
+
 @dataclass(slots=True)
 class Deferral:
     """What a request keeps from one attempt to the next. An attempt raises `Busy` instead of waiting.
 
     `missed` is the result of the lookup, which is not repeated. `since` is when the first attempt found
-    that another process compiles the key, and `slot_since` when the first one found no slot.
+    that another process compiles the key, and `slot_since` when the first one found no slot. `kept` is
+    set while another host compiles the key. The owner of the deferral calls `close` at the end.
     """
 
     missed: Miss | None = None
     since: float | None = None
     slot_since: float | None = None
+    kept: tuple[str, Kept] | None = None
+
+    def keep(self, digest: str, kept: Kept) -> None:
+        """Leave `kept` to the next attempt. The lock stays held when this attempt ends."""
+        if kept.lock is not None:
+            kept.lock.detach()
+        self.slot_since = None
+        self.kept = (digest, kept)
+
+    def resume(self, digest: str) -> Kept | None:
+        """Return what the last attempt kept. Raises `Busy` before the server is asked again."""
+        if self.kept is None or self.kept[0] != digest:  # A replaced compiler changes the digest.
+            self.close()
+            return None
+        kept = self.kept[1]
+        if kept.request.pause() > 0:
+            raise Busy
+        self.kept = None
+        return kept
+
+    def due(self) -> bool:
+        """Return whether the server is to be asked now whether another host has compiled the key."""
+        return self.kept is not None and self.kept[1].request.pause() <= 0
+
+    def close(self) -> None:
+        """Release what an attempt kept for another one, which will not follow."""
+        ended, self.kept = self.kept, None
+        if ended is not None:
+            ended[1].request.close()
+            if ended[1].lock is not None:
+                ended[1].lock.release()
 
 
 def parallel_compiles() -> int:

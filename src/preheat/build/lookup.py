@@ -40,6 +40,11 @@ class Hit(NamedTuple):
     artifact: Artifact
     tier: str
 
+    @property
+    def hit(self) -> Hit:
+        """This hit, so that `lookup(…).hit` is the hit or None."""
+        return self
+
 
 class Miss(NamedTuple):
     """Why no stored artifact can be used: a word for counting, a colon, and the details."""
@@ -49,6 +54,10 @@ class Miss(NamedTuple):
     @property
     def artifact(self) -> None:
         """None, so that `lookup(…).artifact` is the artifact or None."""
+
+    @property
+    def hit(self) -> None:
+        """None, so that `lookup(…).hit` is the hit or None."""
 
 
 _hit: Callable[[tuple[Artifact, str]], Hit] = partial(tuple.__new__, Hit)  # in C

@@ -76,6 +76,8 @@ class Task(Generic[R]):
 
     def finish(self) -> None:
         """Wake the threads that wait for the task."""
+        if self.deferral is not None:
+            self.deferral.close()
         self._run = None  # It may refer to the error and to much else.
         self.done = True
         self._signal.release()
@@ -142,7 +144,8 @@ class Runner:
             while (task := self._take()) is not None:
                 repeated = task.deferral is not None
                 if not task.attempt():
-                    self._deferred.append(task)
+                    with self._lock:  # Another thread may look for one that is due.
+                        self._deferred.append(task)
                     if repeated:  # There was no other task.
                         # All threads together try once in `_RETRY` seconds.
                         self._cancellation.sleep(_RETRY * self._limit)
@@ -152,11 +155,21 @@ class Runner:
         with self._lock:
             if self._cancellation.cancelled:
                 self._discard()
+            if (due := self._due()) is not None:
+                return due
             for tasks in (self._open, self._deferred):
                 if tasks:
                     return tasks.popleft()
             self._threads -= 1
             return None
+
+    def _due(self) -> Task[Any] | None:
+        """Return a task that another host may have ended. It comes first, because it keeps a lock."""
+        for task in self._deferred:
+            if task.deferral is not None and task.deferral.due():
+                self._deferred.remove(task)
+                return task
+        return None
 
     def _discard(self) -> None:
         for tasks in (self._open, self._deferred):

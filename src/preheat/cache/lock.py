@@ -86,6 +86,10 @@ class FileLock:
         if self._owner is not None:
             self._owner.end()
 
+    def detach(self) -> None:
+        """Hold the lock beyond the end of the function that took it, until `release`."""
+        self._owner = None
+
     def owner_is_gone(self) -> bool:
         """Return whether the function that holds the lock has ended."""
         return self._owner is not None and not self._owner.alive()

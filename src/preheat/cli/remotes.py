@@ -24,6 +24,7 @@ from preheat.progress import progress
 
 __all__ = ["remote_findings", "verify_remotes"]
 
+_AMONG_HOSTS = "one compile among hosts"
 _UNSIGNED = (
     "who can write to it can run code here: sign entries ('preheat keys new'), and unset "
     "PREHEAT_REMOTE_UNSIGNED"
@@ -91,7 +92,11 @@ def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool) -> Iterator[s
         return
     yield "not writable" if found.refusal else "writable"
     if not found.refusal:
-        yield "conditional writes" if found.conditional else "no conditional writes (best effort)"
+        yield (
+            _AMONG_HOSTS
+            if found.conditional
+            else f"{_AMONG_HOSTS} is best effort: no atomic operations"
+        )
 
 
 # Verifying
