@@ -24,7 +24,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba native-debug test-gpu sanitize-gpu random-programs mutations torture lint types docs docs-serve docs-check pictures bench bench-gpu carry clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba native-debug test-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -113,6 +113,9 @@ mutations: $(TESTING)  ## remove each wait and ownership in turn, and see that a
 
 torture: $(TESTING)    ## attacks on the cache, for long, with counts and seeds; as root all of them run
 	PREHEAT_TORTURE=1 $(BIN)/python -m pytest tests/torture
+
+torture-remote: $(TESTING)    ## 1,000 random faults under 16 processes that share Redis and S3, with counts and the seed
+	PREHEAT_TORTURE=1 $(BIN)/python -m pytest -s tests/torture/test_remote_faults.py
 
 lint: $(TESTING)       ## ruff, rules and format
 	$(BIN)/ruff check .

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from preheat.errors import BundleError, ConfigError, InputError
 from preheat.pins import split_pin, split_places
 
-__all__ = ["VARIABLES", "Config", "SealMode", "Variable", "environ", "without_credentials"]
+__all__ = [
+    "VARIABLES",
+    "Config",
+    "SealMode",
+    "Variable",
+    "environ",
+    "node_local_lock_dirs",
+    "without_credentials",
+]
 
 _MOST_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
 _TRUE = {"1", "true", "yes", "on"}
@@ -383,9 +391,7 @@ class Config:
         }
         chosen = values.pop("cache_dir", None)
         mine = f"preheat-{os.getuid()}"
-        # All processes of this node share the locks, whatever their TMPDIR is.
-        node_local = Path("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp")
-        values.setdefault("lock_dir", node_local / mine / "locks")
+        values.setdefault("lock_dir", node_local_lock_dirs()[0])
         return cls(
             cache_dirs=(
                 *([chosen] if chosen else []),
@@ -395,6 +401,12 @@ class Config:
             bundles=values.pop("bundle", ()),
             **values,
         )
+
+
+def node_local_lock_dirs() -> list[Path]:
+    """Return directories for locks that all processes of this node share, whatever their TMPDIR is."""
+    places = ["/dev/shm", "/tmp"] if os.path.isdir("/dev/shm") else ["/tmp"]
+    return [Path(place) / f"preheat-{os.getuid()}" / "locks" for place in places]
 
 
 def _given_directory(path: object) -> Path:

@@ -14,8 +14,9 @@ import pytest
 from preheat import native
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
-from preheat.cache import DiskTier, codec
+from preheat.cache import DiskTier, codec, filesystem
 from preheat.cache.bundle import write
+from preheat.cache.filesystem import Mount
 from preheat.cache.journal import Journal
 from preheat.cache.lock import FileLock
 from preheat.cli import doctor
@@ -454,6 +455,24 @@ def test_doctor_tells_what_is_wrong_and_how_to_repair_it(
     assert ran.code == 1
     assert "hint: PREHEAT_CACHE: unset PREHEAT_CACHE or correct it" in ran.err
     assert "1 problem" in ran.err
+
+
+@pytest.mark.usefixtures("quick_doctor")
+def test_doctor_shows_a_network_filesystem_and_what_follows_from_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PREHEAT_LOCK_DIR", str(tmp_path / "cache" / "locks"))
+    rows = {row["what"]: row for row in cli("doctor", "--json").json()}
+    assert "other nodes" not in rows["cache directory"]["detail"]
+    assert rows["lock directory"]["verdict"] == "ok"
+    mounts = [Mount((0, 1), "/", "ext4"), Mount((0, 2), str(tmp_path / "cache"), "nfs4")]
+    monkeypatch.setattr(filesystem, "read_mounts", lambda: mounts)
+    rows = {row["what"]: row for row in cli("doctor", "--json").json()}
+    assert f"{tmp_path / 'cache'} (nfs4), " in rows["cache directory"]["detail"]
+    assert "a lease among them decides who compiles" in rows["cache directory"]["detail"]
+    assert rows["lock directory"]["verdict"] == "warn"
+    assert "it is on nfs4, which other nodes share" in rows["lock directory"]["detail"]
+    assert rows["lock directory"]["fix"].startswith("set PREHEAT_LOCK_DIR to a private directory")
 
 
 @pytest.mark.usefixtures("quick_doctor")

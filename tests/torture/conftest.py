@@ -27,8 +27,12 @@ class Campaign:
     def rounds(self, *, quick: int, long: int) -> int:
         """Return the number of attacks; the number and the seed are printed at the end of the run."""
         count = long if LONG else quick
-        self._item.user_properties.append(("attack", f"{count:,} rounds, seed {self.seed}"))
+        self.note(f"{count:,} rounds, seed {self.seed}")
         return count
+
+    def note(self, text: str) -> None:
+        """Print a line about this attack at the end of the run."""
+        self._item.user_properties.append(("attack", text))
 
 
 @pytest.fixture

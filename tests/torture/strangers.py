@@ -16,7 +16,7 @@ VICTIM, ATTACKER = 61001, 61002
 _BECOME = """
 import json, os, shutil, sys
 from pathlib import Path
-from preheat.build.builder import open_disk
+from preheat.build.cache_directory import open_disk
 from preheat.config import Config
 from preheat.events import Events
 from preheat.cache.lock import FileLock

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from preheat.build.lock_directory import choose_lock_dir
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
+from preheat.cache.filesystem import filesystem_of, read_mounts
 from preheat.cache.trust import first_usable, usable
 from preheat.config import Config
 from preheat.events import Events
@@ -35,7 +37,8 @@ def open_disk(config: Config, events: Events) -> DiskTier | None:
     root = first_usable(config.cache_dirs, events, trust=trust) if config.cache else None
     if root is None:
         return None
-    locks = first_usable([config.lock_dir, root / "locks"], events, trust=trust)
+    mounts = read_mounts()
+    locks = choose_lock_dir(config, root, events, mounts)
     if locks is None:
         return None
     return DiskTier(
@@ -45,4 +48,5 @@ def open_disk(config: Config, events: Events) -> DiskTier | None:
         limit=config.cache_limit,
         max_files=config.cache_files,
         trust=trust,
+        shared=filesystem_of(root, mounts).shared,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from preheat.cache import Chain
+from preheat.build.directory_leases import directory_leases
+from preheat.cache import Chain, DiskTier
 from preheat.cache.remote import lease
 from preheat.cache.remote.lease import Leases
 from preheat.cache.remote.lease_request import LeaseRequest
@@ -36,11 +37,15 @@ class HostLeases:
 def open_leases(cache: Chain, events: Events, *, wait: float) -> HostLeases | None:
     """Return leases on the first server of a cache that this process may write; None without one.
 
-    A process that may not write could not store what the others would wait for.
+    A process that may not write could not store what the others would wait for. Where there is no
+    server, a cache directory on a network filesystem keeps the leases.
     """
     for tier in cache.shared:
         if isinstance(tier, RemoteTier) and tier.writable:
             seconds = lease.LEASE_SECONDS
             leases = Leases(tier.server, tier.when_written, events, seconds=seconds)
             return HostLeases(leases, wait=wait)
+    for local in cache.tiers:
+        if isinstance(local, DiskTier) and local.shared:
+            return HostLeases(directory_leases(local, events), wait=wait)
     return None

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from preheat.build.key_locks import Busy, Deferral, Kept, KeyLocks
-from preheat.cache import Chain
+from preheat.cache import Chain, DiskTier
 from preheat.cache.lock import FileLock
 from preheat.events import Events
 from preheat.locks import Call, no_fork
@@ -27,7 +27,7 @@ class Turns:
 
     def __init__(self, locks: KeyLocks, cache: Chain, events: Events, *, wait: float) -> None:
         self._locks = locks
-        self._hosts = _host_leases(cache, events, wait) if cache.shared else None
+        self._hosts = _host_leases(cache, events, wait) if _is_shared(cache) else None
 
     def begin(self, digest: str, owner: FrameType, deferral: Deferral | None = None) -> Turn:
         """Return a turn that holds nothing yet. `owner` is the frame that calls `release`.
@@ -40,6 +40,12 @@ class Turns:
         """Give all leases back, each once what was stored before is on the server."""
         if self._hosts is not None:
             self._hosts.close()
+
+
+def _is_shared(cache: Chain) -> bool:
+    """Return whether other hosts use a tier of the cache: a server, or a directory."""
+    disks = (tier for tier in cache.tiers if isinstance(tier, DiskTier))
+    return bool(cache.shared) or any(disk.shared for disk in disks)
 
 
 def _host_leases(cache: Chain, events: Events, wait: float) -> HostLeases | None:

@@ -19,6 +19,7 @@ from preheat.cache import usage as usages
 from preheat.cache.journal import Journal
 from preheat.cache.layer import FORMAT, KINDS, Item, LayerTier, scan, size_of
 from preheat.cache.lock import hold
+from preheat.cache.transient import retried
 from preheat.cache.trust import NotAFileError, make_private, read_file
 from preheat.cache.usage import Additions, Usage
 from preheat.events import Events
@@ -44,7 +45,8 @@ class Swept(NamedTuple):
 class DiskTier(LayerTier):
     """A cache directory that this process writes, and that is kept within limits.
 
-    `lock_dir` is a directory local to this node; `clock` returns the time for stamps and sweeps.
+    `lock_dir` is a directory local to this node; `clock` returns the time for stamps and sweeps. With
+    `shared`, the directory is on a network filesystem, and other nodes write it at the same time.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class DiskTier(LayerTier):
         limit: int = 8 << 30,
         max_files: int = 100_000,
         trust: bool = False,
+        shared: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(root, events, name="disk", trust=trust)
+        self.shared = shared
         self.lock_dir = lock_dir
         self._limit = limit
         self._max_files = max_files
@@ -118,7 +122,7 @@ class DiskTier(LayerTier):
     def unpin(self, digest: str) -> None:
         """Allow eviction of the entry, and of those that were pinned with it."""
         with suppress(FileNotFoundError):
-            os.unlink(f"{self._base}/pins/{digest}")
+            retried(os.unlink, f"{self._base}/pins/{digest}")
 
     def sweep(self, *, limit: int | None = None, max_files: int | None = None) -> Swept:
         """Evict the least recently read entries until the cache is within limits; return the number.
@@ -148,7 +152,7 @@ class DiskTier(LayerTier):
         for last in (False, True):
             for directory in (os.path.dirname(path), staged):
                 if not os.path.isdir(directory):
-                    self._make_directory(directory)
+                    self.make_directory(directory)
             try:
                 publish.replace(path, [blob], staged=staged, durable=durable)
                 return
@@ -156,9 +160,10 @@ class DiskTier(LayerTier):
                 if last:
                     raise
 
-    def _make_directory(self, directory: str) -> None:
+    def make_directory(self, directory: str) -> None:
+        """Create a directory below that of the cache, for this user alone. It may exist."""
         try:
-            os.mkdir(directory, 0o700)
+            retried(os.mkdir, directory, 0o700)
         except FileExistsError:  # Another process was faster.
             return
         except FileNotFoundError:
@@ -173,8 +178,8 @@ class DiskTier(LayerTier):
         for kind in KINDS:
             path = self._path(digest, kind)
             with suppress(FileNotFoundError):
-                size = os.lstat(path).st_size
-                os.unlink(path)
+                size = retried(os.lstat, path).st_size
+                retried(os.unlink, path)
                 freed = (freed or 0) + size
         return freed
 
@@ -307,9 +312,11 @@ class DiskTier(LayerTier):
         return _sum(self._sweep_staged(), self._sweep_versions())
 
     def _sweep_staged(self) -> Swept:
-        """Remove staged files whose writer must have ended."""
+        """Remove staged files and leases whose writer must have ended."""
         total = Swept()
-        for place, beside in ((f"{self._base}/staged", False), (str(self.root), True)):
+        # A lease that is held is written every few seconds, and one that was released is removed.
+        alone = (f"{self._base}/staged", f"{self._base}/leases")
+        for place, beside in (*((path, False) for path in alone), (str(self.root), True)):
             with suppress(OSError):
                 total = _sum(total, Swept(*publish.sweep(place, self._clock(), beside=beside)))
         return total
@@ -355,9 +362,8 @@ class DiskTier(LayerTier):
     def _write_usage(self, usage: Usage) -> None:
         path = f"{self._base}/usage"
         row = usages.pack(usage)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            file = opened(path, flags)
+            retried(_overwrite, path, row)
         except FileNotFoundError:  # There is no cache directory yet.
             return
         except OSError as fault:
@@ -366,12 +372,15 @@ class DiskTier(LayerTier):
             if fault.errno == errno.EISDIR:
                 os.rmdir(path)
             self._publish(path, row, durable=False)  # It is not a file: replace it by one.
-            return
-        with file:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise NotAFileError
-            os.pwrite(file, row, 0)
-            os.ftruncate(file, len(row))
+
+
+def _overwrite(path: str, content: bytes) -> None:
+    """Write a file in place, which costs less than to replace it. No link is followed."""
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise NotAFileError
+        os.pwrite(file, content, 0)
+        os.ftruncate(file, len(content))
 
 
 def _sum(one: Swept, other: Swept) -> Swept:

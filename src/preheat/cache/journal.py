@@ -9,8 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from preheat.cache.filesystem import is_silly_renamed
 from preheat.cache.lock import hold
 from preheat.cache.publish import replace
+from preheat.cache.transient import retried
 from preheat.cache.trust import make_private, read_file
 from preheat.events import Stats, merge
 from preheat.locks import Lock
@@ -61,23 +63,26 @@ class Journal:
             self._put(self._name, rest)
             self._written = dict(stats)
             self._written_at = self._clock()
-            names = os.listdir(self._directory)
+            names = self._names()
             if len(names) > _MERGE_AT:
                 self._merge_old_files(names)
 
     def total(self) -> Stats:
         """Return the sum of all counters in this directory; unreadable files are ignored."""
         with suppress(OSError):
-            names = os.listdir(self._directory)
+            names = self._names()
             return merge(*(self._read(name) for name in names if _is_counter_file(name)))
         return {}
 
     def clear(self) -> None:
         """Remove all counters of the cache."""
         with suppress(FileNotFoundError):
-            for name in os.listdir(self._directory):
+            for name in self._names():
                 with suppress(OSError):  # A directory does not belong to the journal.
                     (self._directory / name).unlink(missing_ok=True)
+
+    def _names(self) -> list[str]:
+        return [name for name in retried(os.listdir, self._directory) if not is_silly_renamed(name)]
 
     def _is_abandoned(self) -> bool:
         """Return whether the file was removed or merged, or is so old that it may be at any moment."""
@@ -94,7 +99,7 @@ class Journal:
             old = []
             for name in names:
                 with suppress(FileNotFoundError):
-                    status = os.lstat(f"{self._directory}/{name}")
+                    status = retried(os.lstat, f"{self._directory}/{name}")
                     if name != _TOTAL and self._clock() - status.st_mtime > _QUIET:
                         old.append(name)
             self._put(

@@ -5,6 +5,7 @@
 <root>/v1/ab/<digest>.note       what this machine knows about the entry; losing it does no harm
 <root>/v1/staged/                files that are being written; orphans are removed by age
 <root>/v1/pins/<digest>          an entry that is never evicted, and in it the digests of others
+<root>/v1/leases/                on a network filesystem, who compiles what; see preheat.cache.remote
 <root>/v1/usage                  running totals and their checksum, so that a put never counts the cache
 """
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.cache import codec
+from preheat.cache.filesystem import is_silly_renamed
+from preheat.cache.transient import retried
 from preheat.cache.trust import DistrustedError, read_file, writable_by_others
 from preheat.events import Events
 from preheat.files import opened
@@ -30,7 +33,7 @@ FORMAT = f"v{codec.VERSION}"
 KINDS = ("heat", "note")  # suffixes of the files of an entry
 _FIRST_BYTES = 128  # bytes at the beginning of an entry that tell its kind
 _DIGEST = r"\b[0-9a-f]{64}\b"
-_NOT_SHARDS = {"staged", "pins", "usage"}
+_NOT_SHARDS = {"staged", "pins", "usage", "leases"}
 
 
 class Item(NamedTuple):
@@ -52,6 +55,7 @@ class LayerTier:
     def __init__(self, root: Path, events: Events, name: str = "layer", *, trust: bool = False) -> None:
         self.root = root
         self.name = name
+        self.shared = False  # whether other nodes write the directory at the same time
         self._events = events
         self._trust = trust
         self._base = f"{root}/{FORMAT}"
@@ -66,8 +70,11 @@ class LayerTier:
         """Return whether no entry was ever stored here. The directories of entries stay for ever."""
         return all(found.name in _NOT_SHARDS for found in scan(self._base))
 
-    def get(self, digest: str) -> bytes | None:
-        """Return the verified entry, or None. A damaged entry and an I/O error are also events."""
+    def get(self, digest: str, *, again: bool = True) -> bytes | None:
+        """Return the verified entry, or None. A damaged entry and an I/O error are also events.
+
+        With `again`, a file that is missing is looked for twice where the first answer may be old.
+        """
         shard = digest[:2]
         path = f"{self._base}/{shard}/{digest}.heat"  # `_path`, without the call
         try:
@@ -75,7 +82,8 @@ class LayerTier:
                 self._check(shard)
             blob, status = read_file(path, trust=self._trust)
         except FileNotFoundError:
-            return None
+            again = again and self.shared and _forget_absence(os.path.dirname(path))
+            return self.get(digest, again=False) if again else None
         except DistrustedError as distrusted:
             self._events.emit("refused", path=path, reason=str(distrusted))
             return None
@@ -98,7 +106,7 @@ class LayerTier:
         if not self._trust:
             parent = () if self._checked_shards else (self._base,)
             for directory in (*parent, f"{self._base}/{shard}"):
-                status = os.lstat(directory)
+                status = retried(os.lstat, directory)
                 if not stat.S_ISDIR(status.st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
                 if why := writable_by_others(status):
@@ -117,21 +125,20 @@ class LayerTier:
                 digest, _, kind = file.name.partition(".")
                 if digest[:2] != shard.name or kind not in KINDS:  # The file is not part of the cache.
                     continue
-                with suppress(FileNotFoundError):  # Another process evicted it in the meantime.
-                    status = file.stat(follow_symlinks=False)
-                    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-                    sizes[digest] = sizes.get(digest, 0) + size
-                    # The entry of a layer has only its note here.
-                    if kind == "heat" or digest not in stamps:
-                        stamps[digest] = status.st_mtime
+                if (status := _status(file)) is None:  # Another process evicted it in the meantime.
+                    continue
+                size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                sizes[digest] = sizes.get(digest, 0) + size
+                # The entry of a layer has only its note here.
+                if kind == "heat" or digest not in stamps:
+                    stamps[digest] = status.st_mtime
             for digest, stamp in stamps.items():
                 yield Item(digest, sizes[digest], stamp, digest in pins)
 
     def first_bytes(self, digest: str) -> bytes | None:
         """Return the first bytes of an entry, unverified, which tell its kind; None without one."""
         try:
-            with opened(self._path(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
-                return os.read(file, _FIRST_BYTES)
+            return retried(_first_bytes, self._path(digest))
         except FileNotFoundError:
             return None
         except OSError:  # The entry exists, but it cannot be read.
@@ -157,10 +164,15 @@ class LayerTier:
         """Do nothing: a layer is never written, so it has no stamps of reads."""
 
 
+def _first_bytes(path: str) -> bytes:
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+        return os.read(file, _FIRST_BYTES)
+
+
 def size_of(path: str) -> int | None:
     """Return the size of a file in bytes; None when there is no such file."""
     try:
-        return os.lstat(path).st_size
+        return retried(os.lstat, path).st_size
     except OSError:
         return None
 
@@ -168,7 +180,36 @@ def size_of(path: str) -> int | None:
 def scan(path: str) -> list[os.DirEntry[str]]:
     """Return the entries of a directory; none when it does not exist or cannot be read."""
     try:
-        with os.scandir(path) as entries:
-            return list(entries)
+        return retried(_scan, path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
+
+
+def _forget_absence(directory: str) -> bool:
+    """Let this node ask the server of a network filesystem again for a name that was missing.
+
+    A node remembers missing names for up to a minute, or until it changes their directory. Otherwise it
+    would compile what another node has just stored. Returns False where that is not possible.
+    """
+    try:
+        os.utime(directory)
+    except OSError:  # The directory does not exist, or a second look would fail as well.
+        return False
+    return True
+
+
+def _status(file: os.DirEntry[str]) -> os.stat_result | None:
+    """Return the status of a file that was listed; None when any node has removed it since."""
+    try:
+        return retried(file.stat, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    except OSError as fault:
+        if fault.errno != errno.ESTALE:
+            raise
+        return None
+
+
+def _scan(path: str) -> list[os.DirEntry[str]]:
+    with os.scandir(path) as entries:
+        return [entry for entry in entries if not is_silly_renamed(entry.name)]

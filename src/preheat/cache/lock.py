@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from preheat import fork
+from preheat.cache.transient import retried
 from preheat.cache.trust import DistrustedError, NotAFileError
 from preheat.files import Descriptor, lock_open_file, opened
 from preheat.locks import Call, Lock
@@ -96,6 +97,9 @@ class FileLock:
 
     def attempt(self) -> bool:
         """Take the lock if it is free. Unlike `acquire`, do not release locks that were lost."""
+        return retried(self._attempt)
+
+    def _attempt(self) -> bool:
         if self._file is not None:
             return False
         # Before it is locked, so that the lock can be found whatever ends this function.

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from preheat.cache.filesystem import is_silly_renamed
+from preheat.cache.transient import retried
 from preheat.files import opened
 
 __all__ = ["ORPHANED", "is_staged", "publish", "replace", "staged_name", "sweep", "unwritable_reason"]
@@ -60,6 +62,10 @@ def replace(
     The new file is written in the directory `staged`, by default that of `path`. With `durable`, its
     content reaches the disk before its name does.
     """
+    return retried(_replace, path, list(parts), staged, mode, durable=durable)
+
+
+def _replace(path: str, parts: list[bytes], staged: str | None, mode: int, *, durable: bool) -> int:
     home = staged or os.path.dirname(path) or "."
     temporary = f"{home}/{staged_name()}"
     size = 0
@@ -95,7 +101,7 @@ def sweep(directory: str, now: float, *, beside: bool = False) -> tuple[int, int
     gone = freed = 0
     with os.scandir(directory) as found:
         for file in found:
-            if beside and not is_staged(file.name):
+            if is_silly_renamed(file.name) or (beside and not is_staged(file.name)):
                 continue
             with suppress(FileNotFoundError, IsADirectoryError):
                 status = file.stat(follow_symlinks=False)

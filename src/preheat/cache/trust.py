@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from preheat.cache.transient import retried
 from preheat.events import Events
 from preheat.files import OTHERS_WRITE, Descriptor, opened, others_can_replace
 
@@ -70,10 +71,13 @@ def make_private(path: Path, *, trust: bool = False) -> None:
 
     Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
     """
-    if not trust:
-        if not _is_unchanged(path):
-            _make_checked(path)
-        return
+    if trust:
+        retried(_make_trusted, path)
+    elif not _is_unchanged(path):
+        retried(_make_checked, path)
+
+
+def _make_trusted(path: Path) -> None:
     missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
     for directory in reversed(missing):
         try:
@@ -144,6 +148,10 @@ def read_file(path: str, *, trust: bool = False) -> tuple[bytes, os.stat_result]
 
     Raises `OSError` for anything but a regular file, `DistrustedError` for one that others can write.
     """
+    return retried(_read_file, path, trust=trust)
+
+
+def _read_file(path: str, *, trust: bool) -> tuple[bytes, os.stat_result]:
     # Without `owned` and a `with` statement: every hit from the disk runs this. The file is closed here
     # and not by its finalizer alone, in which an interrupt would be lost, and the file left open.
     file = next(map(Descriptor, map(os.open, (path,), (_FILE_ITSELF,))))
@@ -168,11 +176,11 @@ def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> s
         if write and trust:
             make_private(path, trust=True)
         elif write:
-            _make_checked(path)
+            retried(_make_checked, path)
         elif trust:
-            os.stat(path)
+            retried(os.stat, path)
         else:
-            return distrust_reason(path)
+            return retried(distrust_reason, path)
     except DistrustedError as distrusted:
         return str(distrusted)
     except (OSError, ValueError) as fault:

@@ -20,6 +20,8 @@ from preheat import native
 from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
+from preheat.build.lock_directory import shared_reason
+from preheat.cache.filesystem import filesystem_of
 from preheat.cache.trust import unusable_reason
 from preheat.cli.findings import Finding
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
@@ -61,7 +63,7 @@ _EMULATOR = (
     "or PREHEAT_DEVICE=auto for the GPU where there is one"
 )
 _MISSING = "cannot open source file"
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p"}
+_SHARED = "other nodes share it: a lease among them decides who compiles, and locks are elsewhere"
 
 
 @click.command()
@@ -305,12 +307,15 @@ def _directories(config: Config) -> Iterator[Finding]:
     if config.events is not None and not config.events.parent.is_dir():
         fix = f"create {config.events.parent} or correct PREHEAT_EVENTS"
         yield Finding("event file", "fail", f"{config.events} cannot be written", fix)
-    yield _lock_directory(config.lock_dir)
+    yield _lock_directory(config)
 
 
 def _cache_directory(path: Path, config: Config) -> Finding:
     free = shutil.disk_usage(path).free
-    detail = f"{path}, {size(free)} free, limit {size(config.cache_limit)}"
+    filesystem = filesystem_of(path)
+    detail = f"{path} ({filesystem.kind}), {size(free)} free, limit {size(config.cache_limit)}"
+    if filesystem.shared:
+        detail += f"; {_SHARED}"
     if free < 100 << 20:
         return Finding(
             "cache directory", "warn", detail, "free some space, otherwise artifacts are not stored"
@@ -318,28 +323,10 @@ def _cache_directory(path: Path, config: Config) -> Finding:
     return Finding("cache directory", "ok", detail)
 
 
-def _lock_directory(path: Path) -> Finding:
-    why = unusable_reason(path)
-    kind = _file_system(path)
-    if why is None and kind in _NETWORK:
-        why = f"it is on {kind}, which is shared between nodes"
+def _lock_directory(config: Config) -> Finding:
+    path = config.lock_dir
+    why = shared_reason(path) or unusable_reason(path, trust=config.trust_cache_dir)
     if why is None:
-        return Finding("lock directory", "ok", f"{path} ({kind})")
+        return Finding("lock directory", "ok", f"{path} ({filesystem_of(path).kind})")
     fix = "set PREHEAT_LOCK_DIR to a private directory on a local disk"
     return Finding("lock directory", "warn", f"{path}: {why}", fix)
-
-
-def _file_system(path: Path) -> str:
-    """Return the type of the file system of `path`: that of the longest mount point above it."""
-    best = ""
-    kind = "unknown"
-    try:
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return kind
-    for line in mounts:
-        _, point, point_kind, *_ = line.split()
-        if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(best):
-            best = point
-            kind = point_kind
-    return kind

@@ -28,10 +28,14 @@ class BoundedEngine:
 
     def __init__(self, engine: Engine, *, timeout: float) -> None:
         self.name = engine.name
-        self.conditional = engine.conditional
         self.inner = engine
         self._timeout = timeout
         self._lost: set[threading.Thread] = set()
+
+    @property
+    def conditional(self) -> bool:
+        """Whether conditions hold. A directory shows it at the first call of `create`."""
+        return self.inner.conditional
 
     def read(self, name: str) -> bytes | None:
         return self._call(lambda: self.inner.read(name))

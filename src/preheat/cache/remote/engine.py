@@ -29,7 +29,10 @@ class Engine(Protocol):
     """
 
     name: str  # the URL without credentials, for messages and events
-    conditional: bool  # whether `create`, `swap` and `discard` are atomic on this server
+
+    @property
+    def conditional(self) -> bool:
+        """Whether `create`, `swap` and `discard` are atomic on this server, as far as is known yet."""
 
     def read(self, name: str) -> bytes | None:
         """Return an object; None when there is none."""

@@ -56,7 +56,7 @@ def _keeps_conditions(engine: Engine, name: str) -> bool:
 
     if not create(b"1") or create(b"2") or swap(b"2", b"3") or not swap(b"1", b"2"):
         return False
-    if engine.discard(name, b"1") or engine.read(name) != b"2":
+    if engine.discard(name, b"1") or engine.read(name) != b"2" or not engine.conditional:
         return False
     inner = engine.inner if isinstance(engine, BoundedEngine) else engine
     refuses_stale_etags = getattr(inner, "refuses_stale_etags", None)

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
-from preheat.cache.publish import is_staged, replace, staged_name, sweep
+from preheat.cache.filesystem import is_silly_renamed
+from preheat.cache.publish import is_staged, replace, sweep
 from preheat.cache.remote.engine import RemoteError
+from preheat.cache.remote.links import NO_LINKS, create_by_link, file_content, lock_by_link
 from preheat.cache.remote.url import Remote
+from preheat.cache.transient import is_transient, retried
 from preheat.files import opened
 
 __all__ = ["FileEngine"]
 
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
-_LOCK = ".preheat-lock"  # held while an object is compared and replaced
+_LOCK = ".preheat-lock-"  # and a name: held while the object is compared and replaced
 _MODE = 0o666  # The umask decides who else may replace an object.
-_PASSING = {errno.ESTALE, errno.EBUSY, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT}
 
 
 class FileEngine:
     """One file for each object, replaced by a rename and created by an exclusive link.
 
-    `swap` and `discard` compare under `flock`. It holds between processes of one machine, and between
-    machines where the file system supports it, as NFS 4 does.
+    `swap` and `discard` compare under a lock, which is an exclusive link, too. Where a file system has
+    no hard links, as behind many gateways to object stores, the first `create` sets `conditional` to
+    False, and conditions hold as well as they can.
     """
 
-    conditional = True
-
     def __init__(self, remote: Remote, *, timeout: float) -> None:
+        self.conditional = True
         self.name = remote.name
         self._root = remote.path
         self._timeout = timeout
@@ -40,7 +41,7 @@ class FileEngine:
 
     def read(self, name: str) -> bytes | None:
         with self._faults():
-            return _content(self._path(name))
+            return file_content(self._path(name))
 
     def write(self, name: str, data: bytes) -> None:
         with self._faults():
@@ -48,7 +49,7 @@ class FileEngine:
 
     def delete(self, name: str) -> None:
         with self._faults(), suppress(FileNotFoundError):
-            os.unlink(self._path(name))
+            retried(os.unlink, self._path(name))
 
     def existing(self, names: Iterable[str]) -> set[str]:
         with self._faults():
@@ -63,7 +64,7 @@ class FileEngine:
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
         del seconds  # Nothing removes a file by itself.
         with self._faults():
-            return _link_new(self._made_path(name), data)
+            return self._create(self._made_path(name), data)
 
     def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
         del seconds
@@ -75,7 +76,7 @@ class FileEngine:
     def discard(self, name: str, old: bytes) -> bool:
         with self._faults(), self._compared(name, old) as same:
             if same:
-                os.unlink(self._path(name))
+                retried(os.unlink, self._path(name))
             return same
 
     def close(self) -> None:
@@ -103,22 +104,28 @@ class FileEngine:
     def _compared(self, name: str, old: bytes) -> Iterator[bool]:
         """Say whether an object has this content, and hold the lock of its folder during the block."""
         path = self._path(name)
-        if _content(path) != old:  # Without the lock, which needs a folder that can be written.
+        if file_content(path) != old:  # Without the lock, which needs a folder that can be written.
             yield False
             return
-        with opened(f"{os.path.dirname(path)}/{_LOCK}", os.O_RDWR | os.O_CREAT, _MODE) as lock:
-            self._lock(lock)
-            yield _content(path) == old
+        with self._lock(path):
+            yield file_content(path) == old
 
-    def _lock(self, descriptor: int) -> None:
-        deadline = time.monotonic() + self._timeout
-        while True:
+    def _create(self, path: str, data: bytes) -> bool:
+        if self.conditional:
             try:
-                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
+                return create_by_link(path, data, mode=_MODE)
+            except OSError as fault:
+                if fault.errno not in NO_LINKS:
                     raise
-                time.sleep(0.001)
+                self.conditional = False
+        return _create_directly(path, data)
+
+    def _lock(self, path: str) -> AbstractContextManager[None]:
+        """Hold the lock of an object during a block."""
+        if not self.conditional:
+            return nullcontext()
+        folder, name = os.path.split(path)
+        return lock_by_link(f"{folder}/{_LOCK}{name}", timeout=0.8 * self._timeout, mode=_MODE)
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
@@ -127,35 +134,25 @@ class FileEngine:
         except OSError as fault:
             reason = fault.strerror or str(fault)
             message = f"{self.name}: {reason}"
-            raise RemoteError(message, retryable=fault.errno in _PASSING) from None
-
-
-def _content(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
+            retryable = is_transient(fault) or isinstance(fault, BlockingIOError)
+            raise RemoteError(message, retryable=retryable) from None
 
 
 def _exists(path: str) -> bool:
     try:
-        os.stat(path)
+        retried(os.stat, path)
     except FileNotFoundError:
         return False
     return True
 
 
-def _link_new(path: str, data: bytes) -> bool:
-    """Create a file with its whole content at once, unless there is one."""
-    whole = f"{os.path.dirname(path)}/{staged_name()}"
-    replace(whole, [data], mode=_MODE)
+def _create_directly(path: str, data: bytes) -> bool:
+    """Create a file unless there is one, where there are no links. A reader may see a part of it."""
     try:
-        os.link(whole, path)
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE) as file:
+            os.write(file, data)
     except FileExistsError:
         return False
-    finally:
-        os.unlink(whole)
     return True
 
 
@@ -164,5 +161,10 @@ def _files(folder: str) -> Iterator[str]:
         for entry in sorted(found, key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False):
                 yield from _files(entry.path)
-            elif not is_staged(entry.name) and entry.name != _LOCK:
+            elif not _is_hidden(entry.name):
                 yield entry.path
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a file is no object: it is staged, a lock, or was removed while it was open."""
+    return is_staged(name) or name.startswith(_LOCK) or bool(is_silly_renamed(name))
