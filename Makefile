@@ -14,6 +14,8 @@ CUPYS := 14.1.0 14.2.0
 TORCH := 2.13.0
 # The oldest release of cuda.core that the adapter knows. `make test` has the newest one.
 OLD_CUDA_CORE := 1.0.0
+# The engines with which bakes on fleets are tested.
+FLEETS := 'distributed==2026.8.*' 'ray[client]==2.60.*'
 # The tests of launches, captures and replays, which also run without the native core.
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering shared_pools branch_ordering streams)
@@ -24,7 +26,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba native-debug test-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-gpu carry clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-fleet native-debug test-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -98,6 +100,15 @@ test-torch: $(TESTING)    ## the tests of the adapter for torch with a CPU build
 		|| echo "skipped: pip finds no CPU build of torch $(TORCH) for this Python"
 	PYTHONPATH=$(CURDIR)/.torch/$(TORCH) $(PYTEST) tests/adapters/torch tests/adapters/test_torch.py
 
+# Engines that run bakes: 260 MB, beside the environment of the other tests.
+.fleet/installed: pyproject.toml | $(TESTING)
+	rm -rf .fleet
+	$(PIP) install --target .fleet $(FLEETS)
+	@touch $@
+
+test-fleet: .fleet/installed    ## the tests of bakes on Dask and Ray
+	PYTHONPATH=$(CURDIR)/.fleet $(PYTEST) tests/fleet
+
 # The sanitizer stops at undefined behaviour. With -O0, every reference is where a debugger expects it.
 DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined
 native-debug: $(TESTING)  ## the tests of the native core with a debug build of it
@@ -161,6 +172,10 @@ bench: $(TESTING)      ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_together.py
 	$(BIN)/python benchmarks/bench_emulator.py
 
+bench-remote: $(TESTING)    ## engines of shared stores on real servers: calls, 10,000 objects, races of processes
+	$(BIN)/python benchmarks/bench_remote.py
+	PREHEAT_TEST_RACES=300 $(BIN)/python -m pytest tests/remote/test_engines.py -k racing
+
 # On a machine with a GPU and the peers installed, beside which they are measured.
 bench-gpu:             ## benchmarks that need a GPU, with the Python that is there
 	$(PYTHON) hatch_build.py || true
@@ -175,4 +190,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .site .carry .triton .cupy .cuda-core .torch .numba .numba.installed .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so
+	rm -rf $(VENV) .site .carry .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so

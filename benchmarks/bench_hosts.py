@@ -151,7 +151,8 @@ def start(
         "PREHEAT_LOCK_DIR": str(folder / f"locks-{host}"),
         "CUDA_CACHE_DISABLE": "1",
     }
-    arguments = [str(folder), str(size.kernels), str(1 - number % 2), str(int(dies))]
+    together = number % 2 == 0 and not dies  # The one that dies has one compile at a time.
+    arguments = [str(folder), str(size.kernels), str(int(together)), str(int(dies))]
     return subprocess.Popen(
         [sys.executable, "-c", PROCESS, *arguments], env=env, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

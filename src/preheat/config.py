@@ -16,6 +16,7 @@ from preheat.pins import split_pin, split_places
 
 __all__ = [
     "VARIABLES",
+    "Address",
     "Config",
     "SealMode",
     "Variable",
@@ -160,6 +161,28 @@ def positive_seconds(name: str, text: str) -> float:
 def directories(name: str, text: str) -> tuple[Path, ...]:
     """Parse paths that are separated by the path separator of the platform."""
     return tuple(directory(name, part) for part in text.split(os.pathsep) if part.strip())
+
+
+class Address(NamedTuple):
+    """A network address to listen on. An empty host means every address of this machine."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+_ADDRESS = re.compile(r"(?:\[([0-9a-f:.]+(?:%\w+)?)\]|([\w.-]*)):(\d{1,5})", re.IGNORECASE | re.ASCII)
+
+
+def address(name: str, text: str) -> Address:
+    """Parse an address: `host:port`, `:port` for every address of this machine, or `[::1]:port`."""
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or not 0 < int(match[3]) < 1 << 16:
+        meant = "an address: use host:port, :port or [::1]:port, with a port from 1 to 65535"
+        raise ConfigError(name, _start(text), meant)
+    return Address(match[1] or match[2] or "", int(match[3]))
 
 
 def bundles(name: str, text: str) -> tuple[Path, ...]:
@@ -324,6 +347,18 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
     Variable(
+        "PREHEAT_METRICS",
+        address,
+        "none",
+        "`host:port` or `:port` on which this process serves its counters to Prometheus, at `/metrics`",
+    ),
+    Variable(
+        "PREHEAT_OTEL",
+        boolean,
+        "off",
+        "on: counters and compiles go to OpenTelemetry, as the program has configured it",
+    ),
+    Variable(
         "PREHEAT_TRACEBACK", traceback, "short", "full: tracebacks include the frames of preheat itself"
     ),
 )
@@ -367,6 +402,8 @@ class Config:
     graph_upload: bool = False
     graph_sync: bool = False
     events: Path | None = None
+    metrics: Address | None = None
+    otel: bool = False
     adapters: str = ""  # read when preheat is imported, before there is a Config
     weak_kernels: bool = True
     native: bool = True

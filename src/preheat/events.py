@@ -24,6 +24,7 @@ __all__ = [
     "Events",
     "JsonLines",
     "Stats",
+    "Tally",
     "log_events",
     "logged_events",
     "merge",
@@ -120,15 +121,41 @@ def _request_counters(fields: Mapping[str, Any]) -> Stats:
 _COUNT_AT = 256  # events that wait to be counted, at most
 
 
+class Tally:
+    """The counters of one `Events`. It outlives them where the whole process is counted."""
+
+    __slots__ = ("_lock", "_stats", "uncounted")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stats: Stats = {}
+        # Events that are not counted yet. Appending is one atomic step, which needs no lock.
+        self.uncounted: deque[tuple[str, dict[str, Any]]] = deque()
+
+    def stats(self) -> Stats:
+        """Count the events that are not counted yet, and return a copy of the counters."""
+        with self._lock:
+            while True:
+                try:
+                    name, fields = self.uncounted.popleft()
+                except IndexError:  # A signal handler may have emptied it in the meantime.
+                    return dict(self._stats)
+                for counter, amount in _counters(name, fields).items():
+                    self._stats[counter] = self._stats.get(counter, 0) + amount
+
+    def forget(self) -> None:
+        """Set all counters to zero, as a forked child must."""
+        self.uncounted.clear()
+        self._stats = {}
+
+
 class Events:
     """Counts events and hands them to sinks. Safe from any thread."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks: dict[str, list[Sink]] = {}  # by the name of the event
-        self._lock = Lock()
-        self._stats: Stats = {}
-        # Events that are not counted yet. Appending is one atomic step, which needs no lock.
-        self._uncounted: deque[tuple[str, dict[str, Any]]] = deque()
+        self.tally = Tally()
+        self._uncounted = self.tally.uncounted
         for sink in sinks:
             self.subscribe(sink)
 
@@ -150,22 +177,11 @@ class Events:
         if name in EVENTS:
             self._uncounted.append((name, fields))
             if len(self._uncounted) >= _COUNT_AT:
-                self._count()
+                self.tally.stats()
         elif name not in OBJECT_EVENTS:
             raise KeyError(f"no event is called {name!r}")
         for sink in self._sinks.get(name, ()):
             sink(name, fields)
-
-    def _count(self) -> Stats:
-        """Count the events that are not counted yet, and return a copy of the counters."""
-        with self._lock:
-            while True:
-                try:
-                    name, fields = self._uncounted.popleft()
-                except IndexError:  # A signal handler may have emptied it in the meantime.
-                    return dict(self._stats)
-                for counter, amount in _counters(name, fields).items():
-                    self._stats[counter] = self._stats.get(counter, 0) + amount
 
     def fault(self, where: str, verb: str, error: BaseException) -> None:
         """Emit a fault event: a tier or file cannot be used, and the caller goes on without it."""
@@ -173,12 +189,11 @@ class Events:
 
     def stats(self) -> Stats:
         """Return a copy of the counters."""
-        return self._count()
+        return self.tally.stats()
 
     def forget(self) -> None:
         """Set all counters to zero, as a forked child must."""
-        self._uncounted.clear()
-        self._stats = {}
+        self.tally.forget()
 
 
 def merge(*stats: Mapping[str, float]) -> Stats:

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from preheat.ahead.bake import BakedProgram, FailedProgram, Job, _completed, bake, plan
+from preheat.ahead.bake import BakedProgram, FailedProgram, Job, bake, plan
 from preheat.ahead.check import check
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, UnreadableProgram
@@ -245,20 +245,6 @@ def test_an_executor_that_breaks_fails_its_jobs_and_not_the_bake(config: Config)
         *((ToolchainError, "a.cu"), (ToolchainError, "bb.cu"), (ToolchainError, "a.cu"))
     ]
     assert "its executor failed" in str(baked.failures[0].error)
-
-
-def test_jobs_that_end_in_an_order_of_their_own_are_reported_in_that_order() -> None:
-    todo = plan(listed(A, B))
-    futures: list[Future[Any]] = [Future(), Future()]
-    begun: list[Job] = []
-    ended = _completed(todo, futures, begun.append)
-    futures[1].set_result(None)
-    assert next(ended) == (todo[1], futures[1])
-    assert begun == [todo[1]]
-    futures[0].set_result(None)
-    assert next(ended) == (todo[0], futures[0])
-    assert begun == [todo[1], todo[0]]
-    assert list(ended) == []
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.bundles import meta
+from preheat.ahead.fleets import dask_executor
 from preheat.ahead.manifest import GraphKeys
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header
@@ -457,3 +460,72 @@ def test_bundle_merge_tells_the_same_request_with_other_code(cli: Cli) -> None:
     bundle("2.heat", promise(cubin=b"other"))
     ran = cli("bundle", "merge", "1.heat", "2.heat", "-o", "m.heat")
     assert "the same request was compiled to different code" in ran.err
+
+
+# Fleets and shards
+
+
+class Threads(ThreadPoolExecutor):
+    """A fleet on this machine, whose address is the name of an engine."""
+
+    def __init__(self, place: str) -> None:
+        assert place == "scheduler:8786"
+        super().__init__(2)
+
+
+def test_a_bake_on_a_fleet_lists_its_workers(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_executor, "DaskExecutor", Threads)
+    manifest(ONE, TWO)
+    command = ("bake", "k.toml", "--arch", "sm_90", "--on", "dask://scheduler:8786")
+    ran = cli(*command)
+    assert ran.code == 0
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    head, row = ran.out.splitlines()[-2:]
+    assert head.split() == ["WORKER", "PROGRAMS", "COMPILED", "FOUND", "COMPILING"]
+    assert row.split()[:2] == [worker, "2"]
+    assert [each["worker"] for each in cli(*command, "--json").json()["baked"]] == [worker] * 2
+
+
+def test_shards_write_bundles_of_their_own_which_merge_into_the_whole(cli: Cli) -> None:
+    manifest(ONE, TWO)
+    assert cli("bake", "k.toml", "--arch", "sm_90", "-o", "whole.heat").code == 0
+    for number in (1, 2, 3):
+        shard = cli("bake", "k.toml", "--arch", "sm_90", "--shard", f"{number}/3", "--json")
+        assert shard.code == 0
+        assert {row["source"] for row in shard.json()["baked"]} <= {"disk"}
+        assert len(shard.json()["baked"]) == (0 if number == 3 else 1)
+    parts = [f"k.{number}-of-3.heat" for number in (1, 2, 3)]
+    assert cli("bundle", "merge", *parts, "-o", "merged.heat").code == 0
+    assert Path("merged.heat").read_bytes() == Path("whole.heat").read_bytes()
+
+
+def test_a_shard_that_an_array_does_not_tell_is_refused(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest(ONE, TWO)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    ran = cli("bake", "k.toml", "--arch", "sm_90", "--shard", "auto")
+    assert ran.code == 2
+    assert "hint: add the number of completions of the job: --shard auto/8" in ran.err
+    assert cli("bake", "k.toml", "--arch", "sm_90", "--shard", "auto/2").code == 0
+    assert Path("k.2-of-2.heat").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--on", "dask://local", "-j2"], "-j is for this machine"),
+        (["--on", "dask"], "'dask' is not the address of a fleet"),
+        (["--shard", "0/2"], "there is no shard 0 of 2"),
+        (["--shard", "1/2", "--check"], "--check reads a whole bundle"),
+        (["--on", "ray://auto", "--check"], "--check reads a whole bundle"),
+    ],
+)
+def test_options_of_fleets_that_cannot_be_are_refused(
+    cli: Cli, options: list[str], message: str
+) -> None:
+    manifest(ONE, TWO)
+    ran = cli("bake", "k.toml", "--arch", "sm_90", *options)
+    assert ran.code == 2
+    assert message in ran.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -105,7 +106,8 @@ def test_threads_share_an_engine(store: Store) -> None:
     assert len(list(engine.names())) == 80
 
 
-RACERS, ROUNDS = 8, 10
+RACERS = 8
+ROUNDS = int(os.environ.get("PREHEAT_TEST_RACES", "10"))  # `make bench-remote` has more of them.
 
 
 def test_one_of_racing_processes_wins(open_store: Callable[[str], Store]) -> None:

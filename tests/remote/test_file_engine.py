@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from preheat.cache.publish import replace
 from preheat.cache.remote.engine import Engine
 from tests.processes import run_in_fork
 from tests.remote.faults import LARGE, NAME, fault
@@ -67,14 +69,28 @@ def test_staged_files_of_writers_that_were_killed_are_removed(
     assert sorted(store.open().names()) == [NAME, "v1/ab/other"]
 
 
-def test_a_lock_that_others_hold_ends_the_call_in_time(
+def test_a_lock_that_others_take_in_turn_ends_the_call_in_time(
     open_store: Callable[[str], Store],
 ) -> None:
     store = open_store("file")
     store.open().create(NAME, b"old", seconds=60)
-    lock = Path(store.url().removeprefix("file://")) / "v1/ab/.preheat-lock"
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        engine = store.open(timeout=0.05)
+    folder, name = os.path.split(NAME)
+    lock = Path(store.url().removeprefix("file://")) / folder / f".preheat-lock-{name}"
+    lock.touch()  # A lock that nobody changes counts as abandoned, so its holders change.
+    stop = threading.Event()
+
+    def hold() -> None:
+        for number in count():
+            if stop.wait(0.001):
+                return
+            replace(str(lock), [b"holder %d" % number], durable=False)
+
+    holders = threading.Thread(target=hold)
+    holders.start()
+    try:
+        engine = store.open(timeout=1.0)
         fault(lambda: engine.swap(NAME, b"old", b"new", seconds=60))
+    finally:
+        stop.set()
+        holders.join()
     assert store.open().swap(NAME, b"old", b"new", seconds=60)

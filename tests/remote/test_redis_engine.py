@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-from collections.abc import Callable
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.engine import Engine, RemoteError
 from preheat.cache.remote.resp import Connection
 from tests.processes import wait_for
-from tests.remote.faults import LARGE, NAME, fault
+from tests.remote.faults import LARGE, NAME, every_call, fault
 from tests.remote.servers import ESCAPED_PASSWORD, PASSWORD, Server, free_ports, redis_server
 
 Open = Callable[[str], Engine]
@@ -64,6 +67,50 @@ def test_redis_removes_leases_that_were_not_renewed(redis: Server, open_url: Ope
 def test_a_server_that_speaks_something_else_than_redis(webdav: Server, open_url: Open) -> None:
     engine = open_url(f"redis://127.0.0.1:{webdav.port}")
     assert "protocol of Redis" in str(fault(lambda: engine.read(NAME)))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b":1",
+        b"*2\r\n:1\r\n:2",
+        b"*2\r\n$1\r\n0\r\n*1\r\n:7",
+        b"$x",
+        b"*1\r\n" * 5000,
+        b"hello",
+        b"-",
+        b"",
+    ],
+    ids=["integer", "pair", "key", "size", "deep", "word", "error", "nothing"],
+)
+def test_a_reply_that_makes_no_sense_is_an_error(open_url: Open, reply: bytes) -> None:
+    """Each call returns or raises `RemoteError`, and a read never returns anything but bytes."""
+    with saying((reply + b"\r\n") * 9) as port:  # as many as the commands that are sent at once
+        engine = open_url(f"redis://127.0.0.1:{port}")
+        fault(lambda: engine.read(NAME))
+        fault(lambda: list(engine.names()))
+        for call in every_call(engine):
+            with suppress(RemoteError):
+                call()
+
+
+@contextmanager
+def saying(reply: bytes) -> Iterator[int]:
+    """Run a server that gives the same reply to whatever it receives, and yield its port."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(ConnectionError):
+                while self.request.recv(1 << 16):
+                    self.request.sendall(reply)
+
+    class Threaded(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Threaded(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        yield int(server.server_address[1])
+        server.shutdown()
 
 
 def test_tls_needs_a_certificate_that_is_trusted(

@@ -5,76 +5,44 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from preheat.ahead.bundles import merge_entries, meta, require_place
 from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_foreign, plan_foreign
-from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, require_programs
+from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job
+from preheat.ahead.manifest import GraphKeys, Manifest, require_programs
+from preheat.ahead.shards import Shard
 from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
-from preheat.build.key_locks import Deferral
 from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
 from preheat.build.together import estimate
 from preheat.cache.bundle import write
 from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode
-from preheat.errors import InputError, PreheatError, ToolchainError, UnknownEntryError, copy_error
-from preheat.program import Program
+from preheat.errors import InputError, PreheatError
 
 if TYPE_CHECKING:  # The import takes milliseconds in every process.
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
-__all__ = ["BakeResult", "BakedProgram", "FailedProgram", "Job", "bake", "parse_archs", "plan"]
+__all__ = [
+    "BakeResult",
+    "BakedProgram",
+    "FailedProgram",
+    "Job",
+    "bake",
+    "parse_archs",
+    "plan",
+    "plan_all",
+]
 
-_POLL = 0.1  # seconds between two checks of which jobs an executor has started
-
-
-class Job(NamedTuple):
-    """One program to compile for one architecture, and the expected seconds."""
-
-    item: ManifestProgram
-    arch: Arch
-    estimate: float
-
-    def __str__(self) -> str:
-        return f"{self.item.title} for {self.arch}"
-
-
-class BakedProgram(NamedTuple):
-    """A program that was baked.
-
-    `key` is the digest of its code. `source` is the tier in which it was found, or "compiler".
-    `seconds` is the duration of its compile, whenever that was, and `bytes` its size in a bundle.
-    `arch` is None for an entry of another library that depends on none.
-    `note` says why no cache can store it. `changed` is True when its file is no longer the recorded
-    one. `include` has its include directories, spelled as `preheat.portable_paths` describes.
-    """
-
-    label: str
-    arch: Arch | None
-    key: str
-    source: str
-    seconds: float
-    bytes: int
-    note: str = ""
-    changed: bool = False
-    include: tuple[str, ...] = ()
-
-
-class FailedProgram(NamedTuple):
-    """A program that could not be baked. `arch` is None when it fails for every architecture."""
-
-    title: str
-    arch: Arch | None
-    error: PreheatError
+Archs = Arch | str | Iterable[Arch | str] | None
+OnStart = Callable[[Job | ForeignJob], None]
+OnDone = Callable[[Job | ForeignJob, BakedProgram | FailedProgram], None]
 
 
 @dataclass(frozen=True)
@@ -93,25 +61,19 @@ class BakeResult:
         return not self.failures
 
 
-class _Output(NamedTuple):
-    """What a job returns from the thread or process that ran it."""
-
-    row: BakedProgram
-    entry: BundleEntry
-
-
 def bake(
     manifest: Manifest | str | os.PathLike[str],
-    archs: Arch | str | Iterable[Arch | str] | None = None,
+    archs: Archs = None,
     *,
     output: str | os.PathLike[str] | None = None,
     builder: Builder | None = None,
     jobs: int | None = None,
-    executor: Executor | None = None,
+    executor: Executor | Callable[[], Executor] | str | None = None,
+    shard: Shard | str | None = None,
     config: Config | None = None,
     key: Signer | None = None,
-    on_start: Callable[[Job | ForeignJob], None] | None = None,
-    on_done: Callable[[Job | ForeignJob, BakedProgram | FailedProgram], None] | None = None,
+    on_start: OnStart | None = None,
+    on_done: OnDone | None = None,
 ) -> BakeResult:
     """Compile every program of `manifest`, a value or a path, and write the bundle `output`.
 
@@ -120,8 +82,12 @@ def bake(
 
     Programs are compiled for `archs`, or for the architectures with which each was recorded. The
     longest compiles start first. `jobs` of them run at the same time, one for each processor by
-    default, through `builder`. An `executor` runs them in its own processes instead, where builders
-    are opened from `config`; these processes need not share a cache with this one.
+    default, through `builder`. `shard`, such as "2/8", is the part of the programs to bake.
+
+    An `executor` of `concurrent.futures` runs them in its own processes instead, where builders are
+    opened from `config`; these processes need not share a cache with this one. It can also be a
+    function that makes an executor, which is replaced when it breaks, or the address of a fleet, such
+    as "dask://scheduler:8786". A program whose worker dies is given to another worker.
 
     A program that fails is listed in the result, and the others are baked. Programs that are finished
     when a bake ends early are in the cache. `on_start` and `on_done` are called in this thread.
@@ -132,64 +98,97 @@ def bake(
     if output is not None:  # Fail now and not after an hour of compiling.
         require_place(output)
     manifest = require_programs(manifest)
-    todo = plan(manifest, archs)
-    done: list[tuple[Job, _Output]] = []
-    failures = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
+    todo = plan_all(manifest, archs, shard)
     # Bundles, a seal and a recording are settings for runs.
     config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
+    results = _Results(on_done)
+    if executor is not None:
+        from preheat.ahead.bake_elsewhere import bake_elsewhere
 
-    def ended(job: Job, result: _Output | FailedProgram) -> None:
-        if isinstance(result, _Output):
-            done.append((job, result))
-        else:
-            failures.append(result)
-        if on_done is not None:
-            on_done(job, result.row if isinstance(result, _Output) else result)
-
-    if executor is None:
-        _run_here(todo, builder, config, jobs, on_start, ended)
-    else:
-        _run_there(todo, config, executor, on_start, ended)
-    requests = plan_foreign(manifest, parse_archs(archs))
-    baked = _bake_foreign(requests, builder, config, jobs, on_start, on_done)
-    failures += (each for each in baked if isinstance(each, FailedProgram))
-    foreign = [each for each in baked if isinstance(each, BakedForeign)]
-    outputs, ambiguous = _without_ambiguous(done)
-    failures += ambiguous
+        todo = bake_elsewhere(todo, config, executor, on_start, results.add)
+    _run_here(
+        [job for job in todo if isinstance(job, Job)], builder, config, jobs, on_start, results.add
+    )
+    requests = [job for job in todo if isinstance(job, ForeignJob)]
+    _run_adapters(requests, builder, config, jobs, on_start, results.add)
+    outputs, ambiguous = _without_ambiguous(results.programs)
+    unreadable = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
+    failures = [*unreadable, *results.failures, *ambiguous]
     failures.sort(key=lambda failed: (failed.title, str(failed.arch)))
+    foreign = sorted(
+        results.foreign, key=lambda each: (each.job.item.identity, each.job.arch or Arch(0, 0))
+    )
     path = Path(output) if output is not None and (outputs or foreign or not failures) else None
     nbytes = 0 if path is None else _write(path, outputs, foreign, manifest.graphs, key)
-    foreign.sort(key=lambda each: (each.job.item.identity, each.job.arch or Arch(0, 0)))
     rows = (*sorted(each.row for each in outputs), *map(_foreign_row, foreign))
     return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes)
 
 
-def plan(manifest: Manifest, archs: Arch | str | Iterable[Arch | str] | None = None) -> list[Job]:
+def plan_all(
+    manifest: Manifest, archs: Archs = None, shard: Shard | str | None = None
+) -> list[Job | ForeignJob]:
+    """Return the jobs of a bake or of one shard of it: programs, then requests of other libraries."""
+    everything: list[Job | ForeignJob] = [
+        *plan(manifest, archs),
+        *plan_foreign(manifest, parse_archs(archs)),
+    ]
+    if shard is None:
+        return everything
+    return (Shard.parse(shard) if isinstance(shard, str) else shard).select(everything)
+
+
+def plan(manifest: Manifest, archs: Archs = None) -> list[Job]:
     """Return the jobs of a bake, longest first, as measured by recordings or else estimated."""
     pairs = manifest.jobs(parse_archs(archs))
     todo = [Job(item, arch, item.seconds or estimate(item.program)) for item, arch in pairs]
     return sorted(todo, key=lambda job: -job.estimate)
 
 
-def parse_archs(archs: Arch | str | Iterable[Arch | str] | None) -> list[Arch] | None:
+def parse_archs(archs: Archs) -> list[Arch] | None:
     """Return architectures that are given in any form; None where none are given."""
     if archs is None:
         return None
     return [Arch.parse(arch) for arch in ([archs] if isinstance(archs, Arch | str) else archs)]
 
 
+@dataclass
+class _Results:
+    """What the jobs of a bake have made, and what failed, in the order in which they ended."""
+
+    on_done: OnDone | None
+    programs: list[tuple[Job, Output]] = field(default_factory=list)
+    foreign: list[BakedForeign] = field(default_factory=list)
+    failures: list[FailedProgram] = field(default_factory=list)
+
+    def add(self, job: Job | ForeignJob, result: Output | BakedForeign | PreheatError) -> None:
+        """Add the result of a job, and report it."""
+        row: BakedProgram | FailedProgram
+        if isinstance(result, PreheatError):
+            row = FailedProgram(job.item.title, job.arch, result)
+            self.failures.append(row)
+        elif isinstance(result, BakedForeign):
+            row = _foreign_row(result)
+            self.foreign.append(result)
+        else:
+            assert isinstance(job, Job)
+            row = result.row
+            self.programs.append((job, result))
+        if self.on_done is not None:
+            self.on_done(job, row)
+
+
 def _without_ambiguous(
-    done: Iterable[tuple[Job, _Output]],
-) -> tuple[list[_Output], list[FailedProgram]]:
+    done: Iterable[tuple[Job, Output]],
+) -> tuple[list[Output], list[FailedProgram]]:
     """Separate the programs for which a bundle would have two answers to one request.
 
     Their include directories are spelled alike and hold different headers. None of them is baked: a
     sealed process would be given the code of one where it asked for that of another.
     """
-    answers: dict[str, list[tuple[Job, _Output]]] = {}
+    answers: dict[str, list[tuple[Job, Output]]] = {}
     for job, each in done:
         answers.setdefault(each.entry.key, []).append((job, each))
-    outputs: list[_Output] = []
+    outputs: list[Output] = []
     failures: list[FailedProgram] = []
     for same in answers.values():
         if len({each.entry.artifact.digest for _, each in same}) == 1:
@@ -213,7 +212,7 @@ def _ambiguous(jobs: Sequence[Job]) -> InputError:
 
 def _write(
     path: Path,
-    outputs: Sequence[_Output],
+    outputs: Sequence[Output],
     foreign: Sequence[BakedForeign],
     graphs: Iterable[GraphKeys],
     key: Signer | None,
@@ -235,41 +234,6 @@ def _write(
     return write(path, entries, meta(toolchains, archs, graphs), key)
 
 
-# Other libraries
-
-
-def _bake_foreign(
-    todo: Sequence[ForeignJob],
-    builder: Builder | None,
-    config: Config,
-    jobs: int | None,
-    on_start: Callable[[ForeignJob], None] | None,
-    on_done: Callable[[ForeignJob, BakedProgram | FailedProgram], None] | None,
-) -> list[BakedForeign | FailedProgram]:
-    """Make the entries of other libraries, and return what was made and what failed."""
-    results: list[BakedForeign | FailedProgram] = []
-    if not todo:
-        return results
-
-    def started(job: ForeignJob) -> None:
-        if on_start is not None:
-            on_start(job)
-
-    def ended(job: ForeignJob, result: BakedForeign | PreheatError) -> None:
-        outcome: BakedForeign | FailedProgram
-        if isinstance(result, PreheatError):
-            outcome = FailedProgram(job.item.title, job.arch, result)
-        else:
-            outcome = result
-        results.append(outcome)
-        if on_done is not None:
-            on_done(job, _foreign_row(outcome) if isinstance(outcome, BakedForeign) else outcome)
-
-    used = builder or Builder.open(config)
-    bake_foreign(todo, used, jobs=jobs, on_start=started, on_done=ended)
-    return results
-
-
 def _foreign_row(baked: BakedForeign) -> BakedProgram:
     job = baked.job
     own = [entry for entry in baked.entries if entry.label == job.item.name]
@@ -281,45 +245,11 @@ def _foreign_row(baked: BakedForeign) -> BakedProgram:
         seconds=sum(entry.provenance.seconds for entry in own),
         bytes=sum(len(entry.encode(provenance=False)) for entry in own),
         note="; ".join(baked.notes),
+        worker=baked.worker,
     )
 
 
-# One program
-
-
-def _run(builder: Builder, job: Job, deferral: Deferral | None = None) -> _Output:
-    """Build the program of a job; `UnknownEntryError` when it lacks a kernel of the manifest."""
-    program = job.item.program
-    entry, tier = builder.bundle_entry(program, job.arch, job.item.entries, deferral)
-    builder.cache.settle()  # A bake fills shared stores: it waits rather than lets an entry be dropped.
-    artifact = entry.artifact
-    for name in entry.entries:
-        _require_entry(artifact, name, program)
-    row = BakedProgram(
-        label=program.label,
-        arch=job.arch,
-        key=artifact.digest,
-        source=tier,
-        seconds=artifact.provenance.seconds,
-        bytes=sum(map(len, entry.encode().values())),
-        note=entry.untracked_reason,
-        changed=job.item.changed,
-        include=program.include_spellings,
-    )
-    return _Output(row, entry)
-
-
-def _require_entry(artifact: Artifact, name: str, program: Program) -> None:
-    try:
-        artifact.entry(name)
-    except UnknownEntryError as unknown:
-        if "<" not in name or name in program.names:
-            raise
-        hint = f"name the template instance: add names = [{name!r}] to the program"
-        raise copy_error(unknown, hint=hint) from None
-
-
-# All programs
+# Jobs in this process
 
 
 def _run_here(
@@ -327,26 +257,27 @@ def _run_here(
     builder: Builder | None,
     config: Config,
     jobs: int | None,
-    on_start: Callable[[Job], None] | None,
-    on_done: Callable[[Job, _Output | FailedProgram], None],
+    on_start: OnStart | None,
+    on_done: Callable[[Job, Output | PreheatError], None],
 ) -> None:
     """Run the jobs through `builder`, or through one that is opened for them."""
+    if not todo:
+        return
     used = builder or Builder.open(config)
 
     def started(index: int) -> None:
         if on_start is not None:
             on_start(todo[index])
 
-    def ended(index: int, task: Task[_Output]) -> None:
-        job = todo[index]
+    def ended(index: int, task: Task[Output]) -> None:
         try:
-            result: _Output | FailedProgram = task.outcome()
+            result: Output | PreheatError = task.outcome()
         except PreheatError as error:
-            result = FailedProgram(job.item.title, job.arch, error)
-        on_done(job, result)
+            result = error
+        on_done(todo[index], result)
 
     try:
-        run = functools.partial(_run, used)
+        run = functools.partial(run_job, used)
         wanted = [(job.item.program, job.arch) for job in todo]
         look_ahead(used.cache, used.toolchain, wanted)
         with used.expect(wanted, most=jobs):
@@ -357,84 +288,21 @@ def _run_here(
             used.close()
 
 
-def _run_there(
-    todo: Sequence[Job],
+def _run_adapters(
+    todo: Sequence[ForeignJob],
+    builder: Builder | None,
     config: Config,
-    executor: Executor,
-    on_start: Callable[[Job], None] | None,
-    on_done: Callable[[Job, _Output | FailedProgram], None],
+    jobs: int | None,
+    on_start: OnStart | None,
+    on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
 ) -> None:
-    """Run the jobs in the processes of an executor. On exit, cancel those that have not started."""
-    futures: list[Future[_Output]] = []
-    try:
-        for job in todo:
-            futures.append(_submit(executor, config, job))
-        for job, future in _completed(todo, futures, on_start):
-            on_done(job, _result(job, future))
-    finally:
-        for future in futures:
-            future.cancel()
+    """Make the entries of other libraries."""
+    if not todo:
+        return
 
+    def started(job: ForeignJob) -> None:
+        if on_start is not None:
+            on_start(job)
 
-@functools.cache
-def _builder_of_process(config: Config) -> Builder:
-    """Return the builder of a process that an executor of the caller runs."""
-    return Builder.open(config)
-
-
-def _run_in_process(config: Config, job: Job) -> _Output:
-    return _run(_builder_of_process(config), job)
-
-
-def _submit(executor: Executor, config: Config, job: Job) -> Future[_Output]:
-    from concurrent.futures import BrokenExecutor, Future
-
-    try:
-        return executor.submit(_run_in_process, config, job)
-    except BrokenExecutor as broken:
-        future: Future[_Output] = Future()
-        future.set_exception(broken)
-        return future
-
-
-def _completed(
-    todo: Sequence[Job], futures: Sequence[Future[_Output]], on_start: Callable[[Job], None] | None
-) -> Iterator[tuple[Job, Future[_Output]]]:
-    """Yield each job when it ends. Executors do not announce starts, so these are polled."""
-    ended: SimpleQueue[int] = SimpleQueue()
-    for index, future in enumerate(futures):
-        future.add_done_callback(lambda _, index=index: ended.put(index))  # type: ignore[misc]
-    started: set[int] = set()
-
-    def start(index: int) -> None:
-        if index not in started and on_start is not None:
-            on_start(todo[index])
-        started.add(index)
-
-    queued = deque(range(len(todo)))
-    remaining = len(todo)
-    while remaining:
-        # Executors start jobs in the order of their submission.
-        while queued and (queued[0] in started or futures[queued[0]].running()):
-            start(queued.popleft())
-        try:
-            index = ended.get(timeout=_POLL)
-        except Empty:
-            continue
-        start(index)
-        remaining -= 1
-        yield todo[index], futures[index]
-
-
-def _result(job: Job, future: Future[_Output]) -> _Output | FailedProgram:
-    """Return the output of a job or its failure. A broken executor fails its jobs, not the bake."""
-    from concurrent.futures import BrokenExecutor, CancelledError
-
-    try:
-        return future.result()
-    except PreheatError as error:
-        return FailedProgram(job.item.title, job.arch, error)
-    except (BrokenExecutor, CancelledError) as broken:
-        why = f"{job} was not baked, because its executor failed: {broken or type(broken).__name__}"
-        lost = ToolchainError(why, hint="bake again: programs that were finished are in the cache")
-        return FailedProgram(job.item.title, job.arch, lost)
+    used = builder or Builder.open(config)
+    bake_foreign(todo, used, jobs=jobs, on_start=started, on_done=on_done)

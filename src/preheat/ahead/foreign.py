@@ -17,7 +17,15 @@ from preheat.build.parallel import Task, run_all
 from preheat.errors import AdapterError, PreheatError
 from preheat.foreign import ForeignEntry, ForeignRequest
 
-__all__ = ["BakedForeign", "ForeignJob", "bake_foreign", "closures", "missing_foreign", "plan_foreign"]
+__all__ = [
+    "BakedForeign",
+    "ForeignJob",
+    "bake_foreign",
+    "bake_request",
+    "closures",
+    "missing_foreign",
+    "plan_foreign",
+]
 
 _ESTIMATE = 1.0  # seconds for a request that was never measured
 _OTHER_KEY = (
@@ -41,13 +49,15 @@ class ForeignJob(NamedTuple):
 class BakedForeign(NamedTuple):
     """The entries that a request needs, and whether any had to be made.
 
-    `notes` say how they may differ from the recorded ones.
+    `notes` say how they may differ from the recorded ones. `worker` is that of an executor, if one ran
+    the job.
     """
 
     job: ForeignJob
     entries: tuple[ForeignEntry, ...]
     notes: tuple[str, ...] = ()
     made: bool = False
+    worker: str = ""
 
 
 def plan_foreign(manifest: Manifest, archs: Sequence[Arch] | None) -> list[ForeignJob]:
@@ -86,7 +96,7 @@ def bake_foreign(
     with closing(AdapterProcesses(builder)) as processes:
         kept = [job.item for job in todo if not job.item.request]
         builder.cache.look_ahead(r.digest for item in kept for r in recorded_requests(item))
-        run = functools.partial(_bake, builder, processes)
+        run = functools.partial(bake_request, builder, processes)
         # What is kept comes last: a job that makes its entries may have made those as well.
         for makes in (True, False):
             part = [job for job in todo if bool(job.item.request) is makes]
@@ -113,7 +123,14 @@ def _run_all(
     run_all(todo, run, threads=jobs or os.cpu_count(), on_start=started, on_done=ended)
 
 
-def _bake(builder: Builder, processes: AdapterProcesses, job: ForeignJob, _: Deferral) -> BakedForeign:
+def bake_request(
+    builder: Builder, processes: AdapterProcesses, job: ForeignJob, deferral: Deferral | None = None
+) -> BakedForeign:
+    """Return the entries of one job; `AdapterError` where they cannot be made.
+
+    `deferral` has no effect: the adapter waits in its own process.
+    """
+    del deferral
     if not job.item.request:
         return _recorded(builder, job)
     assert job.arch is not None

@@ -22,6 +22,7 @@ from preheat.build.failures import Failure, Failures
 from preheat.build.key_locks import Busy, Deferral, KeyLocks
 from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
+from preheat.build.monitoring import expose_counters
 from preheat.build.request import Request
 from preheat.build.seal import in_force
 from preheat.build.signers import required_signers
@@ -42,6 +43,7 @@ from preheat.events import Events, JsonLines, Stats, logged_events
 from preheat.key import Key
 from preheat.lazy import lazy
 from preheat.locks import no_fork
+from preheat.process_counters import process_counters
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
 from preheat.toolchain.compiler import Toolchain
@@ -93,6 +95,7 @@ class Builder:
         self.background = Background()  # for requests that do not wait; `close` cancels them
         close_at_exit(self)
         fork.register(self)
+        process_counters.add(events)
 
     @classmethod
     def open(
@@ -115,6 +118,7 @@ class Builder:
         events = events or logged_events()
         if config.events is not None:
             events.subscribe(JsonLines(config.events))
+        expose_counters(config, events)
         cache, disk = open_chain(config, events)
         memo_dir = disk.root if disk else None
         builder = cls(

@@ -53,8 +53,8 @@ class SharedTier(WritableTier, Protocol):
         Without `once`, no `get` of it makes a request for a while.
         """
 
-    def settle(self) -> None:
-        """Wait while many entries are not written yet."""
+    def settle(self, load: float = 0.5) -> None:
+        """Wait while more than this part of the queue is not written yet, but not for long."""
 
     def close(self) -> None:
         """Write what is queued, for a bounded time."""

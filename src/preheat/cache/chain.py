@@ -119,10 +119,10 @@ class Chain:
         for shared in self.shared:
             shared.look_ahead(wanted, once=once)
 
-    def settle(self) -> None:
-        """Wait while many entries are not on the servers yet, but not for long."""
+    def settle(self, load: float = 0.5) -> None:
+        """Wait while the queues of servers are fuller than `load`, from 0 to 1, but not for long."""
         for shared in self.shared:
-            shared.settle()
+            shared.settle(load)
 
     def close(self) -> None:
         """Write what is queued for servers, for a bounded time. The chain can still be used."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bake, plan
-from preheat.ahead.foreign import ForeignJob, closures, plan_foreign
+from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bake, plan_all
+from preheat.ahead.foreign import ForeignJob, closures
 from preheat.ahead.manifest import Manifest, require_programs
+from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cli.check import run_check
@@ -20,7 +21,6 @@ from preheat.cli.programs import archs_option
 from preheat.cli.signatures import signing_key
 from preheat.errors import InputError, PreheatError
 from preheat.progress import progress
-from preheat.signing import SigningKey
 
 __all__ = ["command"]
 
@@ -30,6 +30,10 @@ Examples:
   preheat bake kernels.toml --arch sm_90 -j 4 -o build/kernels.heat
   preheat bake kernels.toml --arch sm_90 --sign
   preheat bake kernels.toml --arch sm_90 --check
+  preheat bake kernels.toml --arch sm_90 --on dask://scheduler:8786
+  preheat bake kernels.toml --arch sm_90 --on ray://auto
+  preheat bake kernels.toml --arch sm_90 --shard 2/8
+  preheat bundle merge kernels.*-of-8.heat -o kernels.heat
 
 A bake needs no GPU. Programs in the cache are not compiled again, so a bake that was interrupted
 continues where it stopped. Exit status 1 when a program could not be baked: the bundle then has the
@@ -48,10 +52,21 @@ others. Exit status 2 when the manifest lists nothing.
     help="Number of compiles at the same time. Default: one for each processor.",
 )
 @click.option(
+    "--on",
+    "address",
+    metavar="ADDRESS",
+    help="Fleet that compiles: dask://HOST:PORT, ray://HOST:PORT, ray://auto, dask://local or ray://local.",
+)
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Bake part I of N alone; 'auto' or 'auto/N' for this job of an array of Slurm or Kubernetes.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Bundle to write. Default: the manifest's name with .heat.",
+    help="Bundle to write. Default: the manifest's name with .heat, or with .I-of-N.heat for a shard.",
 )
 @click.option("--sign", is_flag=True, help="Sign the bundle with the key in PREHEAT_SIGNING_KEY.")
 @click.option("--check", is_flag=True, help="Compile nothing; check that the bundle has every program.")
@@ -60,6 +75,8 @@ def command(
     manifest: Path,
     archs: tuple[str, ...],
     jobs: int | None,
+    address: str | None,
+    shard: str | None,
     output: Path | None,
     sign: bool,
     check: bool,
@@ -68,43 +85,58 @@ def command(
     """Compile the programs that MANIFEST lists, on all cores, into one bundle (.heat)."""
     if not manifest.name:  # such as `.`
         raise InputError(f"{manifest} is a directory", hint="name the manifest, such as kernels.toml")
-    output = output or manifest.with_suffix(".heat")
+    if address is not None and jobs is not None:
+        raise InputError("-j is for this machine; the workers of a fleet say how many jobs they run")
+    part = None if shard is None else Shard.parse(shard)
+    output = output or _default_output(manifest, part)
     if check:
+        if address is not None or part is not None:
+            raise InputError("--check reads a whole bundle, and takes neither --on nor --shard")
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
         return run_check(manifest, archs, [output], as_json=as_json)
     key = signing_key() if sign else None  # Fail now and not after an hour of compiling.
     listed = require_programs(manifest)
     _show_closures(listed)
-    baked = _bake(listed, [Arch.parse(arch) for arch in archs], jobs, output, key)
+    settings = {"jobs": jobs, "executor": address, "shard": part, "output": output, "key": key}
+    baked = _bake(listed, [Arch.parse(arch) for arch in archs], **settings)
     _report(listed, baked, output, as_json=as_json)
     return 0 if baked.ok else 1
 
 
-def _bake(
-    manifest: Manifest, archs: list[Arch], jobs: int | None, output: Path, key: SigningKey | None
-) -> BakeResult:
+def _default_output(manifest: Path, shard: Shard | None) -> Path:
+    """Return the bundle beside the manifest. Shards may share a directory, so each has its own name."""
+    if shard is None:
+        return manifest.with_suffix(".heat")
+    return manifest.with_suffix(f".{shard.number}-of-{shard.count}.heat")
+
+
+def _bake(manifest: Manifest, archs: list[Arch], **settings: Any) -> BakeResult:
     """Bake with a progress bar, which names the running jobs and follows their estimated time."""
-    todo: list[Job | ForeignJob] = [*plan(manifest, archs), *plan_foreign(manifest, archs)]
+    todo = plan_all(manifest, archs, settings["shard"])
     running: dict[Job | ForeignJob, None] = {}
+    workers: set[str] = set()
     done = 0
 
     with progress("baking", len(todo), work=sum(job.estimate for job in todo)) as bar:
 
         def started(job: Job | ForeignJob) -> None:
             running[job] = None
-            bar.step(_named(running), advance=0, work=0)
+            if settings["executor"] is None:
+                bar.step(_named(running), advance=0, work=0)
 
-        def ended(job: Job | ForeignJob, _: BakedProgram | FailedProgram) -> None:
+        def ended(job: Job | ForeignJob, row: BakedProgram | FailedProgram) -> None:
             nonlocal done
             done += 1
             del running[job]
-            bar.step(_named(running), work=job.estimate)
+            if isinstance(row, BakedProgram) and row.worker:
+                workers.add(row.worker)
+            bar.step(_on_workers(workers, job) if workers else _named(running), work=job.estimate)
 
+        if settings["executor"] is not None:
+            bar.step(f"waiting for workers of {settings['executor']}", advance=0, work=0)
         try:
-            return bake(
-                manifest, archs, jobs=jobs, output=output, key=key, on_start=started, on_done=ended
-            )
+            return bake(manifest, archs, **settings, on_start=started, on_done=ended)
         except KeyboardInterrupt:
             message = f"{done:,} of {len(todo):,} done; run it again to continue"
             raise KeyboardInterrupt(message) from None
@@ -126,12 +158,21 @@ def _named(running: dict[Job | ForeignJob, None]) -> str:
     return ", ".join(map(str, running))
 
 
+def _on_workers(workers: set[str], last: Job | ForeignJob) -> str:
+    """Return the progress on a fleet. Its engine does not say which jobs run."""
+    return f"{count(len(workers), 'worker')}, last {last}"
+
+
 def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(_as_dict(baked))
     elif baked.rows:
         for line in columns(_summary(baked), right=(1, 2, 3, 4, 5)):
             click.echo(line)
+        if any(row.worker for row in baked.rows):
+            click.echo()
+            for line in columns(_by_worker(baked), right=(1, 2, 3, 4)):
+                click.echo(line)
     requests = {item.title for item in manifest.foreign}
     for item in manifest.programs:
         if item.changed:
@@ -158,11 +199,22 @@ def _summary(baked: BakeResult) -> Iterator[tuple[str, ...]]:
     any_arch = [None] if None in archs else []  # entries that depend on none come last
     for arch in [*sorted(arch for arch in archs if arch is not None), *any_arch]:
         rows = [row for row in baked.rows if row.arch == arch]
-        made = [row for row in rows if row.source == "compiler"]
-        spent = duration(sum(row.seconds for row in made)) if made else "-"
-        held = size(sum(row.bytes for row in rows))
-        numbers = (len(rows), len(made), len(rows) - len(made))
-        yield str(arch or "any"), *map(str, numbers), spent, held
+        yield str(arch or "any"), *_counts(rows), size(sum(row.bytes for row in rows))
+
+
+def _by_worker(baked: BakeResult) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each worker. Entries that were copied on this machine have none."""
+    yield "WORKER", "PROGRAMS", "COMPILED", "FOUND", "COMPILING"
+    for worker in sorted({row.worker for row in baked.rows}):
+        rows = [row for row in baked.rows if row.worker == worker]
+        yield worker or "this machine", *_counts(rows)
+
+
+def _counts(rows: list[BakedProgram]) -> tuple[str, ...]:
+    """Return the number of rows, of compiles and of hits, and the duration of the compiles."""
+    made = [row for row in rows if row.source == "compiler"]
+    spent = duration(sum(row.seconds for row in made)) if made else "-"
+    return str(len(rows)), str(len(made)), str(len(rows) - len(made)), spent
 
 
 def _as_dict(baked: BakeResult) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from preheat.arch import Arch
 from preheat.build.bundle_entries import BundleEntry
 from preheat.cache.bundle import Bundle
 from preheat.cli.bundle_file import BUNDLE
+from preheat.cli.bundle_transfer import pull_command, push_command
 from preheat.cli.details import details_as_json
 from preheat.cli.output import columns, count, print_json, print_message, size
 from preheat.cli.signatures import claimed_key, signature_faults, signing_key
@@ -39,6 +40,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.group(epilog=_EPILOG)
 def command() -> None:
     """List, verify, sign and merge bundles (.heat)."""
+
+
+command.add_command(push_command)
+command.add_command(pull_command)
 
 
 @command.command()

@@ -15,6 +15,7 @@ from preheat.build.builder import Builder
 from preheat.build.nearest import Near, nearest
 from preheat.cache import DiskTier
 from preheat.cache.layer import Item
+from preheat.cli import cache_metrics, cache_sync
 from preheat.cli.details import details, details_as_json, file_of, ptx_of
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.cli.programs import (
@@ -61,6 +62,10 @@ def command() -> None:
     `preheat cache ls` shows it. Programs that preheat compiled have the kind cuda. The limits count
     files: a program with header files also has a header list, by which it is found.
     """
+
+
+command.add_command(cache_metrics.command)
+command.add_command(cache_sync.command)
 
 
 @command.command("dir")

@@ -14,6 +14,7 @@ from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.opendal_errors import ERRORS, translated
 from preheat.cache.remote.opendal_settings import settings_of
 from preheat.cache.remote.url import Remote
+from preheat.locks import no_fork
 
 __all__ = ["OpendalEngine", "S3Engine"]
 

@@ -49,7 +49,9 @@ class RedisEngine:
 
     def read(self, name: str) -> bytes | None:
         (data,) = self._call(["GET", self._key(name)])
-        return data  # type: ignore[no-any-return]
+        if data is None or isinstance(data, bytes):
+            return data
+        raise self._confused()
 
     def write(self, name: str, data: bytes) -> None:
         self._call(["SET", self._key(name), data])
@@ -70,7 +72,12 @@ class RedisEngine:
         seen: set[bytes] = set()  # A scan may return a key twice.
         cursor = b"0"
         while True:
-            ((cursor, keys),) = self._call(["SCAN", cursor, "MATCH", pattern, "COUNT", str(_BATCH)])
+            (reply,) = self._call(["SCAN", cursor, "MATCH", pattern, "COUNT", str(_BATCH)])
+            match reply:
+                case [bytes() as cursor, [*keys]] if all(isinstance(key, bytes) for key in keys):
+                    pass
+                case _:
+                    raise self._confused()
             for key in keys:
                 if key not in seen:
                     seen.add(key)
@@ -109,11 +116,13 @@ class RedisEngine:
             raise self._refused(refusal) from None
         except TimeoutError:
             raise RemoteError(f"{self.name} did not answer in time") from None
-        except (OSError, ValueError) as fault:  # ValueError: a malformed number in a reply
+        except OSError as fault:
             self.close()  # The other idle connections have the same fate.
             raise RemoteError(
                 f"{self.name}: {_reason(fault)}", retryable=isinstance(fault, ConnectionError)
             ) from None
+        except (ValueError, RecursionError):
+            raise self._confused() from None
         self._idle.append(connection)
         return replies
 
@@ -145,6 +154,9 @@ class RedisEngine:
         if remote.path.strip("0"):
             commands.append(["SELECT", remote.path])
         return commands
+
+    def _confused(self) -> RemoteError:
+        return RemoteError(f"{self.name}: the server does not speak the protocol of Redis")
 
     def _refused(self, refusal: ServerError) -> RemoteError:
         said = str(refusal)

@@ -30,7 +30,8 @@ class ServerError(Exception):
 class Connection:
     """One connection, for one call at a time. After any exception it must be closed.
 
-    Raises `OSError`, of which `TimeoutError` is one, and `ServerError` for a refused command.
+    Raises `OSError`, of which `TimeoutError` is one, `ServerError` for a refused command, and
+    `ValueError` or `RecursionError` for a reply that is none.
     """
 
     def __init__(self, open_socket: socket.socket) -> None:
@@ -62,7 +63,12 @@ class Connection:
         return replies
 
     def usable(self) -> bool:
-        """Return whether an idle connection is open. A server that closed it made it readable."""
+        """Return whether an idle connection is open and has nothing left to read.
+
+        A server that closed it made it readable.
+        """
+        if self._unread:
+            return False
         if isinstance(self._socket, ssl.SSLSocket):  # Records of the TLS session make it readable, too.
             return True
         poll = select.poll()
@@ -85,21 +91,23 @@ class Connection:
             case b":":
                 return int(rest)
             case b"$":
-                return None if rest == b"-1" else self._bytes(int(rest), deadline)
+                return self._bytes(int(rest), deadline)
             case b"*":
                 return [self._reply(deadline) for _ in range(int(rest))]
-        raise OSError("the server does not speak the protocol of Redis")
+        raise ValueError("the line is no reply")
 
     def _line(self, deadline: float) -> bytes:
         while (end := self._unread.find(b"\r\n")) < 0:
             if len(self._unread) > _CHUNK:
-                raise OSError("the server does not speak the protocol of Redis")
+                raise ValueError("the line is no reply")
             self._receive(deadline)
         line = bytes(self._unread[:end])
         del self._unread[: end + 2]
         return line
 
-    def _bytes(self, size: int, deadline: float) -> bytes:
+    def _bytes(self, size: int, deadline: float) -> bytes | None:
+        if size < 0:  # the reply for a key that does not exist
+            return None
         while len(self._unread) < size + 2:
             self._receive(deadline)
         data = bytes(memoryview(self._unread)[:size])

@@ -23,7 +23,6 @@ from preheat.events import Events
 __all__ = ["Keys", "RemoteTier"]
 
 _FLUSH = 10.0  # seconds that the end of a process waits for writes, at most
-_CROWDED = 0.5  # the load of the queue from which `settle` waits
 _TOGETHER = 500  # digests in one request of `look_ahead`
 _AHEAD = 60.0  # seconds for which an answer of `look_ahead` is used
 _MOST_REFUSED = 1024  # digests that are remembered as removed
@@ -228,13 +227,13 @@ class RemoteTier:
         """
         self._worker.when_done(callback)
 
-    def settle(self) -> None:
-        """Wait while the queue is more than half full, but not for long.
+    def settle(self, load: float = 0.5) -> None:
+        """Wait while the queue is fuller than `load`, from 0 to 1, but not for long.
 
         A bake calls it, which makes entries for others and is in no hurry.
         """
-        if self._worker.load > _CROWDED:
-            self._worker.wait(_CROWDED, _FLUSH)
+        if self._worker.load > load:
+            self._worker.wait(load, _FLUSH)
 
     def flush(self, seconds: float) -> bool:
         """Wait for the writes, and drop those that have not begun after `seconds`.

@@ -1,4 +1,16 @@
-"""The address of a shared store, from a URL such as `s3://bucket/kernels`."""
+"""The address of a shared store, from a URL such as `s3://bucket/kernels`.
+
+    s3://[KEY:SECRET@]bucket/folder?endpoint=URL&region=NAME&anonymous=1&addressing=path|virtual
+    gs://bucket/folder?endpoint=URL&anonymous=1
+    azblob://[ACCOUNT:KEY@]container/folder?account=NAME&endpoint=URL
+    redis://[[USER]:PASSWORD@]host:6379/0?prefix=NAME  or valkey://; with TLS rediss:// or valkeys://
+    dav://[USER:PASSWORD@]host/folder                  WebDAV; with TLS davs://
+    http://[USER:PASSWORD@]host/folder                 for reading only; with TLS https://
+    file:///folder                                     a directory that machines share
+
+Credentials that a URL does not have come from the usual environment of the service, such as
+`AWS_ACCESS_KEY_ID`.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,97 @@
+"""One job of a bake: what it compiles, how it runs, and what it returns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from preheat.ahead.manifest import ManifestProgram
+from preheat.arch import Arch
+from preheat.artifact import Artifact
+from preheat.build.builder import Builder
+from preheat.build.bundle_entries import BundleEntry
+from preheat.build.key_locks import Deferral
+from preheat.errors import PreheatError, UnknownEntryError, copy_error
+from preheat.program import Program
+
+__all__ = ["BakedProgram", "FailedProgram", "Job", "Output", "run_job"]
+
+
+class Job(NamedTuple):
+    """One program to compile for one architecture, and the expected seconds."""
+
+    item: ManifestProgram
+    arch: Arch
+    estimate: float
+
+    def __str__(self) -> str:
+        return f"{self.item.title} for {self.arch}"
+
+
+class BakedProgram(NamedTuple):
+    """A program that was baked.
+
+    `key` is the digest of its code. `source` is the tier in which it was found, or "compiler".
+    `seconds` is the duration of its compile, whenever that was, and `bytes` its size in a bundle.
+    `arch` is None for an entry of another library that depends on none.
+    `note` says why no cache can store it. `changed` is True when its file is no longer the recorded
+    one. `include` has its include directories, spelled as `preheat.portable_paths` describes.
+    `worker` is the host and the process that an executor used, as "host:pid"; it is empty for this one.
+    """
+
+    label: str
+    arch: Arch | None
+    key: str
+    source: str
+    seconds: float
+    bytes: int
+    note: str = ""
+    changed: bool = False
+    include: tuple[str, ...] = ()
+    worker: str = ""
+
+
+class FailedProgram(NamedTuple):
+    """A program that could not be baked. `arch` is None when it fails for every architecture."""
+
+    title: str
+    arch: Arch | None
+    error: PreheatError
+
+
+class Output(NamedTuple):
+    """What a job returns from the thread or process that ran it."""
+
+    row: BakedProgram
+    entry: BundleEntry
+
+
+def run_job(builder: Builder, job: Job, deferral: Deferral | None = None) -> Output:
+    """Build the program of a job; `UnknownEntryError` when it lacks a kernel of the manifest."""
+    program = job.item.program
+    entry, tier = builder.bundle_entry(program, job.arch, job.item.entries, deferral)
+    builder.cache.settle()  # A bake fills shared stores: it waits rather than lets an entry be dropped.
+    artifact = entry.artifact
+    for name in entry.entries:
+        _require_entry(artifact, name, program)
+    row = BakedProgram(
+        label=program.label,
+        arch=job.arch,
+        key=artifact.digest,
+        source=tier,
+        seconds=artifact.provenance.seconds,
+        bytes=sum(map(len, entry.encode().values())),
+        note=entry.untracked_reason,
+        changed=job.item.changed,
+        include=program.include_spellings,
+    )
+    return Output(row, entry)
+
+
+def _require_entry(artifact: Artifact, name: str, program: Program) -> None:
+    try:
+        artifact.entry(name)
+    except UnknownEntryError as unknown:
+        if "<" not in name or name in program.names:
+            raise
+        hint = f"name the template instance: add names = [{name!r}] to the program"
+        raise copy_error(unknown, hint=hint) from None

@@ -1,0 +1,1 @@
+"""Copies entries between stores: cache directories, bundles, and servers that machines share."""

@@ -1,0 +1,97 @@
+"""Bundles as objects of a server, each under the SHA-256 of its file: `bundles/<64 digits>`.
+
+The name decides the content, so that a reader needs no key: it compares what it received with the name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from preheat.ahead.bundles import require_place
+from preheat.cache.bundle import Bundle
+from preheat.cache.publish import publish
+from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engines import open_engine
+from preheat.cache.remote.server import Server
+from preheat.cache.remote.url import parse_remote
+from preheat.errors import BundleError, InputError, PreheatError
+from preheat.events import Events
+
+__all__ = ["pull", "push"]
+
+T = TypeVar("T")
+_SECONDS = 120.0  # for one request: a bundle may have hundreds of megabytes
+
+
+def push(path: Path, url: str) -> tuple[str, bool]:
+    """Write a bundle to a server, unless it is there; return its SHA-256 and whether it was written."""
+    with Bundle.open(path) as bundle:
+        if wrong := bundle.verify():
+            raise BundleError(f"bundle {path} is damaged: {next(iter(wrong.values()))}")
+    data = path.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    name = _name(digest)
+
+    def write(engine: Engine) -> int:
+        engine.write(name, data)
+        return len(data)
+
+    with _Connection(url) as server:
+        if server.call("existing", lambda engine: engine.existing([name])):
+            return digest, False
+        server.call("write", write)
+    return digest, True
+
+
+def pull(url: str, pin: str, output: Path) -> int:
+    """Write the bundle with the SHA-256 in `pin` to `output`; return its size.
+
+    `BundleError` when the server does not have it, or has other bytes in its place. An existing file is
+    then unchanged.
+    """
+    match = re.fullmatch(r"(?:sha256:)?([0-9a-fA-F]{64})", pin)
+    if match is None:
+        raise InputError(f"{pin!r} is not a pin", hint="a pin is sha256: and 64 hexadecimal digits")
+    require_place(output)
+    digest = match[1].lower()
+    with _Connection(url) as server:
+        data = server.call("read", lambda engine: engine.read(_name(digest)))
+        if data is None:
+            raise BundleError(f"{server.name} has no bundle sha256:{digest}")
+        if (found := hashlib.sha256(data).hexdigest()) != digest:
+            raise BundleError(f"{server.name} has sha256:{found} in the place of sha256:{digest}")
+    try:
+        return publish(output, [data])
+    except OSError as fault:
+        raise BundleError(f"bundle {output} cannot be written: {fault.strerror or fault}") from fault
+
+
+def _name(digest: str) -> str:
+    return f"bundles/{digest}"
+
+
+class _Connection:
+    """Requests to one server, with retries. A fault is a `PreheatError` that names the server."""
+
+    def __init__(self, url: str) -> None:
+        remote = parse_remote(url)
+        self.name = remote.name
+        self._server = Server(
+            "remote", lambda: open_engine(remote, timeout=_SECONDS), Events(), timeout=_SECONDS
+        )
+
+    def call(self, verb: str, act: Callable[[Engine], T]) -> T:
+        try:
+            return self._server.call(verb, act, writes=verb == "write")
+        except RemoteError as error:
+            raise PreheatError(f"{self.name}: {error}") from error
+
+    def __enter__(self) -> _Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()

@@ -1,0 +1,103 @@
+"""A server that many machines share, as a store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from preheat.build.remotes import open_remotes
+from preheat.cache import codec
+from preheat.cache.codec import DamagedEntryError
+from preheat.cache.remote import envelope
+from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.names import ROOT, digest_of, entry_name
+from preheat.cache.remote.tier import RemoteTier
+from preheat.cache.remote.url import parse_remote
+from preheat.config import Config
+from preheat.errors import InputError
+from preheat.events import Events
+from preheat.sync.store import Content, merged_list
+
+__all__ = ["RemoteStore", "open_remote"]
+
+_TOGETHER = 500  # digests in one request for those that exist
+_PATIENCE = 30.0  # seconds for a request: nothing waits for this command, and objects may be large
+
+
+class RemoteStore:
+    """Entries on a server, in signed envelopes, by the requests of a `RemoteTier`."""
+
+    def __init__(self, tier: RemoteTier, name: str) -> None:
+        self.skipped: dict[str, int] = {}
+        self.name = name
+        self._tier = tier
+
+    def digests(self) -> Iterator[str]:
+        """Yield the digest of every entry on the server."""
+        names = self._tier.server.call("names", lambda engine: list(engine.names(ROOT)))
+        return (digest for name in names if (digest := digest_of(name)) is not None)
+
+    def existing(self, digests: Collection[str]) -> set[str]:
+        """Return those of `digests` that the server has, with few requests."""
+        asked = list(digests)
+        batches = (asked[start : start + _TOGETHER] for start in range(0, len(asked), _TOGETHER))
+        return {digest for batch in batches for digest in self._tier.existing(batch)}
+
+    def is_header_list(self, digest: str) -> None:
+        """Return None: a server knows only names."""
+        del digest
+
+    def read(self, digest: str) -> bytes | None:
+        """Return an entry after its signature and its checksum were verified."""
+        data = self._tier.server.call("read", lambda engine: engine.read(entry_name(digest)))
+        if data is None:
+            return None
+        blob = envelope.unwrap(digest, data, self._tier.keys().trusted)
+        if why := codec.damage(digest, blob):
+            raise DamagedEntryError(why)
+        return blob
+
+    def objection(self, content: Content) -> None:
+        """Return None: a server keeps every entry."""
+        del content
+
+    def write(self, digest: str, blob: bytes) -> None:
+        """Sign an entry and write it."""
+        data = envelope.wrap(digest, blob, self._tier.keys().signer)
+
+        def write(engine: Engine) -> int:
+            engine.write(entry_name(digest), data)
+            return len(data)
+
+        self._tier.server.call("write", write, writes=True)
+
+    def merge(self, digest: str, header_list: bytes, *, dry_run: bool) -> bool:
+        """Add states to a header list. A machine that does so at the same time may replace them."""
+        merged = merged_list(digest, header_list, self.read)
+        if merged is not None and not dry_run:
+            self.write(digest, merged)
+        return merged is not None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._tier.close()
+
+
+def open_remote(url: str, config: Config, *, write: bool) -> RemoteStore:
+    """Open a shared store; `InputError` when it cannot be used. No request is made yet."""
+    name = parse_remote(url).name
+    reasons: list[str] = []
+    events = Events()
+    events.subscribe(
+        lambda _, fields: reasons.append(f"{fields['path']}: {fields['reason']}"), "refused"
+    )
+    patience = max(config.remote_timeout, _PATIENCE)
+    tiers = open_remotes(replace(config, remote=(url,), remote_timeout=patience), events)
+    if not tiers:
+        raise InputError("; ".join(reasons))
+    if write and not tiers[0].writable:
+        raise InputError(
+            f"{name} cannot be written without a key, because its readers need a signature",
+            hint="set PREHEAT_SIGNING_KEY to a key of 'preheat keys new'",
+        )
+    return RemoteStore(tiers[0], name)

@@ -1,0 +1,63 @@
+"""`preheat bundle push` and `pull`: a bundle on a server is what its pin says, or an error."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from preheat.cache.bundle import write
+from tests.cache.entries import blob_of, digest_of
+from tests.command import Cli, command_line
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    return command_line(capsys, monkeypatch, tmp_path, tmp_path / "cache")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/shared"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> bytes:
+    path = tmp_path / "kernels.heat"
+    write(path, {digest_of(number): blob_of(number) for number in range(3)}, {})
+    return path.read_bytes()
+
+
+def test_a_bundle_is_pulled_by_its_pin(cli: Cli, url: str, bundle: bytes, tmp_path: Path) -> None:
+    pushed = cli("bundle", "push", "kernels.heat", url)
+    assert pushed.out == f"sha256:{hashlib.sha256(bundle).hexdigest()}\n"
+    again = cli("bundle", "push", "kernels.heat", url, "--json").json()
+    assert (again["pin"], again["written"]) == (pushed.out.strip(), False)
+    for pin in (pushed.out.strip(), pushed.out.strip().removeprefix("sha256:")):
+        assert cli("bundle", "pull", url, pin, "-o", "copy.heat").code == 0
+        assert (tmp_path / "copy.heat").read_bytes() == bundle
+
+
+def test_other_bytes_are_refused(cli: Cli, url: str, bundle: bytes, tmp_path: Path) -> None:
+    pin = cli("bundle", "push", "kernels.heat", url).out.strip()
+    (stored,) = (path for path in (tmp_path / "shared").rglob("*") if path.is_file())
+    stored.write_bytes(bundle[:-1] + b"\0")
+    (tmp_path / "copy.heat").write_bytes(bundle)
+    ran = cli("bundle", "pull", url, pin, "-o", "copy.heat")
+    assert ran.code == 2
+    assert f"in the place of {pin}" in ran.err
+    assert (tmp_path / "copy.heat").read_bytes() == bundle
+
+
+def test_what_cannot_be_transferred_is_an_error(cli: Cli, url: str, bundle: bytes) -> None:
+    absent = f"sha256:{'0' * 64}"
+    assert "has no bundle" in cli("bundle", "pull", url, absent, "-o", "copy.heat").err
+    for arguments in (
+        ("pull", url, "sha256:12", "-o", "copy.heat"),
+        ("pull", "gopher://host", absent, "-o", "copy.heat"),
+        ("push", "absent.heat", url),
+    ):
+        assert cli("bundle", *arguments).code == 2
+    Path("kernels.heat").write_bytes(bundle[:-1])
+    assert cli("bundle", "push", "kernels.heat", url).code == 2

@@ -1,0 +1,187 @@
+"""The example for Kubernetes: valid objects, commands that preheat takes, and names that agree."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from preheat.cache.remote.url import parse_remote
+from preheat.cli import _preheat
+from preheat.config import VARIABLES
+from tests.kubernetes.schema import faults
+
+yaml = pytest.importorskip("yaml")
+pytest.importorskip("lightkube.models", reason="lightkube-models is not installed")
+
+FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
+Object = dict[str, Any]
+
+
+def documents() -> dict[str, Object]:
+    """Return every object of the example, by file and name."""
+    return {
+        f"{path.stem}/{document['kind']}/{document['metadata']['name']}": document
+        for path in sorted(FOLDER.glob("*.yaml"))
+        for document in yaml.safe_load_all(path.read_text())
+    }
+
+
+ALL = documents()
+PODS = {
+    name: each["spec"]["template"]["spec"]
+    for name, each in ALL.items()
+    if each["kind"] in ("Job", "Deployment")
+}
+
+
+def named(kind: str) -> dict[str, Object]:
+    return {each["metadata"]["name"]: each for each in ALL.values() if each["kind"] == kind}
+
+
+def containers() -> Iterator[tuple[str, Object]]:
+    for name, pod in PODS.items():
+        for each in (*pod.get("initContainers", ()), *pod["containers"]):
+            yield f"{name}/{each['name']}", each
+
+
+CONTAINERS = dict(containers())
+
+
+def variables(container: Object) -> dict[str, str]:
+    """Return the environment of a container, as Kubernetes makes it."""
+    env: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        ((kind, reference),) = source.items()
+        table = named("ConfigMap" if kind == "configMapRef" else "Secret")[reference["name"]]
+        env |= table.get("data", {}) | table.get("stringData", {})
+    return env | {row["name"]: row["value"] for row in container.get("env", ())}
+
+
+# Objects
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kubernetes_takes_the_object(name: str) -> None:
+    assert faults(ALL[name]) == []
+
+
+def test_the_schema_finds_faults() -> None:
+    job = copy.deepcopy(ALL["bake/Job/bake-kernels"])
+    pod = job["spec"]["template"]["spec"]
+    pod["containers"][0]["comand"] = []
+    pod["containers"][0]["resources"]["limits"] = "16Gi"
+    pod["restartPolicy"] = 3
+    del pod["containers"][0]["name"]
+    where = "Job.spec.template.spec"
+    assert faults(job) == [
+        f"{where}.restartPolicy: 3 is not str",
+        f"{where}.containers[0].resources.limits: '16Gi' is not a table",
+        f"{where}.containers[0]: Container has no field 'comand'",
+        f"{where}.containers[0]: Container needs the field 'name'",
+    ]
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_references_lead_somewhere(name: str) -> None:
+    pod = PODS[name.rpartition("/")[0]]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    for mount in CONTAINERS[name].get("volumeMounts", ()):
+        secret = volumes[mount["name"]].get("secret")
+        assert secret is None or secret["secretName"] in named("Secret")
+    files = {
+        f"{mount['mountPath']}/{file}"
+        for mount in CONTAINERS[name].get("volumeMounts", ())
+        if (secret := volumes[mount["name"]].get("secret"))
+        for file in named("Secret")[secret["secretName"]]["stringData"]
+    }
+    keys = {"PREHEAT_SIGNING_KEY", "PREHEAT_TRUSTED_KEYS"} & set(variables(CONTAINERS[name]))
+    assert {variables(CONTAINERS[name])[key] for key in keys} == files
+    ports = {port["name"] for port in CONTAINERS[name].get("ports", ())}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        if probe in CONTAINERS[name]:
+            assert CONTAINERS[name][probe]["httpGet"]["port"] in ports
+
+
+def test_pods_run_without_rights() -> None:
+    for pod in PODS.values():
+        assert pod["securityContext"]["runAsNonRoot"] is True
+    for container in CONTAINERS.values():
+        context = container["securityContext"]
+        assert (context["allowPrivilegeEscalation"], context["capabilities"]) == (
+            False,
+            {"drop": ["ALL"]},
+        )
+
+
+def test_only_pods_that_bake_have_the_private_key() -> None:
+    holders = {name for name, pod in PODS.items() if "preheat-signing-key" in str(pod["volumes"])}
+    assert holders == {"bake/Job/bake-kernels", "assemble/Job/assemble-kernels"}
+
+
+# Commands and settings
+
+
+def expanded(container: Object) -> list[str]:
+    """Return the command with its variables, as Kubernetes expands them."""
+    env = variables(container)
+    return [re.sub(r"\$\((\w+)\)", lambda match: env[match[1]], word) for word in container["command"]]
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_preheat_takes_the_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("kernels.toml", "work/kernels.heat", "bundle/kernels.heat"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    first, *words = expanded(CONTAINERS[name])
+    assert first == "preheat"
+    words = [re.sub(r"(^|=)/(work|bundle)/", rf"\1{tmp_path}/\2/", word) for word in words]
+    command: click.Command = _preheat
+    context = None
+    while isinstance(command, click.Group):
+        context = click.Context(command, parent=context)
+        _, found, words = command.resolve_command(context, words)
+        assert found is not None
+        command = found
+    command.make_context("preheat", words, parent=context)  # It raises for what it does not take.
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_every_setting_exists_and_has_a_valid_value(name: str) -> None:
+    env = variables(CONTAINERS[name])
+    known = {variable.name: variable for variable in VARIABLES}
+    settings = {name for name in env if name.startswith("PREHEAT_")}
+    assert settings <= set(known)
+    for setting in settings:
+        known[setting].read(env)
+    if "PREHEAT_REMOTE" in env:
+        assert parse_remote(env["PREHEAT_REMOTE"]).service == "s3"
+
+
+def test_every_pod_is_a_shard() -> None:
+    spec = ALL["bake/Job/bake-kernels"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert f"--shard=auto/{spec['completions']}" in CONTAINERS["bake/Job/bake-kernels/bake"]["command"]
+
+
+def test_the_bundle_that_is_pulled_is_the_one_that_is_run() -> None:
+    pulled = CONTAINERS["serve/Deployment/server/pull"]["command"]
+    run = CONTAINERS["serve/Deployment/server/server"]["command"]
+    (pin,) = (word for word in pulled if word.startswith("sha256:"))
+    (output,) = (word.partition("=")[2] for word in pulled if word.startswith("--output="))
+    assert f"--bundle={output}@{pin}" in run
+
+
+def test_prometheus_finds_the_port() -> None:
+    deployment = ALL["serve/Deployment/server"]
+    annotations = deployment["spec"]["template"]["metadata"]["annotations"]
+    server = CONTAINERS["serve/Deployment/server/server"]
+    (port,) = (port["containerPort"] for port in server["ports"] if port["name"] == "metrics")
+    assert annotations["prometheus.io/port"] == str(port)
+    assert variables(server)["PREHEAT_METRICS"] == f":{port}"
