@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/graphs.md, by running the snippet there that writes them.
+"""Draw the pictures of docs/graphs.md, by running the program there that writes them.
 
 python docs/graph_pictures.py
 """
@@ -15,23 +15,24 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "pictures"
 NAMES = ("graph.svg", "graph-diff.svg")
+PROGRAM = "picture.py"
 
 
 def snippet() -> str:
-    """Return the first snippet of the section on pictures."""
-    section = (DOCS / "graphs.md").read_text().partition("\n## Pictures\n")[2]
-    found = re.search(r"^```python\n(.*?)^```", section, re.M | re.S)
+    """Return the program of the section on pictures."""
+    found = re.search(
+        rf'^```python title="{PROGRAM}"\n(.*?)^```', (DOCS / "graphs.md").read_text(), re.M | re.S
+    )
     assert found is not None
     return found[1]
 
 
 def draw(into: Path) -> None:
-    """Write the pictures into a folder."""
+    """Write the program and its pictures into a folder."""
+    (into / PROGRAM).write_text(snippet())
     source = str(DOCS.parent / "src")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, *filter(None, sys.path)])}
-    subprocess.run(
-        [sys.executable, "-c", snippet()], cwd=into, env=env, check=True, stdout=subprocess.DEVNULL
-    )
+    subprocess.run([sys.executable, PROGRAM], cwd=into, env=env, check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> None:

@@ -22,8 +22,9 @@ from preheat.cache.bundle import Bundle
 from preheat.cli.demo import APP, bare_python
 from tests.shown_output import compare
 from tests.test_docs import ALL, ROOT, TRITON_PAGES
+from tests.test_stories import PAGES as STORIES
 
-GUIDES = sorted({*ROOT.glob("docs/guides/*.md")} - {*TRITON_PAGES})
+GUIDES = sorted({*ROOT.glob("docs/guides/*.md")} - {*TRITON_PAGES, *STORIES})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

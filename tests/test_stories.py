@@ -11,7 +11,21 @@ import pytest
 from tests.stories import run_page
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    DOCS / "index.md",
+    *sorted((DOCS / "start").glob("*.md")),
+    DOCS / "emulator.md",
+    DOCS / "graphs.md",
+    DOCS / "guides" / "arguments.md",
+    DOCS / "guides" / "graph-rules.md",
+    DOCS / "guides" / "programs.md",
+    DOCS / "guides" / "streams.md",
+    DOCS / "kernels.md",
+    DOCS / "lora.md",
+    DOCS / "ordering.md",
+    DOCS / "reference" / "emulator.md",
+]
 
 
 @pytest.fixture
@@ -28,7 +42,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_a_page_does_what_it_shows(page: Path, env: dict[str, str], tmp_path: Path) -> None:
     place = tmp_path / "work"
     place.mkdir()

@@ -1,4 +1,4 @@
-"""The pitfalls of docs/graphs.md, row by row: each is provoked, and the answer is that of the page."""
+"""Each pitfall of docs/guides/graph-pitfalls.md is provoked, and preheat answers as the page says."""
 
 from __future__ import annotations
 
@@ -26,28 +26,55 @@ from tests.runtime.support import KERNELS
 from tests.shown_output import matches
 from tests.threads import run_in_thread
 
-PAGE = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text()
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+RULES = (GUIDES / "graph-rules.md").read_text()
+PAGE = (GUIDES / "graph-pitfalls.md").read_text()
 N = 33
 
 
-class Row(NamedTuple):
-    """One row of the page; `says` is the expected error and its message, or None."""
+class Pitfall(NamedTuple):
+    """One pitfall of the page. Without an `error`, preheat raises nothing."""
 
     does: str
-    run_in_thread: str
-    says: str
+    elsewhere: str
+    error: str | None
+    message: str | None
+    hint: str | None
+
+
+_PITFALL = re.compile(
+    r"^- \*\*You (?P<does>.+?)\.\*\* Elsewhere, (?P<elsewhere>.+?)\.\n"
+    r"  preheat raises (?:nothing: .+\.|"
+    r"`(?P<error>\w+Error)`: (?P<message>`.+?`)(?: \(hint: (?P<hint>`.+`)\))?)$",
+    re.M,
+)
+
+
+def pitfalls() -> list[Pitfall]:
+    """Return the pitfalls of the page."""
+    found = [Pitfall(**match.groupdict()) for match in _PITFALL.finditer(PAGE)]
+    assert len(found) == PAGE.count("\n- ")
+    return [
+        each._replace(
+            message=each.message and _text(each.message),
+            hint=each.hint and _text(each.hint),
+        )
+        for each in found
+    ]
+
+
+def _text(span: str) -> str:
+    """Return the text of a code span."""
+    return span.strip("`") if not span.startswith("``") else span[2:-2].strip()
 
 
 def table(head: str) -> list[tuple[str, ...]]:
-    """Return the cells of the page's table under this head."""
-    rows = PAGE.partition(head)[2].partition("\n\n")[0].strip().splitlines()[1:]
+    """Return the cells of the table under this head, on the page with the rules."""
+    rows = RULES.partition(head)[2].partition("\n\n")[0].strip().splitlines()[1:]
     return [tuple(cell.strip() for cell in row.strip("|").split(" | ")) for row in rows]
 
 
-ROWS = [
-    Row(*cells)
-    for cells in table("| what you might do | what happens elsewhere, silently | what preheat says |")
-]
+PITFALLS = pitfalls()
 
 
 class Scene(NamedTuple):
@@ -96,7 +123,7 @@ MISUSES: dict[str, Misuse] = {}
 
 
 def footgun(does: str) -> Callable[[Misuse], Misuse]:
-    """Return the misuse of one row, by the words of its first cell."""
+    """Return the misuse of one pitfall, by its first sentence on the page."""
 
     def enter(misuse: Misuse) -> Misuse:
         MISUSES[does] = misuse
@@ -116,12 +143,12 @@ def inside(does: str, act: Misuse) -> None:
     MISUSES[does] = misuse
 
 
-inside("free it inside the window", lambda s: s.x.close())
-inside("allocate inside the window", lambda s: s.gpu.empty(N))
-inside("synchronise inside the window", lambda s: s.gpu.synchronize())
-inside("read a result inside the window", lambda s: s.out.numpy())
-inside("write from the host inside the window", lambda s: s.x.write(s.xs))
-inside("time work inside the window", lambda s: s.gpu.record(timing=True))
+inside("free an array inside the capture", lambda s: s.x.close())
+inside("allocate inside the capture", lambda s: s.gpu.empty(N))
+inside("synchronise inside the capture", lambda s: s.gpu.synchronize())
+inside("read a result inside the capture", lambda s: s.out.numpy())
+inside("write from the host inside the capture", lambda s: s.x.write(s.xs))
+inside("time work inside the capture", lambda s: s.gpu.record(timing=True))
 inside("begin again without an end", lambda s: s.gpu.capture().begin())
 
 
@@ -176,7 +203,7 @@ def _(s: Scene) -> None:
     del over
 
 
-@footgun("let the collector run inside the window")
+@footgun("let the collector run inside the capture")
 def _(s: Scene) -> None:
     cycle: list[Any] = [s.gpu.array(s.xs), s.captured(), s.gpu.record(), s.gpu.stream()]
     cycle.append(cycle)
@@ -207,7 +234,7 @@ def stepped(s: Scene) -> tuple[Graph, Array]:
     return graph, out
 
 
-@footgun("set a scalar inside the window")
+@footgun("set a scalar inside the capture")
 def _(s: Scene) -> None:
     step = s.gpu.scalar("int32", name="step")
     with s.gpu.capture():
@@ -241,7 +268,7 @@ def _(s: Scene) -> None:
     stepped(s)[0].replay(stpe=3)
 
 
-@footgun("use a kernel for the first time inside the window")
+@footgun("use a kernel for the first time inside the capture")
 def _(s: Scene) -> None:
     with s.gpu.capture():
         s.gpu.kernel(KERNELS, "add", label="new.cu")[2, 32](s.x, 1, s.out, N)
@@ -265,7 +292,7 @@ def _(s: Scene) -> None:
         s.add.launch(s.x, 5, s.out, N, grid=2, block=32, stream=side)
 
 
-@footgun("wait inside the window for an event from before it")
+@footgun("wait inside the capture for an event from before it")
 def _(s: Scene) -> None:
     before = s.gpu.record()
     with s.gpu.capture():
@@ -273,7 +300,7 @@ def _(s: Scene) -> None:
         s.gpu.wait(before)
 
 
-@footgun("ask for an event from inside the window")
+@footgun("ask for an event from inside the capture")
 def _(s: Scene) -> None:
     with s.gpu.capture():
         s.launch()
@@ -456,7 +483,7 @@ def _(s: Scene) -> None:
     s.gpu.graphs().run(s.x, s.launch)
 
 
-@footgun("return another array than the one captured, checked")
+@footgun("return another array than the one captured, with checked=True")
 def _(s: Scene) -> None:
     graphs = s.gpu.graphs(checked=True)
 
@@ -468,7 +495,7 @@ def _(s: Scene) -> None:
         graphs.run(8, partial(step, out))
 
 
-@footgun("replay for another value under a key that does not say so, checked")
+@footgun("replay for another value under a key that does not say so, with checked=True")
 def _(s: Scene) -> None:
     graphs = s.gpu.graphs(checked=True)
     for by in (5, 5, 5, 6):
@@ -508,7 +535,7 @@ def _(s: Scene) -> None:
         s.launch()
 
 
-@footgun("take more inside the window than a pool has")
+@footgun("take more inside the capture than a pool has")
 def _(s: Scene) -> None:
     pool = s.gpu.pool(4096)
     with s.gpu.capture():
@@ -564,22 +591,19 @@ def _(s: Scene) -> None:
         both[1, 1](s.out, state=state, device_state=False)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.does)
-def test_a_footgun_is_answered_as_the_page_says(row: Row, device: Gpu) -> None:
+@pytest.mark.parametrize("pitfall", PITFALLS, ids=lambda pitfall: pitfall.does)
+def test_a_footgun_is_answered_as_the_page_says(pitfall: Pitfall, device: Gpu) -> None:
     made = scene(device)
-    misuse = MISUSES[row.does]
-    found = re.fullmatch(r"`(\w+Error)` (.*?)(?: \(hint: (.*)\))?", row.says)
-    if found is None:
-        assert row.says.startswith("nothing")
+    misuse = MISUSES[pitfall.does]
+    if pitfall.error is None:
         misuse(made)
         return
-    kind, words, hint = found.groups()
     with pytest.raises(PreheatError) as caught:
         misuse(made)
-    assert type(caught.value).__name__ == kind
+    assert type(caught.value).__name__ == pitfall.error
     said = str(caught.value).partition("\n")[0]
-    assert matches(words, said), said
-    assert getattr(caught.value, "hint", None) == hint
+    assert matches(str(pitfall.message), said), said
+    assert getattr(caught.value, "hint", None) == pitfall.hint
     where = getattr(caught.value, "where", None)
     assert where is None or where.startswith("test_footguns.py:")
     if made.gpu._context is made.x.buffer.context:  # no reset
@@ -590,9 +614,8 @@ def test_a_footgun_is_answered_as_the_page_says(row: Row, device: Gpu) -> None:
 
 
 def test_every_footgun_of_the_page_is_tried_and_every_one_tried_is_on_the_page() -> None:
-    assert sorted(MISUSES) == sorted(row.does for row in ROWS)
-    assert len(ROWS) >= 14
-    assert all(len(row) == 3 and all(row) for row in ROWS)
+    assert sorted(MISUSES) == sorted(pitfall.does for pitfall in PITFALLS)
+    assert f"This page lists {len(PITFALLS)} mistakes" in PAGE
 
 
 def test_the_page_lists_what_a_capture_refuses() -> None:

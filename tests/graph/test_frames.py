@@ -416,14 +416,14 @@ def test_frames_wait_for_other_streams_while_another_thread_captures(faulty: Fau
     job.check(3)
 
 
-def test_frames_end_last_first(device: Gpu) -> None:
+def test_frames_end_in_the_reverse_order(device: Gpu) -> None:
     pool = device.pool(8 * KIB)
     first, second = pool.frame(), pool.frame()
     first.__enter__()
     a = pool.array([1, 2], "int32")
     second.__enter__()
     b = pool.array([3, 4], "int32")
-    with pytest.raises(GraphError, match="frames end last first") as refused:
+    with pytest.raises(GraphError, match="frames must end in the reverse order") as refused:
         first.__exit__(None, None, None)
     assert "this one ends with it" in str(refused.value.hint)
     assert (a.numpy().tolist(), b.numpy().tolist()) == ([1, 2], [3, 4])
