@@ -141,7 +141,7 @@ types: $(TESTING)      ## mypy, strict
 	@touch $@
 
 docs: .venv/.docs      ## the site, into .site; every warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: .venv/.docs  ## the site on http://127.0.0.1:8000, built again after every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
