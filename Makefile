@@ -128,9 +128,10 @@ torture: $(TESTING)    ## attacks on the cache, for long, with counts and seeds;
 torture-remote: $(TESTING)    ## 1,000 random faults under 16 processes that share Redis and S3, with counts and the seed
 	PREHEAT_TORTURE=1 $(BIN)/python -m pytest -s tests/torture/test_remote_faults.py
 
-lint: $(TESTING)       ## ruff, rules and format
+lint: $(TESTING)       ## ruff, rules and format, and the spelling of the docs and the source
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell docs *.md src examples
 
 types: $(TESTING)      ## mypy, strict
 	$(BIN)/mypy
@@ -151,7 +152,8 @@ pictures: $(TESTING)   ## draw the pictures of the docs: graphs, and charts of b
 	$(BIN)/python docs/charts.py
 
 docs-check: $(TESTING) ## run every snippet of the docs
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_stories.py tests/test_guides.py
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_stories.py tests/test_guides.py \
+		tests/test_docstrings.py tests/test_reference.py tests/test_names_in_docs.py
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
 test-gpu:              ## the tests that need a GPU or torch, with the Python that is there

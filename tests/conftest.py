@@ -341,6 +341,7 @@ LONGEST_FILES = [
     "kernels/test_plans.py",
     "kernels/test_rms_norm.py",
     "lora/test_plan.py",
+    "test_docstrings.py",
     "kernels/test_widths.py",
     "kernels/test_op.py",
     "runtime/test_native_memory.py",

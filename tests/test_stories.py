@@ -25,6 +25,7 @@ PAGES = [
     DOCS / "lora.md",
     DOCS / "ordering.md",
     DOCS / "reference" / "emulator.md",
+    DOCS / "reference" / "events.md",
 ]
 
 

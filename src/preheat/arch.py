@@ -16,10 +16,20 @@ _NAME = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Arch:
-    """One target: compute capability and suffix. `sm_90a` is not `sm_90`.
+    """A target of a compile: a compute capability and a suffix. `sm_90a` is not `sm_90`.
 
-    The suffix `a` marks code for exactly one compute capability, `f` code for a family (one major
-    version, minor at or above its own). `name` is made once, because every lookup needs it.
+    Attributes:
+        major: The major version of the compute capability.
+        minor: The minor version.
+        suffix: `"a"` for code that runs on exactly one compute capability, `"f"` for code that runs on
+            a family (one major version, and its own minor version or a higher one), or an empty string.
+        name: The whole name, such as `"sm_90a"`.
+
+    Examples:
+        >>> preheat.Arch(9, 0, "a").name
+        'sm_90a'
+        >>> preheat.Arch.parse("sm_90") < preheat.Arch.parse("sm_100")
+        True
     """
 
     major: int
@@ -32,7 +42,15 @@ class Arch:
 
     @classmethod
     def parse(cls, text: str | Arch) -> Arch:
-        """Read `sm_90a` (also `90a`, `9.0`); anything else is an `InputError`."""
+        """Read an architecture from a text such as `sm_90a`, `90a` or `9.0`.
+
+        Raises:
+            InputError: The text is not an architecture.
+
+        Examples:
+            >>> str(preheat.Arch.parse("9.0"))
+            'sm_90'
+        """
         return text if isinstance(text, Arch) else _parsed(str(text))
 
     def __str__(self) -> str:

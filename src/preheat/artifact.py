@@ -36,7 +36,21 @@ _MOST = 1 << 48  # A larger size, count or number of seconds means a damaged ent
 
 
 class Parameter(NamedTuple):
-    """One kernel parameter: its offset and size, its PTX kind, and its C++ type if known."""
+    """A parameter of a kernel.
+
+    Attributes:
+        offset: The offset in the parameter buffer, in bytes.
+        size: The size in bytes.
+        align: The alignment in bytes.
+        kind: The PTX type, such as `u64`.
+        pointer: True for a pointer.
+        type: The C++ type, or None if it is not known.
+
+    Examples:
+        >>> parameter = preheat.compile(SAXPY, "sm_90").entry("saxpy").parameters[1]
+        >>> parameter.type, parameter.offset, parameter.size
+        ('float const*', 8, 8)
+    """
 
     offset: int
     size: int
@@ -54,7 +68,20 @@ class Parameter(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """The resources of one kernel. Sizes are in bytes."""
+    """The resources of a kernel. Sizes are in bytes.
+
+    Attributes:
+        registers: Registers of a thread.
+        shared: Static shared memory of a block.
+        stack: The stack of a thread.
+        spill_stores: Bytes of registers that are spilled.
+        spill_loads: Bytes of registers that are loaded again.
+        barriers: The number of barriers.
+
+    Examples:
+        >>> preheat.compile(SAXPY, "sm_90").entry("saxpy").resources.spill_stores
+        0
+    """
 
     registers: int = 0
     shared: int = 0
@@ -65,7 +92,20 @@ class Resources(NamedTuple):
 
 
 class EntryPoint(NamedTuple):
-    """A kernel in an artifact. `name` is its symbol, `cpp` its C++ name where it has one."""
+    """A kernel in an artifact.
+
+    Attributes:
+        name: Its symbol.
+        parameters: Its parameters, in order.
+        cpp: Its C++ name, or None if it has none.
+        resources: The resources that it uses, if known.
+        directives: Its performance directives, such as the largest block.
+
+    Examples:
+        >>> entry = preheat.compile(SAXPY, "sm_90").entry("saxpy")
+        >>> [parameter.size for parameter in entry.parameters]
+        [4, 8, 8, 4]
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -83,7 +123,19 @@ class EntryPoint(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A file that the compiler opened: its include root, its name there, and its digest."""
+    """A file that the compiler opened.
+
+    Attributes:
+        root: The include directory, such as `@0` for the first one and `@cuda` for those of the
+            toolkit.
+        name: The name below this directory.
+        digest: The digest of the content.
+
+    Examples:
+        >>> artifact = preheat.compile("#include <cuda_fp16.h>", "sm_90")
+        >>> "cuda_fp16.h" in [header.name for header in artifact.headers]
+        True
+    """
 
     root: str
     name: str
@@ -91,7 +143,17 @@ class Header(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """Facts about one compile. They are not compared and not part of a bundle."""
+    """Facts about one compile. They are not compared, and bundles do not have them.
+
+    Attributes:
+        seconds: The time of the compile.
+        created: The time when it ended.
+        timing: The timing lines of the compiler.
+
+    Examples:
+        >>> preheat.compile(SAXPY, "sm_90").provenance.seconds > 0
+        True
+    """
 
     seconds: float = 0.0
     created: str = ""
@@ -102,9 +164,28 @@ class Provenance(NamedTuple):
 class Artifact:
     """Verified machine code. It is immutable, and two artifacts of one key are interchangeable.
 
-    An artifact from a store refers to the bytes of its entry, which the memory tier holds as well. Its
-    code is a copy of a part of them, made at each access. `parts`, `log` and `sources`, which no launch
-    needs, are decoded when they are first read.
+    `preheat.compile` and `Builder.build` return it.
+
+    Attributes:
+        digest: The digest of the key under which the artifact is stored.
+        label: The name of the program.
+        arch: The architecture of the code.
+        toolchain: The identity of the compiler.
+        parts: The rows of the key, for `preheat.explain`.
+        entries: The kernels, as `EntryPoint` objects.
+        cubin: The machine code. It is empty for a program that was compiled to PTX.
+        ptx: The PTX. It is empty for a program that was compiled to machine code.
+        names: The symbols of name expressions such as `tk<float>`.
+        headers: The header files that the compiler opened.
+        log: The messages of the compiler.
+        templates: The kernel templates of the program.
+        sources: Source texts for debuggers, by name.
+        provenance: Facts about the compile that made the artifact.
+
+    Examples:
+        >>> artifact = preheat.compile(SAXPY, "sm_90", label="saxpy.cu")
+        >>> artifact.label, str(artifact.arch), [entry.name for entry in artifact.entries]
+        ('saxpy.cu', 'sm_90', ['saxpy'])
     """
 
     digest: str
@@ -152,10 +233,19 @@ class Artifact:
         return len(self.cubin) + len(self.ptx)
 
     def entry(self, name: str) -> EntryPoint:
-        """Return the kernel `name`: `extern "C"` or C++, qualified or not, or an instance `tk<float>`.
+        """Return the kernel called `name`.
 
-        Parameter types distinguish overloads: `f(const float*, int)`.
-        Raises `UnknownEntryError` with the known names. A name that several kernels share is an error.
+        Args:
+            name: The name of a kernel, `extern "C"` or C++, qualified or not, or an instance such as
+                `tk<float>`. Parameter types distinguish overloads: `f(const float*, int)`.
+
+        Raises:
+            UnknownEntryError: There is no such kernel. The error lists the kernels that exist.
+            InputError: Several kernels have this name.
+
+        Examples:
+            >>> preheat.compile(SAXPY, "sm_90").entry("saxpy").parameters[0].size
+            4
         """
         if type(name) is not str:
             check_name("a kernel", name)
@@ -179,6 +269,11 @@ class Artifact:
         """Return the shortest name by which `entry(name)` finds `entry`.
 
         That is its C++ name, its C++ name with parameter types, or its mangled name.
+
+        Examples:
+            >>> artifact = preheat.compile("__global__ void k(int* x) { *x = 1; }", "sm_90")
+            >>> artifact.entries[0].name, artifact.name_of(artifact.entries[0])
+            ('_Z1kPi', 'k')
         """
         title = entry.title
         if self._by_name.get(title) == entry:

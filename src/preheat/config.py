@@ -372,7 +372,17 @@ def environ() -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings. `cache_dirs` are candidates, of which the first usable one is used."""
+    """All settings, one attribute for each variable of the environment.
+
+    Attributes:
+        cache_dirs: Candidates for the directory of the cache. The first usable one is used.
+
+    Examples:
+        >>> config = preheat.Config.from_env({"HOME": "/home/me", "PREHEAT_CACHE_LIMIT": "1GiB"})
+        >>> config.cache_limit
+        1073741824
+        >>> builder = preheat.Builder.open(preheat.Config.from_env())
+    """
 
     cache_dirs: tuple[Path, ...]
     lock_dir: Path
@@ -413,9 +423,19 @@ class Config:
     def from_env(
         cls, env: Mapping[str, str] | None = None, *, cache_dir: str | os.PathLike[str] | None = None
     ) -> Config:
-        """Read the settings from the environment. Raises `ConfigError` for an invalid value.
+        """Read the settings from the environment.
 
-        With `cache_dir` the cache is there or, where that cannot be used, in memory alone.
+        Args:
+            env: The variables. The default are those of the process.
+            cache_dir: The directory of the cache. If it cannot be used, the cache is in memory alone.
+
+        Raises:
+            ConfigError: A variable has an invalid value.
+
+        Examples:
+            >>> preheat.Config.from_env({"PREHEAT_SEALED": "maybe"})
+            Traceback (most recent call last):
+            preheat.errors.ConfigError: PREHEAT_SEALED='maybe' is not ...
         """
         env = environ() if env is None else env
         if cache_dir is not None:

@@ -38,7 +38,12 @@ _opening = Lock()
 def default_builder(cache_dir: str | os.PathLike[str] | None = None) -> Builder:
     """Return the builder of the process, which the first call opens from the environment.
 
-    With `cache_dir`, return the builder that has its cache in that directory.
+    Args:
+        cache_dir: The directory of the cache. Each directory has a builder of its own.
+
+    Examples:
+        >>> preheat.default_builder() is preheat.default_builder()
+        True
     """
     where = None if cache_dir is None else Config.from_env(cache_dir=cache_dir).cache_dirs[0]
     if where == Config.from_env().cache_dirs[0]:
@@ -72,12 +77,27 @@ def compile(
 ) -> Artifact:
     """Return machine code for `source`, from the cache or else from the compiler.
 
-    `source` is a path, a one-line string that ends in `.cu` or `.ptx` and names a file, CUDA C++ or PTX
-    text, or a `Program`. `names` are needed only for template instances, such as `"tk<float>"`.
-    `headers` maps names to texts in memory; `include` lists directories. `cache_dir` is the directory
-    of the cache, which the environment sets by default.
+    Args:
+        source: A path, a one-line string that ends in `.cu` or `.ptx` and names a file, CUDA C++ or PTX
+            text, or a `Program`.
+        arch: The architecture to compile for, such as `"sm_90"`.
+        label: The name of the program in messages and keys, such as `"saxpy.cu"`.
+        options: Options of the compiler, such as `["-use_fast_math"]`.
+        include: Directories with header files.
+        headers: Texts of header files by name. They are found before any file.
+        names: Name expressions of template instances, such as `["tk<float>"]`. Plain kernels need none.
+        cache_dir: The directory of the cache, instead of the one that the environment sets.
 
-    Raises `CompileError` with the log of the compiler.
+    Raises:
+        CompileError: The compiler rejects the program. The error has its log.
+        SealedError: The program is not stored, and this process is sealed.
+
+    Examples:
+        >>> artifact = preheat.compile(SAXPY, "sm_90", label="saxpy.cu")
+        >>> artifact.entries[0].name, len(artifact.cubin) > 0
+        ('saxpy', True)
+        >>> preheat.compile("saxpy.cu", "sm_90").label
+        'saxpy.cu'
     """
     try:
         program = Program.read(
@@ -100,13 +120,28 @@ def link(
 ) -> Artifact:
     """Return machine code for several parts that are linked, from the cache or else from the linker.
 
-    A part is CUDA C++ or PTX text, the path of a source or of a compiled file, the bytes of a compiled
-    file, a `Program` or a `BinaryPart`. Parts of CUDA C++ are compiled first, and are cached as well.
-    With `lto`, the linker optimises them as a whole. `options` are those of nvJitLink; a part that
-    needs options of its compiler is a `Program`. `label` names the result. To launch its kernels, use
-    `gpu.kernel(LinkedProgram.of(parts), name)`.
+    Parts of CUDA C++ are compiled first, and are cached as well. To launch the kernels of the result,
+    use `gpu.kernel(LinkedProgram.of(parts), name)`.
 
-    Raises `LinkError` with the symbols that are undefined, or defined twice, and `CompileError`.
+    Args:
+        parts: CUDA C++ or PTX texts, paths of sources or of compiled files, bytes of compiled files,
+            `Program` and `BinaryPart` objects. A part that needs options of its compiler is a
+            `Program`.
+        arch: The architecture to link for.
+        lto: Let the linker optimise the parts as a whole.
+        options: Options of nvJitLink.
+        label: The name of the result.
+        cache_dir: See `compile`.
+
+    Raises:
+        LinkError: Symbols are undefined, or defined twice. The error lists them.
+        CompileError: The compiler rejects a part.
+
+    Examples:
+        >>> DOUBLE = "__device__ int twice(int n) { return 2 * n; }"
+        >>> KERNEL = '__device__ int twice(int); extern "C" __global__ void k(int* x) {*x = twice(7);}'
+        >>> preheat.link([DOUBLE, KERNEL], "sm_90").entries[0].name
+        'k'
     """
     with no_fork:
         from preheat.linked_program import LinkedProgram
@@ -128,14 +163,29 @@ def compile_all(
     names: Iterable[str] | None = (),
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> list[Artifact]:
-    """Return machine code for many programs, in order: `compile_all([(source, "sm_90"), …])`.
+    """Return machine code for many programs, in order. Programs that no cache has compile in parallel.
 
-    A request is a source and an architecture, as for `compile`. The other arguments are those of
-    `compile`, and hold for all requests; a `Program` as source has its own. Everything is checked and
-    looked up first. What no cache has is compiled on all processors, each program once, and programs
-    that other processes are compiling come last. When it takes over two seconds, a terminal shows a
-    progress bar. If programs are wrong, the first error is raised, with the others in its `others` and
-    in a note; the programs that could be compiled are in the cache.
+    All requests are checked and looked up first. Each program is compiled once, and programs that other
+    processes are compiling come last. If this takes more than two seconds, a terminal shows a progress
+    bar.
+
+    Args:
+        requests: Pairs of a source and an architecture, as for `compile`.
+        options: See `compile`. This argument and the following ones apply to all requests. A `Program`
+            as source has its own.
+        include: See `compile`.
+        headers: See `compile`.
+        names: See `compile`.
+        cache_dir: See `compile`.
+
+    Raises:
+        PreheatError: The first error. Its attribute `others` and a note have the other errors. The
+            programs that could be compiled are in the cache.
+
+    Examples:
+        >>> found = preheat.compile_all([(SAXPY, "sm_80"), (SAXPY, "sm_90")])
+        >>> [str(artifact.arch) for artifact in found]
+        ['sm_80', 'sm_90']
     """
     with no_fork:
         from preheat.build.together import build_all, pairs  # Takes a millisecond.
@@ -159,8 +209,19 @@ def get_entry(
 ) -> ForeignEntry | None:
     """Return the files that were stored under `kind` and `key`, or None.
 
-    Bundles and caches are asked, and what they return was verified. `cache_dir` means the same as for
-    `compile`.
+    Bundles and caches are asked, and what they return was verified.
+
+    Args:
+        kind: The name of a library or a use, such as `"mylib"`.
+        key: The key of the entry in that library.
+        cache_dir: See `compile`.
+
+    Examples:
+        >>> entry = preheat.put_entry("mylib", "v1", {"notes.txt": b"by hand"})
+        >>> preheat.get_entry("mylib", "v1").files["notes.txt"]
+        b'by hand'
+        >>> preheat.get_entry("mylib", "v2") is None
+        True
     """
     return default_builder(cache_dir).foreign.get(_foreign_request(kind, key))
 
@@ -176,9 +237,22 @@ def put_entry(
 ) -> ForeignEntry:
     """Store files of your own under `kind` and `key`, and return the entry.
 
-    `kind` is a short name such as "mylib", and `key` identifies the content: it holds everything that
-    determines the files. An entry of the same kind and key is replaced. `label` and `arch` are shown by
-    `preheat cache ls`. Limits and eviction are those of the cache.
+    An entry of the same kind and key is replaced. Limits and eviction are those of the cache.
+
+    Args:
+        kind: A short name such as `"mylib"`.
+        key: The identity of the content. It holds everything that determines the files.
+        files: Contents by name.
+        label: A name that `preheat cache ls` shows.
+        arch: The architecture of the files, if they depend on one. `preheat cache ls` shows it.
+        cache_dir: See `compile`.
+
+    Raises:
+        InputError: The kind, the key or the name of a file is invalid.
+
+    Examples:
+        >>> preheat.put_entry("mylib", "table-v1", {"table": bytes(16)}, label="table").size
+        16
     """
     with no_fork:
         from preheat.foreign import ForeignEntry
@@ -198,10 +272,28 @@ def obtain_entry(
     arch: Arch | str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> ForeignEntry:
-    """Return the files stored under `kind` and `key`; store what `make` returns when there are none.
+    """Return the files stored under `kind` and `key`. If there are none, store what `make` returns.
 
-    Of all threads and processes that share the cache, one calls `make` and the others wait for it.
-    A sealed process never calls it: an entry that is missing is a `SealedError`.
+    One of all threads and processes that share the cache calls `make`, and the others wait for it. A
+    sealed process never calls it.
+
+    Args:
+        kind: See `put_entry`.
+        key: See `put_entry`.
+        make: A function that returns contents by name.
+        label: See `put_entry`.
+        arch: See `put_entry`.
+        cache_dir: See `compile`.
+
+    Raises:
+        SealedError: There is no such entry, and this process is sealed.
+
+    Examples:
+        >>> def make():
+        ...     return {"kernel.cubin": b"..."}  # the slow part
+        >>> entry = preheat.obtain_entry("mylib", "kernel-v1", make)
+        >>> entry.files["kernel.cubin"]
+        b'...'
     """
     try:
         request = _foreign_request(kind, key, label, arch)

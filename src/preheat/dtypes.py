@@ -15,7 +15,19 @@ __all__ = ["DTYPES", "DType", "dtype_of", "pointee_dtypes"]
 
 
 class DType(NamedTuple):
-    """One element type. There is one object for each, so they can be compared by identity."""
+    """An element type. There is one object for each type, so types can be compared by identity.
+
+    Attributes:
+        name: The name, such as `float32` or `bfloat16`.
+        size: The bytes of one element.
+        host: The NumPy type that the bytes are read as on the host.
+        typestr: The type in the array interfaces.
+        dlpack: The type code of DLPack.
+
+    Examples:
+        >>> gpu.zeros(2, "bfloat16").dtype.size
+        2
+    """
 
     name: str
     size: int
@@ -32,7 +44,12 @@ class DType(NamedTuple):
         return self.name.startswith("complex")
 
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy type of the same size; raw bits for types NumPy does not have."""
+        """Return the NumPy type of the same size: raw bits for types that NumPy lacks.
+
+        Examples:
+            >>> gpu.zeros(2, "bfloat16").dtype.numpy()
+            dtype('uint16')
+        """
         import numpy
 
         return numpy.dtype(self.host)

@@ -88,7 +88,20 @@ __all__ = [
 
 
 class PreheatError(Exception):
-    """Base of every error that preheat raises. `hint` says what to do next, or is None."""
+    """The base of every error that preheat raises.
+
+    Catch it to handle all of them. The page Errors of the reference has the cause and the cure of each.
+
+    Attributes:
+        others: The other errors of a call that does many things, such as `Gpu.kernels`.
+
+    Examples:
+        >>> try:
+        ...     gpu.kernel(SAXPY, "saxp")
+        ... except preheat.PreheatError as error:
+        ...     print(error.hint)
+        did you mean 'saxpy'?
+    """
 
     _hint: str | None = None
     others: tuple[PreheatError, ...] = ()
@@ -100,7 +113,7 @@ class PreheatError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """What to do next. A traceback shows it below the message."""
+        """A next step, or None. A traceback shows it below the message."""
         return self._hint
 
     @hint.setter
@@ -115,18 +128,31 @@ class PreheatError(Exception):
 
 
 class AdapterError(PreheatError):
-    """The adapter for another library cannot be used, or cannot make what was recorded."""
+    """The adapter for another library cannot be used, or cannot make what was recorded.
+
+    Install a version of the library that the adapter knows, or record again with the version that is
+    installed. The message names both.
+    """
 
 
 class InputError(PreheatError, ValueError):
-    """An argument, an option, a path or a file is invalid."""
+    """An argument, an option, a path or a file is invalid.
+
+    The message names it, and `hint` says what is valid. It is also a `ValueError`.
+    """
 
 
 class UnknownEntryError(InputError):
-    """The program has no such kernel.
+    """The program has no kernel of this name.
 
-    `known` lists the kernels it has, `templates` the templates, such as `tk<class T, int N>`. `reason`
-    is the message of the compiler where it rejected a name expression.
+    Use one of the names in `known`. A kernel template needs arguments, such as `"tk<float>"`.
+
+    Attributes:
+        name: The name that was requested.
+        program: The label of the program.
+        known: The kernels that the program has.
+        templates: Its kernel templates, such as `tk<class T, int N>`.
+        reason: The message of the compiler, if it rejected a name expression.
     """
 
     def __init__(
@@ -155,7 +181,15 @@ class UnknownEntryError(InputError):
 
 
 class TargetError(InputError):
-    """PTX that targets `target` cannot run on `arch`."""
+    """PTX for one architecture cannot run on another one.
+
+    Compile for an architecture that runs the PTX, or generate the PTX for an older architecture.
+
+    Attributes:
+        program: The label of the program.
+        target: The `.target` of the PTX.
+        arch: The architecture that was requested.
+    """
 
     def __init__(self, program: str, target: str, arch: str, why: str) -> None:
         self.program = program
@@ -165,7 +199,16 @@ class TargetError(InputError):
 
 
 class PtxError(InputError):
-    """PTX text breaks a rule. The error is found before the assembler runs."""
+    """PTX text breaks a rule. The error is found before the assembler runs.
+
+    Correct the line that the message shows.
+
+    Attributes:
+        program: The label of the program.
+        rule: The name of the rule.
+        line: The number of the line.
+        text: The line.
+    """
 
     def __init__(self, program: str, rule: str, message: str, line: int, text: str) -> None:
         self.program = program
@@ -177,11 +220,21 @@ class PtxError(InputError):
 
 
 class BundleError(InputError):
-    """A file is not a valid bundle, or a bundle cannot be written there."""
+    """A file is not a valid bundle, cannot be trusted, or cannot be written.
+
+    Copy or bake the bundle again, and check it with `preheat bundle verify FILE`.
+    """
 
 
 class ConfigError(PreheatError):
-    """An environment variable has an invalid value."""
+    """An environment variable has an invalid value.
+
+    Set the variable to a value that the message describes, or unset it.
+
+    Attributes:
+        variable: The name of the variable.
+        value: Its value.
+    """
 
     def __init__(self, variable: str, value: str, expected: str) -> None:
         self.variable = variable
@@ -190,7 +243,18 @@ class ConfigError(PreheatError):
 
 
 class CompileError(PreheatError):
-    """The compiler rejected the program. `log` is its output, `rows` the parsed diagnostics."""
+    """The compiler rejected the program.
+
+    Correct the source at the lines that the message shows.
+
+    Attributes:
+        program: The label of the program.
+        arch: The architecture.
+        options: The options of the compiler.
+        log: The whole output of the compiler.
+        rows: The messages in it, as `Diagnostic` objects.
+        count: The number of requests that met this failure.
+    """
 
     SHOWN = 8
 
@@ -220,9 +284,17 @@ class CompileError(PreheatError):
 class SealedError(PreheatError):
     """A sealed process would have to compile a program.
 
-    `program`, `entry` and `arch` identify the request, and `caller` is the line that made it. `reason`
-    says why no stored program answers it. `nearest` is the most similar stored program, and
-    `differences` lists the parts in which the request differs from it.
+    Record and bake what the process needs, or let it compile with `PREHEAT_SEALED=warn`. `preheat
+    check` finds missing programs before a process starts.
+
+    Attributes:
+        program: The label of the program.
+        arch: The architecture.
+        entry: The kernel that was requested, or None.
+        caller: The line that requested it.
+        reason: The reason why no stored program can be used.
+        nearest: The most similar stored program, or None.
+        differences: The parts in which the request differs from it.
     """
 
     def __init__(
@@ -262,9 +334,13 @@ class SealedError(PreheatError):
 
 
 class WarmError(PreheatError):
-    """A warm-up failed in part.
+    """A warm-up failed in part. Everything else is warm.
 
-    `failures` are pairs of a name and an error. `report` says what was done nevertheless.
+    Correct each failure, and call `gpu.warm` again: it does only what is missing.
+
+    Attributes:
+        failures: Pairs of a name and an error.
+        report: What was done nevertheless, as a `WarmReport`.
     """
 
     def __init__(self, failures: Iterable[tuple[str, Exception]], report: Any) -> None:
@@ -286,21 +362,35 @@ def _line(what: str, error: Exception) -> str:
 
 
 class ToolchainError(PreheatError):
-    """The compiler cannot be used. This says nothing about the program."""
+    """The compiler cannot be used. This says nothing about the program.
+
+    Run `preheat doctor`, which tests the compilers and names missing packages.
+    """
 
 
 class ToolchainNotFoundError(ToolchainError):
-    """A compiler library is not installed where preheat searches."""
+    """A compiler library is not installed where preheat searches.
+
+    Install it with `pip install 'preheat[cu13]'`, or use a bundle, which needs no compiler.
+    """
 
 
 class ToolchainChangedError(ToolchainError):
-    """The compiler that ran is not the build that the cache key names."""
+    """The compiler that ran is not the build that the cache key names.
+
+    This happens when a package is replaced while a process compiles. The builder tries again by itself.
+    If the error reaches you, start the process again.
+    """
 
 
 class CompilerCrashError(ToolchainError):
     """The compiler process crashed. The failure is not remembered, so the next request tries again.
 
-    `killed` is True when an external signal ended it, such as one of the out-of-memory killer.
+    If it was killed, give the machine more memory or compile fewer programs at once. Otherwise simplify
+    the program, or try another version of the compiler.
+
+    Attributes:
+        killed: True if an external signal ended it, such as one of the out-of-memory killer.
     """
 
     def __init__(self, message: str, *, killed: bool = False, hint: str | None = None) -> None:
@@ -309,11 +399,21 @@ class CompilerCrashError(ToolchainError):
 
 
 class CompilerTimeoutError(ToolchainError):
-    """The compiler did not finish within the time limit. The failure is not remembered."""
+    """The compiler did not finish within the time limit. The failure is not remembered.
+
+    Raise the limit with `PREHEAT_COMPILE_TIMEOUT`, or split the program.
+    """
 
 
 class LaunchError(InputError):
-    """A launch is invalid. `argument` is the position of the wrong argument, counted from 0."""
+    """A launch is invalid: an argument, the grid or the block does not fit. The driver was not called.
+
+    Correct the argument that the message names. `hint` often has the call that was meant.
+
+    Attributes:
+        kernel: The name of the kernel.
+        argument: The position of the wrong argument, counted from 0, or None.
+    """
 
     def __init__(
         self, kernel: str, message: str, *, argument: int | None = None, hint: str | None = None
@@ -325,19 +425,40 @@ class LaunchError(InputError):
 
 
 class StaleBufferError(LaunchError):
-    """A launch or a copy uses memory that was freed, or that was lost in a reset of its device."""
+    """A launch or a copy uses memory that was freed, or that was lost in a reset of its device.
+
+    Keep the array open until its last use, and make arrays again after a reset.
+    """
 
 
 class DeviceError(PreheatError):
-    """A device operation failed."""
+    """A device operation failed.
+
+    Most are of a class below this one. A fault makes the device unusable until `gpu.reset()`.
+    """
 
 
 class NoGpuError(DeviceError):
-    """There is no GPU to use."""
+    """There is no GPU to use.
+
+    Use `preheat.device("emulator")` or `preheat.device("auto")`, or check the driver with `preheat
+    doctor`.
+    """
 
 
 class DriverError(DeviceError):
-    """A CUDA driver call failed. A `sticky` error makes the context unusable."""
+    """A call of the CUDA driver failed.
+
+    If the error is sticky, call `gpu.reset()` or start the process again. `PREHEAT_BLOCKING=1` finds
+    the kernel that caused it.
+
+    Attributes:
+        call: The name of the call.
+        code: The number of the error.
+        name: The name of the error, such as `CUDA_ERROR_INVALID_VALUE`.
+        meaning: The text of the driver for it.
+        sticky: True if the context is unusable.
+    """
 
     def __init__(
         self,
@@ -358,25 +479,43 @@ class DriverError(DeviceError):
 
 
 class InvalidCodeError(DriverError):
-    """The driver rejects this binary: it is damaged, or made for another device."""
+    """The driver rejects this binary: it is damaged, or made for another device.
+
+    preheat replaces stored code by itself. For code of your own, compile it for the architecture of the
+    device.
+    """
 
 
 class OutOfMemoryError(DriverError, MemoryError):
-    """Device memory is exhausted."""
+    """Device memory is exhausted. It is also a `MemoryError`.
+
+    Close arrays and graphs that are no longer used, use a pool for captures, or use smaller batches.
+    """
 
 
 class ContextLostError(DeviceError):
-    """The context of the object was lost in a fault of the device, a reset, or a fork."""
+    """The context of the object was lost in a fault of the device, a reset, or a fork.
+
+    Make arrays, kernels and streams again after a reset. A forked child opens no GPU of its parent:
+    start such processes with the method `spawn`.
+    """
 
 
 class GraphError(DeviceError):
-    """A graph cannot be captured or replayed."""
+    """A graph cannot be captured or replayed.
+
+    The message says why, and `hint` says what to do. A graph that was not captured cannot be replayed.
+    """
 
 
 class CaptureError(GraphError):
     """A capture is misused, or an operation cannot be captured.
 
-    `where` is the line of the program that caused it.
+    Move the operation before the capture. Allocations and copies from the host are the most frequent
+    ones.
+
+    Attributes:
+        where: The line of the program that caused it, or None.
     """
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
@@ -385,15 +524,27 @@ class CaptureError(GraphError):
 
 
 class CaptureWarning(RuntimeWarning):
-    """A step cannot be captured and runs without a graph: correct, and slower than a replay."""
+    """A step cannot be captured and runs without a graph: correct, and slower than a replay.
+
+    The message has the line of the step. Correct it as for a `CaptureError`.
+    """
 
 
 class StaleGraphError(GraphError):
-    """Memory that a graph uses was freed. A replay would use memory of other arrays."""
+    """Memory that a graph uses was freed. A replay would use memory of other arrays.
+
+    Capture again, or keep the arrays open as long as the graph.
+    """
 
 
 class BakedError(GraphError):
-    """A replay would use values that were captured for another call. `changes` lists them."""
+    """A replay would use values that were captured for another call.
+
+    Make the value a part of the key, or pass it as a `gpu.scalar`, which a replay can set.
+
+    Attributes:
+        changes: The values that differ.
+    """
 
     def __init__(self, message: str, changes: Sequence[str], *, hint: str | None = None) -> None:
         self.changes = tuple(changes)
@@ -401,15 +552,27 @@ class BakedError(GraphError):
 
 
 class PoolSealedError(GraphError):
-    """A sealed pool does not allocate."""
+    """A sealed pool was asked for memory.
+
+    Measure all bodies before `pool.seal()`, or call `pool.unseal()`.
+    """
 
 
 class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated kernel)
     """The emulated kernel did something that is an error on a GPU.
 
-    `line` is the line of the PTX. `block` and `thread` identify the first thread at fault, and
-    `address` the memory it accessed, where the fault is about memory. `source` is the line of the CUDA
-    source, followed by the lines of the calls around it. It is empty where these are not known.
+    Correct the kernel at the line that the message shows.
+
+    Attributes:
+        kernel: The name of the kernel.
+        message: The fault.
+        line: The line of the PTX.
+        text: The instruction.
+        block: The block of the first thread at fault.
+        thread: This thread.
+        address: The memory that it accessed, if the fault is about memory.
+        source: The line of the CUDA source, followed by the lines of the calls around it. It is empty
+            if these are not known.
     """
 
     SHOWN = 8
@@ -464,7 +627,10 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
 
 
 class UnsupportedInstructionError(EmulatorFault):
-    """The emulator does not support this instruction, or this form of it."""
+    """The emulator does not support this instruction, or this form of it.
+
+    Run the kernel on a GPU. The page on the emulator lists the instructions that are supported.
+    """
 
 
 E = TypeVar("E", bound=Exception)

@@ -150,7 +150,20 @@ class Tally:
 
 
 class Events:
-    """Counts events and hands them to sinks. Safe from any thread."""
+    """Counts events and passes them to sinks. It is safe from any thread.
+
+    The page Events of the reference describes every event.
+
+    Examples:
+        >>> events = preheat.Events()
+        >>> events.subscribe(lambda name, fields: print(name, fields["program"]), "miss", "compile")
+        >>> builder = preheat.Builder.open(cache_dir="observed", events=events)
+        >>> artifact = builder.build(preheat.Program.of(SAXPY, label="saxpy.cu"), "sm_90")
+        miss saxpy.cu
+        compile saxpy.cu
+        >>> events.stats()["compiles"]
+        1
+    """
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks: dict[str, list[Sink]] = {}  # by the name of the event
@@ -160,20 +173,60 @@ class Events:
             self.subscribe(sink)
 
     def subscribe(self, sink: Sink, *names: str) -> None:
-        """Pass the events called `names` to `sink` from now on: all of `EVENTS` when none is named."""
+        """Pass events to `sink` from now on.
+
+        Args:
+            sink: A function of the name of an event and its fields.
+            names: The names of events. The default is all of `EVENTS`.
+
+        Examples:
+            >>> seen = []
+            >>> events = preheat.Events()
+            >>> events.subscribe(lambda name, fields: seen.append(fields["reason"]), "uncached")
+            >>> events.emit("uncached", program="a.cu", arch="sm_90", reason="it reads the clock")
+            >>> seen
+            ['it reads the clock']
+        """
         for name in names or EVENTS:
             self._sinks.setdefault(name, []).append(sink)
 
     def unsubscribe(self, sink: Sink) -> None:
-        """Pass no more events to `sink`."""
+        """Pass no more events to `sink`.
+
+        Examples:
+            >>> seen = []
+            >>> def sink(name, fields):
+            ...     seen.append(name)
+            >>> events = preheat.Events(sink)
+            >>> events.unsubscribe(sink)
+        """
         self._sinks = {name: [s for s in sinks if s != sink] for name, sinks in self._sinks.items()}
 
     def has_sink(self, name: str) -> bool:
-        """Return whether a sink gets the events called `name`; if not, only their number counts."""
+        """Return True if a sink gets the events called `name`. Otherwise they are only counted.
+
+        Examples:
+            >>> preheat.Events().has_sink("hit")
+            False
+        """
         return bool(self._sinks.get(name))
 
     def emit(self, name: str, /, **fields: Any) -> None:
-        """Count the event `name`, which is one of `EVENTS`, and pass it to its sinks."""
+        """Count the event `name`, which is one of `EVENTS`, and pass it to its sinks.
+
+        Args:
+            name: The name of the event.
+            fields: The fields of the event.
+
+        Raises:
+            KeyError: No event has this name.
+
+        Examples:
+            >>> events = preheat.Events()
+            >>> events.emit("put", tier="disk", key="6fd5", bytes=4096)
+            >>> events.stats()
+            {'puts.disk': 1, 'bytes_written.disk': 4096}
+        """
         if name in EVENTS:
             self._uncounted.append((name, fields))
             if len(self._uncounted) >= _COUNT_AT:
@@ -184,11 +237,28 @@ class Events:
             sink(name, fields)
 
     def fault(self, where: str, verb: str, error: BaseException) -> None:
-        """Emit a fault event: a tier or file cannot be used, and the caller goes on without it."""
+        """Emit a `fault` event: a tier or file cannot be used, and the caller continues without it.
+
+        Args:
+            where: The tier or file.
+            verb: The operation that failed.
+            error: Its error.
+
+        Examples:
+            >>> events = preheat.Events()
+            >>> events.fault("disk", "write", OSError("the disk is full"))
+            >>> events.stats()["faults"]
+            1
+        """
         self.emit("fault", where=where, verb=verb, error=f"{type(error).__name__}: {error}")
 
     def stats(self) -> Stats:
-        """Return a copy of the counters."""
+        """Return a copy of the counters.
+
+        Examples:
+            >>> preheat.Events().stats()
+            {}
+        """
         return self.tally.stats()
 
     def forget(self) -> None:

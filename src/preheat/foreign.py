@@ -68,10 +68,23 @@ class ForeignRequest(NamedTuple):
 class ForeignEntry:
     """Named files of another library, and what identifies them.
 
-    `kind` names the library or the use, such as "triton". `key` is the key of that library, verbatim.
-    `variant` distinguishes entries for which the library has one key by mistake. These three are the
-    identity of an entry. `label` and `arch` tell people what it is; `arch` is None for files that do
-    not depend on it. `properties` are texts that the user of the entry may read.
+    `preheat.put_entry`, `get_entry` and `obtain_entry` return it. Kind, key and variant are the
+    identity of an entry.
+
+    Attributes:
+        kind: The library or the use, such as `"triton"`.
+        key: The key of that library, verbatim.
+        files: Contents by name.
+        variant: A text that distinguishes entries for which the library has one key by mistake.
+        label: A name for people.
+        arch: The architecture, or None for files that do not depend on it.
+        properties: Texts that the user of the entry may read.
+        provenance: Facts about the compile that made the files.
+
+    Examples:
+        >>> entry = preheat.put_entry("mylib", "v1", {"kernel.cubin": b"..."}, label="kernel")
+        >>> entry.title, entry.size
+        ('mylib kernel', 3)
     """
 
     kind: str

@@ -39,11 +39,22 @@ __all__ = ["Gpu", "device"]
 
 
 class Gpu(GraphMethods):
-    """One device. Every method may be called from any thread.
+    """A device that runs kernels: a GPU, or the emulator. Every method is safe from any thread.
 
-    `jit` lets a GPU that is newer than the compiler run PTX through its driver. `blocking` waits after
-    every launch, so that an error names the kernel that caused it. `reload` compiles a program again
-    when one of its files has changed.
+    `preheat.device` returns it.
+
+    Attributes:
+        jit: True if a GPU that is newer than the compiler runs PTX through its driver.
+        blocking: True if every launch waits, so that an error names the kernel that caused it.
+        reload: True if a program is compiled again after a change of one of its files.
+
+    Examples:
+        >>> gpu = preheat.device("emulator")
+        >>> saxpy = gpu.kernel(SAXPY, "saxpy")
+        >>> x, y = gpu.array([1.0, 2.0], "float32"), gpu.zeros(2)
+        >>> saxpy[1, 32](2.0, x, y, 2)
+        >>> y.numpy()
+        array([2., 4.], dtype=float32)
     """
 
     def __init__(
@@ -98,7 +109,12 @@ class Gpu(GraphMethods):
         return self._device.limits
 
     def memory(self) -> base.MemoryInfo:
-        """Return the free and the total device memory in bytes."""
+        """Return the free and the total device memory in bytes.
+
+        Examples:
+            >>> gpu.memory().free <= gpu.memory().total
+            True
+        """
         self._context.require_alive()
         return self._device.memory()
 
@@ -123,16 +139,40 @@ class Gpu(GraphMethods):
     ) -> Kernel:
         """Return the kernel `name` of `source`, compiled at most once, ever, and loaded once.
 
-        `source` is CUDA C++ or PTX text, the path of a `.cu` or `.ptx` file, or a `Program`. `name` may
-        be `extern "C"` or not, or a template instance such as `"tk<float>"`; parameter types after it
-        choose an overload: `"f(float*)"`. The other arguments are those of `module`. A second call
-        returns the same kernel, unless a file was edited: then the new code is compiled and loaded, and
-        kernels that are in use keep the old code. The source file is compared at each call, its headers
-        at most once a second.
+        A second call returns the same kernel, unless a file was edited. In that case the new code is
+        compiled and loaded, and kernels that are in use keep the old code. The source file is compared
+        at each call, and its headers at most once a second.
 
-        With `wait=False`, the call returns at once, and the kernel is compiled in the background. Its
-        first use waits and loads it, and raises what is wrong with the program. A sealed process, which
-        compiles nothing, ignores it.
+        Args:
+            source: CUDA C++ or PTX text, the path of a `.cu` or `.ptx` file, or a `Program`.
+            name: The name of a kernel, which need not be `extern "C"`, or of a template instance such
+                as `"tk<float>"`. Parameter types after the name select an overload: `"f(float*)"`.
+            label: The name of the program in messages and keys, such as `"saxpy.cu"`.
+            options: Options of the compiler, such as `["-use_fast_math"]`.
+            include: Directories with header files.
+            headers: Texts of header files by name. They are found before any file.
+            names: Name expressions of other template instances to compile, such as `["tk<int>"]`.
+            arch: The architecture to compile for, if it is not the one that the device reports:
+                `"sm_90a"` on an sm_90 device.
+            strict: Accept only code for exactly this architecture.
+            wait: With False, return at once and compile in the background. The first use of the kernel
+                waits, loads it, and raises the errors of the program. A sealed process, which compiles
+                nothing, ignores this argument.
+
+        Raises:
+            CompileError: The compiler rejects the program.
+            UnknownEntryError: The program has no such kernel.
+            SealedError: The program is not stored, and this process is sealed.
+
+        Examples:
+            >>> saxpy = gpu.kernel(SAXPY, "saxpy")
+            >>> saxpy is gpu.kernel(SAXPY, "saxpy")
+            True
+            >>> SCALE = "template <class T> __global__ void scale(T* x, T by) { x[threadIdx.x] *= by; }"
+            >>> x = gpu.array([1.0, 2.0], "float64")
+            >>> gpu.kernel(SCALE, "scale<double>")[1, 2](x, 3.0)
+            >>> x.numpy()
+            array([3., 6.])
         """
         if headers is None:  # Headers are a mapping, which cannot be part of a key.
             # This is a `ModuleRequest` unless an argument has another form, which it gets below.
@@ -170,14 +210,31 @@ class Gpu(GraphMethods):
         arch: Arch | str | None = None,
         strict: bool = False,
     ) -> list[Kernel]:
-        """Return many kernels, in order: `gpu.kernels([(source, "saxpy"), (other, "scale")])`.
+        """Return many kernels, in order, and compile those that no cache has on all processors.
 
-        A request is a source and a name, as for `kernel`. The other arguments are those of `kernel`,
-        and hold for all requests; a `Program` as source has its own. Everything is checked and looked
-        up first. What no cache has is compiled on all processors, each program once, and programs that
-        other processes are compiling come last. When it takes over two seconds, a terminal shows a
-        progress bar. If programs are wrong, the first error is raised, with the others in its `others`
-        and in a note; the programs that could be compiled are in the cache.
+        All requests are checked and looked up first. Each program is compiled once, and programs that
+        other processes are compiling come last. If this takes more than two seconds, a terminal shows a
+        progress bar.
+
+        Args:
+            requests: Pairs of a source and a name, as for `kernel`.
+            options: See `kernel`. This argument and the following ones apply to all requests. A
+                `Program` as source has its own.
+            include: See `kernel`.
+            headers: See `kernel`.
+            names: See `kernel`.
+            arch: See `kernel`.
+            strict: See `kernel`.
+
+        Raises:
+            PreheatError: The first error. Its attribute `others` and a note have the other errors. The
+                programs that could be compiled are in the cache.
+
+        Examples:
+            >>> SCALE = 'extern "C" __global__ void scale(float* x, float by) { x[threadIdx.x] *= by; }'
+            >>> saxpy, scale = gpu.kernels([(SAXPY, "saxpy"), (SCALE, "scale")])
+            >>> scale.name
+            'scale'
         """
         with no_fork:
             from preheat.runtime import together  # Takes a millisecond.
@@ -204,14 +261,33 @@ class Gpu(GraphMethods):
         arch: Arch | str | None = None,
         strict: bool = False,
     ) -> Module:
-        """Return a whole program, loaded: `module["kernel"]`, `module.symbol("table")`.
+        """Return a whole program, compiled and loaded.
 
-        `label`, `options`, `include`, `headers` and `names` are those of `Program`. `arch` compiles for
-        another architecture than the device reports (`sm_90a` on an sm_90 device); `strict` accepts
-        only code for exactly that one. A file or header that was edited is compiled again; modules and
-        kernels that are in use keep the code they have. `source` may also be compiled code, with
-        `label` and `strict` alone: the bytes of a cubin, or an `ObjectCode` of cuda.core with a cubin
-        or PTX. A cubin is not cached, and a sealed process loads it.
+        A file or header that was edited is compiled again. Modules and kernels that are in use keep the
+        code that they have.
+
+        Args:
+            source: As for `kernel`, or compiled code: the bytes of a cubin, or an `ObjectCode` of
+                cuda.core with a cubin or PTX. Compiled code takes `label` and `strict` alone. A cubin
+                is not cached, and a sealed process loads it.
+            label: The name of the program in messages and keys, such as `"saxpy.cu"`.
+            options: Options of the compiler, such as `["-use_fast_math"]`.
+            include: Directories with header files.
+            headers: Texts of header files by name. They are found before any file.
+            names: Name expressions of template instances, such as `["tk<float>"]`.
+            arch: The architecture to compile for, if it is not the one that the device reports:
+                `"sm_90a"` on an sm_90 device.
+            strict: Accept only code for exactly this architecture.
+
+        Raises:
+            CompileError: The compiler rejects the program.
+            SealedError: The program is not stored, and this process is sealed.
+
+        Examples:
+            >>> module = gpu.module("__device__ int n = 7; __global__ void next() { n++; }")
+            >>> module["next"][1, 1]()
+            >>> module.symbol("n", "int32").numpy()
+            array([8], dtype=int32)
         """
         try:
             request = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
@@ -223,12 +299,23 @@ class Gpu(GraphMethods):
     def warm(self, *sources: WarmSource, jobs: int | None = None) -> WarmReport:
         """Compile and load programs, resolve their kernels and capture graphs before they are needed.
 
-        A source is a manifest or a bundle, or the path of one. Programs of a manifest that no cache has
-        are compiled, `jobs` at once (by default one for each processor). A bundle is mounted, and each
-        of its programs is loaded for the architecture that runs best on this device. Graph keys are
-        captured through warmers: see `GraphCache.warmer` and `Graphed.warmer`. The call tries
-        everything, and then raises `WarmError` with everything that failed. A second call does only
-        what is missing.
+        A bundle is mounted, and each of its programs is loaded for the architecture that runs best on
+        this device. Graph keys are captured through warmers: see `GraphCache.warmer` and
+        `Graphed.warmer`. A second call does only what is missing.
+
+        Args:
+            sources: Manifests and bundles, or their paths.
+            jobs: The number of programs of a manifest that are compiled at the same time. The default
+                is the number of processors.
+
+        Raises:
+            WarmError: Something failed. The call tries everything first, and the error lists all
+                failures.
+
+        Examples:
+            >>> report = gpu.warm("kernels.toml")
+            >>> report.programs, report.entries
+            (1, 1)
         """
         from preheat.warmup import warm  # The only import of a higher layer; it takes milliseconds.
 
@@ -241,22 +328,65 @@ class Gpu(GraphMethods):
     # Memory
 
     def array(self, data: object, dtype: object = None, *, stream: object = None) -> Array:
-        """Copy `data` to the device: lists, NumPy arrays, or tensors of any library on host or device.
+        """Copy `data` to the device.
 
-        bfloat16 and float8 accept raw bits (uint16, uint8). bfloat16 also accepts numbers, and rounds.
+        Args:
+            data: Lists, NumPy arrays, or tensors of any library on the host or a device. For bfloat16
+                and float8, raw bits (uint16, uint8). bfloat16 also accepts numbers, and rounds them.
+            dtype: The element type. The default is the type of `data`.
+            stream: The stream of the copy.
+
+        Raises:
+            InputError: `data` has no such elements, or a shape that arrays cannot have.
+
+        Examples:
+            >>> gpu.array(np.eye(2, dtype="float32"))
+            <Array float32[2, 2] on emulator:0>
+            >>> gpu.array([1, 2, 3], "float16").numpy()
+            array([1., 2., 3.], dtype=float16)
         """
         return copy_of(self._context, data, dtype, stream)
 
     def empty(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
-        """Return a new array with undefined contents."""
+        """Return a new array with undefined contents.
+
+        Args:
+            shape: A number of elements, or a tuple.
+            dtype: The element type.
+            stream: The stream in which the memory is allocated.
+
+        Raises:
+            OutOfMemoryError: The device has not enough memory.
+
+        Examples:
+            >>> gpu.empty((2, 3), "int32").nbytes
+            24
+        """
         return new_array(self._context, shape_of(shape), dtype_of(dtype), stream)
 
     def zeros(self, shape: object, dtype: object = "float32", *, stream: object = None) -> Array:
-        """Return a new array of zeros."""
+        """Return a new array of zeros. The arguments are those of `empty`.
+
+        Examples:
+            >>> gpu.zeros(3).numpy()
+            array([0., 0., 0.], dtype=float32)
+        """
         return self.empty(shape, dtype, stream=stream).fill(0)
 
     def scalar(self, dtype: object, value: complex = 0, *, name: str | None = None) -> Scalar:
-        """Return one value at a fixed device address; graphs set it by its `name`."""
+        """Return one value at a fixed device address, which kernels take as a pointer.
+
+        Args:
+            dtype: The type of the value.
+            value: The first value.
+            name: The name by which `Graph.replay` sets the value.
+
+        Examples:
+            >>> step = gpu.scalar("int32", 5, name="step")
+            >>> step.set(6)
+            >>> step.get()
+            6
+        """
         if name is not None and not isinstance(name, str):
             raise InputError(f"the name of a scalar is text, not {short_repr(name)}")
         if name is not None and name in graph.RESERVED:
@@ -271,39 +401,88 @@ class Gpu(GraphMethods):
     # Streams
 
     def stream(self, *, priority: int = 0) -> Stream:
-        """Return a stream beside the device's own; lower numbers have a higher `priority`."""
+        """Return a new stream, which runs concurrently with the stream of the device.
+
+        Args:
+            priority: A lower number is a higher priority.
+
+        Examples:
+            >>> x, y, saxpy = gpu.zeros(4), gpu.zeros(4), gpu.kernel(SAXPY, "saxpy")
+            >>> with gpu.stream() as side:
+            ...     saxpy.launch(2.0, x, y, 4, grid=1, block=32, stream=side)
+        """
         if not isinstance(priority, int):
             raise InputError(f"the priority of a stream is an integer, not {short_repr(priority)}")
         return Stream(self._context, priority)
 
     def record(self, *, timing: bool = False) -> Event:
-        """Return an event after everything submitted to the device's own stream.
+        """Return an event after everything that was submitted to the stream of the device.
 
-        Inside a capture it is a point of the graph, after everything in the captured stream so far.
+        Inside a capture, the event is a point of the graph, after everything in the captured stream so
+        far.
+
+        Args:
+            timing: Let `Event.elapsed` measure the time from or to this event.
+
+        Examples:
+            >>> event = gpu.record()
+            >>> event.synchronize()
+            >>> event.done()
+            True
         """
         return record_in(self._context, None, timing=timing)
 
     def wait(self, other: object) -> None:
-        """Let later work of the device's own stream wait for an event, or for a stream's work so far.
+        """Let later work of the stream of the device wait for an event, or for a stream's work so far.
 
         The caller does not wait. Inside a capture, `gpu.record()` and `gpu.wait(…)` mean the captured
         stream: `side.wait(gpu.record())` forks a branch of the graph, and `gpu.wait(side)` joins it.
+
+        Args:
+            other: An `Event` or a `Stream`, or a stream of another library.
+
+        Examples:
+            >>> side = gpu.stream()
+            >>> gpu.wait(side.record())
         """
         self._context.require_alive()
         wait_in(self._context, None, other)
 
     def synchronize(self) -> None:
-        """Wait for all work on the device, and raise its errors."""
+        """Wait for all work on the device, and raise its errors.
+
+        Raises:
+            DeviceError: A kernel failed since the last check, or the context is lost.
+
+        Examples:
+            >>> gpu.synchronize()
+        """
         self._context.synchronize()
 
     # Lifetime
 
     def trim(self) -> int:
-        """Unload every module that nothing but this device holds, and return how many."""
+        """Unload every module that only this device holds, and return the number of unloaded modules.
+
+        Examples:
+            >>> kernel = gpu.kernel('extern "C" __global__ void unused() {}', "unused")
+            >>> del kernel
+            >>> gpu.trim() > 0
+            True
+        """
         return self._session.trim()
 
     def reset(self) -> None:
-        """Reset the device after a fault. All its arrays, kernels and streams become unusable."""
+        """Reset the device after a fault. All its arrays, kernels and streams become unusable.
+
+        Examples:
+            >>> spare = preheat.device("emulator:7")
+            >>> x = spare.zeros(4)
+            >>> spare.reset()
+            >>> x.numpy()
+            Traceback (most recent call last):
+            preheat.errors.StaleBufferError: ...
+        """
         if not self._context.recovers:
             self._context.require_alive()
         self._context.refuse_in_capture(RESET)
@@ -313,7 +492,12 @@ class Gpu(GraphMethods):
         self._session = self._new_session()
 
     def close(self) -> None:
-        """Close the device. Nothing of it can be used again. A second call does nothing."""
+        """Close the device. Nothing of it can be used again. A second call does nothing.
+
+        Examples:
+            >>> spare = preheat.device("emulator:6")
+            >>> spare.close()
+        """
         if self._closed:
             return
         self._context.refuse_in_capture(RESET)
@@ -354,19 +538,35 @@ def device(
     blocking: bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Gpu:
-    """Return a device, opened at the first call: by default the first GPU.
+    """Return a device, which the first call opens. The default is the first GPU.
 
-    `which` is `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for a GPU if there
-    is one and the emulator otherwise. Without it, `PREHEAT_DEVICE` decides. Other kinds of devices can
-    be registered: see `preheat.devices.registry`.
+    Args:
+        which: `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for a GPU if there
+            is one and the emulator otherwise. The default is the value of `PREHEAT_DEVICE`, or
+            `"cuda"`. `preheat.devices.registry` registers other kinds of devices.
+        arch: The architecture that an emulator emulates.
+        patience: How long an emulated kernel may run without progress.
+        schedule: The seed of an emulator whose streams defer their work.
+        sanitize: Stop an emulated kernel at a value that CUDA leaves undefined. The default is
+            `PREHEAT_EMULATOR_SANITIZE`.
+        jit: Let a GPU that is newer than the compiler run PTX through its driver.
+        blocking: Wait after every launch, so that an error names the kernel that caused it.
+        cache_dir: The directory of the cache, instead of the one that the environment sets.
 
-    `arch` is the architecture to emulate, `patience` how long an emulated kernel may run without
-    progress, and `schedule` the seed of an emulator whose streams defer their work. With `sanitize`, or
-    `PREHEAT_EMULATOR_SANITIZE`, an emulated kernel stops at a value that CUDA leaves undefined.
-    Emulators with different settings are different devices with different names: `"emulator:0[sm_100]"`
-    has `arch="sm_100"`, and `which` accepts that name.
+    Returns:
+        The device. Two calls with the same arguments return the same object. Emulators with different
+            settings are different devices with different names: `"emulator:0[sm_100]"` has
+            `arch="sm_100"`, and `which` accepts that name.
 
-    `cache_dir` is the directory of the cache, instead of the one that the environment sets.
+    Raises:
+        NoGpuError: There is no such GPU, or no driver.
+        InputError: No kind of device has this name, or a setting does not fit the device.
+
+    Examples:
+        >>> preheat.device("emulator")
+        <Gpu emulator:0: PTX emulator, sm_90>
+        >>> preheat.device("emulator", arch="sm_100").name
+        'emulator:0[sm_100]'
     """
     for setting, wanted in (("sanitize", sanitize), ("jit", jit), ("blocking", blocking)):
         if not isinstance(wanted, bool | None):

@@ -42,18 +42,37 @@ class GraphMethods:
         pool: CaptureMemory | None = None,
         free_on_launch: bool = False,
     ) -> Graph:
-        """Return a graph to capture into: `with gpu.capture() as graph: …`, then `graph.replay()`.
+        """Return a graph to capture into.
 
-        Work of this thread becomes part of the graph. That includes work of torch and CuPy, whose
-        current stream is the capture's during the block. `stream` is the default stream of replays.
-        `mode` says which unsafe calls are refused during the capture: those of this thread
-        ("thread_local"), of all threads ("global"), or only those that concern the capture ("relaxed").
-        `name` appears in errors. With a `gpu.pool()` as `pool`, new arrays in the block come from it; a
-        sealed pool is refused when the capture begins. A `gpu.shared_pool()`, a `torch.cuda.MemPool` or
-        the id that `torch.cuda.graph_pool_handle()` returns is the memory of other libraries in the
-        block instead, which all graphs captured with it share. With `free_on_launch`, each replay first
-        frees the memory that other libraries allocated in the graph and did not free; without it, such
-        a graph can be replayed again only after they have freed it.
+        Work of this thread in the `with` block becomes part of the graph. That includes work of torch
+        and CuPy, whose current stream is that of the capture during the block.
+
+        Args:
+            stream: The default stream of replays.
+            mode: The unsafe calls that are refused during the capture: those of this thread
+                (`"thread_local"`), those of all threads (`"global"`), or only those that concern the
+                capture (`"relaxed"`).
+            name: A name for errors and pictures.
+            pool: With a `gpu.pool()`, new arrays in the block come from it. A sealed pool is refused
+                when the capture begins. A `gpu.shared_pool()`, a `torch.cuda.MemPool` or the id that
+                `torch.cuda.graph_pool_handle()` returns is the memory of other libraries in the block
+                instead, which all graphs captured with it share.
+            free_on_launch: Let each replay first free the memory that other libraries allocated in the
+                graph and did not free. Without this, such a graph can be replayed again only after they
+                have freed it.
+
+        Raises:
+            CaptureError: An operation in the block cannot be captured. The error is raised at its line.
+
+        Examples:
+            >>> saxpy = gpu.kernel(SAXPY, "saxpy")
+            >>> x, y = gpu.zeros(2), gpu.array([1, 2], "float32")
+            >>> with gpu.capture(name="add") as graph:
+            ...     saxpy[1, 32](1.0, y, x, 2)
+            >>> graph.replay()
+            >>> graph.replay()
+            >>> x.numpy()
+            array([2., 4.], dtype=float32)
         """
         return graph.Graph(
             self._context, stream=stream, mode=mode, name=name,
@@ -62,13 +81,24 @@ class GraphMethods:
         )  # fmt: skip
 
     def pool(self, size: int | None = None) -> Pool:
-        """Return memory for captures: `size` bytes, or as much as `pool.measure(body)` finds later."""
+        """Return memory that captures can allocate from.
+
+        Args:
+            size: The size in bytes. Without it, `pool.measure(body)` finds the size later.
+
+        Examples:
+            >>> gpu.pool(1 << 20).size
+            1048576
+        """
         return graph.Pool(self._context, size)
 
     def shared_pool(self) -> SharedPool:
-        """Return memory of torch and CuPy for captures, which the graphs captured with it share.
+        """Return memory of torch and CuPy for captures, which all graphs captured with it share.
 
-        Results of such a graph hold until the next replay of any graph of the pool.
+        The results of such a graph are valid until the next replay of any graph of the pool.
+
+        Examples:
+            >>> graphs = gpu.graphs(16, pool=gpu.shared_pool())
         """
         return graph.SharedPool(self._context)
 
@@ -80,12 +110,22 @@ class GraphMethods:
         checked: bool = False,
         pool: CaptureMemory | None = None,
     ) -> GraphCache:
-        """Return a cache of graphs by key: `graphs.run(key, body)`. It evicts the least recently used.
+        """Return a cache of graphs by key, which evicts the least recently used graph.
 
-        All captures use `pool`, as in `capture`: with a `gpu.shared_pool()`, graphs of one model at
-        many sizes need about the memory of the largest.
-        With a `name`, keys are recorded and can be warmed: see `GraphCache.warmer`. `checked` captures
-        every call again and compares, to find values that a graph has fixed: it is slow, and for tests.
+        Args:
+            capacity: The largest number of graphs.
+            name: A name under which keys are recorded and can be warmed: see `GraphCache.warmer`.
+            checked: Capture every call again and compare, to find values that a graph has fixed. This
+                is slow, and meant for tests.
+            pool: The memory of all captures, as in `capture`. With a `gpu.shared_pool()`, graphs of one
+                model at many sizes need about the memory of the largest one.
+
+        Examples:
+            >>> graphs, x = gpu.graphs(capacity=8), gpu.zeros(4)
+            >>> for _ in range(3):
+            ...     result = graphs.run(4, lambda: x.fill(2))
+            >>> print(graphs.report())
+            4: 1 node, 16 bytes, 2 replays
         """
         return self._graphs(capacity, pool, name=name, checked=checked, key_text=graph.key_text)
 
@@ -125,24 +165,35 @@ class GraphMethods:
     ) -> Any:
         """Capture the second call of a function with each key, and replay the graph in later calls.
 
-            @gpu.graphed(key=lambda batch: batch.shape)
-            def step(batch): …
+        Without `key`, calls share a graph if all values are equal. In both cases arrays must be the
+        same memory, including those in tuples, lists, dicts and dataclasses, and any other object must
+        be the same object. For a method, the instance owns the graphs and is not part of the key: a
+        graph does not notice that an attribute of the instance was replaced.
 
-        Calls share a graph when `key` returns the same value for their arguments or, without `key`,
-        when all values are equal. In addition, arrays must be the same memory, including those in
-        tuples, lists, dicts and dataclasses, and any other object must be the same one.
+        Args:
+            function: The function, if the decorator has no arguments.
+            key: A function of the arguments. Calls share a graph if it returns the same value for them.
+            capacity: The largest number of graphs.
+            name: A name under which the values of `key` are recorded and can be warmed. A warmer uses
+                the name of the function if there is none: see `Graphed.warmer`.
+            copy: Return copies instead of the graph's own results, which the next call overwrites.
+            copy_inputs: Copy the arguments of each call into arrays of the graph, so that arrays only
+                need the same layout. A function that writes into its arguments is refused in this case.
+            checked: As in `graphs`.
+            pool: As in `graphs`. With a shared pool, `copy` keeps results until you drop them.
+                Otherwise the next call of any key may overwrite them.
 
-        With `copy_inputs`, arrays only need the same layout: the graph has arrays of its own, into
-        which the arguments of each call are copied. A function that writes into its arguments is
-        refused then. `copy` returns copies instead of the graph's own results, which the next call
-        overwrites. For a method, the instance owns the graphs and is not part of the key: a graph does
-        not notice that an attribute of the instance was replaced.
-
-        All captures use `pool`: see `graphs`. With a shared pool, `copy` keeps results until you drop
-        them, where otherwise the next call of any key may overwrite them.
-
-        With a `name`, the values of `key` are recorded and can be warmed. A warmer uses the name of the
-        function if there is none: see `Graphed.warmer`.
+        Examples:
+            >>> saxpy = gpu.kernel(SAXPY, "saxpy")
+            >>> @gpu.graphed(key=lambda x, y: x.shape)
+            ... def step(x, y):
+            ...     saxpy[1, 32](2.0, x, y, x.size)
+            ...     return y
+            >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
+            >>> for _ in range(3):
+            ...     result = step(x, y)
+            >>> result.numpy()
+            array([ 6., 12.], dtype=float32)
         """
         more: dict[str, Any] = {"key": key, "copy": copy, "copy_inputs": copy_inputs}
 
@@ -156,10 +207,23 @@ class GraphMethods:
     def profile(self, *sinks: str | os.PathLike[str] | RowSink | None, every: int = EVERY) -> None:
         """Sample the host time of replays, for graphs that are captured from now on.
 
-        Every sink gets every row. A path appends JSON lines to a file, a callable gets the row as its
-        argument, and None writes to the standard error, which is the default. A sink that raises is
-        reported to the log and gets no more rows. The first replay of each graph is sampled, and then
-        every `every`th.
+        The first replay of each graph is sampled, and then every `every`th.
+
+        Args:
+            sinks: The receivers of every row. A path appends JSON lines to a file, a callable gets the
+                row as its argument, and None, the default, writes to the standard error. A sink that
+                raises is reported to the log and gets no more rows.
+            every: The distance between two samples.
+
+        Examples:
+            >>> rows = []
+            >>> gpu.profile(rows.append)
+            >>> x = gpu.zeros(4)
+            >>> with gpu.capture() as graph:
+            ...     x = x.fill(1)
+            >>> graph.replay()
+            >>> len(rows)
+            1
         """
         profile = Profile(*map(row_sink, sinks or (None,)), every=every)
         self._replay_options = self._replay_options._replace(profile=profile)

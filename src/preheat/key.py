@@ -48,7 +48,18 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Key:
-    """Labelled parts and their digest. Two keys are equal if their parts are equal, in order."""
+    """A key of the cache: labelled parts, and their digest.
+
+    Two keys are equal if their parts are equal, in order. `Builder.key` returns the key of a program.
+
+    Attributes:
+        parts: Pairs of a label and bytes.
+
+    Examples:
+        >>> key = preheat.Key((("schema", b"1"), ("arch", b"sm_90")))
+        >>> len(key.digest)
+        64
+    """
 
     parts: tuple[tuple[str, bytes], ...]
 
@@ -63,7 +74,13 @@ class Key:
         return tuple(Part.of(label, payload) for label, payload in self.parts)
 
     def extended(self, parts: Iterable[tuple[str, bytes]]) -> Key:
-        """Return this key with more parts."""
+        """Return this key with more parts.
+
+        Examples:
+            >>> key = preheat.Key((("schema", b"1"),)).extended([("arch", b"sm_90")])
+            >>> [part.label for part in key.table]
+            ['schema', 'arch']
+        """
         return Key((*self.parts, *parts))
 
 
@@ -160,7 +177,13 @@ _NO_ROWS = _hashed((*_rows("option", ()), *_rows("name", ())))
 
 
 def explain(a: Key | Iterable[Part], b: Key | Iterable[Part]) -> tuple[str, ...]:
-    """Return one line for each part in which two keys, or two stored tables, differ."""
+    """Return one line for each part in which two keys, or two stored tables, differ.
+
+    Examples:
+        >>> program, builder = preheat.Program.of(SAXPY), preheat.default_builder()
+        >>> preheat.explain(builder.key(program, "sm_90"), builder.key(program, "sm_90a"))
+        ("arch: 'sm_90' became 'sm_90a'",)
+    """
     left, right = (dict(k.table if isinstance(k, Key) else k) for k in (a, b))
     lines = []
     for label in {**left, **right}:  # In the order of the tables.

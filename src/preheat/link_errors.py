@@ -13,10 +13,21 @@ __all__ = ["LinkError", "LinkedSymbol"]
 class LinkedSymbol(NamedTuple):
     """A symbol that a link could not resolve, or that several parts define.
 
-    `name` is its name in the code and `title` its C++ name. `parts` are the labels of the parts that
-    use an undefined symbol, or define a symbol that is defined twice, and `mentioned` those whose
-    source has its name: LTO-IR does not tell more. `similar` are the symbols of the same unqualified
-    name that parts define, each with the label of its part.
+    Attributes:
+        name: Its name in the code.
+        title: Its C++ name.
+        parts: The labels of the parts that use an undefined symbol, or that define a symbol twice.
+        mentioned: The labels of the parts whose source has the name. LTO-IR does not tell more.
+        similar: The symbols of the same unqualified name that parts define, each with the label of its
+            part.
+
+    Examples:
+        >>> KERNEL = '__device__ int twice(int); extern "C" __global__ void k(int* x) {*x = twice(7);}'
+        >>> try:
+        ...     preheat.link([KERNEL], "sm_90")
+        ... except preheat.LinkError as error:
+        ...     print(error.undefined[0].title)
+        twice(int)
     """
 
     name: str
@@ -32,8 +43,12 @@ class LinkedSymbol(NamedTuple):
 class LinkError(CompileError):
     """The linker rejected the parts of a program.
 
-    `undefined` are the symbols that no part defines, and `multiple` those that several parts define.
-    `log` is the output of the linker.
+    Add the part that defines a missing symbol, or define a symbol in one part only.
+
+    Attributes:
+        undefined: The symbols that no part defines, as `LinkedSymbol` objects.
+        multiple: The symbols that several parts define.
+        log: The output of the linker.
     """
 
     def __init__(

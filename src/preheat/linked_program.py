@@ -46,7 +46,17 @@ class BinaryPart:
     """A compiled part of a link: a cubin, LTO-IR, a fatbin, an object file or a static library.
 
     It gives device functions and variables to the other parts. Its kernels can be launched if it is
-    LTO-IR; the parameters of kernels in the other kinds are not known.
+    LTO-IR. The parameters of kernels in the other kinds are not known.
+
+    Attributes:
+        data: The bytes of the file.
+        kind: `"cubin"`, `"ltoir"`, `"fatbin"`, `"object"` or `"library"`.
+        label: The name of the part in messages.
+
+    Examples:
+        >>> code = preheat.compile(SAXPY, "sm_90").cubin
+        >>> preheat.BinaryPart.of(code).kind
+        'cubin'
     """
 
     data: bytes = field(repr=False)
@@ -56,7 +66,20 @@ class BinaryPart:
 
     @classmethod
     def of(cls, data: bytes, *, kind: str | None = None, label: str | None = None) -> BinaryPart:
-        """Make a part. The kind follows from the first bytes; `InputError` when they are unknown."""
+        """Make a part from bytes.
+
+        Args:
+            data: The bytes of a compiled file.
+            kind: The kind of file. The default follows from the first bytes.
+            label: A name for messages.
+
+        Raises:
+            InputError: The bytes are of no known kind.
+
+        Examples:
+            >>> preheat.BinaryPart.of(preheat.compile(SAXPY, "sm_90").cubin, label="saxpy").label
+            'saxpy'
+        """
         found = kind or _kind_of(data)
         if found is None:
             raise InputError(
@@ -69,7 +92,17 @@ class BinaryPart:
     def from_file(
         cls, path: str | os.PathLike[str], *, kind: str | None = None, label: str | None = None
     ) -> BinaryPart:
-        """Read a part from a file; `InputError` when it cannot be read or is of no known kind."""
+        """Read a part from a file. The keyword arguments are those of `of`.
+
+        Raises:
+            InputError: The file cannot be read, or is of no known kind.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> size = Path("saxpy.cubin").write_bytes(preheat.compile(SAXPY, "sm_90").cubin)
+            >>> preheat.BinaryPart.from_file("saxpy.cubin").kind
+            'cubin'
+        """
         path = Path(path)
         try:
             data = read_whole(path)
@@ -118,10 +151,23 @@ class RelocatableProgram(Program):
 class LinkedProgram(Program):
     """Programs and compiled parts that are linked into one. It is used wherever a `Program` is.
 
-    A part is a `Program` or a `BinaryPart`. CUDA C++ parts are compiled to relocatable code or, with
-    `lto`, to LTO-IR, which the linker optimises as a whole. The order of the parts is part of the key.
-    `options` are those of nvJitLink; each program has its own options for its compiler. The kernels and
-    variables of all parts are those of the result. `include` has the directories of all parts.
+    CUDA C++ parts are compiled to relocatable code or, with `lto`, to LTO-IR, which the linker
+    optimises as a whole. The order of the parts is part of the key. `options` are those of nvJitLink,
+    and each program has its own options for its compiler. The kernels and variables of all parts are
+    those of the result. `include` has the directories of all parts.
+
+    Attributes:
+        parts: The parts, each a `Program` or a `BinaryPart`.
+        lto: True if the linker optimises the parts as a whole.
+
+    Examples:
+        >>> DOUBLE = "__device__ int twice(int n) { return 2 * n; }"
+        >>> KERNEL = '__device__ int twice(int); extern "C" __global__ void k(int* x) {*x = twice(7);}'
+        >>> kernel = gpu.kernel(preheat.LinkedProgram.of([DOUBLE, KERNEL]), "k")
+        >>> x = gpu.zeros(1, "int32")
+        >>> kernel[1, 1](x)
+        >>> x.numpy()
+        array([14], dtype=int32)
     """
 
     source: str = ""  # A linked program has no text of its own.
@@ -139,11 +185,21 @@ class LinkedProgram(Program):
     ) -> LinkedProgram:
         """Make a program of parts.
 
-        A part is CUDA C++ or PTX text, the path of a source or of a compiled file, the bytes of a
-        compiled file, a `Program` or a `BinaryPart`. A part that needs options, include directories,
-        headers in memory or names of template instances is a `Program`.
+        Args:
+            parts: CUDA C++ or PTX texts, paths of sources or of compiled files, bytes of compiled
+                files, `Program` and `BinaryPart` objects. A part that needs options, include
+                directories, headers in memory or names of template instances is a `Program`.
+            label: The name of the result.
+            lto: Let the linker optimise the parts as a whole.
+            options: Options of nvJitLink.
 
-        Raises `InputError` for parts and options that no link can use.
+        Raises:
+            InputError: A part or an option is one that no link can use.
+
+        Examples:
+            >>> program = preheat.LinkedProgram.of(["saxpy.cu", "__device__ int n;"], lto=True)
+            >>> len(program.parts)
+            2
         """
         if isinstance(parts, str | bytes | os.PathLike | Program | BinaryPart):
             hint = "write preheat.link([a, b], arch)"

@@ -12,7 +12,24 @@ __all__ = ["Diagnostic", "SourceLine", "count", "did_you_mean", "kernel_hint", "
 
 
 class Diagnostic(NamedTuple):
-    """One diagnostic of a compiler's log."""
+    """One message in the log of a compiler.
+
+    Attributes:
+        file: The file.
+        line: The line, or None.
+        severity: `"error"`, `"warning"` or another word of the compiler.
+        message: The text.
+        source: The line of the source, if the log has it.
+        column: The column of the caret under that line, counted from 1.
+        context: Notes and template instances.
+
+    Examples:
+        >>> try:
+        ...     preheat.compile("__global__ void k() { undefined(); }", "sm_90", label="k.cu")
+        ... except preheat.CompileError as error:
+        ...     print(error.rows[0].line, error.rows[0].message)
+        1 identifier "undefined" is undefined
+    """
 
     file: str
     line: int | None

@@ -44,14 +44,26 @@ _UNLINKED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Everything the compiler is given, except the architecture. Equal programs compile to equal code.
+    """Everything that a compiler is given, except the architecture. Equal programs give equal code.
 
-    `label` is a logical name such as `saxpy.cu`: it reaches the binary through `__FILE__`, so it is
-    part of the key and never a path. `include` lists directories to search; they are not part of the
-    key, the contents of the headers found there are. `spellings` has a portable path for each of
-    them (see `preheat.portable_paths`), by which bundles tell two include lists apart. `headers` are in
-    memory, by name, and are found before any file. `names` are name expressions such as `"tk<float>"`;
-    a plain kernel needs none.
+    Attributes:
+        source: The text.
+        label: A logical name such as `saxpy.cu`. It reaches the binary through `__FILE__`, so it is a
+            part of the key and never a path.
+        language: `"cuda"` or `"ptx"`.
+        options: Options of the compiler.
+        include: Directories to search. They are not part of the key. The contents of the headers that
+            are found there are.
+        headers: Headers in memory, as pairs of a name and a text. They are found before any file.
+        names: Name expressions such as `"tk<float>"`. A plain kernel needs none.
+        path: The file that `from_file` read.
+        spellings: A portable path for each include directory (see `preheat.portable_paths`). Bundles
+            distinguish two lists of directories by them.
+
+    Examples:
+        >>> program = preheat.Program.of(SAXPY, label="saxpy.cu", options=["-use_fast_math"])
+        >>> gpu.kernel(program, "saxpy").name
+        'saxpy'
     """
 
     source: str
@@ -79,11 +91,24 @@ class Program:
         names: Iterable[str] | None = (),
         path: str | None = None,
     ) -> Program:
-        """Make a program. The language follows from the text, and `-I` options move to `include`.
+        """Make a program from a text. Options that begin with `-I` move to `include`.
 
-        `options`, `include` and `names` are lists. None stands for an empty list.
+        Args:
+            source: The text.
+            label: The name of the program. The default follows from the language.
+            language: `"cuda"` or `"ptx"`. The default follows from the text.
+            options: Options of the compiler. None stands for an empty list.
+            include: Directories with header files. None stands for an empty list.
+            headers: Texts of header files by name.
+            names: Name expressions of template instances. None stands for an empty list.
+            path: The file that the text was read from.
 
-        Raises `InputError` for values that no compile can use.
+        Raises:
+            InputError: A value is one that no compile can use.
+
+        Examples:
+            >>> preheat.Program.of(SAXPY).language
+            'cuda'
         """
         if path is None and (file := file_of(source)) is not None:
             hint = f"read the file: Program.from_file({os.fspath(file)!r})"
@@ -123,7 +148,19 @@ class Program:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], **more: Any) -> Program:
-        """Read a program from a `.cu` or `.ptx` file. Its directory is the first include directory."""
+        """Read a program from a `.cu` or `.ptx` file. Its directory is the first include directory.
+
+        Args:
+            path: The path of the file.
+            more: The keyword arguments of `of`.
+
+        Raises:
+            InputError: The file cannot be read, or a value is one that no compile can use.
+
+        Examples:
+            >>> preheat.Program.from_file("saxpy.cu").label
+            'saxpy.cu'
+        """
         path = Path(path)
         try:
             raw = read_whole(path)
@@ -147,8 +184,18 @@ class Program:
     def read(cls, source: str | os.PathLike[str] | Program, **more: Any) -> Program:
         """Return the program that `source` describes, as every function of preheat accepts it.
 
-        A path, or a one-line string that ends in `.cu` or `.ptx`, is a file. Any other string is source
-        text. A `Program` is returned unchanged, and no other argument can be given with it.
+        Args:
+            source: A path, or a one-line string that ends in `.cu` or `.ptx`, is a file. Any other
+                string is source text. A `Program` is returned unchanged, and no other argument can be
+                given with it.
+            more: The keyword arguments of `of`.
+
+        Raises:
+            InputError: The file cannot be read, or a value is one that no compile can use.
+
+        Examples:
+            >>> preheat.Program.read("saxpy.cu") == preheat.Program.from_file("saxpy.cu")
+            True
         """
         given = {name: value for name, value in more.items() if value is not None}
         if isinstance(source, Program):

@@ -37,17 +37,38 @@ _installed: dict[str, Adapter] = {}
 
 
 def known() -> tuple[str, ...]:
-    """Return the names of the libraries that have an adapter."""
+    """Return the names of the libraries that have an adapter.
+
+    Examples:
+        >>> from preheat import adapters
+        >>> adapters.known()
+        ('triton', 'inductor', 'torch', 'cupy', 'cuda_core', 'numba')
+    """
     return tuple(_ADAPTERS)
 
 
 def installed() -> tuple[str, ...]:
-    """Return the names of the adapters that are installed in this process."""
+    """Return the names of the adapters that are installed in this process.
+
+    Examples:
+        >>> from preheat import adapters
+        >>> adapters.installed()
+        ()
+    """
     return tuple(_installed)
 
 
 def adapter(name: str) -> Adapter:
-    """Return the adapter of a library, which need not be installed."""
+    """Return the adapter of a library, which need not be installed.
+
+    Raises:
+        InputError: No adapter has this name.
+
+    Examples:
+        >>> from preheat import adapters
+        >>> adapters.adapter("triton").name
+        'triton'
+    """
     from preheat.errors import InputError, did_you_mean  # Imports are late: see `imports.activate`.
 
     if name not in _ADAPTERS:
@@ -59,11 +80,24 @@ def adapter(name: str) -> Adapter:
 
 
 def install(*names: str, builder: Builder | None = None) -> None:
-    """Let the compilers of these libraries use the store of `builder`, the default one if not given.
+    """Let the compilers of these libraries use the store of preheat.
 
-    What they compile is looked up in bundles and caches first, and stored; a sealed process compiles
-    nothing. Installing an adapter again changes nothing. Raises `InputError` for an unknown name or a
-    library that is not installed, and `AdapterError` for a version that the adapter does not know.
+    What they compile is looked up in bundles and caches first, and stored. A sealed process compiles
+    nothing. Installing an adapter again changes nothing.
+
+    Args:
+        names: The names of libraries, as `known` returns them.
+        builder: The builder with the store. The default is that of the process.
+
+    Raises:
+        InputError: The name is unknown, or the library is not installed.
+        AdapterError: The adapter does not know this version of the library.
+
+    Examples:
+        >>> from preheat import adapters
+        >>> adapters.install("tritn")
+        Traceback (most recent call last):
+        preheat.errors.InputError: ...
     """
     from preheat.default import default_builder
     from preheat.errors import InputError

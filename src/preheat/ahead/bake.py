@@ -47,7 +47,20 @@ OnDone = Callable[[Job | ForeignJob, BakedProgram | FailedProgram], None]
 
 @dataclass(frozen=True)
 class BakeResult:
-    """The result of a bake. `path` is the bundle, if one was written, and `nbytes` its size."""
+    """The result of `preheat.bake`.
+
+    Attributes:
+        rows: The programs that were baked, one row for each architecture.
+        failures: The programs that could not be baked, with their errors.
+        seconds: The time of the whole bake.
+        path: The bundle, if one was written.
+        nbytes: The size of the bundle.
+
+    Examples:
+        >>> result = preheat.bake("kernels.toml", "sm_90")
+        >>> [(row.label, str(row.arch)) for row in result.rows], result.failures
+        ([('saxpy.cu', 'sm_90')], ())
+    """
 
     rows: tuple[BakedProgram, ...]
     failures: tuple[FailedProgram, ...] = ()
@@ -57,7 +70,7 @@ class BakeResult:
 
     @property
     def ok(self) -> bool:
-        """Return True if no program failed."""
+        """True if no program failed."""
         return not self.failures
 
 
@@ -75,22 +88,39 @@ def bake(
     on_start: OnStart | None = None,
     on_done: OnDone | None = None,
 ) -> BakeResult:
-    """Compile every program of `manifest`, a value or a path, and write the bundle `output`.
+    """Compile every program of a manifest, and write a bundle.
 
-    `key`, a `preheat.signing.SigningKey`, signs the bundle. Requests of other libraries are made by
-    their adapters, in processes of their own.
+    The longest compiles start first. Adapters make the requests of other libraries, in processes of
+    their own. Programs that are finished when a bake ends early are in the cache.
 
-    Programs are compiled for `archs`, or for the architectures with which each was recorded. The
-    longest compiles start first. `jobs` of them run at the same time, one for each processor by
-    default, through `builder`. `shard`, such as "2/8", is the part of the programs to bake.
+    Args:
+        manifest: A manifest, or the path of one.
+        archs: The architectures to compile for. The default are those with which each program was
+            recorded.
+        output: The path of the bundle. Without it, programs are only compiled into the cache.
+        builder: The builder that compiles. The default is that of the process.
+        jobs: The number of compiles at the same time. The default is one for each processor.
+        executor: Run the compiles in the processes of this executor of `concurrent.futures` instead.
+            Builders are opened there from `config`. These processes need not share a cache with this
+            one. A function that makes an executor is called again when the executor breaks. A text,
+            such as "dask://scheduler:8786", is the address of a fleet. A program whose worker dies is
+            given to another worker.
+        shard: The part of the programs to bake, such as "2/8".
+        config: The settings of builders in an `executor`.
+        key: A `preheat.signing.SigningKey` that signs the bundle.
+        on_start: A function that this thread calls before each compile.
+        on_done: A function that this thread calls after each compile.
 
-    An `executor` of `concurrent.futures` runs them in its own processes instead, where builders are
-    opened from `config`; these processes need not share a cache with this one. It can also be a
-    function that makes an executor, which is replaced when it breaks, or the address of a fleet, such
-    as "dask://scheduler:8786". A program whose worker dies is given to another worker.
+    Returns:
+        The result. A program that fails is listed in it, and the others are baked.
 
-    A program that fails is listed in the result, and the others are baked. Programs that are finished
-    when a bake ends early are in the cache. `on_start` and `on_done` are called in this thread.
+    Raises:
+        InputError: The manifest cannot be read or has no programs, or the bundle cannot be written.
+
+    Examples:
+        >>> result = preheat.bake("kernels.toml", ["sm_80", "sm_90"], output="kernels.heat")
+        >>> result.ok, [str(row.arch) for row in result.rows]
+        (True, ['sm_80', 'sm_90'])
     """
     started = time.perf_counter()
     if jobs is not None and jobs < 1:

@@ -37,10 +37,19 @@ class MissingProgram(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How much of a manifest is stored.
+    """The result of `preheat.check`: how much of a manifest is stored.
 
-    `unchecked_headers` are header files that the code was made from and that do not exist here, so
-    they cannot be compared.
+    Attributes:
+        programs: The number of programs in the manifest.
+        archs: The architectures that were checked.
+        missing: The programs that are not stored, with the reasons.
+        unchecked_headers: Header files that the code was made from and that do not exist here, so that
+            they cannot be compared.
+
+    Examples:
+        >>> baked = preheat.bake("kernels.toml", "sm_90")
+        >>> preheat.check("kernels.toml", "sm_90", builder=preheat.default_builder()).ok
+        True
     """
 
     programs: int
@@ -50,7 +59,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """Return True if a sealed run finds every program."""
+        """True if a sealed run finds every program."""
         return not self.missing
 
 
@@ -62,8 +71,21 @@ def check(
 ) -> CheckResult:
     """Find the programs of `manifest` that a run through `builder` would have to compile.
 
-    Nothing is compiled. Code for another architecture counts where a device of the requested
-    architecture runs it.
+    Nothing is compiled. Code for another architecture counts if a device of the requested architecture
+    runs it.
+
+    Args:
+        manifest: A manifest, or the path of one.
+        archs: The architectures. The default are those with which each program was recorded.
+        builder: The builder with the bundles and caches to ask.
+
+    Raises:
+        InputError: The manifest cannot be read, or has no programs.
+
+    Examples:
+        >>> builder = preheat.Builder.open(cache_dir="empty-cache")
+        >>> preheat.check("kernels.toml", "sm_90", builder=builder).missing[0].title
+        'saxpy.cu'
     """
     manifest = require_programs(manifest)
     todo = plan(manifest, archs)

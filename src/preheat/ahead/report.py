@@ -10,12 +10,25 @@ __all__ = ["WarmReport"]
 
 
 class WarmReport(NamedTuple):
-    """What `gpu.warm` did.
+    """The result of `gpu.warm`.
 
-    `hits` of the `programs` were stored, and `compiles` had to be compiled. `entries` is the number of
-    kernels that are resolved. `modules` with `nbytes` of code were loaded, and `graphs` captured, not
-    counting those that existed before. `seconds` is the total time; `compiling` (with lookups),
-    `loading` and `capturing` are its parts.
+    Attributes:
+        programs: The number of programs.
+        hits: How many of them were stored.
+        compiles: How many of them had to be compiled.
+        modules: The number of modules that were loaded. Those that were loaded before do not count.
+        nbytes: The size of their code.
+        entries: The number of kernels that are resolved.
+        graphs: The number of graphs that were captured. Those that existed before do not count.
+        seconds: The total time.
+        compiling: The part of it for lookups and compiles.
+        loading: The part of it for loading.
+        capturing: The part of it for captures.
+
+    Examples:
+        >>> report = gpu.warm("kernels.toml")
+        >>> report.programs == report.hits + report.compiles
+        True
     """
 
     programs: int = 0

@@ -65,7 +65,17 @@ _SEARCH = 0.5  # seconds to look for a stored artifact like the one that is miss
 
 
 class Builder:
-    """Builds programs. Safe from any thread, in any number of processes, and after a fork."""
+    """Builds programs: looks them up in bundles and caches, compiles what is missing, and stores it.
+
+    It is safe from any thread, in any number of processes, and after a fork. Every function of preheat
+    uses `preheat.default_builder()` unless it is given another one.
+
+    Examples:
+        >>> builder = preheat.Builder.open()
+        >>> artifact = builder.build(preheat.Program.of(SAXPY), "sm_90")
+        >>> builder.lookup(preheat.Program.of(SAXPY), "sm_90").tier
+        'memory'
+    """
 
     def __init__(
         self,
@@ -105,9 +115,18 @@ class Builder:
         cache_dir: str | os.PathLike[str] | None = None,
         events: Events | None = None,
     ) -> Builder:
-        """Open the builder that the settings describe; those of the environment when none are given.
+        """Open the builder that the settings describe.
 
-        `cache_dir` keeps the cache in that directory and everything else as the environment says.
+        Args:
+            config: The settings. The default are those of the environment.
+            cache_dir: Keep the cache in this directory, and everything else as the environment says.
+            events: The receiver of events.
+
+        Raises:
+            ConfigError: A variable of the environment has an invalid value.
+
+        Examples:
+            >>> builder = preheat.Builder.open(cache_dir="my-cache")
         """
         if config is not None and cache_dir is not None:
             raise InputError(
@@ -157,11 +176,22 @@ class Builder:
         missed: Miss | None = None,
         record: bool = True,
     ) -> Artifact:
-        """Return the artifact of `program` for `arch`: from a bundle or a cache, or compiled, once.
+        """Return the artifact of `program` for `arch` from a bundle or a cache, or compile it, once.
 
-        `missed` is the result of a lookup of the same request, which is then not repeated. Without
-        `record`, no `request` event is emitted. Raises `CompileError` with the compiler's log when the
-        program is wrong, and `SealedError` when it is not stored and nothing may be compiled.
+        Args:
+            program: The program.
+            arch: The architecture, such as `"sm_90"`.
+            missed: The result of a lookup of the same request, which is then not repeated.
+            record: Emit a `request` event, which recordings use.
+
+        Raises:
+            CompileError: The compiler rejects the program. The error has its log.
+            SealedError: The program is not stored, and this process is sealed.
+
+        Examples:
+            >>> builder = preheat.default_builder()
+            >>> builder.build(preheat.Program.of(SAXPY), "sm_90").entries[0].name
+            'saxpy'
         """
         try:
             return self.obtain(program, arch, missed=missed, record=record).artifact
@@ -275,10 +305,21 @@ class Builder:
     def lookup(
         self, program: Program, device: Arch | str, *, exact: bool = False, record: bool = True
     ) -> Hit | Miss:
-        """Return a stored artifact that runs on `device`, or why there is none; never compile.
+        """Return a stored artifact that runs on `device`, or why there is none. Nothing is compiled.
 
-        The best architecture comes first. With `exact`, an artifact for another architecture is not
-        used. Without `record`, no `request` event is emitted.
+        Args:
+            program: The program.
+            device: The architecture of the device. The best architecture that runs on it comes first.
+            exact: Accept only an artifact for exactly this architecture.
+            record: Emit a `request` event, which recordings use.
+
+        Returns:
+            A `Hit` with `artifact` and `tier`, or a `Miss` with `reason`, whose `artifact` is None.
+
+        Examples:
+            >>> builder = preheat.default_builder()
+            >>> builder.lookup(preheat.Program.of("__global__ void absent() {}"), "sm_90").reason
+            'absent: nothing is stored under this key'
         """
         if type(device) is not Arch:
             device = Arch.parse(device)
@@ -299,22 +340,44 @@ class Builder:
         return found
 
     def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
-        """Return what a build would find now, without building.
+        """Return the artifact that a build would find now, or the reason why it would compile.
 
         Header files are compared, even in a sealed process, where a build trusts bundles.
+
+        Examples:
+            >>> program = preheat.Program.of(SAXPY)
+            >>> artifact = preheat.compile(program, "sm_90")
+            >>> preheat.default_builder().why(program, "sm_90") == artifact
+            True
         """
         sealed = self.sealed is not SealMode.OFF
         found = self._stored.find(self._request(program, arch), sealed=sealed, verify=True)
         return found.artifact if isinstance(found, Hit) else found
 
     def key(self, program: Program, arch: Arch | str) -> Key:
-        """Return the key of `program` for `arch` in caches."""
+        """Return the key of `program` for `arch` in caches.
+
+        Examples:
+            >>> key = preheat.default_builder().key(preheat.Program.of(SAXPY), "sm_90")
+            >>> dict(key.parts)["arch"]
+            b'sm_90'
+        """
         return self._request(program, arch).key
 
     def nearest(self, program: Program, arch: Arch | str, *, namesake: bool = False) -> Near | None:
         """Return the stored artifact most like the one that a build of `program` for `arch` would make.
 
-        With `namesake`, it belongs to a program with the same label.
+        Args:
+            program: The program.
+            arch: The architecture.
+            namesake: Consider only programs with the same label.
+
+        Examples:
+            >>> artifact = preheat.compile(SAXPY, "sm_90", label="saxpy.cu")
+            >>> program = preheat.Program.of(SAXPY, label="saxpy.cu")
+            >>> near = preheat.default_builder().nearest(program, "sm_89", namesake=True)
+            >>> near.artifact.label
+            'saxpy.cu'
         """
         with no_fork:
             from preheat.build.nearest import search
@@ -373,10 +436,19 @@ class Builder:
     # Bundles
 
     def mount(self, path: str | os.PathLike[str]) -> Bundle:
-        """Ask the bundle at `path` before every cache; `BundleError` when it cannot be used.
+        """Ask the bundle at `path` before every cache, and return the bundle.
 
-        `path` may have a pin, as in `kernels.heat@sha256:…`. Mounting the same path twice is allowed;
-        the second call picks up a replaced file.
+        `path` may have a pin, as in `kernels.heat@sha256:…`. Mounting the same path twice is allowed.
+        The second call picks up a replaced file.
+
+        Raises:
+            BundleError: The file is not a valid bundle, or it cannot be trusted.
+
+        Examples:
+            >>> baked = preheat.bake("kernels.toml", "sm_90", output="kernels.heat")
+            >>> builder = preheat.Builder.open()
+            >>> builder.mount("kernels.heat").path.name
+            'kernels.heat'
         """
         return self._bundles.mount(path)
 
@@ -438,14 +510,27 @@ class Builder:
         return dict(self._failures.by_digest)
 
     def forget_failures(self) -> None:
-        """Compile rejected programs again when they are requested."""
+        """Compile rejected programs again when they are requested.
+
+        Examples:
+            >>> preheat.default_builder().forget_failures()
+            >>> len(preheat.default_builder().failures)
+            0
+        """
         self._failures.by_digest.clear()
 
     def clear_memory(self) -> None:
-        """Drop what this process keeps in memory; the next lookup reads the other tiers.
+        """Drop what this process keeps in memory, so that the next lookup reads the other tiers.
 
         Mounted bundles and loaded kernels stay. Artifacts that callers hold stay valid, but a lookup
         decodes them again.
+
+        Examples:
+            >>> builder, program = preheat.default_builder(), preheat.Program.of(SAXPY)
+            >>> artifact = builder.build(program, "sm_90")
+            >>> builder.clear_memory()
+            >>> builder.lookup(program, "sm_90").tier
+            'disk'
         """
         for tier in self.cache.tiers:
             if isinstance(tier, MemoryTier):
@@ -453,7 +538,14 @@ class Builder:
         self._stored.clear_memory()
 
     def stats(self) -> dict[str, Stats]:
-        """Return the counters of this process, and those of every process that used this cache."""
+        """Return the counters of this process, and those of every process that used this cache.
+
+        Examples:
+            >>> builder = preheat.Builder.open(cache_dir="new-cache")
+            >>> artifact = builder.build(preheat.Program.of(SAXPY), "sm_90")
+            >>> builder.stats()["process"]["compiles"]
+            1
+        """
         return self._counters.stats()
 
     # Threads and processes
@@ -483,6 +575,10 @@ class Builder:
         """End the compiler processes, and write the counters and what is queued for shared stores.
 
         The builder can still be used.
+
+        Examples:
+            >>> builder = preheat.Builder.open()
+            >>> builder.close()
         """
         release_lost()
         self.background.cancel()

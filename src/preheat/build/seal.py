@@ -15,23 +15,47 @@ _inside: list[SealMode] = []
 
 
 def seal(mode: str = "error") -> None:
-    """Compile nothing from now on: a program that is not stored is a `SealedError`, or a warning.
+    """Compile nothing from now on, in all threads of the process, until `unseal`.
 
-    The seal holds for all threads of the process until `unseal`.
+    Args:
+        mode: With `"error"`, a program that is not stored is a `SealedError`. With `"warn"`, it is
+            compiled with a warning.
+
+    Raises:
+        InputError: The mode is another word.
+
+    Examples:
+        >>> preheat.seal()
+        >>> preheat.compile("__global__ void late() {}", "sm_90", label="late.cu")
+        Traceback (most recent call last):
+        preheat.errors.SealedError: ...: late.cu (sm_90) cannot be compiled in this sealed process: ...
+        >>> preheat.unseal()
     """
     global _fixed
     _fixed = SealMode.of(mode)
 
 
 def unseal() -> None:
-    """Undo `seal`. `PREHEAT_SEALED` and enclosing `sealed` blocks remain in force."""
+    """Undo `seal`. `PREHEAT_SEALED` and enclosing `sealed` blocks remain in force.
+
+    Examples:
+        >>> preheat.seal()
+        >>> preheat.unseal()
+    """
     global _fixed
     _fixed = SealMode.OFF
 
 
 @contextmanager
 def sealed(mode: str = "error") -> Iterator[None]:
-    """Seal the process during a block. Of several seals, the strictest one holds."""
+    """Seal the process during a block, as `seal` does. Of several seals, the strictest one holds.
+
+    Examples:
+        >>> artifact = preheat.compile(SAXPY, "sm_90")
+        >>> with preheat.sealed():
+        ...     preheat.compile(SAXPY, "sm_90") == artifact
+        True
+    """
     wanted = SealMode.of(mode)
     _inside.append(wanted)
     try:

@@ -60,14 +60,25 @@ _NOT_BAKED = "name a file that 'preheat bake' wrote"
 
 
 class Bundle:
-    """A bundle open for reading, by any number of threads and forked processes.
+    """A bundle that is open for reading, by any number of threads and forked processes.
 
-    The index is in memory; an entry is read when it is requested. Replacing the file by a rename
-    changes nothing for a process that has it open; `stamp` differs from that of the new file. A file
-    that is overwritten in place has damaged entries.
+    The index is in memory, and an entry is read when it is requested. Replacing the file by a rename
+    changes nothing for a process that has it open. A file that is overwritten in place has damaged
+    entries.
 
-    `source` is the path with its pin. `signature` is what the file says of its signature, which
-    `require_signature` verifies.
+    Attributes:
+        path: The path of the file.
+        nbytes: The size of the file.
+        stamp: The identity of the file, which differs from that of a file that replaced it.
+        meta: Facts about the bundle.
+        source: The path with its pin, if it has one.
+        signature: What the file says of its signature. `require_signature` verifies it.
+
+    Examples:
+        >>> baked = preheat.bake("kernels.toml", "sm_90", output="kernels.heat")
+        >>> with preheat.Bundle.open("kernels.heat") as bundle:
+        ...     len(bundle), bundle.verify()  # two entries a program: its code, and how it is found
+        (2, {})
     """
 
     def __init__(self, source: Path, file: Descriptor, index: _Index, *, trust: bool) -> None:
@@ -89,11 +100,21 @@ class Bundle:
     def open(
         cls, path: str | os.PathLike[str], *, trust: bool = True, signers: Verifier | None = None
     ) -> Bundle:
-        """Open the bundle at `path` and check its index; `BundleError` when it is not a valid bundle.
+        """Open the bundle at `path` and check its index.
 
-        Without `trust`, only this user and root may be able to write the file or replace it. If `path`
-        has a pin, as in `kernels.heat@sha256:…`, it must be the SHA-256 of the file. Otherwise one of
-        the `signers` must have signed the bundle, if they are given.
+        Args:
+            path: The path of the file. If it has a pin, as in `kernels.heat@sha256:…`, the pin must be
+                the SHA-256 of the file.
+            trust: With False, only this user and root may be able to write the file or replace it.
+            signers: If they are given, one of them must have signed a bundle that has no pin.
+
+        Raises:
+            BundleError: The file is not a valid bundle, cannot be read, or cannot be trusted.
+
+        Examples:
+            >>> preheat.Bundle.open("saxpy.cu")
+            Traceback (most recent call last):
+            preheat.errors.BundleError: saxpy.cu is not a valid bundle: ...
         """
         source = Path(path)
         path, pin = split_pin(source)
@@ -111,16 +132,38 @@ class Bundle:
             raise BundleError(f"{path} is not a valid bundle: {invalid}", hint=invalid.hint) from None
 
     def digest(self) -> str:
-        """Read the whole file and return its SHA-256, which a pin has."""
+        """Read the whole file and return its SHA-256, which a pin has.
+
+        Examples:
+            >>> baked = preheat.bake("kernels.toml", "sm_90", output="kernels.heat")
+            >>> with preheat.Bundle.open("kernels.heat") as bundle:
+            ...     pinned = f"kernels.heat@sha256:{bundle.digest()}"
+            >>> preheat.Bundle.open(pinned).path.name
+            'kernels.heat'
+        """
         file, whole = self._open_file(), hashlib.sha256()
         for chunk in _chunks(file, 0, self.nbytes):
             whole.update(chunk)
         return whole.hexdigest()
 
     def require_signature(self, signers: Verifier) -> bytes:
-        """Return the id of the key of `signers` that has signed it; `UntrustedError` without one.
+        """Return the id of the key that has signed the bundle.
 
         Entries that are read later are compared with the signature.
+
+        Args:
+            signers: The keys that are trusted, such as a `preheat.signing.Keyring`.
+
+        Raises:
+            ValueError: None of the keys has signed the bundle.
+
+        Examples:
+            >>> from preheat.signing import Keyring, SigningKey
+            >>> key = SigningKey.new()
+            >>> baked = preheat.bake("kernels.toml", "sm_90", output="signed.heat", key=key)
+            >>> with preheat.Bundle.open("signed.heat") as bundle:
+            ...     bundle.require_signature(Keyring((key.public,))) == key.id
+            True
         """
         if self.signature is None:
             raise UntrustedError("it is not signed")
@@ -131,7 +174,18 @@ class Bundle:
         return signature.key_id
 
     def get(self, digest: str) -> bytes | None:
-        """Return the verified entry or None; raise `DamagedEntryError` or, for a fault, `OSError`."""
+        """Return the verified entry with this digest, or None.
+
+        Raises:
+            DamagedEntryError: The entry fails its check.
+            OSError: The file cannot be read.
+
+        Examples:
+            >>> baked = preheat.bake("kernels.toml", "sm_90", output="kernels.heat")
+            >>> with preheat.Bundle.open("kernels.heat") as bundle:
+            ...     all(bundle.get(digest) for digest in bundle.digests())
+            True
+        """
         file = self._open_file()
         at = bisect_left(range(len(self)), digest, key=self._digest)
         if at == len(self) or self._digest(at) != digest:
@@ -139,11 +193,23 @@ class Bundle:
         return self._read(file, at)
 
     def digests(self) -> Iterator[str]:
-        """Return the digests of all entries in ascending order."""
+        """Return the digests of all entries in ascending order.
+
+        Examples:
+            >>> baked = preheat.bake("kernels.toml", "sm_90", output="kernels.heat")
+            >>> len(list(preheat.Bundle.open("kernels.heat").digests()))
+            2
+        """
         return map(self._digest, range(len(self)))
 
     def verify(self) -> dict[str, str]:
-        """Read the whole file and return what is wrong with each damaged entry, by digest."""
+        """Read the whole file, and return a message for each damaged entry by digest.
+
+        Examples:
+            >>> baked = preheat.bake("kernels.toml", "sm_90", output="kernels.heat")
+            >>> preheat.Bundle.open("kernels.heat").verify()
+            {}
+        """
         file = self._open_file()
         wrong = {}
         for at, digest in enumerate(self.digests()):
@@ -158,7 +224,13 @@ class Bundle:
         return wrong
 
     def close(self) -> None:
-        """Close the file. A `get` that runs in another thread at this time still succeeds."""
+        """Close the file. A `get` that runs in another thread at this time still succeeds.
+
+        Examples:
+            >>> baked = preheat.bake("kernels.toml", "sm_90", output="kernels.heat")
+            >>> bundle = preheat.Bundle.open("kernels.heat")
+            >>> bundle.close()
+        """
         self._file = None
 
     def __len__(self) -> int:
@@ -176,7 +248,7 @@ class Bundle:
 
     @property
     def closed(self) -> bool:
-        """Return True after `close`."""
+        """True after `close`."""
         return self._file is None
 
     def __repr__(self) -> str:

@@ -71,7 +71,22 @@ Setter = Callable[[bytes], tuple[int, ...]]
 
 
 class Limits(NamedTuple):
-    """The limits of a device for one launch."""
+    """The limits of a device for one launch.
+
+    Attributes:
+        warp: The number of threads of a warp.
+        threads: The most threads of a block.
+        block: The largest block along each axis.
+        grid: The largest grid along each axis.
+        shared: Bytes of shared memory of a block.
+        shared_optin: The same for a kernel that opts in, which launches do where they need it.
+        cluster: The most blocks of a cluster, or 0 without clusters.
+        processors: The number of multiprocessors.
+
+    Examples:
+        >>> gpu.limits.threads
+        1024
+    """
 
     warp: int = 32
     threads: int = 1024  # of one block
@@ -95,7 +110,24 @@ class Geometry(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """The attributes of one function; sizes are in bytes."""
+    """The attributes of a kernel. Sizes are in bytes.
+
+    Attributes:
+        registers: Registers of a thread.
+        shared: Static shared memory of a block.
+        local: Local memory of a thread.
+        constant: Constant memory.
+        threads: The most threads of a block of this kernel.
+        binary_version: The architecture of the machine code: 90 for sm_90.
+        ptx_version: The architecture of the PTX: 90 for compute_90.
+        dynamic_shared: The most dynamic shared memory of a launch.
+        cluster: The cluster that the kernel was compiled for, or None.
+        cache_mode_ca: 1 for code that was assembled with `--dlcm=ca`.
+
+    Examples:
+        >>> gpu.kernel(SAXPY, "saxpy").attributes.binary_version
+        90
+    """
 
     registers: int
     shared: int  # static
@@ -120,14 +152,26 @@ class Bounds(NamedTuple):
 
 
 class Occupancy(NamedTuple):
-    """How many blocks of a function one processor runs at once, and the fraction of its threads."""
+    """The blocks of a kernel that one processor runs at once, and the fraction of its threads.
+
+    Examples:
+        >>> blocks, fraction = gpu.kernel(SAXPY, "saxpy").occupancy(1024)
+        >>> blocks
+        2
+    """
 
     blocks: int
     fraction: float
 
 
 class BlockSize(NamedTuple):
-    """The block size with the best occupancy, and the smallest grid that fills the device."""
+    """The block size with the best occupancy, and the smallest grid that fills the device.
+
+    Examples:
+        >>> saxpy = gpu.kernel(SAXPY, "saxpy")
+        >>> size = saxpy.max_potential_block_size()
+        >>> saxpy[size](2.0, gpu.zeros(4), gpu.zeros(4), 4)
+    """
 
     grid: int
     block: int
@@ -141,7 +185,15 @@ class Symbol(NamedTuple):
 
 
 class MemoryInfo(NamedTuple):
-    """Device memory in bytes."""
+    """Device memory in bytes.
+
+    Attributes:
+        free: The free memory.
+        total: All memory of the device.
+
+    Examples:
+        >>> free, total = gpu.memory()
+    """
 
     free: int
     total: int

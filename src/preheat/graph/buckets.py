@@ -19,7 +19,12 @@ _SMALL = (1, 2, 4, 8)  # where padding to the next step would cost the most
 
 
 def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
-    """Return 1, 2, 4, 8, then the multiples of `step` after 8, and `limit` as the last."""
+    """Return 1, 2, 4, 8, then the multiples of `step` after 8, and `limit` as the last.
+
+    Examples:
+        >>> preheat.buckets(20, step=8)
+        (1, 2, 4, 8, 16, 20)
+    """
     limit = integer(limit, "a limit")
     step = integer(step, "a step")
     if limit < 1 or step < 1:
@@ -29,7 +34,15 @@ def buckets(limit: int, step: int = 8) -> tuple[int, ...]:
 
 
 def bucket(n: int, sizes: Iterable[int]) -> int:
-    """Return the smallest of `sizes` that is at least `n`."""
+    """Return the smallest of `sizes` that is at least `n`.
+
+    Raises:
+        InputError: All sizes are smaller.
+
+    Examples:
+        >>> preheat.bucket(5, [1, 2, 4, 8])
+        8
+    """
     n = integer(n, "a number of rows")
     if n < 0:
         raise InputError(f"no bucket holds {n}: it is negative")
@@ -44,7 +57,20 @@ def bucket(n: int, sizes: Iterable[int]) -> int:
 
 
 def padded(array: Any, size: int, fill: complex = 0) -> np.ndarray[Any, Any]:
-    """Return a host array with rows of `fill` added up to `size` rows, or the array if it has them."""
+    """Return a host array with rows of `fill` added up to `size` rows, or the array if it has them.
+
+    Args:
+        array: An array on the host.
+        size: The number of rows of the result.
+        fill: The value of the rows that are added.
+
+    Raises:
+        InputError: The array has more rows.
+
+    Examples:
+        >>> preheat.padded(np.array([1, 2, 3]), 5)
+        array([1, 2, 3, 0, 0])
+    """
     import numpy
 
     host = _on_host(array)

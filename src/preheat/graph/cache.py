@@ -37,17 +37,21 @@ F = TypeVar("F", bound=Callable[[Any], object])
 
 
 class GraphCache:
-    """Graphs of one device by key. At most `capacity` are kept; the least recently used one is evicted.
+    """A cache of graphs by key, made by `gpu.graphs`. It is safe from any thread.
 
-        graphs = gpu.graphs(capacity=8)
-        graphs.run(size, lambda: step(size))   # runs; the second time captures; then replays
+    At most `capacity` graphs are kept, and the least recently used one is evicted. Each `owner` has
+    graphs of its own, which are released with the owner: it is referenced weakly where that is
+    possible. Recordings and warm-ups know the cache by `name`. With `checked`, each call of `run` is
+    captured too and compared with the cached graph, and `BakedError` is raised where a replay would use
+    something else. A reset of the device empties the cache, which then works with the new context.
 
-    Each `owner` has graphs of its own, which go when the owner does: it is referenced weakly where that
-    is possible. Recordings and warm-ups know the cache by `name`, and events have keys as `key_text`
-    writes them. With `checked`, each call of `run` is captured too and compared with the cached graph;
-    `BakedError` is raised where a replay would use something else. A reset of the device empties the
-    cache, which then works with the new context. `title` is what warnings call the cache. Safe from any
-    thread.
+    Examples:
+        >>> saxpy, graphs = gpu.kernel(SAXPY, "saxpy"), gpu.graphs(capacity=8)
+        >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
+        >>> for _ in range(3):  # The first call runs, the second captures, and later ones replay.
+        ...     graphs.run(2, lambda: saxpy[1, 32](2.0, x, y, 2))
+        >>> y.numpy()
+        array([ 6., 12.], dtype=float32)
     """
 
     def __init__(
@@ -90,13 +94,29 @@ class GraphCache:
         """Do what `body` does on the device, exactly once, and return what it returned.
 
         The first call with `key` runs the body, the second captures it and replays the graph, and later
-        ones replay the graph. The result is what the body returned when it was captured: the same
-        arrays, with new content after every call, in new lists and dicts; with `copy`, copies of the
-        arrays. Python code inside the body therefore runs in the first two calls only.
+        calls replay the graph. Python code inside the body therefore runs in the first two calls only.
+        Inside a capture the body becomes part of that capture.
 
         A body that cannot be captured runs without a graph, and later calls try the capture again: see
-        `report`. A `CaptureWarning` says so once for each reason. An error that the device does not
-        survive is raised. Inside a capture the body becomes part of that capture.
+        `report`. A `CaptureWarning` says so once for each reason.
+
+        Args:
+            key: The key of the graph.
+            body: A function without arguments.
+            owner: The object that owns the graph.
+            copy: Return copies of the arrays.
+
+        Returns:
+            What the body returned when it was captured: the same arrays, with new content after every
+                call, in new lists and dicts.
+
+        Raises:
+            DeviceError: The body failed with an error that the device does not survive.
+
+        Examples:
+            >>> graphs, x = gpu.graphs(), gpu.zeros(2)
+            >>> graphs.run("ones", lambda: x.fill(1)).numpy()
+            array([1., 1.], dtype=float32)
         """
         if type(key) is not str and type(key) is not int:
             key = key_of(key)
@@ -154,7 +174,17 @@ class GraphCache:
         return trees.copy_arrays(result) if copy else result
 
     def replay(self, key: Hashable, /, *, owner: object = None, **scalars: Any) -> bool:
-        """Replay the graph of `key` with scalars as in `Graph.replay`; return False without a graph."""
+        """Replay the graph of `key` with scalars as in `Graph.replay`. Return False without a graph.
+
+        Args:
+            key: The key of the graph.
+            owner: The object that owns the graph.
+            scalars: Values of named scalars.
+
+        Examples:
+            >>> gpu.graphs().replay("ones")
+            False
+        """
         if type(key) is not str and type(key) is not int:
             key = key_of(key)
         entries = self._entries
@@ -185,7 +215,21 @@ class GraphCache:
         """Capture `body(key)` for all keys without a graph, the largest key first.
 
         The body is executed once for each key, which loads its kernels, and then captured, which
-        executes nothing. `GraphError` at the end lists the keys that could not be captured.
+        executes nothing.
+
+        Args:
+            keys: The keys.
+            body: A function of a key.
+            owner: The object that owns the graphs.
+
+        Raises:
+            GraphError: Some keys could not be captured. The error lists them.
+
+        Examples:
+            >>> graphs, x = gpu.graphs(), gpu.zeros(8)
+            >>> graphs.warm([2, 4, 8], lambda size: x[:size].fill(1))
+            >>> graphs.replay(4)
+            True
         """
         steps = [Step(key_of(key), partial(_with_key, body, key)) for key in _largest_first(keys)]
         self.warm_steps(steps, owner)
@@ -206,8 +250,11 @@ class GraphCache:
     def warmer(self, function: F) -> F:
         """Register how `gpu.warm` captures a key: `function(key)` does the step of that key.
 
-        @graphs.warmer
-        def decode(size): …
+        Examples:
+            >>> graphs, x = gpu.graphs(name="decode"), gpu.zeros(8)
+            >>> @graphs.warmer
+            ... def decode(size):
+            ...     x[:size].fill(1)
         """
         self.register_warmer(self.name, self)
         self._warmer: Callable[[Any], object] = function
@@ -257,7 +304,22 @@ class GraphCache:
     def install(
         self, key: Hashable, graph: Graph, outputs: object = None, *, owner: object = None
     ) -> None:
-        """Let `run` replay `graph` for `key` and return `outputs`. The caller may use the graph too."""
+        """Let `run` replay `graph` for `key` and return `outputs`. The caller may use the graph too.
+
+        Args:
+            key: The key.
+            graph: A graph that was captured.
+            outputs: What `run` returns.
+            owner: The object that owns the graph.
+
+        Examples:
+            >>> graphs, x = gpu.graphs(), gpu.zeros(2)
+            >>> with gpu.capture() as graph:
+            ...     x = x.fill(3)
+            >>> graphs.install("threes", graph, x)
+            >>> graphs.run("threes", lambda: None).numpy()
+            array([3., 3.], dtype=float32)
+        """
         if not isinstance(graph, Graph):
             raise InputError(f"{graph!r} is not a graph", hint="with gpu.capture() as graph: …")
         if graph.state not in CAPTURED:
@@ -268,7 +330,20 @@ class GraphCache:
         self._emit_evicted(self._entries.put(entry, CachedGraph(graph, outputs)))
 
     def invalidate(self, *keys: Hashable, owner: object = None) -> None:
-        """Forget these keys and their failures; without keys, all of `owner`, or of everybody."""
+        """Forget graphs and failures.
+
+        Args:
+            keys: The keys to forget. Without keys, everything of `owner` is forgotten, or of all
+                owners.
+            owner: The object that owns the graphs.
+
+        Examples:
+            >>> graphs, x = gpu.graphs(), gpu.zeros(2)
+            >>> graphs.warm([1, 2], lambda size: x[:size].fill(1))
+            >>> graphs.invalidate(2)
+            >>> len(graphs.report().graphs)
+            1
+        """
         if keys:
             self._entries.forget([self._entry_key(key, owner) for key in keys])
         else:
@@ -284,7 +359,12 @@ class GraphCache:
         return iter([graph.key for graph in self.report().graphs])
 
     def report(self) -> CacheReport:
-        """Describe the cached graphs and the keys that could not be captured."""
+        """Describe the cached graphs and the keys that could not be captured.
+
+        Examples:
+            >>> print(gpu.graphs().report())
+            no graphs
+        """
         return self._entries.report()
 
     def __repr__(self) -> str:

@@ -46,7 +46,7 @@ class Drawable:
         Raises:
             GraphError: Nothing was captured yet, or the capture failed.
 
-        Example:
+        Examples:
             >>> gpu = preheat.device("emulator")
             >>> x = gpu.zeros(1000)
             >>> with gpu.capture(name="step") as graph:
@@ -69,7 +69,7 @@ class Drawable:
         Raises:
             GraphError: Nothing was captured yet, or the capture failed.
 
-        Example:
+        Examples:
             >>> gpu = preheat.device("emulator")
             >>> x = gpu.zeros(1000)
             >>> with gpu.capture() as graph:

@@ -59,16 +59,31 @@ class State(enum.Enum):
 
 
 class Graph(Drawable):
-    """Work captured once and replayed, with everything it uses kept alive.
+    """Work that is captured once and replayed. `gpu.capture` returns it.
 
-        with gpu.capture() as graph:
-            kernel[4, 256](x, y)
-        graph.replay()
-
-    Inside the `with` nothing runs: launches, fills and copies of this thread become nodes, and an
+    Inside the `with` block nothing runs: launches, fills and copies of this thread become nodes, and an
     operation that cannot become part of a graph raises `CaptureError` at its line. The graph keeps the
     arrays, scalars and programs that it uses alive. Closing an array that it uses makes it stale, and
-    the next replay raises `StaleGraphError`. Replays are safe from any thread.
+    the next replay raises `StaleGraphError`. Replays are safe from any thread. A notebook shows a graph
+    as a picture.
+
+    Attributes:
+        replay: Runs the captured work once more. `graph.replay(step=7)` first sets the scalar that
+            `gpu.scalar(…, name="step")` made. The value is copied and set in the same stream, so any
+            number of replays can be queued ahead. `stream=` names another stream, and
+            `synchronize=True` waits.
+        name: The name in errors and pictures, or None.
+
+    Examples:
+        >>> x, step = gpu.zeros(1), gpu.scalar("float32", name="step")
+        >>> ADD = 'extern "C" __global__ void add(float* x, const float* by) { *x += *by; }'
+        >>> add = gpu.kernel(ADD, "add")
+        >>> with gpu.capture() as graph:
+        ...     add[1, 1](x, step)
+        >>> graph.replay(step=2)
+        >>> graph.replay(step=5, synchronize=True)
+        >>> x.numpy()
+        array([7.], dtype=float32)
     """
 
     __slots__ = {
@@ -121,7 +136,17 @@ class Graph(Drawable):
     # Capture
 
     def begin(self) -> Graph:
-        """Begin to capture the work of this thread, and return the graph."""
+        """Begin to capture the work of this thread, and return the graph. A `with` block does this.
+
+        Raises:
+            CaptureError: The graph was captured before, or a capture of this thread is open.
+
+        Examples:
+            >>> x, graph = gpu.zeros(2), gpu.capture().begin()
+            >>> x = x.fill(3)
+            >>> len(graph.end().nodes)
+            1
+        """
         capture = self._capture
         if capture is not None:
             raise CaptureError(
@@ -149,7 +174,16 @@ class Graph(Drawable):
         return self
 
     def end(self) -> Graph:
-        """End the capture and return the graph. `CaptureError` reports the first error inside."""
+        """End the capture, and return the graph. The end of a `with` block does this.
+
+        Raises:
+            CaptureError: Something in the capture failed. The error reports the first failure.
+
+        Examples:
+            >>> x, graph = gpu.zeros(2), gpu.capture().begin()
+            >>> x = x.fill(3)
+            >>> graph.end().replay()
+        """
         capture = self._capture
         if capture is None:
             raise CaptureError(
@@ -245,20 +279,54 @@ class Graph(Drawable):
     # Replay
 
     def instantiate(self) -> Graph:
-        """Make the graph executable and return it. Otherwise the first replay does this."""
+        """Make the graph executable, and return it. Otherwise the first replay does this.
+
+        Raises:
+            GraphError: Nothing was captured yet, or the capture failed.
+
+        Examples:
+            >>> x = gpu.zeros(2)
+            >>> with gpu.capture() as graph:
+            ...     x = x.fill(3)
+            >>> graph.instantiate().replay()
+        """
         replayer = self._replayer or self._not_captured()
         run_locked(replayer.lock, replayer.executable.instantiate)
         return self
 
     def upload(self, stream: object = None) -> Graph:
-        """Copy the graph to the device before the first replay would do so. Return the graph."""
+        """Copy the graph to the device, and return the graph. Otherwise the first replay does this.
+
+        Args:
+            stream: The stream of the copy.
+
+        Raises:
+            GraphError: Nothing was captured yet, or the capture failed.
+
+        Examples:
+            >>> x = gpu.zeros(2)
+            >>> with gpu.capture() as graph:
+            ...     x = x.fill(3)
+            >>> graph.upload().replay()
+        """
         replayer = self._replayer or self._not_captured(INSTANTIATE)
         replayer.check(INSTANTIATE)
         replayer.upload(stream)
         return self
 
     def record_read(self) -> None:
-        """Let other graphs that share memory with this one wait for reads of its results until now."""
+        """Let other graphs that share memory with this one wait for reads of its results until now.
+
+        Call it after other libraries have read results of a graph with a shared pool in their own
+        streams.
+
+        Examples:
+            >>> x = gpu.zeros(2)
+            >>> with gpu.capture(pool=gpu.shared_pool()) as graph:
+            ...     x = x.fill(3)
+            >>> graph.replay()
+            >>> graph.record_read()
+        """
         shared = None if self._replayer is None else self._replayer.work.shared
         if shared is not None:
             shared.record_read()
@@ -324,7 +392,20 @@ class Graph(Drawable):
         return 0 if self._replayer is None else sum(each.size for each in self._replayer.work.buffers)
 
     def diff(self, other: Graph | Sequence[Node]) -> list[str]:
-        """Describe what `other` does differently; an empty list means that replays do the same."""
+        """Describe what `other` does differently. An empty list means that replays do the same.
+
+        Args:
+            other: Another graph, or its nodes.
+
+        Examples:
+            >>> x = gpu.zeros(2)
+            >>> with gpu.capture() as one:
+            ...     x = x.fill(3)
+            >>> with gpu.capture() as two:
+            ...     x = x.fill(4)
+            >>> len(one.diff(one)), len(one.diff(two))
+            (0, 1)
+        """
         return diff(self.nodes, other.nodes if isinstance(other, Graph) else other)
 
     def __len__(self) -> int:
@@ -343,9 +424,17 @@ class Graph(Drawable):
         return f"graph {self.name!r}" if self.name else "graph"
 
     def close(self) -> None:
-        """Destroy the graph after the replays now queued, and release what it keeps alive.
+        """Destroy the graph after the replays that are queued now, and release what it keeps alive.
 
         Closing a graph twice is allowed.
+
+        Examples:
+            >>> x = gpu.zeros(2)
+            >>> with gpu.capture() as graph:
+            ...     x = x.fill(3)
+            >>> graph.close()
+            >>> graph.usable
+            False
         """
         if self._capture is not None:
             raise CaptureError("this graph is still being captured", hint="end the capture first")

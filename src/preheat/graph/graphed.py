@@ -24,9 +24,22 @@ F = TypeVar("F", bound=Callable[[Any], object])
 
 
 class Graphed(Generic[P, R]):
-    """A function whose calls are captured into the cache `graphs` and replayed: see `Gpu.graphed`.
+    """A function whose calls are captured and replayed, made by `gpu.graphed`.
 
-    As a method it has graphs for each instance, which go when the instance does.
+    As a method it has graphs for each instance, which are released with the instance.
+
+    Attributes:
+        graphs: The `GraphCache` with the graphs.
+
+    Examples:
+        >>> @gpu.graphed
+        ... def fill(x):
+        ...     return x.fill(1)
+        >>> x = gpu.zeros(2)
+        >>> for _ in range(3):
+        ...     y = fill(x)
+        >>> len(fill.graphs.report().graphs)
+        1
     """
 
     __wrapped__: Callable[P, R]
@@ -62,18 +75,39 @@ class Graphed(Generic[P, R]):
     def warm(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> None:
         """Execute and capture each call, those with the largest arrays first: see `GraphCache.warm`.
 
-        A call is a tuple of arguments, or a dict of named ones.
+        Args:
+            calls: Tuples of arguments, or dicts of named ones.
+
+        Raises:
+            GraphError: Some calls could not be captured. The error lists them.
+
+        Examples:
+            >>> @gpu.graphed
+            ... def fill(x):
+            ...     return x.fill(1)
+            >>> fill.warm([(gpu.zeros(2),), (gpu.zeros(4),)])
+            >>> len(fill.graphs.report().graphs)
+            2
         """
         self._warm((), calls)
 
     def warmer(self, function: F) -> F:
         """Register how `gpu.warm` captures a key: `function(key)` returns the arguments of a call.
 
-            @step.warmer
-            def example(shape): return (buffers[shape],)
-
         The arguments are a tuple, or a dict of named ones, with the arrays that later calls are given.
         With `copy_inputs`, arrays with the same layout are enough.
+
+        Raises:
+            InputError: The function was made without `key`, or is a method.
+
+        Examples:
+            >>> buffers = {size: gpu.zeros(size) for size in (2, 4)}
+            >>> @gpu.graphed(key=lambda x: x.shape, name="fill")
+            ... def fill(x):
+            ...     return x.fill(1)
+            >>> @fill.warmer
+            ... def arguments(shape):
+            ...     return (buffers[shape[0]],)
         """
         self._check_warmer()
         name = self._name if self.graphs.name is None else self.graphs.name
@@ -115,7 +149,17 @@ class Graphed(Generic[P, R]):
         return step
 
     def invalidate(self) -> None:
-        """Forget all calls and their failures."""
+        """Forget all graphs and failures, so that the next calls capture again.
+
+        Examples:
+            >>> @gpu.graphed
+            ... def fill(x):
+            ...     return x.fill(1)
+            >>> fill.warm([(gpu.zeros(2),)])
+            >>> fill.invalidate()
+            >>> len(fill.graphs.report().graphs)
+            0
+        """
         self.graphs.invalidate()
 
     def _call(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:

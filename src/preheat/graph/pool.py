@@ -34,20 +34,27 @@ _MIN_BLOCK = 2 << 20  # the least that a pool grows by when it grows by itself
 
 
 class Pool:
-    """Device memory that is allocated before a capture and handed out inside it.
-
-        pool = gpu.pool()
-        pool.measure(step)                  # runs step() once, and makes room for capturing it
-        with gpu.capture() as graph:
-            step()                          # its pool.empty(…) needs no driver call
+    """Device memory that is allocated before a capture and handed out inside it. See `gpu.pool`.
 
     With `gpu.capture(pool=pool)` all new arrays of the body come from the pool, including those of
     `gpu.empty(…)`. Dropping or closing an array returns its memory to the pool. The pool frees its
     blocks once neither the pool nor an array from it is left. A request gets the first place where it
-    fits, so the same requests get the same addresses again. Outside a capture the pool grows by itself.
-    Inside a capture it cannot grow: a request that does not fit raises `CaptureError`, and the pool
-    makes more room for the next try. Memory that was used in another stream is handed out again in
-    order with that use. Pools are safe from any thread.
+    fits, so the same requests get the same addresses again.
+
+    Outside a capture the pool grows by itself. Inside a capture it cannot grow: a request that does not
+    fit raises `CaptureError`, and the pool makes more room for the next try. Memory that was used in
+    another stream is handed out again in order with that use. Pools are safe from any thread.
+
+    Examples:
+        >>> pool = gpu.pool()
+        >>> def step():
+        ...     return pool.empty(1024).fill(1)
+        >>> size = pool.measure(step)  # runs step() once, and makes room for a capture of it
+        >>> with gpu.capture() as graph:
+        ...     result = step()
+        >>> graph.replay()
+        >>> result[:2].numpy()
+        array([1., 1.], dtype=float32)
     """
 
     def __init__(self, context: Context, size: int | None = None) -> None:
@@ -101,7 +108,16 @@ class Pool:
     # Handing out
 
     def empty(self, shape: object, dtype: object = "float32") -> Array:
-        """Return an array from the pool, with undefined content."""
+        """Return an array from the pool, with undefined contents.
+
+        Raises:
+            CaptureError: The array does not fit, and a capture is open.
+            PoolSealedError: The pool is sealed.
+
+        Examples:
+            >>> gpu.pool().empty((2, 3)).shape
+            (2, 3)
+        """
         extents = shape_of(shape)
         kind = dtype_of(dtype)
         size = math.prod(extents) * kind.size
@@ -111,11 +127,29 @@ class Pool:
             return Array(self._buffer(size, capture), kind, extents)
 
     def zeros(self, shape: object, dtype: object = "float32") -> Array:
-        """Return an array of zeros. Inside a capture, every replay sets it to zero again."""
+        """Return an array of zeros. Inside a capture, every replay sets it to zero again.
+
+        Raises:
+            CaptureError: The array does not fit, and a capture is open.
+            PoolSealedError: The pool is sealed.
+
+        Examples:
+            >>> gpu.pool().zeros(2).numpy()
+            array([0., 0.], dtype=float32)
+        """
         return self.empty(shape, dtype).fill(0)
 
     def array(self, data: object, dtype: object = None) -> Array:
-        """Return a copy of an array of this device or, outside a capture, of host data."""
+        """Return a copy of an array of this device or, outside a capture, of host data.
+
+        Raises:
+            CaptureError: The array does not fit, or is on the host, and a capture is open.
+            PoolSealedError: The pool is sealed.
+
+        Examples:
+            >>> gpu.pool().array([1, 2], "float32").numpy()
+            array([1., 2.], dtype=float32)
+        """
         wanted = None if dtype is None else dtype_of(dtype)
         if isinstance(data, Array):
             if wanted not in (None, data.dtype):
@@ -216,7 +250,17 @@ class Pool:
             self._add_missing()
 
     def reserve(self, nbytes: int) -> None:
-        """Have this many free bytes side by side. Unused blocks are freed to make room for them."""
+        """Have this many free bytes side by side. Unused blocks are freed to make room for them.
+
+        Raises:
+            OutOfMemoryError: The device has not enough memory.
+
+        Examples:
+            >>> pool = gpu.pool()
+            >>> pool.reserve(1 << 20)
+            >>> pool.size >= 1 << 20
+            True
+        """
         need = _aligned(integer(nbytes, "a number of bytes", least=0))
         with self._lock:
             self._require_unsealed(f"{need:,} bytes were to be reserved")
@@ -249,6 +293,11 @@ class Pool:
         pool, all new arrays of `body` come from the pool. Memory that `body` drops is not handed out
         again while it runs, because a graph would keep it. Memory that other threads take meanwhile is
         counted too.
+
+        Examples:
+            >>> pool = gpu.pool()
+            >>> pool.measure(lambda: gpu.empty(1024).fill(1)) >= 4096
+            True
         """
         self._context.refuse_in_capture(MEASURE_POOL)
         with self._lock:
@@ -276,16 +325,31 @@ class Pool:
         """Let requests raise `PoolSealedError` from here on. Existing arrays stay valid.
 
         This is independent of the seal of the process, which is about compiling.
+
+        Examples:
+            >>> pool = gpu.pool(4096)
+            >>> pool.seal()
+            >>> pool.empty(4)
+            Traceback (most recent call last):
+            preheat.errors.PoolSealedError: ...
         """
         self._sealed = True
 
     def unseal(self) -> None:
-        """Hand out memory again."""
+        """Hand out memory again.
+
+        Examples:
+            >>> pool = gpu.pool(4096)
+            >>> pool.seal()
+            >>> pool.unseal()
+            >>> pool.sealed
+            False
+        """
         self._sealed = False
 
     @contextmanager
     def frame(self) -> Iterator[None]:
-        """Hand out scratch memory to this thread: every frame begins at the same address.
+        """Hand out scratch memory to this thread. Every frame begins at the same address.
 
         Graphs captured in frames share that memory, so graphs for many shapes need no more than the
         largest one, which is best captured first. The graphs stay valid and keep the memory. Arrays
@@ -293,6 +357,14 @@ class Pool:
         next. A frame may be inside a capture or around it. A frame inside another frame leaves the
         memory of that one alone. While a frame is open outside a capture, replays of graphs that would
         overwrite its arrays raise `GraphError`.
+
+        Examples:
+            >>> pool, out = gpu.pool(1 << 16), gpu.zeros(4)
+            >>> with gpu.capture() as graph, pool.frame():
+            ...     out = out.copy_from(pool.empty(4).fill(2))
+            >>> graph.replay()
+            >>> out.numpy()
+            array([2., 2., 2., 2.], dtype=float32)
         """
         with self._lock:
             self._require_open("a frame was to begin")
@@ -306,9 +378,13 @@ class Pool:
     # End
 
     def close(self) -> None:
-        """Free everything after the work now queued. Closing a pool twice is allowed.
+        """Free everything after the work that is queued now. Closing a pool twice is allowed.
 
         Arrays from the pool are closed with it, and graphs that use them become stale.
+
+        Examples:
+            >>> pool = gpu.pool(4096)
+            >>> pool.close()
         """
         if not self._closed:
             self._context.refuse_in_capture(FREE)

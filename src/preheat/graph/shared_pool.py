@@ -20,14 +20,15 @@ _PAUSE = 0.001  # seconds between two looks at whether another capture has ended
 
 
 class SharedPool:
-    """Memory of torch and CuPy for captures. Graphs that are captured with one pool share it.
-
-        graphs = gpu.graphs(16, pool=gpu.shared_pool())
+    """Memory of torch and CuPy, which graphs captured with it share. See `gpu.shared_pool`.
 
     A capture may use the memory that the captures before it have freed, so all graphs together need
-    about as much as the largest. Therefore results hold until the next replay of any graph of the pool.
-    Replays are ordered with one another, whichever streams they are in. A capture waits until no other
-    thread captures with the pool. The pool lives as long as a graph that uses it.
+    about as much as the largest. Therefore results are valid until the next replay of any graph of the
+    pool. Replays are ordered with one another, whichever streams they are in. A capture waits until no
+    other thread captures with the pool. The pool lives as long as a graph that uses it.
+
+    Examples:
+        >>> graphs = gpu.graphs(16, pool=gpu.shared_pool())
     """
 
     def __init__(self, context: Context, given: Any = None) -> None:
@@ -55,7 +56,12 @@ class SharedPool:
         return [each for library, pool in pools for each in library.pool_ranges(pool, index)]
 
     def record_read(self) -> None:
-        """Let the next replay with this pool wait for what libraries have done in current streams."""
+        """Let the next replay with this pool wait for what libraries have done in current streams.
+
+        Examples:
+            >>> pool = gpu.shared_pool()
+            >>> pool.record_read()
+        """
         order = self.context.order
         for handle in current_streams(self.context.device):
             with order.section(order.adopt(handle), {self.uses: True}):

@@ -81,10 +81,7 @@ def _bindings() -> Found | str:
 
 
 class Blas:
-    """Matrix products by cuBLAS on one GPU, summed in fp32.
-
-    `math` is "fp32" (full precision for every type), "tf32" (float32 is rounded to 10 bits of mantissa
-    and multiplied on tensor cores) or "default" (fp32 for float32, tensor cores for shorter types).
+    """Matrix products by cuBLAS on one GPU, summed in fp32. `Ops` uses it.
 
     Every stream has a handle of its own, with a workspace. Results have the same bits every time for
     operands with the same alignment, by which cuBLAS selects its kernels. The workspace of a closed
@@ -94,6 +91,21 @@ class Blas:
     A captured graph, of preheat or another library, keeps a workspace for itself. No workspace can be
     allocated inside a capture, so one is kept ready: from the start, and after every product outside of
     captures. `reserve` allocates more.
+
+    Args:
+        gpu: A GPU. The emulator has no cuBLAS.
+        math: `"fp32"` is full precision for every type. `"tf32"` rounds float32 to 10 bits of mantissa
+            and multiplies on tensor cores. `"default"` is fp32 for float32, and tensor cores for
+            shorter types.
+
+    Raises:
+        DeviceError: cuBLAS is not installed, or the device is not a GPU.
+
+    Examples:
+        >>> try:
+        ...     ops = preheat.Ops(gpu, blas=preheat.Blas(gpu, math="tf32"))
+        ... except preheat.PreheatError:
+        ...     ops = preheat.Ops(gpu, blas=False)  # without cuBLAS
     """
 
     def __init__(self, gpu: Gpu, math: str = "default", *, found: Found | str | None = None) -> None:
@@ -121,7 +133,12 @@ class Blas:
         self.reserve()
 
     def reserve(self, captures: int = 1) -> None:
-        """Keep workspaces ready for this number of captures."""
+        """Keep workspaces ready for this number of captures.
+
+        Examples:
+            >>> def prepare(blas: preheat.Blas):
+            ...     blas.reserve(16)  # before 16 captures in a row
+        """
         count = dimension("captures", captures, least=0)
         context = self._library.context
         context.require_alive(_RECREATE)

@@ -47,18 +47,25 @@ class Decoded(NamedTuple):
 class DecodeState:
     """Token, position and valid length of each sequence, int32 on the device at fixed addresses.
 
-        state = preheat.DecodeState(gpu, batch=3, limit=rows)
-        state.set(tokens, positions)          # one copy
-        with gpu.capture() as graph:
-            step(state, …)                    # kernels read state.token, .position and .length
-            state.advance(sampled)            # one launch
-        for _ in range(40):
-            graph.replay()                    # the host writes nothing
-
-    `position` is the index of the step and of the cache row that it writes; `length` is one more: the
+    `position` is the index of the step and of the cache row that it writes. `length` is one more: the
     number of valid rows. Each state has memory of its own. A sequence at the last of `limit` positions
     does not advance: it keeps its token and position, so surplus replays repeat the last step and never
     write beyond the cache. `read()` returns how many there were.
+
+    Args:
+        gpu: The device.
+        batch: The number of sequences.
+        limit: The number of positions.
+
+    Examples:
+        >>> state = preheat.DecodeState(gpu, batch=2, limit=100)
+        >>> state.set([7, 9], [0, 3])  # one copy
+        >>> with gpu.capture() as graph:
+        ...     state.advance()  # and before it the kernels of the step
+        >>> for _ in range(5):
+        ...     graph.replay()  # The host writes nothing.
+        >>> state.position.numpy()
+        array([5, 8], dtype=int32)
     """
 
     def __init__(self, gpu: Gpu, batch: int = 1, *, limit: int | None = None) -> None:
@@ -75,7 +82,17 @@ class DecodeState:
         self.set([0] * self.batch, [0] * self.batch)
 
     def set(self, token: Integers, position: Integers) -> None:
-        """Set the token and the position of every sequence with one copy. One sequence takes ints."""
+        """Set the token and the position of every sequence with one copy. One sequence takes ints.
+
+        Raises:
+            InputError: There are not as many values as sequences, or a position is not below the limit.
+
+        Examples:
+            >>> state = preheat.DecodeState(gpu, batch=1, limit=100)
+            >>> state.set(7, 3)
+            >>> state.length.numpy()
+            array([4], dtype=int32)
+        """
         tokens = self._each("token", token, -_INT_MAX - 1, _INT_MAX)
         positions = self._each("position", position, 0, self.limit - 1)
         lengths = [at + 1 for at in positions]
@@ -87,8 +104,19 @@ class DecodeState:
     def advance(self, sampled: Any = None, *, stream: object = None) -> None:
         """Advance every sequence by one position with one launch, and set its token from `sampled`.
 
-        `sampled` is an int32 array on the device with one token for each sequence; without it, tokens
-        stay. If this is captured, every replay advances the state.
+        If this is captured, every replay advances the state.
+
+        Args:
+            sampled: An int32 array on the device with one token for each sequence. Without it, tokens
+                stay.
+            stream: The stream of the launch.
+
+        Examples:
+            >>> state = preheat.DecodeState(gpu, batch=1, limit=100)
+            >>> state.set(7, 3)
+            >>> state.advance(gpu.array([42], "int32"))
+            >>> state.token.numpy()
+            array([42], dtype=int32)
         """
         capture = self._values.buffer.context.active_capture()
         with nullcontext() if capture is None else capture:
@@ -110,20 +138,28 @@ class DecodeState:
             raise InputError(f"sampled tokens must be int32, not {kind}", hint="cast them to int32")
 
     def read(self) -> Decoded:
-        """Return the state of every sequence after all work submitted so far."""
+        """Return the state of every sequence after all work submitted so far.
+
+        Examples:
+            >>> state = preheat.DecodeState(gpu, batch=1, limit=100)
+            >>> state.set(7, 3)
+            >>> decoded = state.read()
+        """
         return Decoded(*(tuple(row) for row in self._values.numpy().tolist()))
 
     @contextmanager
     def on_device(self) -> Iterator[DecodeState]:
         """Make every launch of a `DecodeKernel` inside the block read this state on the device.
 
-            with gpu.capture() as graph, state.on_device():
-                model.step()                  # its launches need neither `state` nor `device_state`
-
         Launches without a `state` use this one. Launches with this state read it on the device whatever
         their `device_state` is, and launches with another state are not affected. Blocks can be nested:
         the innermost one is the default, and each applies to its own state. A block applies to the
         thread or asyncio task that opened it.
+
+        Examples:
+            >>> state = preheat.DecodeState(gpu, batch=1, limit=100)
+            >>> with gpu.capture() as graph, state.on_device():
+            ...     state.advance()  # Launches of a model here need neither `state` nor `device_state`.
         """
         token = _on_device.set((*_on_device.get(), self))
         try:
@@ -132,7 +168,19 @@ class DecodeState:
             _on_device.reset(token)
 
     def by_value(self) -> tuple[int, ...]:
-        """Return token, position and length of a single sequence, if the host knows them."""
+        """Return token, position and length of a single sequence, if the host knows them.
+
+        Raises:
+            InputError: There are several sequences.
+            GraphError: The device has advanced the state, so that the host does not know it.
+            CaptureError: A capture is open, and a graph would fix the values.
+
+        Examples:
+            >>> state = preheat.DecodeState(gpu, batch=1, limit=100)
+            >>> state.set(7, 3)
+            >>> state.by_value()
+            (7, 3, 4)
+        """
         capture = self._values.buffer.context.active_capture()
         if capture is not None:
             with capture:
@@ -155,7 +203,12 @@ class DecodeState:
         return self._known
 
     def close(self) -> None:
-        """Free the memory. Graphs that use it become stale. Closing twice is allowed."""
+        """Free the memory. Graphs that use it become stale. Closing twice is allowed.
+
+        Examples:
+            >>> state = preheat.DecodeState(gpu, batch=1, limit=100)
+            >>> state.close()
+        """
         self._values.close()
 
     def __repr__(self) -> str:
@@ -188,15 +241,26 @@ class DecodeState:
 class DecodeKernel:
     """A kernel in two variants: one takes a decode state by value, one reads it on the device.
 
-        attend = preheat.DecodeKernel(by_value, on_device)
-        attend[heads, 128](q, cache, out, state=state)                        # on the device
-        attend[heads, 128](q, cache, out, state=state, device_state=False)    # by value
-        with state.on_device():
-            attend[heads, 128](q, cache, out)                                 # on the device
-
     After its own arguments, the first kernel takes three ints and the second three arrays: token,
-    position and length. Only the second can be captured. The first is for a single sequence whose
-    state the host has set.
+    position and length. Only the second can be captured. The first is for a single sequence whose state
+    the host has set.
+
+    Args:
+        by_value: The kernel that takes three ints.
+        on_device: The kernel that takes three arrays.
+
+    Examples:
+        >>> VALUE = 'extern "C" __global__ void v(int* y, int t, int p, int n) { *y = p; }'
+        >>> DEVICE = 'extern "C" __global__ void d(int* y, int* t, int* p, int* n) { *y = *p; }'
+        >>> rope = preheat.DecodeKernel(gpu.kernel(VALUE, "v"), gpu.kernel(DEVICE, "d"))
+        >>> state, y = preheat.DecodeState(gpu, batch=1, limit=8), gpu.zeros(1, "int32")
+        >>> state.set(11, 3)
+        >>> rope[1, 1](y, state=state)  # on the device
+        >>> rope[1, 1](y, state=state, device_state=False)  # by value
+        >>> with state.on_device():
+        ...     rope[1, 1](y)  # on the device
+        >>> y.numpy()
+        array([3], dtype=int32)
     """
 
     def __init__(self, by_value: Kernel, on_device: Kernel) -> None:
@@ -221,7 +285,21 @@ class DecodeKernel:
     def launch(
         self, *args: Any, state: DecodeState | None = None, device_state: bool = True, **how: Any
     ) -> None:
-        """Launch with the keyword arguments of `Kernel.launch`."""
+        """Launch with the keyword arguments of `Kernel.launch`.
+
+        Args:
+            args: The arguments of the kernel before the state.
+            state: The state. The default is that of the innermost `DecodeState.on_device` block.
+            device_state: Read the state on the device. With False, pass it by value.
+            how: The keyword arguments of `Kernel.launch`.
+
+        Examples:
+            >>> VALUE = 'extern "C" __global__ void v(int* y, int t, int p, int n) { *y = n; }'
+            >>> DEVICE = 'extern "C" __global__ void d(int* y, int* t, int* p, int* n) { *y = *n; }'
+            >>> rope = preheat.DecodeKernel(gpu.kernel(VALUE, "v"), gpu.kernel(DEVICE, "d"))
+            >>> state, y = preheat.DecodeState(gpu, batch=1, limit=8), gpu.zeros(1, "int32")
+            >>> rope.launch(y, state=state, grid=1, block=1)
+        """
         kernel, more = self._variant(state, device_state)
         kernel.launch(*args, *more, **how)
 

@@ -33,14 +33,34 @@ VALUES = (
 
 
 class Nf4(NamedTuple):
-    """A quantised matrix: `codes` (uint8) and `scales` (float32), flat, on the host or on a device."""
+    """A matrix that is quantised to four bits, on the host or on a device.
+
+    Attributes:
+        codes: The codes, two in a byte (uint8), flat.
+        scales: The scale of each block of elements (float32), flat.
+        shape: The shape of the matrix.
+
+    Examples:
+        >>> from preheat.kernels.nf4 import Nf4
+        >>> weights = Nf4(np.zeros(64, "uint8"), np.ones(2, "float32"), (8, 16)).on(gpu)
+        >>> weights.codes
+        <Array uint8[64] on emulator:0>
+    """
 
     codes: Any
     scales: Any
     shape: tuple[int, int]
 
     def check(self) -> None:
-        """Raise unless codes and scales have the shapes and types for a matrix of this shape."""
+        """Raise unless codes and scales have the shapes and types for a matrix of this shape.
+
+        Raises:
+            InputError: The codes, the scales or the shape are wrong.
+
+        Examples:
+            >>> from preheat.kernels.nf4 import Nf4
+            >>> Nf4(np.zeros(64, "uint8"), np.ones(2, "float32"), (8, 16)).check()
+        """
         sizes: tuple[Any, ...] = self.shape if isinstance(self.shape, tuple) else ()
         if len(sizes) != 2 or not all(isinstance(each, Integral) and int(each) > 0 for each in sizes):
             raise InputError(f"shape {self.shape!r} is not the shape of a matrix")
@@ -56,7 +76,12 @@ class Nf4(NamedTuple):
                 )
 
     def on(self, gpu: Gpu) -> Nf4:
-        """Return a copy on a device."""
+        """Return a copy on a device.
+
+        Examples:
+            >>> from preheat.kernels.nf4 import Nf4
+            >>> weights = Nf4(np.zeros(64, "uint8"), np.ones(2, "float32"), (8, 16)).on(gpu)
+        """
         return self._replace(codes=gpu.array(self.codes), scales=gpu.array(self.scales))
 
 

@@ -60,19 +60,25 @@ _planned_product, _key_of_product = functions(2, 1, values=4, choice=True)
 class Ops:
     """Forward and backward kernels on one device.
 
-        ops = preheat.Ops(gpu)
-        gx = ops.silu_backward(gy, x)
-        ops.softmax_backward(gy, y, out=gy)      # in place
-
-    Operands are contiguous float32, float16 or bfloat16, of any size and alignment; arithmetic is in
+    Operands are contiguous float32, float16 or bfloat16, of any size and alignment. Arithmetic is in
     float32. `out` is the memory for the result: an operand of the same shape, or memory that overlaps
     no operand. With `out` (and a `workspace` where there is one) nothing is allocated. Results of the
     shipped kernels depend on shapes and values alone: every run gives the same bits. Results of cuBLAS
     also depend on alignment.
 
-    Matrix products use cuBLAS if it is installed, else the shipped kernels. `blas` is True to require
-    cuBLAS, False to never use it, or the `Blas` to use, with its math mode. The `out` of a product
-    cannot be an operand.
+    Args:
+        gpu: The device.
+        blas: Matrix products use cuBLAS if it is installed, and the shipped kernels otherwise. True
+            requires cuBLAS, False never uses it, and a `Blas` is used with its math mode. The `out` of
+            a product cannot be an operand.
+
+    Examples:
+        >>> ops = preheat.Ops(gpu)
+        >>> x = gpu.array([[0.0, 0.0]], "float32")
+        >>> ops.softmax(x).numpy()
+        array([[0.5, 0.5]], dtype=float32)
+        >>> ops.silu(x, out=x) is x  # in place
+        True
     """
 
     def __init__(self, gpu: Gpu, *, blas: Blas | bool | Literal["auto"] = "auto") -> None:
@@ -155,7 +161,12 @@ class Ops:
     # Elements
 
     def silu(self, x: Any, *, out: Any = None, stream: object = None) -> Any:
-        """Compute `x / (1 + exp(-x))`."""
+        """Compute `x / (1 + exp(-x))`.
+
+        Examples:
+            >>> preheat.Ops(gpu).silu(gpu.zeros(2)).numpy()
+            array([0., 0.], dtype=float32)
+        """
         done = _planned_silu(self._plans, "silu", x, out, stream)
         if done is not None:
             return done
@@ -167,7 +178,12 @@ class Ops:
         return y.array
 
     def silu_backward(self, gy: Any, x: Any, *, out: Any = None, stream: object = None) -> Any:
-        """Compute the gradient for `x`: `gy s (1 + x - x s)` with `s = 1 / (1 + exp(-x))`."""
+        """Compute the gradient for `x`: `gy s (1 + x - x s)` with `s = 1 / (1 + exp(-x))`.
+
+        Examples:
+            >>> preheat.Ops(gpu).silu_backward(gpu.zeros(2).fill(1), gpu.zeros(2)).numpy()
+            array([0.5, 0.5], dtype=float32)
+        """
         done = _planned_elements(self._plans, "silu_backward", gy, x, out, stream)
         if done is not None:
             return done
@@ -179,7 +195,12 @@ class Ops:
         return gx.array
 
     def swiglu(self, gate: Any, up: Any, *, out: Any = None, stream: object = None) -> Any:
-        """Compute `silu(gate) up`."""
+        """Compute `silu(gate) up`.
+
+        Examples:
+            >>> preheat.Ops(gpu).swiglu(gpu.zeros(2), gpu.zeros(2).fill(3)).numpy()
+            array([0., 0.], dtype=float32)
+        """
         done = _planned_elements(self._plans, "swiglu", gate, up, out, stream)
         if done is not None:
             return done
@@ -193,7 +214,14 @@ class Ops:
     def swiglu_backward(
         self, gy: Any, gate: Any, up: Any, *, out: Any = None, stream: object = None
     ) -> tuple[Any, Any]:
-        """Compute the gradients for `gate` and `up`. `out` is a pair."""
+        """Compute the gradients for `gate` and `up`. `out` is a pair.
+
+        Examples:
+            >>> one = gpu.zeros(1).fill(1)
+            >>> for_gate, for_up = preheat.Ops(gpu).swiglu_backward(one, gpu.zeros(1), one)
+            >>> for_gate.numpy()
+            array([0.5], dtype=float32)
+        """
         done: tuple[Any, Any] | None = _planned_pair(
             self._plans, "swiglu_backward", gy, gate, up, *_unchecked_pair(out), stream
         )
@@ -209,7 +237,12 @@ class Ops:
     # Rows: the last axis
 
     def softmax(self, x: Any, *, out: Any = None, stream: object = None) -> Any:
-        """Compute the softmax of each row."""
+        """Compute the softmax of each row.
+
+        Examples:
+            >>> preheat.Ops(gpu).softmax(gpu.zeros((1, 4))).numpy()
+            array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+        """
         done = _planned_softmax(self._plans, "softmax", x, out, stream)
         if done is not None:
             return done
@@ -222,7 +255,13 @@ class Ops:
         return y.array
 
     def softmax_backward(self, gy: Any, y: Any, *, out: Any = None, stream: object = None) -> Any:
-        """Compute the gradient for the operand whose softmax is `y`: `y (gy - sum_j gy_j y_j)`."""
+        """Compute the gradient for the operand whose softmax is `y`: `y (gy - sum_j gy_j y_j)`.
+
+        Examples:
+            >>> gy, y = gpu.array([[1.0, 0.0]], "float32"), gpu.array([[0.5, 0.5]], "float32")
+            >>> preheat.Ops(gpu).softmax_backward(gy, y).numpy()
+            array([[ 0.25, -0.25]], dtype=float32)
+        """
         done = _planned_softmax_backward(self._plans, "softmax_backward", gy, y, out, stream)
         if done is not None:
             return done
@@ -237,7 +276,13 @@ class Ops:
     def rms_norm(
         self, x: Any, gamma: Any, *, eps: float, out: Any = None, stream: object = None
     ) -> Any:
-        """Compute `gamma x / sqrt(mean(x^2) + eps)` for each row of `x`."""
+        """Compute `gamma x / sqrt(mean(x^2) + eps)` for each row of `x`.
+
+        Examples:
+            >>> x = gpu.array([[3.0, -3.0]], "float32")
+            >>> preheat.Ops(gpu).rms_norm(x, gpu.zeros(2).fill(2), eps=0.0).numpy()
+            array([[ 2., -2.]], dtype=float32)
+        """
         done = _planned_rms_norm(self._plans, "rms_norm", x, gamma, out, stream, eps)
         if done is not None:
             return done
@@ -262,9 +307,22 @@ class Ops:
         workspace: Any = None,
         stream: object = None,
     ) -> tuple[Any, Any]:
-        """Compute the gradients for `x` and `gamma`. `out` is a pair.
+        """Compute the gradients for `x` and `gamma`.
 
-        `workspace` is float32 with at least as many elements as `rms_norm_workspace` returns.
+        Args:
+            gy: The gradient of the result.
+            x: The operand of the forward pass.
+            gamma: The weights.
+            eps: As in `rms_norm`.
+            out: A pair of arrays for the results.
+            workspace: Float32 memory with at least as many elements as `rms_norm_workspace` returns.
+            stream: The stream.
+
+        Examples:
+            >>> ops, one = preheat.Ops(gpu), gpu.zeros((1, 2)).fill(1)
+            >>> gx, for_gamma = ops.rms_norm_backward(one, one, one.reshape(2), eps=0.0)
+            >>> for_gamma.numpy()
+            array([1., 1.], dtype=float32)
         """
         arrays = (gy, x, gamma, *_unchecked_pair(out), workspace)
         call = self._plans, "rms_norm_backward", *arrays, stream, eps
@@ -289,7 +347,12 @@ class Ops:
         return results[0].array, results[1].array
 
     def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int]:
-        """Return the shape of a workspace for `rms_norm_backward` with an `x` of these dimensions."""
+        """Return the shape of a workspace for `rms_norm_backward` with an `x` of these dimensions.
+
+        Examples:
+            >>> ops = preheat.Ops(gpu)
+            >>> workspace = gpu.empty(ops.rms_norm_workspace(8, 64, "float32"))
+        """
         rows, width = row_dimensions(rows, width)
         return (rms_norm.workspace(rows, width, dtype),)
 
@@ -329,7 +392,20 @@ class Ops:
     def gemm(
         self, a: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
-        """Compute `a b` for `a[m, k]` and `b[k, n]`. With `accumulate`, add it to `out`."""
+        """Compute `a b` for `a[m, k]` and `b[k, n]`.
+
+        Args:
+            a: The left operand.
+            b: The right operand.
+            out: The memory for the result.
+            accumulate: Add the product to `out`.
+            stream: The stream.
+
+        Examples:
+            >>> a = gpu.array([[1.0, 2.0]], "float32")
+            >>> preheat.Ops(gpu).gemm(a, gpu.array(np.eye(2, dtype="float32"))).numpy()
+            array([[1., 2.]], dtype=float32)
+        """
         done = _planned_product(self._plans, "gemm", a, b, out, stream, accumulate)
         if done is not None:
             return done
@@ -342,7 +418,13 @@ class Ops:
     def gemm_backward_a(
         self, gc: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
-        """Compute the gradient for `a` of `a b`: `gc b^T` for `gc[m, n]` and `b[k, n]` or an `Nf4`."""
+        """Compute the gradient for `a` of `a b`: `gc b^T` for `gc[m, n]` and `b[k, n]` or an `Nf4`.
+
+        Examples:
+            >>> gc, b = gpu.array([[1.0]], "float32"), gpu.array([[2.0], [3.0]], "float32")
+            >>> preheat.Ops(gpu).gemm_backward_a(gc, b).numpy()
+            array([[2., 3.]], dtype=float32)
+        """
         done = _planned_product(self._plans, "gemm_backward_a", gc, b, out, stream, accumulate)
         if done is not None:
             return done
@@ -361,7 +443,14 @@ class Ops:
     def gemm_backward_b(
         self, a: Any, gc: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
     ) -> Any:
-        """Compute the gradient for `b` of `a b`: `a^T gc` for `a[m, k]` and `gc[m, n]`."""
+        """Compute the gradient for `b` of `a b`: `a^T gc` for `a[m, k]` and `gc[m, n]`.
+
+        Examples:
+            >>> a, gc = gpu.array([[2.0, 3.0]], "float32"), gpu.array([[1.0]], "float32")
+            >>> preheat.Ops(gpu).gemm_backward_b(a, gc).numpy()
+            array([[2.],
+                   [3.]], dtype=float32)
+        """
         done = _planned_product(self._plans, "gemm_backward_b", a, gc, out, stream, accumulate)
         if done is not None:
             return done

@@ -22,7 +22,14 @@ __all__ = ["Plan", "Request", "backward_plan"]
 
 
 class Request(NamedTuple):
-    """A kernel to compile: its program and its name."""
+    """A kernel to compile: its program and its name.
+
+    Examples:
+        >>> plan = preheat.lora.backward_plan(
+        ...     hidden=64, q_dim=64, kv_dim=32, max_seq=8, lora_rank=4, intermediate=128, heads=4
+        ... )
+        >>> program, name = plan.requests[0]
+    """
 
     program: Program
     entry: str
@@ -32,8 +39,20 @@ class Request(NamedTuple):
 class Plan:
     """The operations of one backward step of a block, for sequences of exactly `max_seq` positions.
 
-    With a `blas` of True, cuBLAS computes matrix products; with False, shipped kernels do. "auto" uses
-    cuBLAS where the device has it, and the shipped kernels as long as no device is known.
+    `backward_plan` makes it.
+
+    Attributes:
+        shape: The sizes.
+        blas: With True, cuBLAS computes matrix products, and with False, shipped kernels do. `"auto"`
+            uses cuBLAS where the device has it, and the shipped kernels as long as no device is known.
+
+    Examples:
+        >>> plan = preheat.lora.backward_plan(
+        ...     hidden=64, q_dim=64, kv_dim=32, max_seq=8, lora_rank=4, intermediate=128, heads=4,
+        ...     blas=False,
+        ... )
+        >>> len(plan.launches) == len(plan.operations)
+        True
     """
 
     shape: Shape
@@ -96,20 +115,47 @@ class Plan:
     def manifest(self, *, shorter: bool = False) -> Manifest:
         """Return the kernels as a manifest, which can be written, baked or warmed.
 
-        It is for sequences of `max_seq` positions, or with `shorter` of every length up to that.
+        Args:
+            shorter: Include the kernels for every length up to `max_seq`, and not only for that length.
+
+        Examples:
+            >>> model = preheat.lora.MODELS["qwen2-0.5b"]
+            >>> plan = preheat.lora.backward_plan(**model.sizes, max_seq=128, lora_rank=16)
+            >>> plan.manifest().write("lora.toml")
         """
         requests = self.requests_up_to_max_seq if shorter else self.requests
         items = (ManifestProgram(program, entries=(entry,)) for program, entry in requests)
         return Manifest(tuple(items)).merged()
 
     def on(self, gpu: Gpu) -> Plan:
-        """Return the plan for a device. Products use cuBLAS if available, unless `blas` is set."""
+        """Return the plan for a device. Products use cuBLAS if it is available, unless `blas` is set.
+
+        Examples:
+            >>> model = preheat.lora.MODELS["qwen2-0.5b"]
+            >>> plan = preheat.lora.backward_plan(**model.sizes, max_seq=128, lora_rank=16)
+            >>> plan.on(gpu).blas
+            False
+        """
         if not isinstance(gpu, Gpu):
             raise InputError(f"{gpu!r} is not a device", hint="plan.on(preheat.device(…))")
         return self if self.blas != "auto" else replace(self, blas=not isinstance(find(gpu), str))
 
     def warm(self, gpu: Gpu, *, shorter: bool = False, jobs: int | None = None) -> WarmReport:
-        """Warm every kernel of the plan on a device, as `gpu.warm` does."""
+        """Warm every kernel of the plan on a device, as `gpu.warm` does.
+
+        Args:
+            gpu: The device.
+            shorter: Include the kernels for every length up to `max_seq`.
+            jobs: As in `gpu.warm`.
+
+        Examples:
+            >>> plan = preheat.lora.backward_plan(
+            ...     hidden=64, q_dim=64, kv_dim=32, max_seq=8, lora_rank=4, intermediate=128, heads=4
+            ... )
+            >>> report = plan.warm(gpu)
+            >>> report.programs > 0
+            True
+        """
         here = self.on(gpu)
         return gpu.warm(here.manifest(shorter=shorter), jobs=jobs)
 
@@ -136,11 +182,33 @@ def backward_plan(
     dtype: str = "float32",
     blas: bool | Literal["auto"] = "auto",
 ) -> Plan:
-    """Return the plan of a backward step. Raises `InputError` that names an invalid parameter.
+    """Return the plan of a backward step.
 
-    The sizes are those of `Shape`. The plan is for sequences of exactly `max_seq` positions, and has
-    the kernels of shorter ones on request. With a `lora_rank` of 0, it has no LoRA. With a `frozen`
-    base, or with `nf4`, the weights of the base have no gradients.
+    The plan is for sequences of exactly `max_seq` positions, and has the kernels of shorter ones on
+    request.
+
+    Args:
+        hidden: The elements of a position.
+        q_dim: The size of all `heads` together.
+        kv_dim: The size of all heads of keys and values.
+        max_seq: The length of the sequence.
+        lora_rank: The rank of LoRA. 0 means no LoRA.
+        intermediate: The size of the hidden layer of the feed-forward part.
+        heads: The number of heads.
+        frozen: Compute no gradients for the weights of the base.
+        nf4: The base is frozen and quantised.
+        dtype: The element type.
+        blas: See `Plan`.
+
+    Raises:
+        InputError: A parameter is invalid. The error names it.
+
+    Examples:
+        >>> plan = preheat.lora.backward_plan(
+        ...     hidden=64, q_dim=64, kv_dim=32, max_seq=8, lora_rank=4, intermediate=128, heads=4
+        ... )
+        >>> plan.shape.max_seq
+        8
     """
     shape = Shape(
         hidden=hidden, q_dim=q_dim, kv_dim=kv_dim, max_seq=max_seq, lora_rank=lora_rank,

@@ -36,7 +36,14 @@ _PRODUCTS = {
 
 
 class Model(NamedTuple):
-    """The sizes of a model's blocks, as `config.json` of its `repository` at Hugging Face has them."""
+    """The sizes of a model's blocks, as `config.json` of its `repository` at Hugging Face has them.
+
+    `preheat.lora.MODELS` has some models by name.
+
+    Examples:
+        >>> model = preheat.lora.MODELS["qwen2-0.5b"]
+        >>> plan = preheat.lora.backward_plan(**model.sizes, max_seq=128, lora_rank=16)
+    """
 
     repository: str
     hidden: int
@@ -65,10 +72,25 @@ MODELS = {
 class Shape:
     """The sizes of a block and of its input: `max_seq` positions of `hidden` elements.
 
-    `max_seq` is the exact length of the sequence. Shorter ones can need other kernels, which a plan has
-    on request, as in `plan.warm(gpu, shorter=True)`. `q_dim` is the size of all `heads` together, and
-    `kv_dim` that of all heads of keys and values, which may be fewer. A `lora_rank` of 0 means no LoRA.
-    The weights of a `frozen` base have no gradients. With `nf4`, the base is frozen and quantised.
+    Attributes:
+        hidden: The elements of a position.
+        q_dim: The size of all `heads` together.
+        kv_dim: The size of all heads of keys and values, which may be fewer.
+        max_seq: The exact length of the sequence. Shorter ones can need other kernels, which a plan has
+            on request, as in `plan.warm(gpu, shorter=True)`.
+        lora_rank: The rank of LoRA. 0 means no LoRA.
+        intermediate: The size of the hidden layer of the feed-forward part.
+        heads: The number of heads.
+        frozen: True if the weights of the base have no gradients.
+        nf4: True if the base is frozen and quantised.
+        dtype: The element type.
+
+    Examples:
+        >>> shape = preheat.lora.Shape(
+        ...     hidden=64, q_dim=64, kv_dim=32, max_seq=8, lora_rank=4, intermediate=128, heads=4
+        ... )
+        >>> shape.head, shape.kv_heads
+        (16, 2)
     """
 
     hidden: int

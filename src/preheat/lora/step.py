@@ -22,12 +22,23 @@ __all__ = ["LoraBlock"]
 class LoraBlock:
     """A backward step of one block on the shipped kernels, with which a plan is compared.
 
-        block = LoraBlock(gpu, shape, arrays)
-        gx = block.step(gy)                     # and block.gradients["q_a"], …
+    Inputs are checked and memory is allocated here, so a second step can be captured.
 
-    `arrays` are those of `shape.input_shapes`, of any library; with `shape.nf4` the weights of the base
-    are `Nf4`. Inputs are checked and memory is allocated here, so a second step can be captured.
-    `blas` is as for `Ops`.
+    Args:
+        gpu: The device.
+        shape: The sizes.
+        arrays: The arrays of `shape.input_shapes`, of any library. With `shape.nf4` the weights of the
+            base are `Nf4`.
+        blas: As for `Ops`.
+
+    Examples:
+        >>> shape = preheat.lora.Shape(
+        ...     hidden=64, q_dim=64, kv_dim=32, max_seq=8, lora_rank=4, intermediate=128, heads=4
+        ... )
+        >>> arrays = {name: gpu.zeros(size) for name, size in shape.input_shapes.items()}
+        >>> block = preheat.lora.LoraBlock(gpu, shape, arrays)
+        >>> block.gradients["q_a"].shape  # `step` computes it
+        (64, 4)
     """
 
     def __init__(
@@ -60,6 +71,14 @@ class LoraBlock:
         """Compute the gradient of `x` from that of the output, and those in `gradients`.
 
         The same arrays are used in every step.
+
+        Examples:
+            >>> shape = preheat.lora.Shape(
+            ...     hidden=64, q_dim=64, kv_dim=32, max_seq=8, lora_rank=4, intermediate=128, heads=4
+            ... )
+            >>> arrays = {name: gpu.zeros(size) for name, size in shape.input_shapes.items()}
+            >>> block = preheat.lora.LoraBlock(gpu, shape, arrays)
+            >>> gx = block.step(gpu.zeros((8, 64)))
         """
         s = self.shape
         _check_array(self.gpu, "gy", gy, (s.max_seq, s.hidden), s.dtype)

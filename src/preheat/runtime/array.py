@@ -35,9 +35,19 @@ NO_RIGHTS = Uses()
 class Array:
     """A contiguous array in device memory.
 
-    `close`, the end of a `with` block and dropping the last view free the memory. torch, CuPy, NumPy
-    (on the emulator) and others take the array without a copy, by DLPack or the array interfaces.
-    `a[3]`, `a[2:5]`, `a[3, 2:5]` and `a.reshape(…)` are views, which share the memory.
+    `gpu.array`, `gpu.zeros` and `gpu.empty` make arrays. `close`, the end of a `with` block and
+    dropping the last view free the memory. torch, CuPy, NumPy (on the emulator) and others take the
+    array without a copy, by DLPack or the array interfaces. `a[3]`, `a[2:5]`, `a[3, 2:5]` and
+    `a.reshape(…)` are views, which share the memory.
+
+    Attributes:
+        shape: The extents.
+        dtype: The element type, a `DType`.
+
+    Examples:
+        >>> a = gpu.array(np.arange(6, dtype="float32")).reshape(2, 3)
+        >>> a[1, 1:].numpy()
+        array([4., 5.], dtype=float32)
     """
 
     __slots__ = ("__weakref__", "address", "buffer", "dtype", "shape", "uses")
@@ -113,7 +123,15 @@ class Array:
         return Array(self.buffer, self.dtype, (*kept, *self.shape[len(parts) :]), offset)
 
     def reshape(self, *shape: Any) -> Array:
-        """Return a view of the same elements with another shape; one extent may be -1."""
+        """Return a view of the same elements with another shape. One extent may be -1.
+
+        Raises:
+            InputError: The shape has another number of elements.
+
+        Examples:
+            >>> gpu.zeros(6).reshape(2, -1).shape
+            (2, 3)
+        """
         wanted = shape[0] if len(shape) == 1 else shape
         extents = [wanted] if not isinstance(wanted, Sequence) else list(wanted)
         if extents.count(-1) == 1:
@@ -135,10 +153,18 @@ class Array:
     # Contents
 
     def numpy(self, dtype: object = None) -> np.ndarray[Any, Any]:
-        """Copy the array to the host after all work on it, and convert it to `dtype` if given.
+        """Copy the array to the host after all work on it.
 
-        Types that NumPy lacks are returned as raw bits, or as numbers with a `dtype`:
-        `.numpy("float32")`.
+        Args:
+            dtype: A type to convert to. Types that NumPy lacks, such as bfloat16, are returned as raw
+                bits, or as numbers with a `dtype`.
+
+        Raises:
+            StaleBufferError: The memory was freed, or lost in a reset.
+
+        Examples:
+            >>> gpu.array([1.5, 2.5], "bfloat16").numpy("float32")
+            array([1.5, 2.5], dtype=float32)
         """
         import numpy
 
@@ -155,7 +181,15 @@ class Array:
         return converted(out, self.dtype, wanted)
 
     def write(self, data: object) -> Array:
-        """Copy `data`, which has the same shape, from the host, and return the array."""
+        """Copy `data`, which has the same shape, from the host, and return the array.
+
+        Raises:
+            InputError: The shape is another one.
+
+        Examples:
+            >>> gpu.zeros(2).write([3, 4]).numpy()
+            array([3., 4.], dtype=float32)
+        """
         self.require_usable("write()")
         self.buffer.context.refuse_in_capture(FROM_HOST)
         host = host_array(data, self.dtype)
@@ -169,7 +203,12 @@ class Array:
         return self
 
     def fill(self, value: complex) -> Array:
-        """Set every element, and return the array."""
+        """Set every element, and return the array.
+
+        Examples:
+            >>> gpu.empty(3, "int32").fill(7).numpy()
+            array([7, 7, 7], dtype=int32)
+        """
         self.require_usable("fill()")
         capture = self.buffer.context.active_capture()
         if capture is None:
@@ -204,7 +243,13 @@ class Array:
         return self.buffer.context.order.section(stream, {self.buffer.uses: write})
 
     def copy_from(self, other: Array) -> Array:
-        """Copy another array of this device with the same shape and type, and return this array."""
+        """Copy another array of this device with the same shape and type, and return this array.
+
+        Examples:
+            >>> x = gpu.array([1, 2, 3], "float32")
+            >>> gpu.empty(3).copy_from(x).numpy()
+            array([1., 2., 3.], dtype=float32)
+        """
         self.require_usable("copy_from()")
         if not isinstance(other, Array):
             raise InputError(
@@ -236,6 +281,10 @@ class Array:
         """Free the memory of this array and all its views after the queued work.
 
         A second call does nothing.
+
+        Examples:
+            >>> x = gpu.zeros(4)
+            >>> x.close()
         """
         self.buffer.close()
 
@@ -331,7 +380,20 @@ def _axis_span(shape: tuple[int, ...], axis: int, part: Any) -> tuple[int, tuple
 
 
 class Scalar(Array):
-    """One value at a fixed device address. Kernels take it as a pointer and read its latest value."""
+    """One value at a fixed device address, made by `gpu.scalar`.
+
+    Kernels take it as a pointer and read its latest value. A graph sets it by its name at each replay.
+
+    Examples:
+        >>> factor = gpu.scalar("float32", 2.0, name="factor")
+        >>> SCALE = 'extern "C" __global__ void scale(float* x, const float* by) { *x *= *by; }'
+        >>> scale, x = gpu.kernel(SCALE, "scale"), gpu.array([1.0], "float32")
+        >>> with gpu.capture() as graph:
+        ...     scale[1, 1](x, factor)
+        >>> graph.replay(factor=5)
+        >>> x.numpy()
+        array([5.], dtype=float32)
+    """
 
     __slots__ = ("name",)
 
@@ -344,9 +406,18 @@ class Scalar(Array):
     def set(self, value: complex, *, stream: object = None) -> None:
         """Set the value for work that is submitted from now on.
 
-        The write goes to `stream`, if given, after the work that is queued there. Work in other streams
-        that reads the scalar is ordered with the write in any case: work that was submitted before
-        reads the old value.
+        Work in any stream that reads the scalar is ordered with the write: work that was submitted
+        before reads the old value.
+
+        Args:
+            value: The new value.
+            stream: The stream of the write, which happens after the work that is queued there.
+
+        Examples:
+            >>> step = gpu.scalar("int32")
+            >>> step.set(3)
+            >>> step.get()
+            3
         """
         self.require_usable("set()")
         context = self.buffer.context
@@ -360,12 +431,22 @@ class Scalar(Array):
             device.check(status, f"setting {self!r}")
 
     def fill(self, value: complex) -> Scalar:
-        """Set the value, and return the scalar."""
+        """Set the value, and return the scalar.
+
+        Examples:
+            >>> gpu.scalar("int32").fill(4).get()
+            4
+        """
         self.set(value)
         return self
 
     def get(self) -> Any:
-        """Return the value after all work that is submitted so far."""
+        """Return the value after all work that was submitted so far.
+
+        Examples:
+            >>> gpu.scalar("float64", 0.5).get()
+            0.5
+        """
         return self.numpy("float32" if self.dtype.name == "bfloat16" else None)[()].item()
 
     def __repr__(self) -> str:

@@ -11,9 +11,17 @@ __all__ = ["Bound"]
 
 
 class Bound:
-    """A launch with fixed arguments, which it keeps alive. It can be called any number of times.
+    """A launch with fixed arguments, made by `Kernel.bind`. It can be called any number of times.
 
-    It raises an error once memory among its arguments was closed.
+    It keeps its arguments alive, and raises `StaleBufferError` once memory among them was closed.
+
+    Examples:
+        >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
+        >>> bound = gpu.kernel(SAXPY, "saxpy").bind(2.0, x, y, 2, grid=1, block=32)
+        >>> bound()
+        >>> bound()
+        >>> y.numpy()
+        array([4., 8.], dtype=float32)
     """
 
     def __init__(self, launch: Launch, args: tuple[Any, ...], keep: object) -> None:

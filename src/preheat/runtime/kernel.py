@@ -33,7 +33,15 @@ _MOST_LAUNCHERS = 512  # of one kernel
 
 
 class Module:
-    """A program that is loaded on one device. It is unloaded once nothing holds it any more."""
+    """A program that is loaded on one device, made by `gpu.module`. `module["name"]` is a kernel.
+
+    It is unloaded once nothing holds it any more.
+
+    Examples:
+        >>> module = gpu.module(SAXPY)
+        >>> module["saxpy"].name
+        'saxpy'
+    """
 
     def __init__(
         self, context: Context, artifact: Artifact, raw: base.Module, *, blocking: bool = False
@@ -55,7 +63,17 @@ class Module:
         return len(self.artifact.entries)
 
     def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
-        """Return the `__device__` or `__constant__` variable `name`, as elements of `dtype`."""
+        """Return the `__device__` or `__constant__` variable `name`, as elements of `dtype`.
+
+        Raises:
+            InputError: The program has no such variable, or its size is not a multiple of the element
+                size.
+
+        Examples:
+            >>> module = gpu.module("__device__ float table[2] = {1, 2};")
+            >>> module.symbol("table", "float32").numpy()
+            array([1., 2.], dtype=float32)
+        """
         check_name("a variable", name)
         self.context.require_alive(_LOAD)
         variable = self.raw.symbol(self.artifact.names.get(f"&{name}", name))
@@ -98,7 +116,14 @@ class Module:
 
 
 class SymbolView:
-    """A variable of a module on the device. It keeps the module loaded."""
+    """A variable of a module on the device, made by `Module.symbol`. It keeps the module loaded.
+
+    Examples:
+        >>> view = gpu.module("__constant__ int limits[2];").symbol("limits", "int32")
+        >>> view.write([3, 4])
+        >>> view.numpy()
+        array([3, 4], dtype=int32)
+    """
 
     def __init__(self, module: Module, name: str, symbol: base.Symbol, dtype: DType) -> None:
         self._module = module
@@ -111,7 +136,12 @@ class SymbolView:
             )
 
     def numpy(self, dtype: object = None) -> Any:
-        """Copy the value to the host after all work on the device; `dtype` is that of `Array.numpy`."""
+        """Copy the value to the host after all work on the device. `dtype` is that of `Array.numpy`.
+
+        Examples:
+            >>> gpu.module("__device__ int n = 7;").symbol("n", "int32").numpy()
+            array([7], dtype=int32)
+        """
         import numpy
 
         wanted = None if dtype is None else dtype_of(dtype)
@@ -126,7 +156,11 @@ class SymbolView:
     def write(self, data: object) -> None:
         """Set the value from the host, after all earlier work on the device and before later work.
 
-        `data` is bytes, an array, or numbers of the element type.
+        Args:
+            data: Bytes, an array, or numbers of the element type.
+
+        Examples:
+            >>> gpu.module("__device__ int n = 7;").symbol("n", "int32").write([8])
         """
         context = self._module.context
         context.require_alive(_LOOK_UP)
@@ -147,7 +181,19 @@ class SymbolView:
 class Kernel:
     """A kernel that can be launched: `kernel[grid, block](*args)`.
 
-    Two objects for the same entry of the same loaded module are equal.
+    `gpu.kernel` and `module[name]` return it. Grid and block are numbers or tuples. `launch` takes the
+    other settings of a launch by name, such as a stream. Two objects for the same entry of the same
+    loaded module are equal.
+
+    Examples:
+        >>> saxpy = gpu.kernel(SAXPY, "saxpy")
+        >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
+        >>> saxpy[1, 32](3.0, x, y, 2)
+        >>> y.numpy()
+        array([3., 6.], dtype=float32)
+        >>> saxpy[1, 32](3.0, x, y)
+        Traceback (most recent call last):
+        preheat.errors.LaunchError: saxpy: 3 arguments given, but the kernel takes 4 ...
     """
 
     def __init__(self, module: Module, entry: EntryPoint) -> None:
@@ -169,7 +215,16 @@ class Kernel:
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
-        """Return how many blocks of this size one processor runs, and the fraction of its threads."""
+        """Return how many blocks of this size one processor runs, and the fraction of its threads.
+
+        Args:
+            block: The block size, as in a launch.
+            shared: Dynamic shared memory in bytes.
+
+        Examples:
+            >>> gpu.kernel(SAXPY, "saxpy").occupancy(256)
+            Occupancy(blocks=8, fraction=1.0)
+        """
         geometry = self._sized(1, block, shared)
         return self._function.occupancy(math.prod(geometry.block), geometry.shared)
 
@@ -178,8 +233,17 @@ class Kernel:
     ) -> base.BlockSize:
         """Return the block size with the best occupancy, and the smallest grid that fills the device.
 
-        `shared` is dynamic shared memory in bytes, or a function from a block size to it; `limit` is
-        the largest number of threads to try. The result can be launched: `kernel[size](…)`.
+        Args:
+            shared: Dynamic shared memory in bytes, or a function from a block size to it.
+            limit: The largest number of threads to try.
+
+        Returns:
+            A pair that can be launched: `kernel[size](…)`.
+
+        Examples:
+            >>> size = gpu.kernel(SAXPY, "saxpy").max_potential_block_size(limit=256)
+            >>> size.block
+            256
         """
         uses, limits = self.attributes, self._context.device.limits
         if limit is not None and (type(limit) is not int or limit < 1):
@@ -284,9 +348,24 @@ class Kernel:
     ) -> None:
         """Launch the kernel with all settings that a launch has.
 
-        `shared` is the dynamic shared memory in bytes and `cluster` the size of a cluster in blocks.
-        `cooperative` allows the grid to synchronise; `programmatic` allows the kernel to start before
-        the launch before it completes.
+        Args:
+            args: The arguments of the kernel.
+            grid: The number of blocks, or a tuple.
+            block: The number of threads of a block, or a tuple.
+            shared: Dynamic shared memory in bytes.
+            stream: The stream. The default is that of the device, or the current stream of the library
+                whose tensors are among the arguments.
+            cluster: The size of a cluster in blocks.
+            cooperative: Allow the grid to synchronise.
+            programmatic: Allow the kernel to start before the launch before it completes.
+            named: Arguments of the kernel by name, if their names are known.
+
+        Raises:
+            LaunchError: An argument, the grid or the block does not fit the kernel or the device.
+
+        Examples:
+            >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
+            >>> gpu.kernel(SAXPY, "saxpy").launch(2.0, x, y, 2, grid=1, block=32)
         """
         if named:
             self._signature.refuse_names(named)
@@ -311,7 +390,15 @@ class Kernel:
         programmatic: bool = False,
         **named: Any,
     ) -> Bound:
-        """Fix all arguments and settings: `bound()` then costs little more than the driver call."""
+        """Fix all arguments and settings, so that a call costs little more than that of the driver.
+
+        The arguments are those of `launch`.
+
+        Examples:
+            >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
+            >>> step = gpu.kernel(SAXPY, "saxpy").bind(2.0, x, y, 2, grid=1, block=32)
+            >>> step()
+        """
         if named:
             self._signature.refuse_names(named)
         geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
@@ -340,7 +427,17 @@ class Kernel:
         cooperative: bool = False,
         programmatic: bool = False,
     ) -> base.Geometry:
-        """Check a geometry for this kernel on its device; `LaunchError` when it cannot be launched."""
+        """Check a geometry for this kernel on its device, and return it.
+
+        The arguments are those of `launch`.
+
+        Raises:
+            LaunchError: The device cannot launch it.
+
+        Examples:
+            >>> gpu.kernel(SAXPY, "saxpy").geometry(4, (16, 16)).block
+            (16, 16, 1)
+        """
         geometry = self._sized(grid, block, shared)
         if cluster is not None or cooperative or programmatic:
             geometry = geometry._replace(

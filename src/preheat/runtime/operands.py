@@ -24,7 +24,16 @@ _text = functools.cache(str)  # of the layouts of torch, which are few
 
 
 class Pointer(NamedTuple):
-    """A bare device address, for memory that preheat does not know and cannot check."""
+    """A bare device address, for memory that preheat does not know and cannot check.
+
+    Examples:
+        >>> SET = 'extern "C" __global__ void set(int* x) { *x = 1; }'
+        >>> x = gpu.zeros(1, "int32")
+        >>> address = x.__array_interface__["data"][0]  # or tensor.data_ptr()
+        >>> gpu.kernel(SET, "set")[1, 1](preheat.Pointer(address))
+        >>> x.numpy()
+        array([1], dtype=int32)
+    """
 
     address: int
 
@@ -47,6 +56,16 @@ def strided(array: Any) -> Strided:
 
     The kernel gets the address of the first element. Without this, a launch refuses such a tensor,
     because most kernels would read the wrong elements.
+
+    Args:
+        array: A tensor of any library on the device.
+
+    Raises:
+        InputError: The argument is not a tensor.
+
+    Examples:
+        >>> preheat.strided(np.zeros((4, 4), "float32")[:, 0])
+        strided(ndarray)
     """
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise InputError(f"strided takes an array or a tensor, not {type(array).__name__}")

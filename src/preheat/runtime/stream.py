@@ -16,8 +16,16 @@ _RECREATE = "make the stream again: gpu.stream()"
 class Event:
     """A point in the work of a stream. The event is destroyed when the object is dropped.
 
-    An event that was recorded inside a capture is a point of the graph, `point`. Only streams of that
-    capture can wait for it.
+    `gpu.record` and `Stream.record` make events. An event that was recorded inside a capture is a point
+    of the graph, and only streams of that capture can wait for it.
+
+    Examples:
+        >>> start = gpu.record(timing=True)
+        >>> gpu.kernel(SAXPY, "saxpy")[1, 32](2.0, gpu.zeros(4), gpu.zeros(4), 4)
+        >>> end = gpu.record(timing=True)
+        >>> end.synchronize()
+        >>> end.elapsed(start) >= 0
+        True
     """
 
     __slots__ = ("_context", "point", "raw")
@@ -28,21 +36,46 @@ class Event:
         self.point = point
 
     def done(self) -> bool:
-        """Return True once the work before the event has completed."""
+        """Return True once the work before the event has completed.
+
+        Examples:
+            >>> event = gpu.record()
+            >>> gpu.synchronize()
+            >>> event.done()
+            True
+        """
         self.require_alive()
         self._context.refuse_in_capture(SYNCHRONIZE)
         self.require_outside()
         return self.raw.done()
 
     def synchronize(self) -> None:
-        """Wait until the event has completed, and raise the errors of the work before it."""
+        """Wait until the event has completed, and raise the errors of the work before it.
+
+        Raises:
+            DeviceError: A kernel before the event failed, or the context is lost.
+
+        Examples:
+            >>> gpu.record().synchronize()
+        """
         self.require_alive()
         self._context.refuse_in_capture(SYNCHRONIZE)
         self.require_outside()
         self.raw.synchronize()
 
     def elapsed(self, since: Event) -> float:
-        """Return the seconds from `since` to this event; both are complete and have `timing=True`."""
+        """Return the seconds from `since` to this event. Both were recorded with `timing=True`.
+
+        Raises:
+            DriverError: One of the events has not completed, or was recorded on a GPU without
+                `timing=True`.
+
+        Examples:
+            >>> start, end = gpu.record(timing=True), gpu.record(timing=True)
+            >>> gpu.synchronize()
+            >>> end.elapsed(start) >= 0
+            True
+        """
         for each in (self, since):
             each.require_alive()
             each.require_outside()
@@ -76,10 +109,16 @@ def record_event(context: Context, stream: base.Stream, *, timing: bool = False)
 
 
 class Stream:
-    """Work that runs in order, concurrently with the work of other streams.
+    """A queue of work, made by `gpu.stream`. Work in it runs in order, concurrently with other streams.
 
     `close`, the end of a `with` block and dropping the object release the stream. Other libraries
     accept it through `__cuda_stream__`.
+
+    Examples:
+        >>> x, y, saxpy = gpu.zeros(4), gpu.zeros(4), gpu.kernel(SAXPY, "saxpy")
+        >>> with gpu.stream() as side:
+        ...     saxpy.launch(2.0, x, y, 4, grid=1, block=32, stream=side)
+        ...     side.synchronize()
     """
 
     def __init__(self, context: Context, priority: int = 0) -> None:
@@ -104,9 +143,16 @@ class Stream:
         return (0, self.handle)
 
     def record(self, *, timing: bool = False) -> Event:
-        """Return an event after everything submitted to this stream so far.
+        """Return an event after everything that was submitted to this stream so far.
 
         Inside a capture it is a point of the graph, if this stream is a part of the capture.
+
+        Args:
+            timing: Let `Event.elapsed` measure the time from or to this event.
+
+        Examples:
+            >>> event = gpu.stream().record()
+            >>> event.synchronize()
         """
         return record_in(self._context, self.raw, timing=timing)
 
@@ -116,21 +162,45 @@ class Stream:
         The caller does not wait. Inside a capture, the wait for an event of the capture forks this
         stream: work of the capturing thread in it is captured from here on, as a branch of the graph.
         Before the end, the captured stream has to wait for the branch: see `Gpu.wait`.
+
+        Args:
+            other: An `Event` or a `Stream`, or a stream of another library.
+
+        Examples:
+            >>> x, side = gpu.zeros(4), gpu.stream()
+            >>> side.wait(gpu.record())
         """
         wait_in(self._context, self.raw, other)
 
     def done(self) -> bool:
-        """Return True once all submitted work has completed."""
+        """Return True once all submitted work has completed.
+
+        Examples:
+            >>> gpu.stream().done()
+            True
+        """
         self._context.refuse_in_capture(SYNCHRONIZE, self.raw)
         return self.raw.done()
 
     def synchronize(self) -> None:
-        """Wait for all submitted work, and raise its errors."""
+        """Wait for all submitted work, and raise its errors.
+
+        Raises:
+            DeviceError: A kernel failed since the last check, or the context is lost.
+
+        Examples:
+            >>> gpu.stream().synchronize()
+        """
         self._context.refuse_in_capture(SYNCHRONIZE, self.raw)
         self.raw.synchronize()
 
     def close(self) -> None:
-        """Release the stream; its work continues. A second call does nothing."""
+        """Release the stream. Its work continues. A second call does nothing.
+
+        Examples:
+            >>> side = gpu.stream()
+            >>> side.close()
+        """
         raw = self._raw
         self._raw = None
         if raw is not None:

@@ -20,10 +20,20 @@ __all__ = ["cache"]
 
 
 def cache(builder: Builder | None = None) -> ProgramCache:
-    """Return a `ProgramCacheResource` on the store of `builder`, the default one if not given.
+    """Return a `ProgramCacheResource` of cuda.core that keeps programs in the store of preheat.
 
-    Raises `InputError` where cuda.core is not installed, and `AdapterError` for a version of it that
-    the adapter does not know.
+    Args:
+        builder: The builder with the store. The default is that of the process.
+
+    Raises:
+        InputError: cuda.core is not installed.
+        AdapterError: The adapter does not know this version of cuda.core.
+
+    Examples:
+        >>> from cuda.core import Program, ProgramOptions
+        >>> import preheat.adapters.cuda_core
+        >>> program = Program(SAXPY, "c++", ProgramOptions(arch="sm_90"))
+        >>> code = program.compile("cubin", cache=preheat.adapters.cuda_core.cache())
     """
     from preheat.adapters.cuda_core.adapter import require_cuda_core
     from preheat.default import default_builder

@@ -34,10 +34,18 @@ _ATTRIBUTES = (
 
 
 class RawKernel:
-    """A kernel from CUDA C++ source: `RawKernel(code, name)(grid, block, args)`.
+    """A kernel from CUDA C++ source, with the interface of `cupy.RawKernel`.
 
-    The arguments are those of `cupy.RawKernel`. NVRTC compiles the source for both values of `backend`.
-    Arrays are passed by the address of their first element, whatever their strides are.
+    NVRTC compiles the source for both values of `backend`. Arrays are passed by the address of their
+    first element, whatever their strides are. CuPy need not be installed.
+
+    Examples:
+        >>> from preheat.adapters.cupy import RawKernel
+        >>> saxpy = RawKernel(SAXPY, "saxpy")
+        >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
+        >>> saxpy((1,), (32,), (np.float32(2), x, y, np.int32(2)))
+        >>> y.numpy()
+        array([2., 4.], dtype=float32)
     """
 
     def __init__(
@@ -157,7 +165,15 @@ class RawKernel:
         return found
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile and load the kernel, and write the messages of the compiler to `log_stream`."""
+        """Compile and load the kernel.
+
+        Args:
+            log_stream: A text stream for the messages of the compiler.
+
+        Examples:
+            >>> from preheat.adapters.cupy import RawKernel
+            >>> RawKernel(SAXPY, "saxpy").compile()
+        """
         self._kernels.clear()
         _write_log(self.kernel.module, log_stream)
 
@@ -250,9 +266,15 @@ class RawKernel:
 
 
 class RawModule:
-    """Several kernels from one source, or from a compiled file: `RawModule(code=…)`.
+    """Several kernels from one source, or from a compiled file, with the interface of `cupy.RawModule`.
 
-    The arguments are those of `cupy.RawModule`. `path` is a file of PTX or machine code.
+    `path` is a file of PTX or machine code.
+
+    Examples:
+        >>> from preheat.adapters.cupy import RawModule
+        >>> module = RawModule(code=SAXPY)
+        >>> module.get_function("saxpy").max_threads_per_block
+        1024
     """
 
     def __init__(
@@ -313,13 +335,30 @@ class RawModule:
         return self._source.module(gpu_at(place_of()))
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile and load the module, and write the messages of the compiler to `log_stream`."""
+        """Compile and load the module.
+
+        Args:
+            log_stream: A text stream for the messages of the compiler.
+
+        Examples:
+            >>> from preheat.adapters.cupy import RawModule
+            >>> RawModule(code=SAXPY).compile()
+        """
         _write_log(self.module, log_stream)
 
     def get_function(self, name: str) -> RawKernel:
         """Return the kernel `name`, which may be one of the name expressions.
 
-        It is resolved at once: a name that the module lacks is an error here.
+        Raises:
+            UnknownEntryError: The module has no such kernel.
+
+        Examples:
+            >>> from preheat.adapters.cupy import RawModule
+            >>> module = RawModule(
+            ...     code="template <class T> __global__ void one(T* x) { *x = 1; }",
+            ...     options=("-std=c++17",), name_expressions=["one<float>"],
+            ... )
+            >>> one = module.get_function("one<float>")
         """
         made = RawKernel._of(self._source, name, self.backend, self.enable_cooperative_groups)
         made.kernel  # noqa: B018
@@ -329,7 +368,11 @@ class RawModule:
         """Return a `__device__` or `__constant__` variable.
 
         With CuPy on a GPU it is a `cupy.cuda.MemoryPointer`, as CuPy returns it, which keeps the module
-        loaded. Elsewhere it is what `Module.symbol` returns.
+        loaded. Otherwise it is what `Module.symbol` returns.
+
+        Examples:
+            >>> from preheat.adapters.cupy import RawModule
+            >>> table = RawModule(code='extern "C" __device__ float table[4];').get_global("table")
         """
         module = self.module
         symbol = module.symbol(name)

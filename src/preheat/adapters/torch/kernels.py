@@ -31,32 +31,77 @@ _OPS = "preheat.Ops(gpu) has these kernels for arrays, and on the emulator for a
 
 
 def silu(x: Tensor) -> Tensor:
-    """`x / (1 + exp(-x))`"""
+    """Return `x / (1 + exp(-x))`.
+
+    Examples:
+        >>> import torch
+        >>> from preheat.adapters import torch as kernels
+        >>> kernels.silu(torch.zeros(2, device="cuda")).tolist()
+        [0.0, 0.0]
+    """
     return _apply(_Silu, x=x)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) up`"""
+    """Return `silu(gate) up`.
+
+    Examples:
+        >>> import torch
+        >>> from preheat.adapters import torch as kernels
+        >>> kernels.swiglu(torch.zeros(2, device="cuda"), torch.ones(2, device="cuda")).tolist()
+        [0.0, 0.0]
+    """
     return _apply(_Swiglu, gate=gate, up=up)
 
 
 def softmax(x: Tensor) -> Tensor:
-    """The softmax of each row, which is the last axis."""
+    """Return the softmax of each row, which is the last axis.
+
+    Examples:
+        >>> import torch
+        >>> from preheat.adapters import torch as kernels
+        >>> kernels.softmax(torch.zeros(1, 2, device="cuda")).tolist()
+        [[0.5, 0.5]]
+    """
     return _apply(_Softmax, x=x)
 
 
 def rms_norm(x: Tensor, gamma: Tensor, *, eps: float) -> Tensor:
-    """RMSNorm: each row of `x` divided by its root mean square with `eps`, times `gamma`."""
+    """Return each row of `x` divided by its root mean square with `eps`, times `gamma`.
+
+    Examples:
+        >>> import torch
+        >>> from preheat.adapters import torch as kernels
+        >>> x = torch.ones(4, 64, device="cuda", requires_grad=True)
+        >>> y = kernels.rms_norm(x, torch.ones(64, device="cuda"), eps=1e-6)
+        >>> y.sum().backward()
+        >>> x.grad.shape
+        torch.Size([4, 64])
+    """
     return _apply(_RmsNorm, eps, x=x, gamma=gamma)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """`a b` for `a[…, k]` and `b[k, n]`."""
+    """Return `a b` for `a[…, k]` and `b[k, n]`.
+
+    Examples:
+        >>> import torch
+        >>> from preheat.adapters import torch as kernels
+        >>> kernels.matmul(torch.ones(1, 2, device="cuda"), torch.ones(2, 1, device="cuda")).tolist()
+        [[2.0]]
+    """
     return _multiplied(_Matmul, 0, a=a, b=b)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x weight^T` for `x[…, k]` and `weight[n, k]`, like `torch.nn.Linear` without a bias."""
+    """Return `x weight^T` for `x[…, k]` and `weight[n, k]`, like `torch.nn.Linear` without a bias.
+
+    Examples:
+        >>> import torch
+        >>> from preheat.adapters import torch as kernels
+        >>> kernels.linear(torch.ones(1, 2, device="cuda"), torch.ones(3, 2, device="cuda")).tolist()
+        [[2.0, 2.0, 2.0]]
+    """
     return _multiplied(_Linear, 1, x=x, weight=weight)
 
 

@@ -69,24 +69,47 @@ def op(
 ) -> Any:
     """Register an operator of torch that launches a kernel, and return it.
 
-    `schema` is that of `torch.library`: the name, the arguments, of which `Tensor(a!) x` is written to,
-    and the returned tensors. `kernel` is a source as for `gpu.kernel`, whose kernel has the name of the
-    operator; a source with the name of a kernel; or a kernel that is loaded. The name may be a function
-    that chooses it, such as the instance of a template for the type of a tensor.
-
-    `out` returns the tensors that the operator returns. It gets the arguments of the operator. `grid`,
-    `block`, `shared`, `args` and the name get the same, and then the returned tensors; keyword-only
-    arguments are passed in their order. `args` returns what the kernel gets, which without it are the
-    arguments and the returned tensors. None is a null pointer. A grid with a zero launches nothing.
-
-    `backward` and `setup_context` are those of `torch.library.register_autograd`. An operator that
-    writes to its arguments has no `backward`.
-
     Tensors of a GPU are computed there, in torch's current stream. Tensors of the host are refused
     unless `device`, or else `PREHEAT_DEVICE`, is an emulator.
 
-    The other arguments are those of `gpu.kernel` and `kernel.launch`. Raises `InputError` for a schema
-    that is wrong or does not fit the other arguments, and for an operator that exists.
+    Args:
+        schema: A schema of `torch.library`: the name, the arguments, of which `Tensor(a!) x` is written
+            to, and the returned tensors.
+        kernel: A source as for `gpu.kernel`, whose kernel has the name of the operator, a pair of a
+            source and the name of a kernel, or a kernel that is loaded. The name may be a function that
+            chooses it, such as the instance of a template for the type of a tensor.
+        grid: The grid, or a function of the arguments of the operator and then of the returned tensors.
+            Keyword-only arguments are passed in their order. A grid with a zero launches nothing.
+        block: The block, or such a function.
+        shared: Dynamic shared memory in bytes, or such a function.
+        args: Such a function that returns the arguments of the kernel. The default are the arguments of
+            the operator and the returned tensors. None is a null pointer.
+        out: A function of the arguments of the operator that returns the tensors that the operator
+            returns.
+        backward: As in `torch.library.register_autograd`. An operator that writes to its arguments has
+            none.
+        setup_context: As in `torch.library.register_autograd`.
+        cluster: See `Kernel.launch`.
+        cooperative: See `Kernel.launch`.
+        label: See `Gpu.kernel`.
+        options: See `Gpu.kernel`.
+        include: See `Gpu.kernel`.
+        headers: See `Gpu.kernel`.
+        device: The emulator for tensors of the host.
+
+    Raises:
+        InputError: The schema is wrong or does not fit the other arguments, or the operator exists.
+
+    Examples:
+        >>> import torch
+        >>> from preheat.adapters.torch import op
+        >>> SCALE = 'extern "C" __global__ void scale(float* x, float a) { x[threadIdx.x] *= a; }'
+        >>> schema = "mine::scale(Tensor(a!) x, float a) -> ()"
+        >>> scale = op(schema, SCALE, grid=1, block=lambda x, a: len(x))
+        >>> x = torch.tensor([1.0, 2.0])
+        >>> scale(x, 3.0)
+        >>> x
+        tensor([3., 6.])
     """
     try:
         parsed = Schema.parse(schema)

@@ -92,7 +92,18 @@ __all__ = [
 class Manifest:
     """Programs to compile, requests of other libraries, and graph keys to capture.
 
-    `unreadable` lists the programs of a manifest file whose source could not be read.
+    `preheat record` writes it to a file in TOML.
+
+    Attributes:
+        programs: The programs.
+        graphs: The graph keys.
+        unreadable: The programs of a manifest file whose source could not be read.
+        foreign: The requests of other libraries.
+
+    Examples:
+        >>> manifest = preheat.Manifest.read("kernels.toml")
+        >>> [item.program.label for item in manifest.programs]
+        ['saxpy.cu']
     """
 
     programs: tuple[ManifestProgram, ...] = ()
@@ -105,7 +116,13 @@ class Manifest:
         """Read the manifest at `path` and the sources of its programs.
 
         A program whose source cannot be read is listed in `unreadable` and does not stop the others.
-        Raises `InputError` when the file is not a manifest.
+
+        Raises:
+            InputError: The file is not a manifest.
+
+        Examples:
+            >>> len(preheat.Manifest.read("kernels.toml").programs)
+            1
         """
         items, foreign, graphs = Reader(path).read()
         return cls(
@@ -118,11 +135,19 @@ class Manifest:
     def write(self, path: str | os.PathLike[str], *, fresh: bool = False) -> None:
         """Write the manifest to `path` in one step, and the generated sources beside it.
 
-        A manifest that exists at `path` keeps its comments, its order and its layout, unless `fresh`
-        is given. Programs and graphs that this manifest does not have are removed from the file, and
-        so are programs that were `unreadable`.
+        Programs and graphs that this manifest does not have are removed from the file, and so are
+        programs that were `unreadable`.
 
-        Raises `InputError` when the file cannot be written. The old file is intact in that case.
+        Args:
+            path: The path of the file.
+            fresh: Replace a manifest that exists at `path`. Without this, the file keeps its comments,
+                its order and its layout.
+
+        Raises:
+            InputError: The file cannot be written. The old file is intact in that case.
+
+        Examples:
+            >>> preheat.Manifest.read("kernels.toml").write("copy.toml")
         """
         merged = self.merged()
         try:
@@ -133,7 +158,13 @@ class Manifest:
             raise InputError(f"cannot write {path}: {bad.object!r} is not text") from None
 
     def merged(self, *others: Manifest) -> Manifest:
-        """Return the union of all manifests: equal programs become one, sorted by their identity."""
+        """Return the union of all manifests. Equal programs become one, sorted by their identity.
+
+        Examples:
+            >>> manifest = preheat.Manifest.read("kernels.toml")
+            >>> len(manifest.merged(manifest).programs)
+            1
+        """
         programs: dict[tuple[Any, ...], ManifestProgram] = {}
         foreign: dict[tuple[str, ...], ForeignProgram] = {}
         graphs: dict[str, dict[str, None]] = {}
@@ -155,7 +186,14 @@ class Manifest:
         )
 
     def jobs(self, archs: Sequence[Arch] | None = None) -> list[tuple[ManifestProgram, Arch]]:
-        """Pair every program with each of `archs`, or with its own architectures by default."""
+        """Pair every program with each of `archs`, or with its own architectures by default.
+
+        Examples:
+            >>> manifest = preheat.Manifest.read("kernels.toml")
+            >>> archs = [preheat.Arch.parse("sm_80"), preheat.Arch.parse("sm_90")]
+            >>> [(item.title, str(arch)) for item, arch in manifest.jobs(archs)]
+            [('saxpy.cu', 'sm_80'), ('saxpy.cu', 'sm_90')]
+        """
         return [
             (item, arch)
             for item in self.merged().programs
@@ -168,6 +206,10 @@ class Manifest:
         """Pair every request of another library with each of `archs`, or with its own architectures.
 
         The architecture is None for an entry that depends on none.
+
+        Examples:
+            >>> preheat.Manifest.read("kernels.toml").foreign_jobs()
+            []
         """
         jobs: list[tuple[ForeignProgram, Arch | None]] = []
         for item in self.merged().foreign:
