@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -17,12 +16,11 @@ import pytest
 
 import preheat
 from preheat import Gpu
-from preheat.audit.library import LIBRARY
 from preheat.config import VARIABLES
 from preheat.devices.emulator.table import VARIANTS
 from tests.conftest import SAXPY
 from tests.shown_output import compare, matches
-from tests.stories import blocks
+from tests.stories import KINDS, blocks
 from tests.test_stories import PAGES as STORIES
 
 ROOT = Path(__file__).parents[1]
@@ -85,21 +83,20 @@ def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 
 # The snippets of guides follow from one another: see test_guides.py. Pages on other libraries run where
 # these are installed: see tests/adapters/*/test_documents.py.
-TRITON_PAGES = (ROOT / "docs" / "adapters.md", ROOT / "docs" / "guides" / "triton.md")
 GUIDES = ROOT / "docs" / "guides"
-#: Pages whose snippets stand alone and need a library, which may not be installed.
-LIBRARIES = {GUIDES / "coming-from" / "cuda-core.md": "cuda.core"}
-_SEPARATE = [s.page for s in ALL if GUIDES in s.page.parents and s.page not in LIBRARIES]
+#: Pages that tests/adapters run, where the library is installed.
+RUN_WITH_LIBRARIES = ("cpp-extension.md", "cupy.md", "numba.md", "torch-compile-kernel.md")
+#: Pages whose commands test_guides.py runs, around the application that `preheat demo` runs.
+GUIDE_PAGES = tuple(GUIDES / name for name in ("containers.md", "fleet.md", "kubernetes.md"))
+TRITON_PAGES = (GUIDES / "triton.md", GUIDES / "coming-from" / "triton.md")
 # The snippets of this page raise: see test_reference.py.
 ERRORS_PAGE = ROOT / "docs" / "reference" / "errors.md"
-ALONE = [s for s in ALL if s.page not in (*_SEPARATE, *TRITON_PAGES, *STORIES, ERRORS_PAGE)]
-AUDIT_PAGE = ROOT / "docs" / "audit.md"
+_SEPARATE = [s.page for s in ALL if GUIDES in s.page.parents]
+ALONE = [s for s in ALL if s.page not in (*_SEPARATE, *STORIES, ERRORS_PAGE)]
 
 
 @pytest.mark.parametrize("snippet", [s for s in ALONE if s.kind == "python"], ids=str)
 def test_python_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str, str]]) -> None:
-    if (library := LIBRARIES.get(snippet.page)) and importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
     place, env = workplace
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", snippet.text],
@@ -162,8 +159,6 @@ def test_misuse_says_what_the_page_on_arguments_shows(
 
 @pytest.mark.parametrize("snippet", [s for s in ALONE if s.kind == "console"], ids=str)
 def test_console_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str, str]]) -> None:
-    if snippet.page == AUDIT_PAGE and not LIBRARY.is_file():
-        pytest.skip("the audit library needs a C compiler")
     place, env = workplace
     for part in re.split(r"^\$ ", snippet.text, flags=re.M)[1:]:
         command, _, shown = part.partition("\n")
@@ -175,7 +170,14 @@ def test_console_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str,
 
 
 def test_no_snippet_has_a_kind_that_nobody_runs() -> None:
-    assert {s.kind for s in ALL} <= {"python", "console", "text", "dockerfile"}  # see test_guides.py
+    assert {s.kind for s in ALL} <= KINDS  # See tests/stories.py and test_guides.py.
+
+
+def test_every_page_with_code_is_run_by_a_test() -> None:
+    library_pages = [GUIDES / "coming-from" / name for name in RUN_WITH_LIBRARIES]
+    others = {*STORIES, *TRITON_PAGES, *library_pages, *GUIDE_PAGES, ERRORS_PAGE}
+    pages = {page for page in PAGES if any(b.kind in ("python", "console") for b in blocks(page))}
+    assert pages - others == {snippet.page for snippet in ALONE if snippet.kind != "text"}
 
 
 def test_the_page_on_variables_is_what_config_says() -> None:

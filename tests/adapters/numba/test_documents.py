@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,20 +13,11 @@ pytest.importorskip("numba_cuda", reason="Numba-CUDA is installed by `make test-
 
 from tests.adapters.numba.world import World
 from tests.shown_output import compare
-from tests.test_docs import ALL, ROOT
+from tests.stories import blocks, run_page
+from tests.test_docs import ROOT
 
 PAGE = ROOT / "docs" / "guides" / "coming-from" / "numba.md"
-PROGRAMS = {
-    name[1]: snippet
-    for snippet in ALL
-    if snippet.page == PAGE and (name := re.match(r"# (\w+\.py)\n", snippet.text))
-}
-
-
-def write_modules(place: Path) -> None:
-    """Write the programs of the page to files with their names."""
-    for name, snippet in PROGRAMS.items():
-        (place / name).write_text(snippet.text)
+PROGRAMS = {block.title: block for block in blocks(PAGE) if block.title}
 
 
 def environment(world: World) -> dict[str, str]:
@@ -39,31 +29,18 @@ def environment(world: World) -> dict[str, str]:
         script = scripts / name
         script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         script.chmod(0o755)
-    return {**os.environ, **values, "PATH": os.pathsep.join([str(scripts), os.environ["PATH"]])}
+    return {**values, "PATH": os.pathsep.join([str(scripts), os.environ["PATH"]])}
 
 
 def test_every_program_of_the_page_has_a_name() -> None:
-    shown = [snippet for snippet in ALL if snippet.page == PAGE and snippet.kind == "python"]
+    shown = [block for block in blocks(PAGE) if block.kind == "python"]
     assert len(shown) == len(PROGRAMS) == 6
 
 
-def test_the_commands_do_what_the_page_shows(world: World) -> None:
-    env = environment(world)
+def test_the_page_does_what_it_shows(world: World) -> None:
     place = world.root / "server"
     place.mkdir()
-    write_modules(place)
-    for snippet in (each for each in ALL if each.page == PAGE and each.kind == "console"):
-        for part in re.split(r"^\$ ", snippet.text, flags=re.M)[1:]:
-            command, _, shown = part.partition("\n")
-            ran = subprocess.run(
-                ["bash", "-c", command], cwd=place, env=env, capture_output=True, text=True
-            )
-            assert ran.returncode == 0, f"{command}\n{ran.stdout}{ran.stderr}"
-            compare(shown, ran.stdout)
-
-
-def test_the_program_that_connects_the_adapter_runs(world: World) -> None:
-    assert world.python("-c", PROGRAMS["connect.py"].text).ok().out == "('numba',)\n"
+    assert run_page(PAGE, place, environment(world)) > len(PROGRAMS)
 
 
 def test_the_program_of_numba_runs_to_its_end_on_the_stand_in(world: World) -> None:
@@ -71,15 +48,11 @@ def test_the_program_of_numba_runs_to_its_end_on_the_stand_in(world: World) -> N
     assert len(ran.launches) == 1
 
 
-def test_the_program_of_preheat_computes_what_the_page_shows(world: World) -> None:
-    ran = world.python("-c", PROGRAMS["with_preheat.py"].text, cc=None, PREHEAT_DEVICE="emulator").ok()
-    compare(PROGRAMS["with_preheat.py"].output or "", ran.out)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["with_numba.py", "with_preheat.py", "together.py", "serve.py"])
 def test_the_programs_run_on_a_gpu(name: str, tmp_path: Path) -> None:
-    write_modules(tmp_path)
+    for block in PROGRAMS.values():
+        (tmp_path / block.title).write_text(block.text)
     env = {**os.environ, "PREHEAT_CACHE_DIR": str(tmp_path / "cache")}
     env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
     ran = subprocess.run(
