@@ -22,6 +22,7 @@ __all__ = [
     "Variable",
     "environ",
     "node_local_lock_dirs",
+    "set_default_variable",
     "without_credentials",
 ]
 
@@ -368,6 +369,11 @@ _BY_SETTING = {variable.name.removeprefix("PREHEAT_").lower(): variable for vari
 def environ() -> Mapping[str, str]:
     """Return the environment of the process, for code that starts other processes."""
     return os.environ
+
+
+def set_default_variable(name: str, value: str) -> None:
+    """Set a variable of another library, which its processes inherit, unless it is set."""
+    os.environ.setdefault(name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,7 +251,8 @@ class Builder:
             found = self._find_and_count(request, local=True)
             if isinstance(found, Hit):
                 return found
-            turn.take_slot()
+            if deferral is not None:
+                turn.take_slot()
             stored = turn.take_lease(lambda: self._find_and_count(request).hit)
             if stored is not None:
                 return stored
@@ -273,7 +274,7 @@ class Builder:
             if turn is not None:
                 turn.no_entry()
             raise
-        if turn is not None and self._compiler.untracked(artifact):
+        if turn is not None and turn.lease is not None and self._compiler.untracked(artifact):
             turn.no_entry()
         self._counters.write(_JOURNAL_COMPILES)
         return Hit(artifact, "compiler")

@@ -80,7 +80,7 @@ class Turn:
         self._resumed = self._lock is not None and self._lock.held
         self._owner = None if hosts is None else Call(owner)
         self._slot: FileLock | None = None
-        self._lease: Lease | None = None
+        self.lease: Lease | None = None  # among hosts, once it was taken
 
     def take_lock(self) -> None:
         """Take the lock of the key on this node, or go on without it after a bounded wait."""
@@ -113,7 +113,7 @@ class Turn:
         except BaseException:
             request.close()
             raise
-        self._lease = request.lease
+        self.lease = request.lease
         return request.found
 
     def _defer(self, deferral: Deferral, kept: Kept) -> None:
@@ -124,13 +124,13 @@ class Turn:
 
     def no_entry(self) -> None:
         """Tell the hosts that wait that no entry will come of this compile."""
-        lease, self._lease = self._lease, None
+        lease, self.lease = self.lease, None
         if lease is not None:
             lease.end()
 
     def release(self) -> None:
         """Let other processes and, once the entry is on the server, other hosts continue."""
-        lease, self._lease = self._lease, None
+        lease, self.lease = self.lease, None
         if lease is not None:
             lease.release()
         for lock in (self._slot, self._lock):

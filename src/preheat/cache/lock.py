@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from preheat import fork
-from preheat.cache.transient import retried
+from preheat.cache.transient import TRANSIENT, retried
 from preheat.cache.trust import DistrustedError, NotAFileError
 from preheat.files import Descriptor, lock_open_file, opened
 from preheat.locks import Call, Lock
@@ -95,11 +95,11 @@ class FileLock:
         """Return whether the function that holds the lock has ended."""
         return self._owner is not None and not self._owner.alive()
 
-    def attempt(self) -> bool:
-        """Take the lock if it is free. Unlike `acquire`, do not release locks that were lost."""
-        return retried(self._attempt)
+    def attempt(self, *, retry: bool = True) -> bool:
+        """Take the lock if it is free. Unlike `acquire`, do not release locks that were lost.
 
-    def _attempt(self) -> bool:
+        With `retry`, try again after an error that may pass in a moment.
+        """
         if self._file is not None:
             return False
         # Before it is locked, so that the lock can be found whatever ends this function.
@@ -114,10 +114,16 @@ class FileLock:
             if missing:
                 raise
             return False
+        except OSError as fault:
+            self._close()
+            if not retry or fault.errno not in TRANSIENT:
+                raise
         except BaseException:
             self._close()
             raise
-        return True
+        else:
+            return True
+        return retried(self.attempt, retry=False)
 
     def _close(self) -> None:
         file = self._file

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from preheat.cache.filesystem import is_silly_renamed
-from preheat.cache.transient import retried
+from preheat.cache.transient import TRANSIENT, retried
 from preheat.files import opened
 
 __all__ = ["ORPHANED", "is_staged", "publish", "replace", "staged_name", "sweep", "unwritable_reason"]
@@ -56,16 +56,15 @@ def replace(
     staged: str | None = None,
     mode: int = 0o600,
     durable: bool = True,
+    retry: bool = True,
 ) -> int:
     """Create or replace `path` and return its size. A reader sees the old file or the new one.
 
     The new file is written in the directory `staged`, by default that of `path`. With `durable`, its
-    content reaches the disk before its name does.
+    content reaches the disk before its name does. With `retry`, it is written again after an error that
+    may pass in a moment.
     """
-    return retried(_replace, path, list(parts), staged, mode, durable=durable)
-
-
-def _replace(path: str, parts: list[bytes], staged: str | None, mode: int, *, durable: bool) -> int:
+    parts = list(parts)
     home = staged or os.path.dirname(path) or "."
     temporary = f"{home}/{staged_name()}"
     size = 0
@@ -76,11 +75,14 @@ def _replace(path: str, parts: list[bytes], staged: str | None, mode: int, *, du
             if durable:  # After a power cut, the new name must not lead to an empty file.
                 os.fsync(file)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as fault:
         with suppress(OSError):
             os.unlink(temporary)
-        raise
-    return size
+        if not (retry and isinstance(fault, OSError) and fault.errno in TRANSIENT):
+            raise
+    else:
+        return size
+    return retried(replace, path, parts, staged=staged, mode=mode, durable=durable, retry=False)
 
 
 def staged_name() -> str:

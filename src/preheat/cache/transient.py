@@ -13,19 +13,20 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["is_transient", "retried"]
+__all__ = ["TRANSIENT", "is_transient", "retried"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TRANSIENT = frozenset({errno.ESTALE, errno.EBUSY, errno.EIO, errno.ETIMEDOUT})
+#: The errors after which the same call may succeed a moment later.
+TRANSIENT = frozenset({errno.ESTALE, errno.EBUSY, errno.EIO, errno.ETIMEDOUT})
 _PAUSES = (0.01, 0.04, 0.16)  # seconds before the second attempt, the third and the fourth
 _ENOUGH = 2.0  # seconds after which no attempt begins: each may have waited for a dead server
 
 
 def is_transient(fault: OSError) -> bool:
     """Return whether the same call may succeed a moment later."""
-    return fault.errno in _TRANSIENT
+    return fault.errno in TRANSIENT
 
 
 def retried(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -38,7 +39,7 @@ def retried(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return call(*args, **kwargs)
         except OSError as fault:
-            if not is_transient(fault) or time.monotonic() > deadline:
+            if fault.errno not in TRANSIENT or time.monotonic() > deadline:
                 raise
         # By chance, so that the nodes do not return together. `random` takes milliseconds to import.
         time.sleep(pause * (0.5 + os.urandom(1)[0] / 512))

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from preheat.cache.transient import retried
+from preheat.cache.transient import TRANSIENT, retried
 from preheat.events import Events
 from preheat.files import OTHERS_WRITE, Descriptor, opened, others_can_replace
 
@@ -143,19 +143,18 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
     return file
 
 
-def read_file(path: str, *, trust: bool = False) -> tuple[bytes, os.stat_result]:
+def read_file(path: str, *, trust: bool = False, retry: bool = True) -> tuple[bytes, os.stat_result]:
     """Return the bytes and the status of a file in a directory that was checked. No link is followed.
 
     Raises `OSError` for anything but a regular file, `DistrustedError` for one that others can write.
+    With `retry`, the file is opened again after an error that may pass in a moment.
     """
-    return retried(_read_file, path, trust=trust)
-
-
-def _read_file(path: str, *, trust: bool) -> tuple[bytes, os.stat_result]:
-    # Without `owned` and a `with` statement: every hit from the disk runs this. The file is closed here
-    # and not by its finalizer alone, in which an interrupt would be lost, and the file left open.
-    file = next(map(Descriptor, map(os.open, (path,), (_FILE_ITSELF,))))
+    # Without `owned`, `retried` and a `with` statement: every hit from the disk runs this. The file is
+    # closed here and not by its finalizer alone, in which an interrupt would be lost, and the file left
+    # open.
+    file = None
     try:
+        file = next(map(Descriptor, map(os.open, (path,), (_FILE_ITSELF,))))
         status = os.fstat(file)
         private = status.st_mode & _KIND_AND_WRITERS == stat.S_IFREG and status.st_uid == os.geteuid()
         if not private:
@@ -163,8 +162,13 @@ def _read_file(path: str, *, trust: bool) -> tuple[bytes, os.stat_result]:
         if status.st_size > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes are too many", path)
         return os.read(file, status.st_size + 1), status
+    except OSError as fault:
+        if not retry or fault.errno not in TRANSIENT:
+            raise
     finally:
-        file.close()
+        if file is not None:
+            file.close()
+    return retried(read_file, path, trust=trust, retry=False)
 
 
 def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:

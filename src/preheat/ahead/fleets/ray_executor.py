@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
+from preheat.config import set_default_variable
 from preheat.errors import InputError, ToolchainError
 
 __all__ = ["RayExecutor"]
@@ -64,7 +64,7 @@ def _call(fn: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _connect(ray: Any, place: str) -> None:
     settings: dict[str, Any] = {"log_to_driver": False}
     if place == "local":
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Its processes inherit that.
+        set_default_variable("RAY_USAGE_STATS_ENABLED", "0")
         settings |= {"address": "local", "include_dashboard": False}
     else:
         settings["address"] = place if place == "auto" else f"ray://{place}"
