@@ -70,7 +70,6 @@ def test_a_number_in_output_counts_unless_something_is_measured() -> None:
 def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """Return a directory with the files of the docs, and an environment with its own cache."""
     (tmp_path / "saxpy.cu").write_text(SAXPY)
-    (tmp_path / "app.py").write_text(next(s.text for s in ALL if s.text.startswith("# app.py")))
     env = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -81,13 +80,11 @@ def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return tmp_path, env
 
 
-# The snippets of guides follow from one another: see test_guides.py. Pages on other libraries run where
-# these are installed: see tests/adapters/*/test_documents.py.
+# The snippets of a guide follow from one another: see test_stories.py. Pages on other libraries run
+# where these are installed: see tests/adapters/*/test_documents.py.
 GUIDES = ROOT / "docs" / "guides"
 #: Pages that tests/adapters run, where the library is installed.
 RUN_WITH_LIBRARIES = ("cpp-extension.md", "cupy.md", "numba.md", "torch-compile-kernel.md")
-#: Pages whose commands test_guides.py runs, around the application that `preheat demo` runs.
-GUIDE_PAGES = tuple(GUIDES / name for name in ("containers.md", "fleet.md", "kubernetes.md"))
 TRITON_PAGES = (GUIDES / "triton.md", GUIDES / "coming-from" / "triton.md")
 # The snippets of this page raise: see test_reference.py.
 ERRORS_PAGE = ROOT / "docs" / "reference" / "errors.md"
@@ -175,7 +172,7 @@ def test_no_snippet_has_a_kind_that_nobody_runs() -> None:
 
 def test_every_page_with_code_is_run_by_a_test() -> None:
     library_pages = [GUIDES / "coming-from" / name for name in RUN_WITH_LIBRARIES]
-    others = {*STORIES, *TRITON_PAGES, *library_pages, *GUIDE_PAGES, ERRORS_PAGE}
+    others = {*STORIES, *TRITON_PAGES, *library_pages, ERRORS_PAGE}
     pages = {page for page in PAGES if any(b.kind in ("python", "console") for b in blocks(page))}
     assert pages - others == {snippet.page for snippet in ALONE if snippet.kind != "text"}
 
@@ -190,6 +187,14 @@ def test_the_page_on_the_emulator_lists_every_bound() -> None:
     page = (ROOT / "docs" / "reference" / "emulator.md").read_text()
     listed = re.findall(r"^\| `(.*?)` \| (.*?) \|$", page.partition("| instruction | bound |")[2], re.M)
     assert listed == [(variant.syntax, variant.bound) for variant in VARIANTS if variant.bound]
+
+
+def test_the_page_on_the_architecture_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    files = set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|c|cuh|md))`", page))
+    assert len(files) > 100
+    places = [ROOT, ROOT / "src" / "preheat", ROOT / "src" / "preheat" / "devices" / "emulator"]
+    assert [name for name in sorted(files) if not any((each / name).is_file() for each in places)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

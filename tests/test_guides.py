@@ -1,4 +1,4 @@
-"""The guides: each command that they show runs, and so does each instruction of their images."""
+"""The guide to containers: each instruction of its image runs, without an engine."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ import pytest
 from preheat.ahead.manifest import Manifest
 from preheat.build.bundle_entries import entries_of
 from preheat.cache.bundle import Bundle
-from preheat.cli.demo import APP, bare_python
-from tests.shown_output import compare
-from tests.test_docs import ALL, ROOT, TRITON_PAGES
-from tests.test_stories import PAGES as STORIES
+from preheat.cli.demo import bare_python
+from tests.stories import blocks
 
-GUIDES = sorted({*ROOT.glob("docs/guides/*.md")} - {*TRITON_PAGES, *STORIES})
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "guides" / "containers.md"
+FILES = {block.title: block.text for block in blocks(PAGE) if block.title}
+DOCKERFILE = FILES["Dockerfile"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-@pytest.fixture
-def context(tmp_path: Path) -> Path:
-    """Return a directory with the application of the guides."""
-    place = tmp_path / "context"
-    shutil.copytree(APP, place, ignore=shutil.ignore_patterns("__pycache__"))
-    return place
+def write_context(place: Path) -> None:
+    """Write the files of the application, as the page shows them."""
+    place.mkdir()
+    for name, text in FILES.items():
+        (place / name).write_text(text)
 
 
 def clean(tmp_path: Path) -> dict[str, str]:
@@ -47,32 +47,6 @@ def clean(tmp_path: Path) -> dict[str, str]:
         "TMPDIR": str(tmp_path / "tmp"),
         "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
     }
-
-
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda p: p.name)
-def test_the_commands_of_a_guide_do_what_it_shows(guide: Path, context: Path, tmp_path: Path) -> None:
-    blocks = [s.text for s in ALL if s.page == guide and s.kind == "console"]
-    parts = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.M)[1:]]
-    commands = [part.partition("\n") for part in parts]
-    script = "".join(f'{command}\necho "\n<$?>"\n' for command, _, _ in commands)
-    ran = subprocess.run(
-        ["bash", "-c", script], cwd=context, env=clean(tmp_path), capture_output=True, text=True
-    )
-    outputs = re.split(r"\n<(\d+)>\n", ran.stdout)[:-1]
-    assert len(outputs) == 2 * len(commands), ran.stderr
-    for (command, _, shown), out, status in zip(commands, outputs[::2], outputs[1::2], strict=True):
-        assert status == "0", f"{command}\n{ran.stderr}"
-        compare(shown, out)
-
-
-def test_guides_show_the_application_as_it_is_shipped() -> None:
-    shown = [s.text.rstrip() for s in ALL if s.page in GUIDES and s.kind == "python"]
-    assert shown
-    shipped = (APP / "server.py").read_text()
-    assert all(text in shipped for text in shown)
-
-
-# Images, without an engine
 
 
 @dataclass
@@ -180,14 +154,11 @@ def instructions(text: str) -> Iterator[tuple[str, str]]:
         yield verb, rest
 
 
-DOCKERFILE = next(s.text for s in ALL if s.page.name == "containers.md" and s.kind == "dockerfile")
-
-
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """Return the image of the guide; the application was recorded on another machine."""
+    """Return the image of the page. The application was recorded on another machine."""
     root = tmp_path_factory.mktemp("image")
-    shutil.copytree(APP, root / "context", ignore=shutil.ignore_patterns("__pycache__"))
+    write_context(root / "context")
     env = {**clean(root / "another"), "PREHEAT_DEVICE": "emulator"}
     recording = Stage(root, env, root / "context")
     recording.run(["preheat", "record", "-o", "kernels.toml", "--", "python", "server.py"])
@@ -198,8 +169,7 @@ def test_the_image_starts_sealed_compiles_nothing_and_answers_right(image: Image
     stage = image.stage
     assert (stage.env["PREHEAT_SEALED"], stage.command) == ("1", ["python", "server.py"])
     reported = json.loads(stage.run(stage.command, PREHEAT_DEVICE="emulator"))
-    assert (reported["compiles"], reported["graphs"], reported["batches"]) == (0, 4, 24)
-    assert reported["error"] < 1e-5
+    assert (reported["compiles"], reported["graphs"]) == (0, 4)
 
 
 def test_the_image_holds_no_compiler_no_manifest_and_no_header(image: Image) -> None:
@@ -250,7 +220,7 @@ def test_only_the_stage_that_bakes_installs_compilers(image: Image) -> None:
 def test_a_program_that_was_not_baked_is_refused_in_the_image(image: Image) -> None:
     words = [*image.stage.command, "--width", "96"]
     reported = image.stage.run(words, status=1, PREHEAT_DEVICE="emulator")
-    assert "SealedError: server.py:36: rms_norm (layers.cu, sm_90)" in reported
+    assert "SealedError: server.py:19: rms_norm (layers.cu, sm_90)" in reported
     assert "header:model.h: 'constexpr int WIDTH = 64;" in reported
 
 

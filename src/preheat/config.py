@@ -201,166 +201,192 @@ def bundles(name: str, text: str) -> tuple[Path, ...]:
 
 #: Every variable that preheat reads, in the order of docs/environment.md.
 VARIABLES: tuple[Variable, ...] = (
-    Variable("PREHEAT_CACHE_DIR", directory, "the user's cache directory", "directory of the cache"),
-    Variable("PREHEAT_CACHE", boolean, "on", "off: store nothing on disk, only in memory"),
-    Variable("PREHEAT_CACHE_LIMIT", size, "8GiB", "largest size on disk before entries are evicted"),
-    Variable("PREHEAT_CACHE_FILES", count, "100000", "most files on disk before entries are evicted"),
-    Variable("PREHEAT_MEMORY_LIMIT", size, "256MiB", "largest size in the memory of each process"),
+    Variable(
+        "PREHEAT_CACHE_DIR", directory, "the user's cache directory", "The directory of the cache."
+    ),
+    Variable("PREHEAT_CACHE", boolean, "on", "If off, the cache is in memory only."),
+    Variable(
+        "PREHEAT_CACHE_LIMIT",
+        size,
+        "8GiB",
+        "The largest size of the cache on disk. Entries are evicted to stay below it.",
+    ),
+    Variable(
+        "PREHEAT_CACHE_FILES",
+        count,
+        "100000",
+        "The largest number of files of the cache on disk. Entries are evicted to stay below it.",
+    ),
+    Variable("PREHEAT_MEMORY_LIMIT", size, "256MiB", "The largest size in the memory of each process."),
     Variable(
         "PREHEAT_LAYERS",
         directories,
         "none",
-        "read-only cache directories, separated like PATH, searched before the writable one",
+        "Read-only cache directories, separated like `PATH`, searched before the writable one.",
     ),
     Variable(
         "PREHEAT_BUNDLE",
         bundles,
         "none",
-        "baked bundles, each as `FILE` or `FILE@sha256:…`, separated like PATH, searched before "
-        "everything else",
+        "Baked bundles, each as `FILE` or `FILE@sha256:…`, separated like `PATH`. They are searched "
+        "before everything else.",
     ),
     Variable(
         "PREHEAT_SEALED",
         strictness,
         "off",
-        "on: a kernel that would have to be compiled is an error; `warn`: it is a warning",
+        "If on, a request that needs a compile is an error. With `warn`, it is a warning.",
     ),
     Variable(
         "PREHEAT_RECORD",
         directory,
         "none",
-        "manifest to which every requested program is added",
+        "A manifest. Every program that the process asks for is added to it.",
     ),
     Variable(
         "PREHEAT_TRUST_CACHE_DIR",
         boolean,
         "off",
-        "on: use a cache directory that other users own or can write, such as a shared volume",
+        "If on, a cache directory may belong to other users, or be writable by them.",
     ),
     Variable(
         "PREHEAT_REMOTE",
         urls,
         "none",
-        "shared stores, URLs with spaces between them, asked in order after the caches of this machine",
+        "URLs of shared stores, separated by spaces. They are asked last, in this order.",
     ),
     Variable(
         "PREHEAT_REMOTE_TIMEOUT",
         positive_seconds,
         "2",
-        "longest time of one request to a shared store in seconds",
+        "The longest time of one request to a shared store, in seconds.",
     ),
     Variable(
         "PREHEAT_REMOTE_UNSIGNED",
         boolean,
         "off",
-        "on: use entries of a shared store that no trusted key has signed",
+        "If on, entries of a shared store are used even if no trusted key has signed them.",
     ),
     Variable(
         "PREHEAT_SIGNING_KEY",
         directory,
         "none",
-        "file of the private key that signs entries for servers, and bundles",
+        "The file of the private key that signs bundles, and entries of shared stores.",
     ),
     Variable(
         "PREHEAT_TRUSTED_KEYS",
         directories,
         "none",
-        "files of public keys, separated like PATH, whose signatures are accepted",
+        "Files of public keys, separated like `PATH`. Signatures of these keys are accepted.",
     ),
     Variable(
         "PREHEAT_REQUIRE_SIGNED",
         boolean,
         "off",
-        "on: a bundle is used only if a trusted key has signed it, or its name has a pin",
+        "If on, a bundle is used only if a trusted key has signed it, or if its name has a pin.",
     ),
     Variable(
         "PREHEAT_LOCK_DIR",
         directory,
         "a private directory on this node",
-        "directory of the locks by which one process compiles a program; must be local to the node",
+        "The directory of the locks between processes. It must be local to the node.",
     ),
     Variable(
         "PREHEAT_LOCK_WAIT",
         seconds,
         "300",
-        "longest wait, in seconds, for another process or host that compiles the same program",
+        "The longest wait for another process or host that compiles the same program, in seconds.",
     ),
-    Variable("PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "longest time of one compile in seconds"),
+    Variable(
+        "PREHEAT_COMPILE_TIMEOUT", seconds, "1200", "The longest time of one compile, in seconds."
+    ),
     Variable(
         "PREHEAT_DEVICE",
         word,
         "cuda",
-        "device of `preheat.device()`: `cuda`, `cuda:1`, `emulator`, `auto` (a GPU if there is one)",
+        "The device that `preheat.device()` opens: `cuda`, `cuda:1`, `emulator`, or `auto` (the GPU "
+        "if there is one, otherwise the emulator).",
     ),
     Variable(
         "PREHEAT_EMULATOR_SANITIZE",
         boolean,
         "off",
-        "on: the emulator stops a kernel that uses an undefined value",
+        "If on, the emulator stops a kernel that uses an undefined value.",
     ),
     Variable(
         "PREHEAT_BLOCKING",
         boolean,
         "off",
-        "on: wait after every launch, so that an error names the kernel that caused it",
+        "If on, preheat waits after every launch, so that an error names the kernel that caused it.",
     ),
     Variable(
         "PREHEAT_JIT",
         boolean,
         "off",
-        "on: for a GPU newer than the compiler, the driver compiles PTX at every start",
+        "If on, the driver compiles PTX at every start for a GPU that is newer than the compiler.",
     ),
     Variable(
-        "PREHEAT_RELOAD",
-        boolean,
-        "on",
-        "off: changes to the files of a loaded program are ignored",
+        "PREHEAT_RELOAD", boolean, "on", "If off, changes to the files of a loaded program are ignored."
     ),
     Variable(
         "PREHEAT_GRAPH_PROFILE",
         boolean,
         "off",
-        "on: times of sampled graph replays, as JSON lines to `PREHEAT_EVENTS` or standard error",
+        "If on, the times of sampled graph replays are written as JSON lines, to the file of "
+        "`PREHEAT_EVENTS` or to standard error.",
     ),
     Variable(
-        "PREHEAT_GRAPH_UPLOAD", boolean, "off", "on: upload a graph again before every replay of it"
+        "PREHEAT_GRAPH_UPLOAD", boolean, "off", "If on, a graph is uploaded again before every replay."
     ),
     Variable(
         "PREHEAT_GRAPH_SYNC",
         boolean,
         "off",
-        "on: wait after every replay, so that an error names the graph that caused it",
+        "If on, preheat waits after every replay, so that an error names the graph that caused it.",
     ),
     Variable(
         "PREHEAT_ADAPTERS",
         word,
         "none",
-        "`auto`, or names: libraries whose compilers use the cache, once preheat is imported",
+        "Libraries whose compilers use the cache as soon as preheat is imported, or `auto` for all.",
     ),
     Variable(
         "PREHEAT_WEAK_KERNELS",
         boolean,
         "on",
-        "off: a sealed process does not use Triton kernels that assume less than the launch",
+        "If off, a sealed process does not use Triton kernels that assume less about their arguments "
+        "than the launch would allow.",
     ),
     Variable(
-        "PREHEAT_NATIVE", boolean, "on", "off: launch and replay by Python code, not the native core"
+        "PREHEAT_NATIVE",
+        boolean,
+        "on",
+        "If off, Python code does launches and replays, instead of the native core.",
     ),
-    Variable("PREHEAT_EVENTS", directory, "none", "file to which every event is appended as JSON"),
+    Variable(
+        "PREHEAT_EVENTS",
+        directory,
+        "none",
+        "A file to which every event is appended, as one JSON object on a line.",
+    ),
     Variable(
         "PREHEAT_METRICS",
         address,
         "none",
-        "`host:port` or `:port` on which this process serves its counters to Prometheus, at `/metrics`",
+        "The address, as `host:port` or `:port`, at which this process serves its counters to "
+        "Prometheus under `/metrics`.",
     ),
     Variable(
         "PREHEAT_OTEL",
         boolean,
         "off",
-        "on: counters and compiles go to OpenTelemetry, as the program has configured it",
+        "If on, counters and compiles are sent to OpenTelemetry, as the program has configured it.",
     ),
     Variable(
-        "PREHEAT_TRACEBACK", traceback, "short", "full: tracebacks include the frames of preheat itself"
+        "PREHEAT_TRACEBACK",
+        traceback,
+        "short",
+        "With `full`, tracebacks include the frames of preheat itself.",
     ),
 )
 _BY_SETTING = {variable.name.removeprefix("PREHEAT_").lower(): variable for variable in VARIABLES}

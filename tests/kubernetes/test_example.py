@@ -15,11 +15,13 @@ from preheat.cache.remote.url import parse_remote
 from preheat.cli import _preheat
 from preheat.config import VARIABLES
 from tests.kubernetes.schema import faults
+from tests.stories import blocks
 
 yaml = pytest.importorskip("yaml")
 pytest.importorskip("lightkube.models", reason="lightkube-models is not installed")
 
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 Object = dict[str, Any]
 
 
@@ -69,6 +71,17 @@ def variables(container: Object) -> dict[str, str]:
 @pytest.mark.parametrize("name", ALL)
 def test_kubernetes_takes_the_object(name: str) -> None:
     assert faults(ALL[name]) == []
+
+
+def test_the_guide_shows_the_files_as_they_are() -> None:
+    shown = {block.title: block.text for block in blocks(GUIDES / "kubernetes.md")}
+    for path in FOLDER.glob("*.yaml"):
+        assert shown[path.name] == path.read_text()
+
+
+def test_kubernetes_takes_the_job_of_the_guide_to_fleets() -> None:
+    (job,) = (block.text for block in blocks(GUIDES / "fleet.md") if block.kind == "yaml")
+    assert faults(yaml.safe_load(job)) == []
 
 
 def test_the_schema_finds_faults() -> None:

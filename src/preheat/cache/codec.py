@@ -10,7 +10,7 @@
     end-16  16    XXH3-128 of everything before it
 
 The checksum detects damage, not attacks: a user who can write the directory can write code
-(docs/cache.md).
+(docs/cache-format.md, docs/security.md).
 """
 
 from __future__ import annotations
