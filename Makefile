@@ -147,7 +147,8 @@ docs: .venv/.docs      ## the site, into .site; every warning is an error
 docs-serve: .venv/.docs  ## the site on http://127.0.0.1:8000, built again after every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-pictures: $(TESTING)   ## draw the pictures of the docs: graphs, and charts of benchmarks/results
+pictures: $(TESTING)   ## draw the pictures of the docs: the demo, graphs, and charts of benchmarks/results
+	$(BIN)/python docs/demo_picture.py
 	$(BIN)/python docs/graph_pictures.py
 	$(BIN)/python docs/charts.py
 

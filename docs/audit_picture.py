@@ -9,11 +9,10 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
+import terminal
 
-WIDTH = 118
 #: Parts of a report that stand out, and how.
 STYLES = {
     r"^\$ .*": "bold",
@@ -33,13 +32,8 @@ def main() -> None:
     done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     shown = shlex.join([os.path.basename(command[0]), *map(os.path.basename, command[1:])])
     report = done.stderr.strip().replace(shlex.join(command), shown)
-    text = Text(f"$ preheat audit -- {shown}\n{report}")
-    for pattern, style in STYLES.items():
-        text.highlight_regex(rf"(?m){pattern}", style)
-    with open(os.devnull, "w") as nothing:
-        console = Console(record=True, width=WIDTH, file=nothing)
-        console.print(text, no_wrap=True, overflow="ellipsis")
-        console.save_svg(target, title="preheat audit")
+    text = f"$ preheat audit -- {shown}\n{report}"
+    Path(target).write_text(terminal.draw(text, "preheat audit", STYLES))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ def script(name: str) -> ModuleType:
     return module
 
 
+sys.path.append(str(DOCS))  # The scripts of pictures import one another.
+terminal = script("terminal")
+demo_picture = script("demo_picture")
+audit_picture = script("audit_picture")
 charts = script("charts")
 graph_pictures = script("graph_pictures")
 
@@ -102,9 +106,27 @@ def test_a_spread_is_that_of_its_column() -> None:
 
 def test_every_picture_is_made_by_a_script_and_shown_on_a_page() -> None:
     made = {chart.path.name for chart in charts.CHARTS} | set(graph_pictures.NAMES)
+    made.add(demo_picture.TARGET.name)
     shown = {
         name
-        for page in DOCS.glob("**/*.md")
-        for name in re.findall(r"!\[.+?\]\((?:\.\./)*pictures/(.+?)\)", page.read_text())
+        for page in (DOCS.parent / "README.md", *DOCS.glob("**/*.md"))
+        for name in re.findall(r"!\[.+?\]\((?:\.\./|docs/)*pictures/(.+?)\)", page.read_text())
     }
     assert {path.name for path in PICTURES.iterdir()} == made == shown
+
+
+def test_a_picture_of_a_terminal_has_the_text_and_loads_nothing() -> None:
+    output = "$ preheat demo\n  1.5 s  & <done>\n\n" + 200 * "x"
+    picture = terminal.draw(output, "demo", demo_picture.STYLES)
+    first, second, long = ("".join(line.split()) for line in terminal.lines(picture))
+    assert (first, second) == ("$preheatdemo", "1.5s&<done>")
+    assert long == (terminal.WIDTH - 1) * "x" + "…"
+    for text in (picture, demo_picture.TARGET.read_text(), (DOCS / "audit.svg").read_text()):
+        assert "@font-face" not in text
+        assert "url(http" not in text
+
+
+def test_the_picture_of_an_audit_has_the_sections_of_a_report() -> None:
+    shown = list(terminal.lines((DOCS / "audit.svg").read_text()))
+    assert "".join(shown[0].split()).startswith("$preheataudit--")
+    assert audit_picture.STYLES

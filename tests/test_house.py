@@ -51,7 +51,7 @@ LAYERS = (
     {"adapters"},
     {"audit"},
     {"lora"},
-    {"cli"},
+    {"cli", "pytest_plugin"},
     {"__main__"},
 )
 # `Gpu.warm` forwards to the warm-up, which is built on `Gpu` and imported when it is called.

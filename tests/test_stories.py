@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from preheat.audit.library import LIBRARY
+from tests.plugin import load_plugin
 from tests.stories import run_page
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,7 @@ PAGES = [
     DOCS / "guides" / "programs.md",
     DOCS / "guides" / "ptx.md",
     DOCS / "guides" / "streams.md",
+    DOCS / "guides" / "testing.md",
     DOCS / "kernels.md",
     DOCS / "linking.md",
     DOCS / "lora.md",
@@ -65,6 +67,7 @@ def env(tmp_path: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path if place),
         "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
         "PREHEAT_DEVICE": "emulator",
+        **load_plugin(),
     }
 
 

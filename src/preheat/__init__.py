@@ -9,6 +9,8 @@
     artifact = preheat.compile(SOURCE, "sm_90")   # machine code without a device
 
 Importing this package loads no CUDA library, makes no directory and reads no file but its own code.
+
+PYTEST_DONT_REWRITE: pytest would warn about a package with a plugin that was imported before it.
 """
 
 from __future__ import annotations

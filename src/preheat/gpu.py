@@ -524,6 +524,12 @@ _open: dict[str, Gpu] = {}  # by name
 _opening = Lock()
 
 
+def find_open(which: str | int) -> Gpu | None:
+    """Return a device if it is open. `which` has the meaning that it has for `device`."""
+    with _opening:
+        return _open.get(registry.find(which, {}, Config.from_env()).name)
+
+
 _SAME = "close it first, or ask for it with the same settings everywhere"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from preheat.cli import demo, main
+from preheat.cli import demo, demo_measured, main, output
+from tests.test_doc_pictures import demo_picture, terminal
 
 STEPS = ["cold", "hot", "eager", "replay", "record", "bake", "sealed", "sealed"]
 EMULATOR = {"name": "emulator:0", "model": "PTX emulator", "arch": "sm_90"}
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FEW = ("gemm.cu", "softmax.cu", "stencil.cu")  # those that are run
 
 
@@ -68,11 +71,11 @@ def test_a_fresh_process_finds_all_twelve_and_starts_no_compiler(reported: dict[
     cold, hot = reported["steps"][:2]
     assert (cold["what"], hot["what"]) == (
         "12 programs compiled",
-        "the same 12 found by a new process",
+        "the same 12 found by a new process, 0 compiled",
     )
     assert reported["hot"] == {"compiles": 0, "processes": 0}
     times = cold["seconds"] / hot["seconds"]
-    assert hot["note"] == f"{times:,.0f} x; no compiler was started"
+    assert hot["note"] == f"{times:,.0f} x as fast; no compiler was started"
 
 
 def test_the_sealed_run_compiles_nothing_and_has_all_its_graphs(
@@ -91,7 +94,7 @@ def test_the_sealed_run_finds_no_compiler_that_pip_installed(reported: dict[str,
 def test_it_bakes_for_the_architectures_asked_for_and_the_devices_own(reported: dict[str, Any]) -> None:
     (bake,) = (row for row in reported["steps"] if row["step"] == "bake")
     archs = {"sm_80", "sm_100", reported["device"]["arch"]}
-    assert set(bake["what"].removeprefix("kernels.toml for ").split(", ")) == archs
+    assert set(bake["what"].removeprefix("one file for ").split(", ")) == archs
 
 
 def test_it_shows_the_error_of_the_seal_as_a_user_sees_it(reported: dict[str, Any]) -> None:
@@ -112,15 +115,68 @@ def test_nothing_is_left_behind_and_the_users_cache_and_settings_are_not_used(
     assert reported["left"] == ["home", "tmp"]
 
 
-def test_the_closing_table_says_what_ran_where(reported: dict[str, Any]) -> None:
+def test_the_closing_table_has_measured_figures_where_there_is_no_gpu(reported: dict[str, Any]) -> None:
     rows = [demo.Row(**row) for row in reported["steps"]]
-    head, *table, ran, honest = demo.closing(rows, {**reported, "device": EMULATOR})
-    assert head.split() == ["STEP", "WHAT", "TIME", "NOTE"]
+    text = list(demo.closing(rows, {**reported, "device": EMULATOR}))
+    head, table, rest = text[0], text[1 : len(STEPS) + 1], text[len(STEPS) + 1 :]
+    assert re.split("  +", head) == ["STEP", "WHAT HAPPENED", "HERE", "ON AN NVIDIA H200 *"]
     assert [row.split()[0] for row in table] == STEPS
-    assert ran.startswith("\nRan on emulator:0, PTX emulator, sm_90; every result agrees with NumPy")
-    assert honest == "These are times of the PTX emulator: they say nothing about a GPU."
-    gpu = {**EMULATOR, "name": "cuda:0"}
-    assert "emulator" not in list(demo.closing(rows, {**reported, "device": gpu}))[-1].partition(",")[0]
+    assert [row.split()[-1] for row in table if "launches" in row] == ["launches", "launches"]
+    assert all(re.search(r" -  [\d.]+ [mµ]s for 320 launches$", row) for row in table[2:4])
+    assert rest[1].startswith("* Measured on 2026-11-16, in benchmarks/results: ")
+    assert rest[-2] == "Ran on emulator:0, PTX emulator, sm_90."
+    assert rest[-1].startswith("Every result agrees with NumPy in float64")
+
+
+def test_no_time_of_the_emulator_is_shown_for_launches(reported: dict[str, Any]) -> None:
+    eager, replay = (demo.Row(**row) for row in reported["steps"][2:4])
+    facts = {**reported, "device": EMULATOR}
+    assert demo.summary(eager, facts) == "done: 20 launches, one by one"
+    assert demo.summary(replay, facts) == "done: the same launches as one graph; the same bits"
+
+
+def test_on_a_gpu_every_step_has_the_time_that_it_took(reported: dict[str, Any]) -> None:
+    rows = [demo.Row(**row) for row in reported["steps"]]
+    facts = {**reported, "device": {**EMULATOR, "name": "cuda:0", "model": "NVIDIA L4"}}
+    text = "\n".join(demo.closing(rows, facts))
+    assert "H200" not in text
+    assert all(f"{output.duration(row.seconds)}  {row.note}" in text for row in rows)
+    assert all(output.duration(row.seconds) in demo.summary(row, facts) for row in rows)
+
+
+def test_measured_figures_are_those_of_the_committed_results() -> None:
+    for figure in demo_measured.MEASURED.values():
+        results = json.loads((RESULTS / f"{figure.results}.json").read_text())
+        table = results["tables"][figure.table]
+        (row,) = (row for row in table["rows"] if row[0] == figure.row)
+        assert row[table["head"].index(figure.column)] == figure.value
+        assert figure.what.split()[0] in figure.table
+        assert results["machine"]["date"] == demo_measured.DATE
+        assert results["machine"]["gpu"].startswith(f"{demo_measured.GPU},")
+
+
+def test_every_step_ends_with_a_line_that_has_its_time(reported: dict[str, Any]) -> None:
+    shown = [line for line in reported["stderr"].splitlines() if line.startswith("  done")]
+    rows = [demo.Row(**row) for row in reported["steps"]]
+    assert shown == [f"  {demo.summary(row, reported)}" for row in rows]
+
+
+def test_the_picture_in_the_readme_shows_what_the_demo_prints(reported: dict[str, Any]) -> None:
+    """`make pictures` draws it. Times and keys may differ, and a long line is cut."""
+    if reported["device"] != EMULATOR:
+        pytest.skip("the picture is that of the emulator")
+    rows = [demo.Row(**row) for row in reported["steps"]]
+    printed = [*reported["stderr"].splitlines(), *demo.closing(rows, reported)]
+    real = [_comparable(line) for line in ["$ make demo", *filter(None, printed)]]
+    shown = [_comparable(line) for line in terminal.lines(demo_picture.TARGET.read_text())]
+    assert len(shown) == len(real), "make pictures"
+    for a, b in zip(shown, real, strict=True):
+        assert a == b or (a.endswith("…") and b.startswith(a[:-1])), "make pictures"
+
+
+def _comparable(line: str) -> str:
+    line = re.sub(r"\(([0-9a-f]{12})\)", "(KEY)", "".join(line.split()))
+    return re.sub(r"\d[\d.,]*(e-\d+|µs|ms|s|x|KiB)", "N", line)
 
 
 # In this process, with few kernels

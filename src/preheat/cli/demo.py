@@ -21,11 +21,12 @@ import click
 
 from preheat.ahead.manifest import Manifest
 from preheat.arch import Arch
+from preheat.cli.demo_measured import DATE, GPU, MEASURED
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.config import environ
 from preheat.errors import PreheatError
 
-__all__ = ["APP", "KERNELS", "Row", "bare_python", "closing", "command"]
+__all__ = ["APP", "KERNELS", "Row", "bare_python", "closing", "command", "summary"]
 
 KERNELS = Path(__file__).with_name("demo_kernels")
 APP = Path(__file__).with_name("demo_app")
@@ -54,8 +55,9 @@ Examples:
   preheat demo --arch sm_80 --arch sm_120
   PREHEAT_DEVICE=emulator preheat demo --json
 
-The demo takes half a minute. It needs no GPU, and it uses a cache of its own. Exit status 1 when a
-step fails, or when a result differs from that of NumPy.
+The demo takes less than a minute. It needs no GPU, and it uses a cache of its own. Without a GPU,
+the closing table has figures that were measured on one. Exit status 1 when a step fails, or when a
+result differs from that of NumPy.
 """
 
 
@@ -75,10 +77,18 @@ def command(archs: tuple[str, ...], as_json: bool) -> None:
     wanted = [Arch.parse(arch) for arch in archs]
     with tempfile.TemporaryDirectory(prefix="preheat-demo-", ignore_cleanup_errors=True) as place:
         demo = _Demo(Path(place).resolve(), wanted)
-        rows = list(demo.run())
+        rows = []
+        for row in demo.run():
+            print_message(f"  {summary(row, demo.facts)}")
+            rows.append(row)
     if as_json:
-        print_json({**demo.facts, "steps": [row._asdict() for row in rows]})
+        measured = {step: figure._asdict() for step, figure in MEASURED.items()}
+        measured_on = {"gpu": GPU, "date": DATE, "steps": measured}
+        print_json(
+            {**demo.facts, "steps": [row._asdict() for row in rows], "measured_on_a_gpu": measured_on}
+        )
         return
+    click.echo()
     for line in closing(rows, demo.facts):
         click.echo(line)
 
@@ -92,15 +102,46 @@ class Row(NamedTuple):
     note: str
 
 
+def summary(row: Row, facts: Mapping[str, Any]) -> str:
+    """Return the line that is shown when a step has ended."""
+    if _emulated(facts) and row.step in _LAUNCHES:
+        return f"done: {row.what}{f'; {_SAME_BITS}' if row.step == 'replay' else ''}"
+    return f"done in {duration(row.seconds)}: {row.what}; {row.note}"
+
+
 def closing(rows: Iterable[Row], facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the closing table, and the device on which it was measured."""
-    table = [(row.step, row.what, duration(row.seconds), row.note) for row in rows]
-    yield from columns([("STEP", "WHAT", "TIME", "NOTE"), *table], right=(2,))
+    """Yield the lines of the closing table, and the device on which it was measured.
+
+    Without a GPU, the table has the figures that were measured on one. The times of launches on the
+    emulator are left out, because they would mislead.
+    """
     device = facts["device"]
-    ran = f"\nRan on {device['name']}, {device['model']}, {device['arch']}"
-    yield f"{ran}; every result agrees with NumPy in float64, to {facts['error']:.0e} at worst."
-    if device["name"].startswith("emulator"):
-        yield "These are times of the PTX emulator: they say nothing about a GPU."
+    if _emulated(facts):
+        table = [_emulated_row(row) for row in rows]
+        yield from columns([("STEP", "WHAT HAPPENED", "HERE", f"ON AN {GPU} *"), *table], right=(2,))
+        yield ""
+        yield f"* Measured on {DATE}, in benchmarks/results: from the start of a process to the first"
+        yield "  launch of its last kernel, and launches from end to end."
+    else:
+        table = [(row.step, row.what, duration(row.seconds), row.note) for row in rows]
+        yield from columns([("STEP", "WHAT HAPPENED", "TIME", "NOTE"), *table], right=(2,))
+        yield ""
+    yield f"Ran on {device['name']}, {device['model']}, {device['arch']}."
+    yield f"Every result agrees with NumPy in float64, to {facts['error']:.0e} at worst."
+
+
+_LAUNCHES = ("eager", "replay")
+_SAME_BITS = "the same bits"
+
+
+def _emulated(facts: Mapping[str, Any]) -> bool:
+    return str(facts["device"]["name"]).startswith("emulator")
+
+
+def _emulated_row(row: Row) -> tuple[str, str, str, str]:
+    here = "-" if row.step in _LAUNCHES else duration(row.seconds)
+    figure = None if row.what.endswith("refused") else MEASURED.get(row.step)
+    return row.step, row.what, here, "" if figure is None else f"{figure.value} for {figure.what}"
 
 
 class _Demo:
@@ -121,7 +162,7 @@ class _Demo:
         for file in APP.glob("*.*"):
             shutil.copy(file, self.here)
         device = self.facts["device"] = json.loads(self._python("-c", _ASK_DEVICE))
-        print_message(f"On {device['name']}: {device['model']}, {device['arch']}")
+        print_message(f"This demo runs on {device['name']}: {device['model']}, {device['arch']}.")
         self.archs = sorted({*self.archs, Arch.parse(device["arch"])})
         cold = self._cold()
         yield cold
@@ -134,7 +175,7 @@ class _Demo:
     # The steps
 
     def _cold(self) -> Row:
-        _headline(1, "Cold: kernels are compiled into an empty cache")
+        _headline(1, "Cold: the first process compiles its kernels")
         arch = self.facts["device"]["arch"]
         files = sorted(self.here.glob("kernels/*.cu"))
         names = [f"kernels/{file.name}" for file in files]
@@ -142,10 +183,10 @@ class _Demo:
         started = time.perf_counter()
         self._preheat("compile", *names, "--arch", arch, "-o", "build", "--json", show=True)
         seconds = time.perf_counter() - started
-        return Row("cold", f"{count(len(files), 'program')} compiled", seconds, "an empty cache")
+        return Row("cold", f"{count(len(files), 'program')} compiled", seconds, "the cache was empty")
 
     def _hot(self, cold: float) -> Row:
-        _headline(2, "Hot: a new process needs the same kernels")
+        _headline(2, "Hot: a new process asks for the same kernels, and finds them")
         arch = self.facts["device"]["arch"]
         found = json.loads(self._python(_STEPS / "hot.py", "kernels", arch, str(time.monotonic())))
         for name, digest in found["cubins"].items():
@@ -157,12 +198,12 @@ class _Demo:
         _require(not found["compiles"] and not found["processes"], "the new process compiled again")
         self._compare("the new process", found["error"])
         self.facts["hot"] = {name: found[name] for name in ("compiles", "processes")}
-        what = f"the same {len(found['cubins'])} found by a new process"
+        what = f"the same {len(found['cubins'])} found by a new process, 0 compiled"
         seconds = found["seconds"]
-        return Row("hot", what, seconds, f"{cold / seconds:,.0f} x; no compiler was started")
+        return Row("hot", what, seconds, f"{cold / seconds:,.0f} x as fast; no compiler was started")
 
     def _replayed(self) -> Iterator[Row]:
-        _headline(3, "Graphs: the same launches one by one, and as a replayed graph")
+        _headline(3, "Graphs: a step of many launches is captured, and replayed with one call")
         found = json.loads(self._python(_STEPS / "replay.py", "kernels/stencil.cu"))
         self._compare("the replayed graph", found["error"])
         _require(
@@ -172,11 +213,11 @@ class _Demo:
         yield Row(
             "eager", f"{found['launches']} launches, one by one", eager, "until the last has completed"
         )
-        note = f"{eager / replay:.1f} x; captured in {duration(found['capture'])}; the same bits"
-        yield Row("replay", "the same as one graph", replay, note)
+        note = f"{eager / replay:.1f} x as fast; captured in {duration(found['capture'])}; {_SAME_BITS}"
+        yield Row("replay", "the same launches as one graph", replay, note)
 
     def _recorded(self) -> Row:
-        _headline(4, "Record: an application runs, and the kernels it needs are recorded")
+        _headline(4, "Record: a server runs once, and preheat notes the kernels that it needs")
         print_message("  $ preheat record -o kernels.toml -- python server.py")
         started = time.perf_counter()
         server_py = (self._interpreter, "server.py")
@@ -186,11 +227,11 @@ class _Demo:
         self._compare("server.py", server["error"])
         self.facts["cold_ready"] = server["ready"]
         keys = sum(len(graph.keys) for graph in recorded.graphs)
-        what = f"server.py: {count(len(recorded.programs), 'program')}, {count(keys, 'graph')}"
+        what = f"server.py has {count(len(recorded.programs), 'program')} and {count(keys, 'graph')}"
         return Row("record", what, seconds, f"{server['compiles']:.0f} compiled, into kernels.toml")
 
     def _baked(self) -> Row:
-        _headline(5, "Bake: the recorded kernels are compiled ahead of time, also for other GPUs")
+        _headline(5, "Bake: they are compiled ahead of time, for GPUs that this machine does not have")
         words = [word for arch in self.archs for word in ("--arch", str(arch))]
         print_message(f"  $ preheat bake kernels.toml {' '.join(words)} -o kernels.heat")
         bake = ("bake", "kernels.toml", *words, "-o", "kernels.heat", "--json")
@@ -198,12 +239,12 @@ class _Demo:
         baked = json.loads(self._preheat(*bake, show=True))
         seconds = time.perf_counter() - started
         made = sum(row["source"] == "compiler" for row in baked["baked"])
-        what = f"kernels.toml for {', '.join(map(str, self.archs))}"
+        what = f"one file for {', '.join(map(str, self.archs))}"
         note = f"{made} compiled, {len(baked['baked']) - made} found; {size(baked['bytes'])}"
         return Row("bake", what, seconds, note)
 
     def _sealed(self) -> Iterator[Row]:
-        _headline(6, "Sealed: only the application and its bundle, where nothing can be compiled")
+        _headline(6, "Sealed: the server starts from that file, on a machine without a compiler")
         self._move()
         reach = self.facts["in_reach"] = json.loads(self._python("-c", _ASK_COMPILERS))
         self._env |= {"PREHEAT_BUNDLE": "kernels.heat", "PREHEAT_SEALED": "1"}
@@ -214,9 +255,11 @@ class _Demo:
         self._compare("server.py, sealed", server["error"])
         _require(server["compiles"] == 0, "the sealed server.py compiled")
         known = [f"{path} was not used" for path in reach["compilers"]] or ["no compiler was found"]
-        cold = duration(self.facts["cold_ready"])
-        note = f"ready in {duration(server['ready'])}, cold in {cold}; 0 compiled; {known[0]}"
-        yield Row("sealed", "server.py from the bundle alone", seconds, note)
+        note = known[0]
+        if not _emulated(self.facts):
+            cold = duration(self.facts["cold_ready"])
+            note = f"ready in {duration(server['ready'])}, cold in {cold}; {note}"
+        yield Row("sealed", "server.py from the bundle alone, 0 compiled", seconds, note)
         yield self._refused()
 
     def _move(self) -> None:
@@ -241,7 +284,7 @@ class _Demo:
         self.facts["refusal"] = message.strip()
         for line in f"{name}{message.strip()}".splitlines():
             print_message(f"  {line}")
-        return Row("sealed", "server.py --width 96", seconds, "SealedError: it was not baked")
+        return Row("sealed", "server.py --width 96 refused", seconds, "SealedError: it was not baked")
 
     # Running commands
 

@@ -109,3 +109,12 @@ def test_an_extension_and_the_operator_compute_the_same_on_a_gpu(name: str, tmp_
     env = {"CUDA_VISIBLE_DEVICES": "0", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
     ran = made.python(name, **env).ok()
     assert ran.out.splitlines()[-2:] == ["[[0.0, 0.5, 0.0], [2.5, 0.0, 2.0]]", "torch.float64"]
+
+
+@pytest.mark.parametrize("device", ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_example_of_an_operator_agrees_with_torch(device: str, tmp_path: Path) -> None:
+    made = Application(tmp_path / "app")
+    example = ROOT / "examples" / "torch_operator.py"
+    hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    shown = made.python(str(example), PREHEAT_DEVICE=device, **hidden).ok().out
+    assert [line.split()[-1] for line in shown.splitlines()] == ["True", "True", "True"]

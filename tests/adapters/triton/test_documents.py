@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from tests.adapters.triton.world import STANDIN, World
 from tests.stories import run_page
-from tests.test_docs import TRITON_PAGES
+from tests.test_docs import ROOT, TRITON_PAGES
 
 pytest.importorskip("triton", reason="Triton is installed by `make test-adapters`")
 
@@ -34,3 +36,14 @@ def test_a_page_does_what_it_shows(page: Path, world: World) -> None:
     place = world.root / "server"
     place.mkdir()
     assert run_page(page, place, environment(world)) >= 3
+
+
+def test_the_example_of_a_server_does_what_its_script_says(world: World) -> None:
+    """The stand-in for the driver takes the launches, so that no GPU is needed."""
+    place = world.root / "server"
+    shutil.copytree(ROOT / "examples" / "triton_server", place)
+    env = environment(world)
+    ran = subprocess.run(["sh", "run.sh"], cwd=place, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[0] == "served 4096 1000"
+    assert ran.stdout.splitlines()[-1] == "served 4096 1000 1 33 8191"

@@ -1,0 +1,19 @@
+#!/bin/sh
+# A Triton server that starts without compiling. Run it where Triton, torch and a GPU are.
+set -e
+
+# 1. Record a run. The server is not changed: preheat notes the kernels that Triton compiles.
+preheat record -o kernels.toml -- python serve.py 4096 1000
+
+# 2. A size that is odd, or 1, is another variant for Triton. This line lets weaker variants, which
+#    assume less about the sizes, serve requests that nobody recorded.
+sed -i 's/^name = "kernels:scale"$/&\ncoverage = "weak"/' kernels.toml
+
+# 3. Bake on any machine. It needs no GPU, and --arch may be repeated.
+preheat bake kernels.toml --arch sm_90 -o kernels.heat
+
+# 4. Check that the bundle has everything that the manifest lists.
+preheat check kernels.toml --arch sm_90 --bundle kernels.heat
+
+# 5. Start sealed: nothing is compiled, also for sizes that were not recorded.
+preheat run --bundle kernels.heat --sealed -- python serve.py 4096 1000 1 33 8191
