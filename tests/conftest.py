@@ -334,9 +334,9 @@ def _no_gpu() -> str | None:
 
 #: The files whose tests take longest, which run first: at the end of a run no core waits for one.
 LONGEST_FILES = [
+    "test_stories.py",
     "corpus/test_corpus.py",
     "kernels/test_archs.py",
-    "test_docs.py",
     "kernels/test_gemm.py",
     "kernels/test_plans.py",
     "kernels/test_rms_norm.py",
@@ -353,6 +353,9 @@ LONGEST_FILES = [
     "toolchain/test_worker.py",
     "test_wheel.py",
     "ahead/test_bake.py",
+    "remote/test_hosts.py",
+    "torture/test_remote_faults.py",
+    "test_pytest_plugin.py",
 ]
 
 
