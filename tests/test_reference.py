@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -111,3 +112,16 @@ def test_the_page_on_events_lists_every_event_with_its_fields() -> None:
         fields = re.search(r"\[(.*)\]$", text)
         assert fields is not None
         assert listed[name] == fields[1].split(", "), name
+
+
+# Commands
+
+
+def test_the_page_on_commands_has_the_help_of_every_command() -> None:
+    """`make pictures` writes the page."""
+    spec = importlib.util.spec_from_file_location("cli_reference", ROOT / "docs" / "cli_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.reference()
