@@ -16,8 +16,8 @@ _WIDTH = 100
 _HEAD = """\
 # Command line
 
-Every command prints its data to standard output and its messages to standard error. `--json` prints the data as JSON. This
-page has the help of every command, with its examples and its exit status.
+Every command prints its data to standard output and its messages to standard error. `--json` prints the
+data as JSON. This page has the help of every command, with its examples and its exit status.
 """
 
 

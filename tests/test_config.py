@@ -113,3 +113,18 @@ def test_values_that_are_far_too_large_are_refused_in_few_words(
 )
 def test_large_values_are_taken(name: str, value: str) -> None:
     assert int(value) in vars(Config.from_env({name: value})).values()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("redis://:top secret@127.0.0.1:6379/0", "redis://…"),
+        ("default:secret@127.0.0.1:6379", "…"),
+        ("s3://bucket secret", "s3://…"),
+    ],
+)
+def test_a_value_that_is_no_url_is_shown_by_its_scheme_alone(value: str, shown: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_env({"PREHEAT_REMOTE": value})
+    assert f"PREHEAT_REMOTE={shown!r}" in str(caught.value)
+    assert "secret" not in f"{caught.value!r} {caught.value.__dict__}"

@@ -23,7 +23,7 @@ __all__ = [
     "environ",
     "node_local_lock_dirs",
     "set_default_variable",
-    "without_credentials",
+    "shown_url",
 ]
 
 _MOST_SECONDS = 1_000_000_000  # Thirty years: more is a typing error.
@@ -142,13 +142,13 @@ def urls(name: str, text: str) -> tuple[str, ...]:
     """Parse URLs with white space between them. What they mean is checked when they are used."""
     found = tuple(text.split())
     if not all(re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url) for url in found):
-        raise ConfigError(name, without_credentials(text), "a URL, such as s3://bucket/kernels")
+        raise ConfigError(name, shown_url(text), "a URL, such as s3://bucket/kernels")
     return found
 
 
-def without_credentials(text: str) -> str:
-    """Return URLs without the user and the password in them."""
-    return re.sub(r"(?<=://)[^\s]*@", "…@", text)
+def shown_url(text: str) -> str:
+    """Return the part of an invalid URL that cannot have a password in it: its scheme."""
+    return f"{match[0]}…" if (match := re.match(r"[a-z][a-z0-9+]{0,11}://", text.strip())) else "…"
 
 
 def positive_seconds(name: str, text: str) -> float:
@@ -265,7 +265,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_REMOTE_UNSIGNED",
         boolean,
         "off",
-        "If on, entries of a shared store are used even if no trusted key has signed them.",
+        "If on, entries of a shared store are used even if no trusted key has signed "
+        "them, and none is signed.",
     ),
     Variable(
         "PREHEAT_SIGNING_KEY",

@@ -36,6 +36,7 @@ __all__ = [
     "SigningKey",
     "UntrustedError",
     "load_public",
+    "require_absent",
 ]
 
 AnyPath = str | os.PathLike[str]
@@ -74,6 +75,10 @@ class PublicKey:
         """Return the key as a PEM block, the form of a file of public keys."""
         return str(_ed25519().public_pem(self.raw))
 
+    def save(self, path: AnyPath, *, comment: str) -> None:
+        """Write a new file of public keys; `KeyFileError` when there is a file."""
+        _save_new(path, f"{comment}\n{self.pem()}", 0o644)
+
     def __repr__(self) -> str:
         return f"<PublicKey {self.id.hex()}>"
 
@@ -104,14 +109,7 @@ class SigningKey:
 
     def save(self, path: AnyPath) -> None:
         """Write a new file that only this user can read; `KeyFileError` when there is a file."""
-        pem = str(_ed25519().private_pem(self.seed)).encode()
-        try:
-            _write_new(path, pem)
-        except FileExistsError:
-            why = "it exists, and a key is never overwritten"
-            raise KeyFileError(path, why, hint="name a file that does not exist") from None
-        except OSError as fault:
-            raise KeyFileError(path, f"it cannot be written: {fault.strerror or fault}") from fault
+        _save_new(path, str(_ed25519().private_pem(self.seed)), 0o600)
 
     @property
     def id(self) -> bytes:
@@ -190,6 +188,12 @@ def load_public(path: AnyPath) -> tuple[PublicKey, ...]:
     if [kind for kind, _ in _blocks(path, text)] == [_PRIVATE]:
         return (SigningKey.load(path).public,)
     return _read_public(path)
+
+
+def require_absent(path: AnyPath) -> None:
+    """Raise `KeyFileError` when there is a file: a key is never overwritten."""
+    if os.path.lexists(path):
+        raise _exists(path)
 
 
 def _message(context: str, parts: Iterable[bytes | memoryview]) -> bytes:
@@ -279,9 +283,23 @@ def _parsed(path: AnyPath, parse: Callable[[str], bytes], block: str) -> bytes:
         raise KeyFileError(path, f"a key in it cannot be used: {bad}") from None
 
 
-def _write_new(path: AnyPath, data: bytes) -> None:
+def _save_new(path: AnyPath, text: str, mode: int) -> None:
+    try:
+        _write_new(path, text.encode(), mode)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError as fault:
+        raise KeyFileError(path, f"it cannot be written: {fault.strerror or fault}") from fault
+
+
+def _exists(path: AnyPath) -> KeyFileError:
+    why = "it exists, and a key is never overwritten"
+    return KeyFileError(path, why, hint="name a file that does not exist")
+
+
+def _write_new(path: AnyPath, data: bytes, mode: int) -> None:
     """Create a file, and remove it again when it cannot be written."""
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as file:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
         try:
             os.write(file, data)
             os.fsync(file)

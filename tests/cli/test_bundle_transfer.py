@@ -61,3 +61,31 @@ def test_what_cannot_be_transferred_is_an_error(cli: Cli, url: str, bundle: byte
         assert cli("bundle", *arguments).code == 2
     Path("kernels.heat").write_bytes(bundle[:-1])
     assert cli("bundle", "push", "kernels.heat", url).code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("push", "redis://:secret@127.0.0.1:1/0", "kernels.heat"),
+        ("pull", "file:///shared", "redis://:secret@127.0.0.1:1/0", "-o", "copy.heat"),
+        ("pull", "file:///shared", f"sha256:{'0' * 64}", "-o", "redis://:secret@127.0.0.1:1/0"),
+        ("ls", "redis://:secret@127.0.0.1:1/0"),
+        ("verify", "redis://:secret@127.0.0.1:1/0@sha256:12"),
+        ("merge", "kernels.heat", "-o", "redis://:secret@127.0.0.1:1/0"),
+    ],
+)
+@pytest.mark.usefixtures("bundle")
+def test_a_url_in_the_place_of_a_file_is_refused_without_its_password(
+    cli: Cli, arguments: tuple[str, ...]
+) -> None:
+    ran = cli("bundle", *arguments)
+    assert ran.code == 2
+    assert "redis://… is " in ran.err
+    assert "secret" not in ran.out + ran.err
+
+
+@pytest.mark.usefixtures("bundle")
+def test_an_error_names_the_server_once(cli: Cli) -> None:
+    ran = cli("bundle", "push", "kernels.heat", "redis://:secret@127.0.0.1:1/0")
+    assert ran.code == 1
+    assert ran.err == "error: redis://127.0.0.1:1/0: Connection refused\n"

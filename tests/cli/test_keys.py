@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from preheat.ahead.bundles import sign
 from preheat.cache.bundle import Bundle, write
 from preheat.config import Config
 from preheat.signing import Keyring, SigningKey, load_public
@@ -69,6 +70,32 @@ def test_a_key_is_not_overwritten(cli: Cli) -> None:
     assert Path("signing.pem").read_bytes() == before
 
 
+def test_the_public_key_of_a_new_key_is_written_to_a_file(cli: Cli) -> None:
+    ran = cli("keys", "new", "signing.pem", "--public", "trusted.pem")
+    made = SigningKey.load("signing.pem")
+    assert (ran.code, ran.out) == (0, "")
+    assert f"PREHEAT_TRUSTED_KEYS={Path('trusted.pem').absolute()}" in ran.err
+    written = Path("trusted.pem").read_text()
+    assert written == f"# preheat key {made.id.hex()}, from signing.pem\n{made.public.pem()}"
+    assert Keyring.load(["trusted.pem"]).keys == (made.public,)
+    (row,) = cli("keys", "new", "other.pem", "--public", "other.pub", "--json").json()
+    assert row["public"] in Path("other.pub").read_text()
+
+
+def test_neither_file_of_a_new_key_is_overwritten(cli: Cli) -> None:
+    cli("keys", "new", "signing.pem", "--public", "trusted.pem")
+    before = {name: Path(name).read_bytes() for name in ("signing.pem", "trusted.pem")}
+    for private, public, named in (
+        ("signing.pem", "new.pem", "signing.pem"),
+        ("new.pem", "trusted.pem", "trusted.pem"),
+    ):
+        ran = cli("keys", "new", private, "--public", public)
+        assert ran.code == 2
+        assert f"key file {named}: it exists" in ran.err
+        assert not Path("new.pem").exists()
+    assert {name: Path(name).read_bytes() for name in before} == before
+
+
 def test_what_show_prints_is_a_file_of_all_keys(cli: Cli) -> None:
     cli("keys", "new", "old.pem")
     Path("new.pub").write_text(cli("keys", "new", "new.pem").out)
@@ -111,7 +138,7 @@ def test_a_file_without_keys_is_named(cli: Cli, content: str | None, reason: str
 def test_keys_without_a_command_shows_the_help(cli: Cli) -> None:
     ran = cli("keys", "--help")
     assert ran.code == 0
-    assert "preheat keys new signing.pem > trusted.pem" in ran.out
+    assert "preheat keys new signing.pem --public trusted.pem" in ran.out
 
 
 # Signed bundles
@@ -152,6 +179,61 @@ def test_bake_and_merge_sign(cli: Cli, key: SigningKey) -> None:
         assert Bundle.open(file).require_signature(Keyring((key.public,))) == key.id
     assert cli("bundle", "merge", "k.heat", "-o", "plain.heat").code == 0
     assert Bundle.open("plain.heat").signature is None
+
+
+def signed_by_another(file: str) -> str:
+    """Write a bundle that a key signed which is not trusted; return the id of the key."""
+    evil = SigningKey.new()
+    sign(Bundle.open(bundle(file, promise(cubin=b"evil"))), evil)
+    return evil.id.hex()
+
+
+@pytest.mark.usefixtures("key")
+@pytest.mark.parametrize(
+    "command", [("sign", "evil.heat"), ("merge", "evil.heat", "-o", "out.heat", "--sign")]
+)
+def test_what_an_untrusted_key_has_signed_is_not_signed_again(
+    cli: Cli, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = signed_by_another("evil.heat")
+    before = Path("evil.heat").read_bytes()
+    for required in ("0", "1"):
+        monkeypatch.setenv("PREHEAT_REQUIRE_SIGNED", required)
+        ran = cli("bundle", *command)
+        assert ran.code == 2
+        assert f"it is signed by key {evil}, which is not trusted" in ran.err
+    assert Path("evil.heat").read_bytes() == before
+    assert not Path("out.heat").exists()
+    pinned = [f"{each}@sha256:{pin_of(each)}" if each == "evil.heat" else each for each in command]
+    assert cli("bundle", *pinned).code == 0
+
+
+@pytest.mark.usefixtures("key")
+def test_merge_takes_only_signed_bundles_where_signatures_are_required(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = bundle("k.heat", promise())
+    monkeypatch.setenv("PREHEAT_REQUIRE_SIGNED", "1")
+    for more in ((), ("--sign",)):
+        ran = cli("bundle", "merge", file, "-o", "out.heat", *more)
+        assert ran.code == 2
+        assert "it is not signed" in ran.err
+    assert cli("bundle", "sign", file).code == 0  # It is the command for a bundle without a signature.
+    assert cli("bundle", "merge", file, "-o", "out.heat", "--sign").code == 0
+
+
+def test_entries_are_compared_with_the_signature_before_they_are_signed_again(
+    cli: Cli, key: SigningKey
+) -> None:
+    file = bundle("k.heat", promise(cubin=b"good"))
+    cli("bundle", "sign", file)
+    signature = Bundle.open(file).signature
+    write(file, promise(cubin=b"evil").encode(), {**Bundle.open(file).meta, "signature": signature})
+    assert key.id.hex() in cli("bundle", "ls", file).out
+    for command in (("sign", file), ("merge", file, "-o", "out.heat", "--sign")):
+        ran = cli("bundle", *command)
+        assert ran.code == 2
+        assert "another entry than was signed or pinned" in ran.err
 
 
 def test_verify_reports_the_signature(

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from preheat.cache import DiskTier
+from preheat.cache.remote import envelope
 from preheat.events import Events
+from preheat.signing import SigningKey
 from tests.command import Cli, command_line
 from tests.conftest import SAXPY
 from tests.processes import start_python, wait_for
@@ -111,6 +113,30 @@ def test_a_bundle_fills_a_cache_and_another_bundle(
     monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "other"))
     ran = filled("compile", "saxpy.cu", "--arch", "sm_90")
     assert ran.err.strip() == "0 programs compiled, 1 found in the cache"
+
+
+def test_a_hit_in_the_second_store_says_so(
+    filled: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = f"file://{tmp_path}/near", f"file://{tmp_path}/far"
+    assert filled("cache", "sync", "cache", far).code == 0
+    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setenv("PREHEAT_REMOTE", f"{near} {far}")
+    assert "found in shared store 2, " in filled("compile", "saxpy.cu", "--arch", "sm_90").out
+
+
+def test_a_process_that_accepts_unsigned_entries_copies_them_without_a_signature(
+    stored: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stored("cache", "sync", "cache", f"file://{tmp_path}/theirs").code == 0
+    SigningKey.new().save(tmp_path / "signing.pem")
+    monkeypatch.setenv("PREHEAT_SIGNING_KEY", str(tmp_path / "signing.pem"))
+    copy = ("cache", "sync", f"file://{tmp_path}/theirs", f"file://{tmp_path}/ours")
+    assert stored(*copy).code == 1  # No entry is signed, and none is copied.
+    monkeypatch.setenv("PREHEAT_REMOTE_UNSIGNED", "1")
+    assert stored(*copy).code == 0
+    copied = [path for path in (tmp_path / "ours").rglob("*") if path.is_file()]
+    assert [envelope.key_id(path.read_bytes()) for path in copied] == [None] * 3
 
 
 @pytest.mark.parametrize(

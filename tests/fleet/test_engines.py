@@ -57,9 +57,12 @@ def work(job):
     return job
 
 def submit(executor, job):
+    slots.append(executor.slots())
     return executor.submit(work, job)
 
+slots = []
 ended = dict(run_on_executor(fleet(sys.argv[1]), range(8), submit))
+ended["slots"] = max(slots)
 print(json.dumps({job: got if type(got) is int else repr(got) for job, got in ended.items()}))
 """
 SCHEDULER = """
@@ -71,6 +74,18 @@ loopback = {"host": "127.0.0.1", "dashboard_address": None}
 with LocalCluster(n_workers=2, threads_per_worker=2, **loopback) as cluster:
     address = cluster.scheduler_address.replace("tcp://", "dask://")
     print(bake(sys.argv[1], executor=address, output=sys.argv[2]).ok)
+"""
+
+
+NO_WORKERS = """
+import json
+from distributed import LocalCluster
+from preheat.ahead.fleets import fleet
+
+with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=None) as cluster:
+    executor = fleet(cluster.scheduler_address.replace("tcp://", "dask://"))()
+    print(json.dumps(executor.slots()))
+    executor.shutdown()
 """
 
 
@@ -131,8 +146,14 @@ def test_a_worker_that_is_killed_loses_nothing(
     assert (tmp_path / "here.heat").read_bytes() == (tmp_path / "there.heat").read_bytes()
 
 
+def test_a_cluster_without_workers_can_run_none() -> None:
+    require("dask")
+    assert expect(NO_WORKERS, env=QUIET) == 0
+
+
 def test_a_job_that_ends_its_workers_fails_and_the_others_end(engine: str) -> None:
     told = expect(POISON, f"{engine}://local", env=QUIET)
+    assert told.pop("slots") > 0
     error = told.pop("3")
     assert told == {str(job): job for job in range(8) if job != 3}
     assert error.startswith("LostJobError('3 was not baked: ")

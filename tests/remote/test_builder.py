@@ -406,6 +406,22 @@ def test_signed_entries_need_the_keys_of_both_sides(fleet: Fleet, tmp_path: Path
     assert len(fleet.recorder.named("untrusted")) == 1
 
 
+def test_a_process_that_accepts_unsigned_entries_signs_none(fleet: Fleet, tmp_path: Path) -> None:
+    SigningKey.new().save(tmp_path / "signing")
+    place = tmp_path / "include"
+    write_header(place, 2)
+    stranger = fleet.machine(1)
+    stranger.build(including(place), "sm_90")
+    stranger.cache.close()
+    writer = fleet.machine(2, signing_key=tmp_path / "signing")
+    write_header(place, 3)
+    writer.build(including(place), "sm_90")  # Its header list is merged with that of the stranger.
+    writer.build(PLAIN, "sm_90")
+    writer.cache.close()
+    assert len(fleet.engine.objects) == 4
+    assert {envelope.key_id(data) for data in fleet.engine.objects.values()} == {None}
+
+
 def test_a_directory_needs_no_keys_while_only_this_user_can_write_it(
     config: Config, open_builder: Callable[..., Builder], recorder: Recorder, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import Engine
 from preheat.cache.remote.names import entry_name
+from preheat.cache.remote.verify import verify
 from preheat.cli import doctor
 from preheat.signing import SigningKey
 from tests.cache.entries import blob_of, digest_of
@@ -105,6 +106,24 @@ def test_doctor_reports_a_store_that_is_refused_and_one_that_is_dead(
     assert "secret" not in cli("doctor").out
 
 
+def test_doctor_shows_urls_without_passwords(
+    cli: Cli, use: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.cli.doctor._test_compiles", lambda _: [])
+    use("redis://:secret", "redis://:secret@127.0.0.1:1/0")
+    rows = {row["what"]: row["detail"] for row in cli("doctor", "--json").json()}
+    assert rows["PREHEAT_REMOTE"] == "redis://… redis://127.0.0.1:1/0"
+    for value in ("redis://:top secret@127.0.0.1:1/0", "default:secret@127.0.0.1:1"):
+        use(value)
+        assert "secret" not in cli("doctor").out
+
+
+def test_doctor_names_a_dead_store_once(cli: Cli, use: Callable[..., None]) -> None:
+    use("redis://127.0.0.1:1/0", unsigned=True)
+    (found,) = store_lines(cli)
+    assert found["detail"].count("redis://127.0.0.1:1/0") == 1
+
+
 def test_doctor_reports_a_malformed_url(cli: Cli, use: Callable[..., None]) -> None:
     use("s3://")
     (found,) = store_lines(cli)
@@ -180,6 +199,8 @@ def test_verify_accepts_unsigned_objects_where_they_are_used(
     store.open().write(entry_name(digest_of(1)), envelope.wrap(digest_of(1), blob_of(1), None))
     use(store.url(), unsigned=True)
     assert cli("cache", "verify", "--remote").code == 0
+    names = [entry_name(digest_of(1))]
+    assert [each.verdict for each in verify(store.open(), names, None)] == ["ok"]
 
 
 def test_verify_says_what_is_missing(cli: Cli, use: Callable[..., None]) -> None:

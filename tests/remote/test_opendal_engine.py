@@ -99,7 +99,8 @@ def test_a_region_that_is_missing_is_an_error_of_the_store(monkeypatch: pytest.M
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     error = fault(lambda: open_engine(parse_remote("s3://bucket"), timeout=60))
-    assert "region is missing" in str(error)
+    assert "region is missing: add ?region=NAME to the URL" in str(error)
+    assert "detect_region" not in str(error)
 
 
 def test_other_threads_run_while_a_list_waits(

@@ -153,3 +153,11 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     (folder / "certificate.pem").write_bytes(made.public_bytes(pem))
     (folder / "key.pem").write_bytes(secret)
     return folder / "certificate.pem", folder / "key.pem"
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_name_that_cannot_exist_is_named_as_the_reason(open_url: Open, host: str) -> None:
+    engine = open_url(f"redis://{host}/0")
+    error = fault(lambda: engine.read(NAME))
+    assert str(error) == f"redis://{host}/0: its host name is invalid"
+    assert not error.retryable

@@ -110,6 +110,11 @@ def test_counters_of_another_release_are_kept() -> None:
     assert found["preheat_other_total", (("counter", "teleports.disk"),)] == 3
 
 
+def test_a_counter_with_too_few_labels_is_kept() -> None:
+    found = parsed(exposition(counter_families({"requests.x": 3})))
+    assert found["preheat_other_total", (("counter", "requests.x"),)] == 3
+
+
 @given(st.text(), st.text(st.characters(codec="utf-8")), st.floats(0, 1e18))
 def test_any_label_and_any_help_survive(label: str, help: str, value: float) -> None:
     family = Family("preheat_test_total", "counter", help, (Sample(value, (("label", label),)),))

@@ -18,8 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from preheat.config import Address, Config
 from preheat.errors import ConfigError
+from preheat.events import Events
 from preheat.telemetry import server as server_module
-from preheat.telemetry.server import MetricsServer
+from preheat.telemetry.server import MetricsServer, serve
+from tests.conftest import Recorder
 from tests.processes import expect_success, read_line, start_python, wait_for, write_line
 
 BOTH = "# the page\npreheat_loads_total 1\n"
@@ -262,6 +264,32 @@ def test_a_taken_port_is_one_event(tmp_path: Path, server: MetricsServer) -> Non
     assert process.returncode == 0
     assert err.count("metrics: cannot listen on 127.0.0.1:") == 1
     assert get(server.port) == BOTH
+
+
+@pytest.mark.parametrize("host", ["..", "a" * 64])
+def test_an_address_that_cannot_be_used_is_one_event(
+    host: str, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_decided", False)
+    recorder.forgive = True
+    for _ in range(2):
+        serve(Address(host, 9000), events)
+    assert [fields["verb"] for fields in recorder.named("fault")] == [f"listen on {host}:9000"]
+
+
+def test_a_process_that_can_start_no_thread_gets_an_event_and_keeps_no_socket(
+    events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(server_module, "_decided", False)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    recorder.forgive = True
+    port = free_port()
+    serve(Address("127.0.0.1", port), events)
+    assert len(recorder.named("fault")) == 1
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 FORKING = """

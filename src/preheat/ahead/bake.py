@@ -25,6 +25,7 @@ from preheat.cache.bundle import write
 from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError
+from preheat.events import logged_events
 
 if TYPE_CHECKING:  # The import takes milliseconds in every process.
     from concurrent.futures import Executor
@@ -135,7 +136,8 @@ def bake(
     if executor is not None:
         from preheat.ahead.bake_elsewhere import bake_elsewhere
 
-        todo = bake_elsewhere(todo, config, executor, on_start, results.add)
+        events = logged_events() if builder is None else builder.events
+        todo = bake_elsewhere(todo, config, events, executor, on_start, results.add)
     _run_here(
         [job for job in todo if isinstance(job, Job)], builder, config, jobs, on_start, results.add
     )

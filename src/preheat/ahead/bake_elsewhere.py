@@ -8,11 +8,13 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor
 
 from preheat.ahead.executor_run import run_on_executor
 from preheat.ahead.fleets import fleet
+from preheat.ahead.fleets.watch import FleetWatch
 from preheat.ahead.foreign import BakedForeign, ForeignJob
 from preheat.ahead.jobs import Job, Output
 from preheat.ahead.workers import HEADERS_HINT, Answer, header_difference, submit
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError, ToolchainError
+from preheat.events import Events
 from preheat.toolchain.evidence import Memo
 
 __all__ = ["bake_elsewhere"]
@@ -24,6 +26,7 @@ Result = Output | BakedForeign | PreheatError
 def bake_elsewhere(
     todo: Sequence[AnyJob],
     config: Config,
+    events: Events,
     executor: Executor | Callable[[], Executor] | str,
     on_start: Callable[[AnyJob], None] | None,
     on_done: Callable[[AnyJob, Result], None],
@@ -31,12 +34,14 @@ def bake_elsewhere(
     """Run jobs on an executor, the longest first, and return those that have to run in this process.
 
     The latter are requests of other libraries that cannot be made again: their entries are copied from
-    the cache of this machine.
+    the cache of this machine. A fleet that has no worker is a `fault` event.
     """
     used = fleet(executor) if isinstance(executor, str) else executor
     sent = sorted(filter(_can_travel, todo), key=lambda job: -job.estimate)
     memo = Memo()
-    for job, outcome in run_on_executor(used, sent, functools.partial(submit, config), on_start):
+    hand_over = functools.partial(submit, config)
+    watch = FleetWatch(str(executor), events)
+    for job, outcome in run_on_executor(used, sent, hand_over, on_start, watch):
         on_done(job, _result(job, outcome, memo))
     return [job for job in todo if not _can_travel(job)]
 

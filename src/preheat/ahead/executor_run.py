@@ -56,14 +56,16 @@ def run_on_executor(
     todo: Sequence[J],
     submit: Callable[[Executor, J], Future[R]],
     on_start: Callable[[J], None] | None = None,
+    on_wait: Callable[[Executor], None] | None = None,
 ) -> Iterator[tuple[J, R | BaseException]]:
     """Run all jobs, and yield each when it ends, with its result or its error.
 
     `submit` hands one job to the executor. A function in the place of an executor makes one; such an
     executor is replaced when it breaks, and it is shut down in the end. An end of the iteration cancels
-    what has not started. `on_start` is called in this thread, at the latest when the job ends.
+    what has not started. `on_start` is called in this thread, at the latest when the job ends. While no
+    job ends, `on_wait` is called again and again.
     """
-    yield from _Run(executor, todo, submit, on_start).results()
+    yield from _Run(executor, todo, submit, on_start, on_wait).results()
 
 
 class _Run(Generic[J, R]):
@@ -73,12 +75,14 @@ class _Run(Generic[J, R]):
         todo: Sequence[J],
         submit: Callable[[Executor, J], Future[R]],
         on_start: Callable[[J], None] | None,
+        on_wait: Callable[[Executor], None] | None,
     ) -> None:
         self._make = None if isinstance(executor, Executor) else executor
         self._executor = executor if isinstance(executor, Executor) else executor()
         self._todo = todo
         self._hand_over = submit
         self._on_start = on_start
+        self._on_wait = on_wait
         self._open: dict[int, Future[R]] = {}  # by the index of the job, in the order of submission
         self._ended: SimpleQueue[tuple[int, Future[R]]] = SimpleQueue()
         self._queued = deque(range(len(todo)))  # jobs whose start was not seen
@@ -119,6 +123,8 @@ class _Run(Generic[J, R]):
             try:
                 index, future = self._ended.get(timeout=_POLL)
             except Empty:
+                if self._on_wait is not None:
+                    self._on_wait(self._executor)
                 continue
             if self._open.get(index) is future:  # Else it belongs to an executor that was replaced.
                 del self._open[index]
@@ -176,7 +182,7 @@ class _Run(Generic[J, R]):
     def _recover(self, first: int) -> None:
         """Submit the jobs of a broken executor again, except those that may have run when it broke.
 
-        An executor starts jobs in their order, and hands one more to its workers than these run.
+        An executor starts jobs in their order. It gives its workers one job more than they run.
         """
         unfinished = [index for index, future in self._open.items() if not _finished(future)]
         for index in unfinished:

@@ -63,8 +63,8 @@ class Shard:
         """Return the jobs of this shard, in their order.
 
         All shards together have every job once. Which shard has a job depends on the set of jobs and
-        on their estimates alone, so that machines agree. The sums of the estimates are close: no shard
-        has more than another by more than its shortest job. Jobs of one request are in one shard.
+        on their estimates alone, so that machines agree. Jobs of one request are in one shard. The
+        estimates of a shard add up to more than those of another one by its shortest request at most.
         """
         jobs = list(jobs)
         requests: dict[str, list[int]] = {}

@@ -18,6 +18,6 @@ def expose_counters(config: Config, events: Events) -> None:
         serve(config.metrics, events)
     if config.otel:
         with no_fork:
-            from preheat.telemetry.otel import install
+            from preheat.telemetry.otel import report
 
-        install()
+        report(events)

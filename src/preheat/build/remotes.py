@@ -94,7 +94,13 @@ def _open(remote: Remote, timeout: float) -> Engine:
 
 
 def _read_keys(remote: Remote, config: Config) -> Keys:
-    """Read the keys. Without any, a directory that only this user can write needs none."""
+    """Read the keys. Without any, a directory that only this user can write needs none.
+
+    A process that accepts unsigned entries signs none. Its signature would make others trust what
+    nobody has verified: it copies entries between stores, and it merges header lists.
+    """
+    if config.remote_unsigned:
+        return Keys()
     with no_fork:
         from preheat import signing
 
@@ -102,9 +108,8 @@ def _read_keys(remote: Remote, config: Config) -> Keys:
         keys = signing.Keys.of(config)
         if not unsigned_accepted(remote, config):
             return Keys(keys.trusted, keys.signing)
-        if not config.remote_unsigned:
-            _require_private(Path(remote.path), trust=config.trust_cache_dir)
-        return Keys(None, keys.signing)
+        _require_private(Path(remote.path), trust=config.trust_cache_dir)
+        return Keys()
     except PreheatError as error:
         raise RemoteError(_with_hint(error)) from None
 

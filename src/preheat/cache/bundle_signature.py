@@ -53,7 +53,7 @@ class BundleSignature(NamedTuple):
     def verify(self, signers: Verifier, meta: Mapping[str, Any], digests: bytes) -> None:
         """Raise `UntrustedError` unless one of `signers` has signed this meta part and the entries."""
         if len(self.hashes) != len(digests):
-            raise UntrustedError("its signature is one of another number of entries")
+            raise UntrustedError("its signature covers another number of entries")
         signers.verify(self.key_id, self.value, CONTEXT, _signed(meta, digests, self.hashes))
 
 

@@ -12,16 +12,18 @@ from preheat.ahead.bundles import all_entries, all_foreign, faults, graphs, merg
 from preheat.arch import Arch
 from preheat.build.bundle_entries import BundleEntry
 from preheat.cache.bundle import Bundle
-from preheat.cli.bundle_file import BUNDLE
+from preheat.cli.bundle_file import BUNDLE, LocalFile
 from preheat.cli.bundle_transfer import pull_command, push_command
 from preheat.cli.details import details_as_json
 from preheat.cli.output import columns, count, print_json, print_message, size
-from preheat.cli.signatures import claimed_key, signature_faults, signing_key
+from preheat.cli.signatures import claimed_key, require_signable, signature_faults, signing_key
 from preheat.cli.stored import CUDA
+from preheat.config import Config
 from preheat.errors import BundleError
 from preheat.foreign import ForeignEntry
 from preheat.pins import split_pin
 from preheat.portable_paths import format_spellings
+from preheat.sync.places import open_bundle
 
 __all__ = ["command"]
 
@@ -175,14 +177,19 @@ def _faults(file: Path) -> list[str]:
 @click.argument("files", nargs=-1, required=True, type=BUNDLE, metavar="FILE...")
 @_JSON
 def sign_command(files: tuple[Path, ...], as_json: bool) -> None:
-    """Sign each FILE with the key in PREHEAT_SIGNING_KEY. A signature that it has is replaced.
+    """Sign each FILE with the key in PREHEAT_SIGNING_KEY.
+
+    A signature that it has is replaced, if PREHEAT_TRUSTED_KEYS has its key or FILE has a pin.
 
     \b
     Example:
       PREHEAT_SIGNING_KEY=signing.pem preheat bundle sign kernels.heat
     """
     key = signing_key()
-    signed = [(bundle, sign(bundle, key)) for bundle in map(Bundle.open, files)]
+    bundles = [Bundle.open(file) for file in files]
+    for bundle in bundles:
+        require_signable(bundle)
+    signed = [(bundle, sign(bundle, key)) for bundle in bundles]
     if as_json:
         rows = ({"bundle": bundle.path, "bytes": nbytes} for bundle, nbytes in signed)
         print_json([{**row, "signed_by": key.id.hex()} for row in rows])
@@ -192,7 +199,7 @@ def sign_command(files: tuple[Path, ...], as_json: bool) -> None:
 
 @command.command(name="merge")
 @click.argument("files", nargs=-1, required=True, type=BUNDLE, metavar="FILE...")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The new bundle.")
+@click.option("-o", "--output", required=True, type=LocalFile(path_type=Path), help="The new bundle.")
 @click.option(
     "--prefer",
     type=click.Choice(["first", "last"]),
@@ -205,13 +212,19 @@ def merge_command(
 ) -> None:
     """Merge several bundles into one.
 
+    With PREHEAT_REQUIRE_SIGNED=1, each FILE has a pin, or a trusted key has signed it.
+
     \b
     Examples:
       preheat bundle merge decode.heat train.heat -o kernels.heat
       preheat bundle merge old.heat new.heat --prefer last -o kernels.heat
     """
-    bundles = [Bundle.open(file) for file in files]
-    entries, nbytes = merge(bundles, output, prefer=prefer, key=signing_key() if signs else None)
+    config = Config.from_env()
+    bundles = [open_bundle(str(file), config) for file in files]
+    key = signing_key() if signs else None
+    for bundle in bundles if signs else ():
+        require_signable(bundle)
+    entries, nbytes = merge(bundles, output, prefer=prefer, key=key)
     if as_json:
         print_json({"bundle": output, "entries": entries, "bytes": nbytes})
     print_message(f"{output}: {count(entries, 'entry')}, {size(nbytes)}")

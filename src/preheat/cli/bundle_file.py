@@ -1,4 +1,4 @@
-"""Bundles as arguments of commands: a file, with or without a pin."""
+"""Files as arguments of commands, and bundles: a file, with or without a pin."""
 
 from __future__ import annotations
 
@@ -7,13 +7,32 @@ from pathlib import Path
 
 import click
 
+from preheat.config import shown_url
 from preheat.errors import BundleError
 from preheat.pins import split_pin
 
-__all__ = ["BUNDLE"]
+__all__ = ["BUNDLE", "LocalFile"]
 
 
-class _BundleFile(click.Path):
+class LocalFile(click.Path):
+    """A path. A URL is refused by a message that does not repeat it: it may have a password in it."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        self.refuse_url(os.fspath(value), param, ctx)
+        return super().convert(value, param, ctx)
+
+    def refuse_url(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> None:
+        """Fail if the value is a URL."""
+        if "://" in text:
+            self.fail(f"{shown_url(text)} is a URL, where a file is expected", param, ctx)
+
+
+class _BundleFile(LocalFile):
     """`FILE` or `FILE@sha256:…`, of a file that exists. The value is the path with its pin."""
 
     name = "file[@sha256:hex]"
@@ -24,6 +43,7 @@ class _BundleFile(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Path:
+        self.refuse_url(os.fspath(value), param, ctx)
         try:
             path, _ = split_pin(value)
         except BundleError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from preheat.cli.bundle_file import LocalFile
 from preheat.cli.output import print_json, print_message, size
 from preheat.sync.bundle_objects import pull, push
 
@@ -15,7 +16,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.command("push")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=LocalFile(exists=True, dir_okay=False, path_type=Path))
 @click.argument("url")
 @_JSON
 def push_command(file: Path, url: str, as_json: bool) -> None:
@@ -39,7 +40,7 @@ def push_command(file: Path, url: str, as_json: bool) -> None:
 @click.command("pull")
 @click.argument("url")
 @click.argument("pin")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("-o", "--output", required=True, type=LocalFile(path_type=Path), help="File to write.")
 @_JSON
 def pull_command(url: str, pin: str, output: Path, as_json: bool) -> None:
     """Read the bundle PIN from the server at URL, and verify it.

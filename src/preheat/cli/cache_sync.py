@@ -39,8 +39,8 @@ Examples:
   preheat cache sync kernels.heat ~/.cache/preheat --dry-run
 
 \b
-Exit status: 0 success; 1 entries were damaged or not trusted, and the others were copied, or the copy
-ended before its end; 2 an argument cannot be used. A repeated command continues.
+Exit status: 0 success; 1 some entries were damaged or not trusted, and the others were copied; 1 the
+copy failed before it was complete; 2 an argument cannot be used. A repeated command copies the rest.
 """
 
 

@@ -150,6 +150,14 @@ def _write(path: Path, blob: bytes) -> None:
         raise InputError(f"cannot write {path}: {fault.strerror or fault}") from None
 
 
+def _place(tier: str) -> str:
+    """Return where a tier keeps its entries, in words. The second shared store is `remote.2`."""
+    name, _, number = tier.partition(".")
+    if name == "remote" and number:
+        return f"in shared store {number}"
+    return _PLACES.get(tier, f"in tier {tier}")
+
+
 def _report(
     rows: list[dict[str, Any]], failures: list[tuple[str, Arch, PreheatError]], *, as_json: bool
 ) -> None:
@@ -159,7 +167,7 @@ def _report(
     for row in () if as_json else rows:
         tier = row["from"]
         seconds = duration(row["seconds"])
-        place = _PLACES.get(tier, f"in tier {tier}")
+        place = _place(tier)
         how = f"compiled in {seconds}" if tier == "compiler" else f"found {place}, {seconds} saved"
         click.echo(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:

@@ -22,10 +22,11 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.lock_directory import shared_reason
 from preheat.cache.filesystem import filesystem_of
+from preheat.cache.remote.url import name_of
 from preheat.cache.trust import unusable_reason
 from preheat.cli.findings import Finding
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
-from preheat.config import VARIABLES, Config, SealMode, environ, without_credentials
+from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
 from preheat.program import Program
@@ -135,7 +136,9 @@ def _native_core() -> Finding:
 def _settings() -> Iterator[Finding]:
     env = environ()
     for variable in VARIABLES:
-        text = without_credentials(env.get(variable.name, ""))
+        text = env.get(variable.name, "")
+        if variable.name == "PREHEAT_REMOTE":  # A URL may have a password in it.
+            text = " ".join(map(name_of, text.split()))
         try:
             variable.read(env)
         except ConfigError as error:

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from preheat.cli.output import print_json, print_message
-from preheat.signing import PublicKey, SigningKey, load_public
+from preheat.signing import PublicKey, SigningKey, load_public, require_absent
 
 __all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
-  preheat keys new signing.pem > trusted.pem
+  preheat keys new signing.pem --public trusted.pem
   preheat keys show signing.pem
 
 \b
@@ -33,27 +33,38 @@ def command() -> None:
 
 @command.command()
 @click.argument("file", type=_FILE)
+@click.option("--public", type=_FILE, metavar="FILE", help="Write the public key to this new file.")
 @_JSON
-def new(file: Path, as_json: bool) -> None:
+def new(file: Path, public: Path | None, as_json: bool) -> None:
     """Make a private key in FILE, which must not exist, and print its public key.
 
     \b
     Example:
-      preheat keys new signing.pem > trusted.pem
+      preheat keys new signing.pem --public trusted.pem
     """
+    if public is not None:
+        require_absent(public)  # before there is a private key
     key = SigningKey.new()
     key.save(file)
-    _print([(file, key.public)], as_json=as_json)
+    if public is not None:
+        key.public.save(public, comment=_comment(file, key.public))
+    if public is None or as_json:
+        _print([(file, key.public)], as_json=as_json)
     print_message(f"{file}: private key {key.id.hex()}, readable by you alone")
     print_message(f"Writers: keep the file secret, and set PREHEAT_SIGNING_KEY={file.absolute()}")
-    print_message("Readers: put the public key into a file that PREHEAT_TRUSTED_KEYS names")
+    if public is not None:
+        print_message(f"Readers: set PREHEAT_TRUSTED_KEYS={public.absolute()}")
+    else:
+        print_message("Readers: put the public key into a file that PREHEAT_TRUSTED_KEYS names")
 
 
 @command.command()
 @click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
 @_JSON
 def show(files: tuple[Path, ...], as_json: bool) -> None:
-    """Print the public keys of each FILE, of private or public keys. The output is a file of keys.
+    """Print the public keys of each FILE, which has a private key or public keys.
+
+    The output can be saved as a file of public keys.
 
     \b
     Examples:
@@ -68,5 +79,9 @@ def _print(keys: Iterable[tuple[Path, PublicKey]], *, as_json: bool) -> None:
         print_json([{"id": key.id.hex(), "public": key.pem(), "file": file} for file, key in keys])
         return
     for file, key in keys:
-        click.echo(f"# preheat key {key.id.hex()}, from {file.name}")
+        click.echo(_comment(file, key))
         click.echo(key.pem(), nl=False)
+
+
+def _comment(file: Path, key: PublicKey) -> str:
+    return f"# preheat key {key.id.hex()}, from {file.name}"

@@ -79,14 +79,19 @@ def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteTier]
     try:
         yield tier.server.engine(), tier
     except RemoteError as error:
-        raise _UnusableError(f"{remote.name} cannot be used: {error}") from None
+        raise _UnusableError(f"{remote.name} cannot be used: {_without(remote.name, error)}") from None
     finally:
         tier.server.close()
 
 
+def _without(name: str, error: RemoteError) -> str:
+    """Return the message of an error without the name that it begins with."""
+    return str(error).removeprefix(f"{name}: ")
+
+
 def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool) -> Iterator[str]:
     yield f"{duration(found.seconds)} a request"
-    yield "unsigned entries are accepted" if unsigned else "entries are signed"
+    yield "unsigned entries are accepted, and none is signed" if unsigned else "entries are signed"
     if not tier.writable:
         yield "read only, because there is no key to sign with"
         return
@@ -112,7 +117,7 @@ def verify_remotes(config: Config, *, as_json: bool) -> int:
     else:
         for name, found in reports.items():
             _print(name, found)
-    return 1 if any(each.reason for found in reports.values() for each in found) else 0
+    return 1 if any(not each.ok for found in reports.values() for each in found) else 0
 
 
 def _verified(remote: Remote, alone: Config) -> list[Verified]:
@@ -127,18 +132,14 @@ def _verified(remote: Remote, alone: Config) -> list[Verified]:
 
 
 def _as_json(found: list[Verified]) -> dict[str, object]:
-    problems = {kind: {e.name: e.reason for e in found if _is(e, kind)} for kind in PROBLEMS}
+    problems = {kind: {e.name: e.reason for e in found if e.verdict == kind} for kind in PROBLEMS}
     return {"checked": len(found), "problems": problems}
-
-
-def _is(each: Verified, kind: str) -> bool:
-    return bool(each.reason) and each.verdict == kind
 
 
 def _print(name: str, found: list[Verified]) -> None:
     for each in found:
-        if each.reason:
+        if not each.ok:
             click.echo(f"{each.name}  {each.verdict}: {each.reason}")
-    counted = Counter(each.verdict for each in found if each.reason)
+    counted = Counter(each.verdict for each in found)
     problems = ", ".join(f"{counted[kind]} {kind}" for kind in PROBLEMS if counted[kind])
     print_message(f"{name}: checked {count(len(found), 'object')}: {problems or 'no problem'}")

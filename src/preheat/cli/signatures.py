@@ -8,9 +8,11 @@ from preheat.cache.bundle import Bundle
 from preheat.cache.bundle_signature import BundleSignature
 from preheat.cli.output import print_message
 from preheat.config import Config
+from preheat.errors import BundleError
+from preheat.pins import split_pin
 from preheat.signing import Keys, SigningKey, UntrustedError
 
-__all__ = ["claimed_key", "signature_faults", "signing_key"]
+__all__ = ["claimed_key", "require_signable", "signature_faults", "signing_key"]
 
 
 def signing_key() -> SigningKey:
@@ -26,6 +28,24 @@ def claimed_key(bundle: Bundle) -> str | None:
         return BundleSignature.decode(bundle.signature).key_id.hex()
     except UntrustedError:
         return "unknown"
+
+
+def require_signable(bundle: Bundle) -> None:
+    """Raise `BundleError` if a key that is not trusted has signed a bundle, and it has no pin.
+
+    A new signature would make others trust what that key has signed. Entries that are read later are
+    compared with the signature.
+    """
+    trusted = Keys.of(Config.from_env()).trusted
+    if bundle.signature is None or trusted is None or split_pin(bundle.source)[1] is not None:
+        return
+    try:
+        bundle.require_signature(trusted)
+    except UntrustedError as why:
+        raise BundleError(
+            f"bundle {bundle.path} is not signed again: {why}",
+            hint="trust its key by PREHEAT_TRUSTED_KEYS, or name the bundle with its pin",
+        ) from None
 
 
 def signature_faults(bundle: Bundle) -> Iterator[str]:

@@ -18,6 +18,7 @@ from preheat.cache.remote.engine import Engine, RemoteError
 from preheat.cache.remote.engines import open_engine
 from preheat.cache.remote.server import Server
 from preheat.cache.remote.url import parse_remote
+from preheat.config import shown_url
 from preheat.errors import BundleError, InputError, PreheatError
 from preheat.events import Events
 
@@ -55,7 +56,8 @@ def pull(url: str, pin: str, output: Path) -> int:
     """
     match = re.fullmatch(r"(?:sha256:)?([0-9a-fA-F]{64})", pin)
     if match is None:
-        raise InputError(f"{pin!r} is not a pin", hint="a pin is sha256: and 64 hexadecimal digits")
+        given = shown_url(pin) if "://" in pin else repr(pin)
+        raise InputError(f"{given} is not a pin", hint="a pin is sha256: and 64 hexadecimal digits")
     require_place(output)
     digest = match[1].lower()
     with _Connection(url) as server:
@@ -88,7 +90,7 @@ class _Connection:
         try:
             return self._server.call(verb, act, writes=verb == "write")
         except RemoteError as error:
-            raise PreheatError(f"{self.name}: {error}") from error
+            raise PreheatError(str(error)) from error  # The message of an engine names the server.
 
     def __enter__(self) -> _Connection:
         return self

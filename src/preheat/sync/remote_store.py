@@ -62,7 +62,7 @@ class RemoteStore:
         del content
 
     def write(self, digest: str, blob: bytes) -> None:
-        """Sign an entry and write it."""
+        """Write an entry, which is signed unless this process accepts unsigned ones."""
         data = envelope.wrap(digest, blob, self._tier.keys().signer)
 
         def write(engine: Engine) -> int:

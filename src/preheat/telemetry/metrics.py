@@ -29,9 +29,12 @@ class Metric(NamedTuple):
     labels: tuple[str, ...] = ()
 
     def labelled(self, rest: str) -> tuple[tuple[str, str], ...]:
-        """Return the labels of a counter whose name ends in `rest`. Only the first may have dots."""
+        """Return the labels of a counter whose name ends in `rest`. Only the first may have dots.
+
+        They are empty if `rest` has fewer parts than the metric has labels.
+        """
         values = rest.rsplit(".", len(self.labels) - 1)
-        return tuple(zip(self.labels, values, strict=True))
+        return tuple(zip(self.labels, values, strict=True)) if len(values) == len(self.labels) else ()
 
     @property
     def prometheus(self) -> str:
@@ -111,9 +114,9 @@ def measured(stats: Stats) -> dict[Metric, list[Sample]]:
     }
     for counter, value in sorted(stats.items()):
         first, dot, rest = counter.partition(".")
-        if dot and first in _LABELLED:
-            metric = _LABELLED[first]
-            found[metric].append(Sample(value, metric.labelled(rest)))
+        metric = _LABELLED.get(first) if dot else None
+        if metric is not None and (labels := metric.labelled(rest)):
+            found[metric].append(Sample(value, labels))
         elif counter not in _PLAIN and counter not in _LABELLED:  # `faults` is the sum of its parts.
             found.setdefault(OTHER, []).append(Sample(value, OTHER.labelled(counter)))
     return found

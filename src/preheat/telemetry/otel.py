@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from preheat._version import __version__
 from preheat.errors import PreheatError
+from preheat.events import Events
 from preheat.locks import Lock, no_fork
 from preheat.process_counters import process_counters
 from preheat.telemetry.metrics import METRICS, Metric, measured
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Tracer, TracerProvider
 
-__all__ = ["install"]
+__all__ = ["install", "report"]
 
 _lock = Lock()
 _installed = False
+_reported = False  # whether this process has said that it cannot install
 
 
 def install(
@@ -27,8 +29,8 @@ def install(
 ) -> None:
     """Report the counters of this process and a span for each compile to OpenTelemetry.
 
-    The providers are the global ones unless they are given; these may also be set later. Builders that
-    are open already count as well. A second call does nothing.
+    Without arguments, the global providers are used, which the program may also set later. The counters
+    include those of builders that are open already. A second call does nothing.
     """
     global _installed
     with no_fork:
@@ -50,6 +52,19 @@ def install(
         )
     tracer = trace.get_tracer("preheat", __version__, tracer_provider)
     process_counters.subscribe(_span_sink(tracer), "compile", "reject")
+
+
+def report(events: Events) -> None:
+    """Do what `install` does. If the package is missing, the process emits one `fault` event."""
+    global _reported
+    try:
+        install()
+    except PreheatError as error:
+        with _lock:
+            first, _reported = not _reported, True
+        if first:
+            why = f"{error}: {error.hint}"
+            events.fault("otel", "report to OpenTelemetry", PreheatError(why))
 
 
 def _observe(metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:

@@ -50,7 +50,8 @@ def process_page() -> str:
 class MetricsServer:
     """Answers GET and HEAD of `/metrics` and `/healthz` until `close`, or until the process ends.
 
-    `OSError` when the address cannot be used. A forked child does not listen: it closes its copies of
+    `OSError` or `ValueError` when the address cannot be used, and `RuntimeError` when no thread can be
+    started. A forked child does not listen: it closes its copies of
     the sockets, and the parent goes on.
     """
 
@@ -71,9 +72,13 @@ class MetricsServer:
         self._clients: dict[socket.socket, _Client] = {}
         self._thread = threading.Thread(target=self._run, name="preheat-metrics", daemon=True)
         self._pid = os.getpid()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._close_sockets()
+            raise
         fork.register(self)
         atexit.register(self.close)
-        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -254,9 +259,9 @@ def keep_quiet() -> None:
 
 
 def serve(address: Address, events: Events) -> None:
-    """Serve the counters of this process on `address`, once; an address in use is a `fault` event.
+    """Serve the counters of this process on `address`, once.
 
-    Children that are forked later do not listen.
+    An address that cannot be used is a `fault` event. Children that are forked later do not listen.
     """
     global _decided
     with _lock:
@@ -265,7 +270,7 @@ def serve(address: Address, events: Events) -> None:
         _decided = True
     try:
         server = MetricsServer(address)
-    except OSError as fault:
+    except (OSError, ValueError, RuntimeError) as fault:  # ValueError: the host is no name.
         events.fault("metrics", f"listen on {address}", fault)
         return
     _servers.append(server)

@@ -42,6 +42,10 @@ class DaskExecutor(Executor):
         future: Future[R] = self._executor.submit(fn, *args, **kwargs)
         return future
 
+    def slots(self) -> int:
+        """Return how many jobs the workers can run at the same time."""
+        return sum(self._client.nthreads().values())
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster. Calls that have not ended are cancelled unless `wait` is given alone."""
         self._executor.shutdown(wait=wait and not cancel_futures)

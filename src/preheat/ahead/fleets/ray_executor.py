@@ -50,6 +50,10 @@ class RayExecutor(Executor):
         reference.future().add_done_callback(copy)
         return ours
 
+    def slots(self) -> int:
+        """Return how many jobs the workers can run at the same time."""
+        return int(self._ray.cluster_resources().get("CPU", 0))
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which ends the tasks that still run."""
         del wait, cancel_futures

@@ -58,6 +58,8 @@ def _said(text: str) -> str:
     Source: …
        error sending request: client error (Connect): tcp connect error: Connection refused
     """
+    if "detect_region" in text:  # It names a function of Rust as the remedy.
+        return "its region is missing: add ?region=NAME to the URL, or set AWS_REGION"
     head = text.partition("\n")[0]
     said = head.partition("=> ")[2] or head
     if s3 := re.match(r'S3Error \{ code: "(.*?)", message: "(.*?)"', said):

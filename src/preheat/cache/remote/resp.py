@@ -41,7 +41,10 @@ class Connection:
     @classmethod
     def open(cls, host: str, port: int, *, secure: bool, timeout: float) -> Connection:
         """Connect to a server, with TLS if `secure`."""
-        plain = socket.create_connection((host, port), timeout)
+        try:
+            plain = socket.create_connection((host, port), timeout)
+        except UnicodeError:  # A part of the name is empty, or longer than 63 characters.
+            raise socket.gaierror(socket.EAI_NONAME, "its host name is invalid") from None
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not secure:

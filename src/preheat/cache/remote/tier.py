@@ -29,7 +29,7 @@ _MOST_REFUSED = 1024  # digests that are remembered as removed
 
 
 class Keys(NamedTuple):
-    """The keys of a remote. Without `trusted`, unsigned entries are accepted."""
+    """The keys of a remote. Without `trusted`, unsigned entries are accepted, and none is signed."""
 
     trusted: Verifier | None = None
     signer: Signer | None = None

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from preheat.config import shown_url
 from preheat.errors import ConfigError, InputError, did_you_mean
 
-__all__ = ["Remote", "parse_remote", "parse_remotes"]
+__all__ = ["Remote", "name_of", "parse_remote", "parse_remotes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ def parse_remotes(variable: str, text: str) -> tuple[Remote, ...]:
     try:
         return tuple(parse_remote(url) for url in text.split())
     except InputError as invalid:
-        error = ConfigError(variable, _shown(text), f"the URL of a shared store: {invalid}")
+        error = ConfigError(variable, shown_url(text), f"the URL of a shared store: {invalid}")
         error.hint = invalid.hint
         raise error from None
 
@@ -128,9 +129,12 @@ def parse_remote(text: str) -> Remote:
     )
 
 
-def _shown(text: str) -> str:
-    """Return the part of a value that cannot have credentials in it."""
-    return f"{match[0]}…" if (match := re.match(r"[a-z][a-z0-9+]{0,11}://", text.strip())) else "…"
+def name_of(text: str) -> str:
+    """Return a URL without credentials, for messages. Of an invalid one, only the scheme is left."""
+    try:
+        return parse_remote(text).name
+    except InputError:
+        return shown_url(text)
 
 
 def _scheme_of(text: str) -> str:

@@ -21,14 +21,19 @@ _TOGETHER = 8  # objects that are read at the same time
 
 
 class Verified(NamedTuple):
-    """An object and its verdict: "ok", "unsigned", or one of `PROBLEMS` with the reason.
+    """An object and its verdict: "ok", or one of `PROBLEMS` with the reason.
 
-    An unsigned object is no problem where no key is trusted.
+    An unsigned object is "ok" where no key is trusted.
     """
 
     name: str
     verdict: str
     reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the object can be used."""
+        return self.verdict == "ok"
 
 
 def listed(engine: Engine) -> list[str]:
@@ -71,4 +76,4 @@ def _verdict(digest: str, data: bytes, trusted: Verifier | None) -> tuple[str, s
         return "wrongly signed" if trusted is not None else "damaged", str(bad)
     if why := codec.damage(digest, blob):
         return "damaged", why
-    return ("ok", "") if signed else ("unsigned", "")
+    return "ok", ""
