@@ -30,9 +30,8 @@ def _sections(
     command: click.Command, path: tuple[str, ...], parent: click.Context | None
 ) -> Iterator[str]:
     """Yield the section of a command, and those of the commands below it."""
-    context = click.Context(
-        command, info_name=path[-1], parent=parent, terminal_width=_WIDTH, max_content_width=_WIDTH
-    )
+    settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
+    context = click.Context(command, info_name=path[-1], parent=parent, **settings)
     mark = "#" * min(len(path) + 1, 4)
     yield f"{mark} {' '.join(path)}\n\n```text\n{command.get_help(context).rstrip()}\n```\n"
     if isinstance(command, click.Group):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
-from preheat.cache.base import WritableTier
+from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, chain
+from preheat.cache.base import CLOSE_SECONDS, WritableTier
 from preheat.events import Events
 from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import as_nobody, needs_root, remount, tmpfs, tree
@@ -172,6 +173,39 @@ def test_a_tier_that_fails_is_an_event_and_the_others_answer(
     chain.remove(KEY)
     assert faults(recorder) == [("first", "remove"), ("last", "remove")]
     assert disk.get(KEY) is None
+
+
+class SlowServer(MemoryTier):
+    """A shared tier whose queue is never empty in time."""
+
+    unanswered = 0
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.waited: list[float] = []
+
+    def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
+        del digests, once
+
+    def settle(self, load: float = 0.5) -> None:
+        del load
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        self.waited.append(seconds)
+        time.sleep(min(0.01, seconds))
+
+
+def test_all_servers_share_the_time_at_the_end_of_a_process(
+    events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain, "CLOSE_SECONDS", 0.02)
+    servers = [SlowServer() for _ in range(4)]
+    Chain(servers, events, local=0).close()
+    waited = [seconds for server in servers for seconds in server.waited]
+    assert len(waited) == 4
+    assert waited == sorted(waited, reverse=True)
+    assert waited[0] <= 0.02
+    assert waited[-1] == 0
 
 
 def test_only_broken_tiers_are_a_miss(events: Events, recorder: Recorder) -> None:

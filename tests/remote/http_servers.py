@@ -1,14 +1,15 @@
-"""HTTP servers for tests: one that always gives the same reply, and a gateway to S3 with a fault."""
+"""HTTP servers for tests: one with the same reply always, one without an end, a faulty S3 gateway."""
 
 from __future__ import annotations
 
 import hashlib
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["gateway", "replying"]
+__all__ = ["endless", "gateway", "replying"]
 
 
 @contextmanager
@@ -31,6 +32,30 @@ def replying(status: int, body: bytes = b"") -> Iterator[int]:
 
     with _serving(Handler) as port:
         yield port
+
+
+@contextmanager
+def endless() -> Iterator[tuple[int, threading.Event]]:
+    """Run an HTTP server whose objects never end; yield its port and when a client has left it."""
+    left = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(10**11))
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(bytes(1 << 18))
+                    time.sleep(0.01)
+            except OSError:
+                left.set()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with _serving(Handler) as port:
+        yield port, left
 
 
 @contextmanager

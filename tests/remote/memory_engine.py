@@ -48,6 +48,9 @@ class MemoryEngine:
         self._enter("existing")
         return {name for name in names if name in self.objects}
 
+    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+        yield list(names)
+
     def names(self, prefix: str = "") -> Iterator[str]:
         self._enter("names", prefix)
         yield from [name for name in list(self.objects) if name.startswith(prefix)]

@@ -19,6 +19,7 @@ from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
 from preheat.cache import codec
 from preheat.cache.remote import envelope
+from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.names import entry_name
 from preheat.config import Config
 from preheat.errors import ConfigError
@@ -50,8 +51,8 @@ class Fleet:
         self._place = place
         monkeypatch.setattr(remotes, "open_engine", self._open)
 
-    def _open(self, _: object, *, timeout: float) -> MemoryEngine:
-        assert timeout == 2.0
+    def _open(self, _: object, *, timeout: float, private: bool) -> MemoryEngine:
+        assert (timeout, private) == (2.0, False)
         self.engine.closed = False  # One engine stands for the connections of all machines.
         return self.engine
 
@@ -295,6 +296,20 @@ def test_a_check_of_many_programs_makes_one_request(fleet: Fleet, tmp_path: Path
     assert fleet.engine.calls == {"existing": 1}
 
 
+def test_a_check_says_that_a_store_could_not_be_asked(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.recorder.forgive = True
+
+    def fail(*_: object) -> None:
+        raise RemoteError("the server did not answer in time")
+
+    fleet.engine.before = fail
+    checked = check(manifest_of(tmp_path / "m", 5), ARCHS, builder=fleet.machine(1))
+    assert checked.unasked == len(checked.missing) == 10
+    assert "could not be asked" in checked.missing[0].reason
+    fleet.engine.before = None
+    assert check(manifest_of(tmp_path / "m", 5), ARCHS, builder=fleet.machine(2)).unasked == 0
+
+
 def test_a_bake_asks_once_for_what_is_missing_and_fills_the_store(fleet: Fleet, tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path / "m", 4)
     assert bake(manifest, ARCHS, builder=fleet.machine(1)).ok
@@ -438,6 +453,33 @@ def test_a_directory_needs_no_keys_while_only_this_user_can_write_it(
     second.close()
     assert tiers(second)["compiles"] == 2  # Both builders count into one set of events.
     assert "PREHEAT_TRUSTED_KEYS" in recorder.named("fault")[0]["error"]
+
+
+@pytest.mark.parametrize("changed", ["v1/??/*", "v1/??", "v1"])
+def test_what_others_could_write_in_a_directory_without_keys_is_not_used(
+    config: Config,
+    open_builder: Callable[..., Builder],
+    recorder: Recorder,
+    tmp_path: Path,
+    changed: str,
+) -> None:
+    place = tmp_path / "shared"
+    settings = replace(config, remote=(f"file://{place}",))
+    umask = os.umask(0)
+    try:
+        first = open_builder(settings)
+        first.build(PLAIN, "sm_90")
+        first.close()
+    finally:
+        os.umask(umask)
+    found = [place, *place.rglob("*")]
+    assert not [path for path in found if path.stat().st_mode & 0o077]
+    os.chmod(next(place.glob(changed)), 0o777)
+    recorder.forgive = True
+    second = open_builder(replace(settings, cache_dirs=(tmp_path / "cache-2",)))
+    second.build(PLAIN, "sm_90")
+    assert tiers(second)["compiles"] == 2
+    assert "others can write to it" in recorder.named("fault")[0]["error"]
 
 
 LAZY = """

@@ -214,6 +214,23 @@ def test_verify_says_what_is_missing(cli: Cli, use: Callable[..., None]) -> None
     assert cli("cache", "verify", "--remote", "--repair").code == 2
 
 
+# check
+
+
+def test_check_says_that_a_store_could_not_be_asked(
+    cli: Cli, use: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "k.cu").write_text('extern "C" __global__ void k() {}')
+    manifest = tmp_path / "k.toml"
+    manifest.write_text('version = 1\n[[program]]\nfile = "k.cu"\n')
+    use("redis://127.0.0.1:1/0", unsigned=True)
+    ran = cli("check", str(manifest), "--arch", "sm_90")
+    assert ran.code == 1
+    assert "k.cu sm_90: not on this machine, and a shared store could not be asked" in ran.out
+    assert "1 of them may be on a shared store" in ran.err
+    assert "preheat doctor" in ran.err
+
+
 # cache stats
 
 

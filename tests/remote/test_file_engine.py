@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from preheat.cache.publish import replace
-from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.engine import Engine, ObjectError
+from preheat.cache.remote.file_engine import FileEngine
+from preheat.cache.remote.names import entry_name
+from preheat.cache.remote.url import Remote
+from preheat.cache.remote.verify import verify
+from tests.cache.support import as_nobody, needs_root
 from tests.processes import run_in_fork
 from tests.remote.faults import LARGE, NAME, fault
 from tests.remote.stores import Store
@@ -52,6 +57,81 @@ def test_a_name_cannot_lead_out_of_a_directory(
     engine = open_url(f"file://{tmp_path}/store")
     assert "not a name" in str(fault(lambda: engine.write(name, b"content")))
     assert [path.name for path in tmp_path.rglob("*")] == ["home"]  # that of every test
+
+
+def private_engine(root: Path) -> FileEngine:
+    remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
+    return FileEngine(remote, timeout=60, private=True)
+
+
+def test_a_private_store_creates_what_only_this_user_can_use(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    umask = os.umask(0)
+    try:
+        engine = private_engine(root)
+        engine.write(NAME, b"content")
+        assert engine.create("v1/leases/name", b"token", seconds=60)
+        assert engine.swap("v1/leases/name", b"token", b"next", seconds=60)
+    finally:
+        os.umask(umask)
+    modes = {str(path.relative_to(root)): path.stat().st_mode & 0o777 for path in root.rglob("*")}
+    folders = {"v1": 0o700, "v1/ab": 0o700, "v1/leases": 0o700}
+    assert modes == folders | {NAME: 0o600, "v1/leases/name": 0o600}
+    assert engine.read(NAME) == b"content"
+
+
+@pytest.mark.parametrize("changed", ["v1", "v1/ab", NAME])
+def test_a_private_store_reads_nothing_that_others_can_write(tmp_path: Path, changed: str) -> None:
+    engine = private_engine(tmp_path / "store")
+    engine.write(NAME, b"content")
+    os.chmod(tmp_path / "store" / changed, 0o770)
+    error = fault(lambda: private_engine(tmp_path / "store").read(NAME))
+    assert "others can write to it" in str(error)
+    assert isinstance(error, ObjectError)
+
+
+def test_a_link_in_the_place_of_an_object_is_not_followed(tmp_path: Path) -> None:
+    engine = private_engine(tmp_path / "store")
+    engine.write(NAME, b"content")
+    (tmp_path / "other").write_bytes(b"other")
+    (tmp_path / "store" / NAME).unlink()
+    (tmp_path / "store" / NAME).symlink_to(tmp_path / "other")
+    assert isinstance(fault(lambda: engine.read(NAME)), ObjectError)
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
+def test_something_else_in_the_place_of_an_object_concerns_that_object(
+    open_store: Callable[[str], Store], kind: str
+) -> None:
+    store = open_store("file")
+    name = entry_name("ab" * 32)
+    path = Path(store.url().removeprefix("file://")) / name
+    path.parent.mkdir(parents=True)
+    path.mkdir() if kind == "directory" else os.mkfifo(path)
+    assert isinstance(fault(lambda: store.open().read(name)), ObjectError)
+    assert list(store.open().names()) == [name]
+    (verified,) = verify(store.open(), [name], None)
+    assert verified.verdict == "foreign"
+    assert verified.reason
+
+
+@needs_root
+def test_an_object_that_another_user_does_not_share_concerns_that_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chmod(tmp_path, 0o755)
+    monkeypatch.chdir(tmp_path)  # Other users cannot search the directories above it.
+    remote = Remote(service="file", name="file://store", host="", path="store")
+    engine = FileEngine(remote, timeout=60)
+    engine.write(NAME, b"content")
+    os.chmod(tmp_path / "store" / NAME, 0o600)
+    with as_nobody():
+        assert isinstance(fault(lambda: engine.read(NAME)), ObjectError)
+        os_error = fault(lambda: engine.write("v1/ab/other", b"content"))
+        assert not isinstance(os_error, ObjectError)  # The whole store cannot be written.
+    os.chmod(tmp_path / "store", 0o700)
+    with as_nobody():
+        assert not isinstance(fault(lambda: engine.read(NAME)), ObjectError)
 
 
 def test_staged_files_of_writers_that_were_killed_are_removed(

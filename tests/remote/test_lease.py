@@ -404,6 +404,32 @@ def test_a_fault_while_asking_is_one_event_and_no_lease(
     assert len(recorder.named("fault")) == 1  # The breaker is open: the server is not asked again.
 
 
+@pytest.mark.parametrize(("verb", "said"), [("create", "create a lease"), ("read", "read a lease")])
+def test_a_fault_is_reported_in_words(
+    verb: str, said: str, host: Host, other: Host, engine: MemoryEngine, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    host.holder()
+    request = other.request() if verb == "create" else other.waiting()
+    fail(engine, verb)
+    assert other.poll_at(request, 2.0) is None
+    assert [fault["verb"] for fault in recorder.named("fault")] == [said]
+
+
+def test_a_server_that_does_not_answer_reads_is_not_asked_for_a_lease(
+    host: Host, engine: MemoryEngine, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    fail(engine, "read")
+    with pytest.raises(RemoteError):
+        host.server.call("read", lambda engine: engine.read("v1/ab/name"))
+    request = host.request()
+    assert request.poll() is None
+    assert (request.found, request.lease) == (None, None)
+    assert engine.calls == {"read": 1}
+    assert len(recorder.named("fault")) == 1
+
+
 def test_a_fault_of_a_takeover_is_one_event_and_no_lease(
     host: Host, other: Host, engine: MemoryEngine, recorder: Recorder
 ) -> None:

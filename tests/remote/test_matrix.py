@@ -167,7 +167,9 @@ def test_a_dead_server_costs_a_few_attempts_once(
         assert machine.chain.get(digest_of(number + 10)) is None
         machine.chain.put(digest_of(number + 10), blob_of(number + 10))
     assert machine.remote.flush(TIMEOUT_SECONDS)
-    assert sorted(faults(recorder)) == [("remote", "read"), ("remote", "write")]
+    assert {verb for _, verb in faults(recorder)} <= {"read", "write"}
+    reasons = [event["error"] for event in recorder.named("fault")]
+    assert 1 <= len(reasons) == len(set(reasons)) <= 2  # Each reason is reported once.
     stats = served_machines.events.stats()
     # Three reads, and three writes with those of the other threads. A slow machine adds trials.
     assert 6 <= stats["failed_requests.remote"] <= 20

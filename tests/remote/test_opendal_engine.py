@@ -5,21 +5,25 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.engine import Engine, ObjectError
 from preheat.cache.remote.engines import open_engine, probe_conditional
+from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.url import parse_remote
 from preheat.errors import InputError
+from tests.cache.entries import digest_of
+from tests.processes import TIMEOUT_SECONDS
 from tests.remote.faults import NAME, fault
-from tests.remote.http_servers import gateway, replying
+from tests.remote.http_servers import endless, gateway, replying
 from tests.remote.proxy import Proxy
 from tests.remote.servers import Server
 from tests.remote.stores import Store
 
-Open = Callable[[str], Engine]
+Open = Callable[..., Engine]
 
 
 @pytest.mark.parametrize("kind", ["s3", "webdav"])
@@ -69,6 +73,38 @@ def test_plain_http_reads_what_others_wrote(
     ):
         assert "read-only" in str(fault(call))
     assert not engine.conditional
+
+
+def test_an_endless_object_is_not_read_after_the_time_limit(open_url: Open) -> None:
+    with endless() as (port, ended):
+        engine = open_url(f"http://127.0.0.1:{port}/store", timeout=0.5)
+        assert "not answer in time" in str(fault(lambda: engine.read(NAME)))
+        assert ended.wait(TIMEOUT_SECONDS)  # The client has closed the connection.
+
+
+def test_an_object_above_the_limit_is_not_received(
+    open_url: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.cache.remote.opendal_engine.MOST_BYTES", 1 << 20)
+    with endless() as (port, ended):
+        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").read(NAME))
+        assert ended.wait(TIMEOUT_SECONDS)
+    assert isinstance(error, ObjectError)
+    assert "more than 1,048,576 bytes" in str(error)
+
+
+@pytest.mark.parametrize("names", [500, 10_000])
+def test_names_are_asked_for_in_groups_of_few_requests(
+    open_url: Open, webdav: Server, names: int
+) -> None:
+    asked = [entry_name(digest_of(number)) for number in range(names)]
+    for url in ("http://127.0.0.1:1/store", webdav.url("rounds")):
+        groups = list(open_url(url).rounds(asked))
+        assert sorted(name for group in groups for name in group) == sorted(asked)
+        for group in groups:
+            folders = Counter(name.rpartition("/")[0] for name in group)
+            lists = url.startswith("dav") and all(each >= 8 for each in folders.values())
+            assert len(folders if lists else group) <= 16
 
 
 @pytest.mark.parametrize("ignored", [None, "PUT If-None-Match", "PUT If-Match", "DELETE If-Match"])

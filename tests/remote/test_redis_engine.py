@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
+from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.resp import Connection
+from preheat.cache.remote.verify import verify
 from tests.processes import wait_for
 from tests.remote.faults import LARGE, NAME, every_call, fault
+from tests.remote.memory_engine import MemoryEngine
 from tests.remote.servers import ESCAPED_PASSWORD, PASSWORD, Server, free_ports, redis_server
 
 Open = Callable[[str], Engine]
@@ -92,6 +95,44 @@ def test_a_reply_that_makes_no_sense_is_an_error(open_url: Open, reply: bytes) -
         for call in every_call(engine):
             with suppress(RemoteError):
                 call()
+
+
+def test_a_reply_that_is_too_long_is_not_received(open_url: Open) -> None:
+    with saying(b"$2000000000\r\nbegin") as port:
+        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").read(NAME))
+    assert "2,000,000,000 bytes" in str(error)
+    assert isinstance(error, ObjectError)
+
+
+def test_text_of_a_server_cannot_control_a_terminal(open_url: Open) -> None:
+    with saying(b"-ERR \x1b[2J\x07 gone\r\n") as port:  # `fault` requires text that is printable.
+        assert "gone" in str(fault(lambda: open_url(f"redis://127.0.0.1:{port}").read(NAME)))
+
+
+def test_nothing_that_a_server_says_about_a_password_is_shown(open_url: Open) -> None:
+    with saying(b"-ERR wrong: hunter\r\n") as port:
+        error = fault(lambda: open_url(f"redis://:hunter2@127.0.0.1:{port}").read(NAME))
+    assert "hunter" not in str(error)
+    assert "refuses the credentials" in str(error)
+
+
+def test_a_key_of_another_kind_concerns_that_object(redis: Server, open_url: Open) -> None:
+    engine = open_url(redis.url("kinds"))
+    engine.write(NAME, b"content")
+    name = entry_name("ab" * 32)
+    inner = engine.inner  # type: ignore[attr-defined]
+    inner._call(["LPUSH", inner._key(name), "a"])
+    error = fault(lambda: engine.read(name))
+    assert "another kind of value" in str(error)
+    assert isinstance(error, ObjectError)
+    assert engine.read(NAME) == b"content"
+    (verified,) = verify(engine, [name], None)
+    assert verified.verdict == "foreign"
+
+
+def test_names_of_foreign_objects_are_shown_without_control_characters() -> None:
+    (verified,) = verify(MemoryEngine(), ["v1/\x1b[2J"], None)
+    assert (verified.name, verified.verdict) == (r"v1/\x1b[2J", "foreign")
 
 
 @contextmanager

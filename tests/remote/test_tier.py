@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.cache import Chain, MemoryTier
+from preheat.cache import Chain, MemoryTier, chain
 from preheat.cache.remote import envelope
 from preheat.cache.remote.bounded import BoundedEngine
-from preheat.cache.remote.engine import RemoteError
+from preheat.cache.remote.engine import ObjectError, RemoteError
 from preheat.cache.remote.names import digest_of as digest_of_name
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.tier import Keys, RemoteTier
@@ -201,10 +201,80 @@ def test_keys_that_cannot_be_read_are_one_fault(
         assert tier.get(KEY) is None
         put(tier)
     assert not engine.calls
-    assert [fault["verb"] for fault in recorder.named("fault")] == ["read", "write"]
+    assert [fault["verb"] for fault in recorder.named("fault")] == ["read"]
 
 
 # Faults of reads
+
+
+def test_two_reasons_are_two_faults(engine: MemoryEngine, events: Events, recorder: Recorder) -> None:
+    recorder.forgive = True
+
+    def fail(verb: str, _: str) -> None:
+        raise RemoteError(f"{verb} is refused")
+
+    engine.before = fail
+    tier = tier_on(engine, events)
+    for _ in range(3):
+        assert tier.get(KEY) is None
+        put(tier)
+    assert [fault["verb"] for fault in recorder.named("fault")] == ["read", "write"]
+
+
+def test_an_object_that_cannot_be_read_is_a_miss_and_the_others_are_found(
+    engine: MemoryEngine, events: Events, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    tier = tier_on(engine, events)
+    put(tier, digest_of(2), blob_of(2))
+
+    def fail(verb: str, name: str) -> None:
+        if verb == "read" and name == NAME:
+            raise ObjectError("it is a directory")
+
+    engine.before = fail
+    for _ in range(5):
+        assert tier.get(KEY) is None
+    assert tier.get(digest_of(2)) == blob_of(2)
+    faults = recorder.named("fault")
+    assert [fault["error"] for fault in faults] == ["ObjectError: it is a directory"] * 5
+    assert tier.unanswered == 0
+
+
+def test_a_server_that_answers_with_a_bad_object_works_again(
+    engine: MemoryEngine, events: Events, recorder: Recorder, clock: Clock
+) -> None:
+    recorder.forgive = True
+    tier = tier_on(engine, events, clock)
+    engine.before = failing(RemoteError("it did not answer in time"), clock, TIMEOUT)
+    assert tier.get(KEY) is None
+    clock.now += 60
+    engine.before = failing(ObjectError("it is a directory"), clock)
+    assert tier.get(KEY) is None  # It begins a trial.
+    assert tier.flush(TIMEOUT_SECONDS)
+    assert tier.server.reads.closed
+    assert len(recorder.named("recovered")) == 1
+
+
+def test_a_question_about_many_entries_that_takes_too_long_does_not_end_lookups(
+    engine: MemoryEngine, events: Events, recorder: Recorder, clock: Clock
+) -> None:
+    recorder.forgive = True
+    tier = tier_on(engine, events, clock)
+    put(tier)
+
+    def stall(verb: str, _: str) -> None:
+        if verb == "existing":
+            clock.now += TIMEOUT
+            raise RemoteError("it did not answer in time")
+
+    engine.before = stall
+    tier.look_ahead([KEY, digest_of(2)])
+    assert [fault["verb"] for fault in recorder.named("fault")] == ["ask for many entries"]
+    assert tier.get(KEY) == BLOB
+    assert tier.get(digest_of(2)) is None
+    assert engine.calls["read"] == 2
+    assert tier.unanswered == 0
 
 
 def test_a_dead_server_costs_three_attempts_once(
@@ -380,17 +450,29 @@ def test_the_end_of_a_process_waits_for_a_bounded_time(
     engine: MemoryEngine, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder.forgive = True
-    monkeypatch.setattr("preheat.cache.remote.tier._FLUSH", 0.05)
+    monkeypatch.setattr(chain, "CLOSE_SECONDS", 0.05)
     gate = Gate()
     engine.before = lambda _, __: gate()
     tier = tier_on(engine, events, worker=Worker(threads=1))
     for number in range(3):
         tier.put(digest_of(number), blob_of(number))
     assert gate.entered.wait(TIMEOUT_SECONDS)
-    tier.close()
+    Chain([tier], events, local=0).close()
     assert len(recorder.named("dropped")) == 2
     assert [fault["verb"] for fault in recorder.named("fault")] == ["write"]
     gate.opened.set()
+
+
+def test_an_entry_that_is_too_long_for_a_server_is_dropped(
+    engine: MemoryEngine, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder.forgive = True
+    monkeypatch.setattr(envelope, "_MAX_ENTRY", 10)
+    tier = tier_on(engine, events)
+    put(tier)
+    (dropped,) = recorder.named("dropped")
+    assert "is too long" in dropped["reason"]
+    assert not engine.objects
 
 
 def test_entries_are_written_where_no_thread_can_start_any_more(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from preheat.ahead.bake import Job, parse_archs, plan
 from preheat.ahead.bundles import archs as baked_archs
-from preheat.ahead.foreign import missing_foreign, plan_foreign
+from preheat.ahead.foreign import NOT_ASKED, missing_foreign, plan_foreign
 from preheat.ahead.manifest import Manifest, require_programs
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
@@ -62,6 +62,11 @@ class CheckResult:
         """True if a sealed run finds every program."""
         return not self.missing
 
+    @property
+    def unasked(self) -> int:
+        """The number of missing programs that a shared store may have, which could not be asked."""
+        return sum(program.reason == NOT_ASKED for program in self.missing)
+
 
 def check(
     manifest: Manifest | str | os.PathLike[str],
@@ -97,10 +102,13 @@ def check(
     look_ahead(builder.cache, builder.toolchain, wanted, once=False)
     deadline = time.monotonic() + _EXPLAIN_SECONDS
     for job in sorted(todo, key=lambda job: (job.item.title, job.arch)):
+        unanswered = builder.cache.unanswered
         found = _lookup(builder, job)
         if isinstance(found, Artifact):
             unchecked |= _missing_headers(builder, job, found)
             reason = _missing_entry(found, job.item.entries)
+        elif builder.cache.unanswered != unanswered:
+            reason = NOT_ASKED
         else:
             explain = len(missing) < _MOST_EXPLAINED and time.monotonic() < deadline
             reason = _reason(builder, job, found, targets, explain=explain)

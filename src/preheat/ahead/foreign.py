@@ -18,6 +18,7 @@ from preheat.errors import AdapterError, PreheatError
 from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = [
+    "NOT_ASKED",
     "BakedForeign",
     "ForeignJob",
     "bake_foreign",
@@ -27,6 +28,8 @@ __all__ = [
     "plan_foreign",
 ]
 
+#: The reason for a missing program when that is not known for certain.
+NOT_ASKED = "not on this machine, and a shared store could not be asked"
 _ESTIMATE = 1.0  # seconds for a request that was never measured
 _OTHER_KEY = (
     "its key is not the recorded one, although nothing that was recorded has changed; "
@@ -200,9 +203,10 @@ def missing_foreign(todo: Iterable[ForeignJob], builder: Builder) -> list[tuple[
     known = [each for each in needed if isinstance(each, _Needed)]
     builder.cache.look_ahead((r.digest for each in known for r in each.requests), once=False)
     for job, each in zip(todo, needed, strict=True):
+        unanswered = builder.cache.unanswered
         reason = each if isinstance(each, str) else _reason(job, builder, each)
         if reason is not None:
-            missing.append((job, reason))
+            missing.append((job, reason if builder.cache.unanswered == unanswered else NOT_ASKED))
     return missing
 
 

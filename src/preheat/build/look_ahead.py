@@ -20,8 +20,8 @@ def look_ahead(
 ) -> None:
     """Ask shared stores for many programs with few requests.
 
-    The next lookup of a program that they do not have makes no request; without `once`, no lookup of it
-    does for a minute. Nothing is done where there is no shared store.
+    The next lookup of a program that they do not have makes no request. Without `once`, all lookups of
+    it in the next minute make none. The function does nothing where there is no shared store.
     """
     if not cache.shared:
         return

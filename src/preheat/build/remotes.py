@@ -51,7 +51,7 @@ def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
         keyless = config.signing_key is None and not config.trusted_keys
         server = Server(
             "remote" if number == 1 else f"remote.{number}",
-            partial(_open, remote, config.remote_timeout),
+            partial(_open, remote, config),
             events,
             timeout=config.remote_timeout,
         )
@@ -86,9 +86,16 @@ def unsigned_accepted(remote: Remote, config: Config) -> bool:
     return config.remote_unsigned or (keyless and not remote.network)
 
 
-def _open(remote: Remote, timeout: float) -> Engine:
+def _needs_privacy(remote: Remote, config: Config) -> bool:
+    """Return whether entries are trusted because only this user can write the store."""
+    accepted = unsigned_accepted(remote, config) and not config.remote_unsigned
+    return accepted and not config.trust_cache_dir
+
+
+def _open(remote: Remote, config: Config) -> Engine:
+    private = _needs_privacy(remote, config)
     try:
-        return open_engine(remote, timeout=timeout)
+        return open_engine(remote, timeout=config.remote_timeout, private=private)
     except PreheatError as error:
         raise RemoteError(_with_hint(error)) from None
 

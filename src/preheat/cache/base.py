@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Found", "Holder", "Merger", "SharedTier", "Tier", "WritableTier"]
+__all__ = ["CLOSE_SECONDS", "Found", "Holder", "Merger", "SharedTier", "Tier", "WritableTier"]
+
+CLOSE_SECONDS = 10.0  # that the end of a process waits for writes to servers, at most
 
 
 class Tier(Protocol):
@@ -44,8 +46,11 @@ class Holder(Protocol):
 class SharedTier(WritableTier, Protocol):
     """A tier on a server that many machines share. It comes after the tiers of this machine.
 
-    `put` returns before the entry is written, and the tier emits the `put` event itself.
+    `put` returns before the entry is written, and the tier emits the `put` event itself. `unanswered`
+    grows with every `get` that returned None because the server could not be asked or gave no answer.
     """
+
+    unanswered: int
 
     def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
         """Ask for many digests at once: the next `get` of one that is absent makes no request.
@@ -56,8 +61,8 @@ class SharedTier(WritableTier, Protocol):
     def settle(self, load: float = 0.5) -> None:
         """Wait while more than this part of the queue is not written yet, but not for long."""
 
-    def close(self) -> None:
-        """Write what is queued, for a bounded time."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Write what is queued, and wait for that for up to `seconds`."""
 
 
 class Merger(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec
 
-from preheat.cache.base import Found, Holder, Merger, SharedTier, Tier, WritableTier
+from preheat.cache.base import CLOSE_SECONDS, Found, Holder, Merger, SharedTier, Tier, WritableTier
 from preheat.events import Events
 
 __all__ = ["Chain"]
@@ -124,10 +125,16 @@ class Chain:
         for shared in self.shared:
             shared.settle(load)
 
+    @property
+    def unanswered(self) -> int:
+        """How many lookups the servers have not answered so far. A digest may count several times."""
+        return sum(shared.unanswered for shared in self.shared)
+
     def close(self) -> None:
         """Write what is queued for servers, for a bounded time. The chain can still be used."""
+        deadline = time.monotonic() + CLOSE_SECONDS  # for all of them: they write at the same time
         for shared in self.shared:
-            shared.close()
+            shared.close(max(0.0, deadline - time.monotonic()))
 
     def _attempt(
         self, verb: str, tier: Tier, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs

@@ -83,6 +83,12 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
     place = ", ".join(map(str, bundles)) or "the cache (no bundle was named)"
     if checked.missing:
         print_message(f"{scope}: {len(checked.missing):,} missing from {place}")
+        if checked.unasked:
+            print_message(
+                f"{checked.unasked:,} of them may be on a shared store, which could not be asked"
+                "\n\nhint: 'preheat doctor' says why it could not be asked"
+            )
+            return
         print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
     elif checked.programs:
         print_message(f"{scope}: everything is in {place}")

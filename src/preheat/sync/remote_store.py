@@ -9,7 +9,7 @@ from preheat.build.remotes import open_remotes
 from preheat.cache import codec
 from preheat.cache.codec import DamagedEntryError
 from preheat.cache.remote import envelope
-from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.engine import Engine, ObjectError
 from preheat.cache.remote.names import ROOT, digest_of, entry_name
 from preheat.cache.remote.tier import RemoteTier
 from preheat.cache.remote.url import parse_remote
@@ -49,7 +49,10 @@ class RemoteStore:
 
     def read(self, digest: str) -> bytes | None:
         """Return an entry after its signature and its checksum were verified."""
-        data = self._tier.server.call("read", lambda engine: engine.read(entry_name(digest)))
+        try:
+            data = self._tier.server.call("read", lambda engine: engine.read(entry_name(digest)))
+        except ObjectError as error:
+            raise DamagedEntryError(str(error)) from None
         if data is None:
             return None
         blob = envelope.unwrap(digest, data, self._tier.keys().trusted)

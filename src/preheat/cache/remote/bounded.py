@@ -13,7 +13,7 @@ from preheat.cache.remote.engine import Engine, RemoteError
 
 __all__ = ["BoundedEngine"]
 
-_BATCH = 1000  # names that share a time limit
+_BATCH = 1000  # names of a list that share a time limit
 _MOST_LOST = 8  # calls that go on in the background after their time, before further ones are refused
 T = TypeVar("T")
 
@@ -22,8 +22,9 @@ class BoundedEngine:
     """An engine whose every call runs in a thread of its own, which is left behind after `timeout`.
 
     The time limits of clients do not hold for everything: a name server that is silent, a reply that
-    arrives byte by byte, a hung network file system. `existing` and `names` get the time for each
-    thousand names. Ctrl-C interrupts a call.
+    arrives byte by byte, a hung network file system. `existing` gets the time for each group of
+    `rounds`, and `names` for each thousand names. Another exception of a client than `RemoteError`
+    becomes one. Ctrl-C interrupts a call.
     """
 
     def __init__(self, engine: Engine, *, timeout: float) -> None:
@@ -48,9 +49,12 @@ class BoundedEngine:
 
     def existing(self, names: Iterable[str]) -> set[str]:
         found: set[str] = set()
-        for batch in _batches(sorted(names)):  # Neighbours are in the same folder.
-            found |= self._call(partial(self.inner.existing, batch))
+        for group in self.rounds(names):
+            found |= self._call(partial(self.inner.existing, group))
         return found
+
+    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+        return self.inner.rounds(names)
 
     def names(self, prefix: str = "") -> Iterator[str]:
         # One thread reads the whole list: those of opendal must not move to another one.
@@ -97,7 +101,9 @@ class BoundedEngine:
             raise RemoteError(f"{self.name} did not answer in time") from None
         if error is not None:
             try:
-                raise error
+                if isinstance(error, RemoteError) or not isinstance(error, Exception):
+                    raise error
+                raise RemoteError(f"{self.name}: {type(error).__name__}: {error}") from error
             finally:
                 del error  # Its traceback has this frame in it.
         return result

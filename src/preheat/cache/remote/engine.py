@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-__all__ = ["Engine", "RemoteError"]
+__all__ = ["MOST_BYTES", "Engine", "ObjectError", "RemoteError"]
+
+MOST_BYTES = 1 << 30  # of an object that is read: bounds the memory, whatever a server sends
 
 
 class RemoteError(OSError):
@@ -19,11 +21,15 @@ class RemoteError(OSError):
         self.retryable = retryable
 
 
+class ObjectError(RemoteError):
+    """One object cannot be read or written, and the server works: others can be."""
+
+
 class Engine(Protocol):
     """Objects by name on a server. Names are relative paths of ASCII letters, digits and `/.-_`.
 
     Every call ends within the time that the engine was given, and raises only `RemoteError`. `existing`
-    and `names` get this time for each thousand names.
+    gets this time for each group of `rounds`, and `names` for each thousand names.
     An object is written whole or not at all. Safe from any thread; not after a fork, where the owner
     opens a new one.
     """
@@ -45,6 +51,9 @@ class Engine(Protocol):
 
     def existing(self, names: Iterable[str]) -> set[str]:
         """Return those of `names` that have an object, with few requests where the server permits."""
+
+    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Yield `names` in groups. `existing` answers for each in about the time of one request."""
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """Yield the name of every object whose name begins with `prefix`, a folder that ends in `/`."""

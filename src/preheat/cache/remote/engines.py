@@ -13,13 +13,14 @@ from preheat.errors import InputError
 __all__ = ["missing_package", "open_engine", "probe_conditional"]
 
 
-def open_engine(remote: Remote, *, timeout: float) -> BoundedEngine:
+def open_engine(remote: Remote, *, timeout: float, private: bool = False) -> BoundedEngine:
     """Open the engine for `remote`, whose calls end within `timeout` seconds. Nothing is sent yet.
 
+    With `private`, a directory is used in which only this user may write; see `FileEngine`.
     Raises `InputError` when a package is missing, and `RemoteError` for settings that are incomplete.
     """
     # The limit of the client comes first: then no thread is left behind.
-    return BoundedEngine(_engine(remote, 0.9 * timeout), timeout=timeout)
+    return BoundedEngine(_engine(remote, 0.9 * timeout, private=private), timeout=timeout)
 
 
 def missing_package(remote: Remote) -> str | None:
@@ -63,7 +64,7 @@ def _keeps_conditions(engine: Engine, name: str) -> bool:
     return refuses_stale_etags is None or bool(refuses_stale_etags(name))
 
 
-def _engine(remote: Remote, timeout: float) -> Engine:
+def _engine(remote: Remote, timeout: float, *, private: bool) -> Engine:
     if remote.service == "redis":
         from preheat.cache.remote.redis_engine import RedisEngine
 
@@ -71,7 +72,7 @@ def _engine(remote: Remote, timeout: float) -> Engine:
     if remote.service == "file":
         from preheat.cache.remote.file_engine import FileEngine
 
-        return FileEngine(remote, timeout=timeout)
+        return FileEngine(remote, timeout=timeout, private=private)
     try:
         from preheat.cache.remote.opendal_engine import OpendalEngine, S3Engine
     except ModuleNotFoundError as missing:

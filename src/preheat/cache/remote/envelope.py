@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from preheat.cache.remote.engine import MOST_BYTES
 from preheat.cache.signatures import (
     KEY_ID_SIZE,
     SIGNATURE_SIZE,
@@ -39,7 +40,7 @@ _SIGNED_HEAD = slice(len(MAGIC), _HEAD.size - SIGNATURE_SIZE)
 _COMPRESSED, _SIGNED = 1, 2
 _NO_KEY, _NO_SIGNATURE = bytes(KEY_ID_SIZE), bytes(SIGNATURE_SIZE)
 _LEVEL = 3
-_MAX_ENTRY = 1 << 30  # Bounds the memory of a reader, whatever an object claims.
+_MAX_ENTRY = MOST_BYTES - _HEAD.size  # Bounds the memory of a reader, whatever an object claims.
 
 
 def wrap(digest: str, blob: bytes, key: Signer | None) -> bytes:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import islice
 
 from preheat.cache.filesystem import is_silly_renamed
 from preheat.cache.publish import is_staged, replace, sweep
-from preheat.cache.remote.engine import RemoteError
+from preheat.cache.remote.engine import ObjectError, RemoteError
 from preheat.cache.remote.links import NO_LINKS, create_by_link, file_content, lock_by_link
+from preheat.cache.remote.names import digest_of
 from preheat.cache.remote.url import Remote
 from preheat.cache.transient import is_transient, retried
+from preheat.cache.trust import DistrustedError, NotAFileError, read_file, writable_by_others
 from preheat.files import opened
 
 __all__ = ["FileEngine"]
 
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
 _LOCK = ".preheat-lock-"  # and a name: held while the object is compared and replaced
-_MODE = 0o666  # The umask decides who else may replace an object.
+_TOGETHER = 100  # names that share a time limit: a network file system takes milliseconds for each
+#: What is wrong with one file, while the directory can be used.
+_ONE_FILE = (errno.EISDIR, errno.ELOOP, errno.EFBIG)
 
 
 class FileEngine:
@@ -30,36 +36,51 @@ class FileEngine:
     `swap` and `discard` compare under a lock, which is an exclusive link, too. Where a file system has
     no hard links, as behind many gateways to object stores, the first `create` sets `conditional` to
     False, and conditions hold as well as they can.
+
+    In a store that is `private`, objects have no signatures, and the owners and modes of files decide
+    what is trusted. Only this user can write what it creates, and it reads nothing that another user
+    but root can write. The caller has checked the root. Otherwise the umask decides who may replace
+    objects.
     """
 
-    def __init__(self, remote: Remote, *, timeout: float) -> None:
+    def __init__(self, remote: Remote, *, timeout: float, private: bool = False) -> None:
         self.conditional = True
         self.name = remote.name
+        self._private = private
+        self._mode = 0o600 if private else 0o666
+        self._trusted: set[str] = set()  # folders that other users cannot write
         self._root = remote.path
         self._timeout = timeout
         self._folders: set[str] = set()  # those that exist
 
     def read(self, name: str) -> bytes | None:
-        with self._faults():
-            return file_content(self._path(name))
+        with self._faults(reads=True):
+            try:
+                self._require_trust(os.path.dirname(name))
+                return read_file(self._path(name), trust=not self._private)[0]
+            except FileNotFoundError:
+                return None
 
     def write(self, name: str, data: bytes) -> None:
         with self._faults():
-            replace(self._made_path(name), [data], mode=_MODE)
+            replace(self._made_path(name), [data], mode=self._mode)
 
     def delete(self, name: str) -> None:
         with self._faults(), suppress(FileNotFoundError):
             retried(os.unlink, self._path(name))
 
     def existing(self, names: Iterable[str]) -> set[str]:
-        with self._faults():
+        with self._faults(reads=True):
             return {name for name in names if _exists(self._path(name))}
+
+    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+        rest = iter(names)
+        while group := list(islice(rest, _TOGETHER)):
+            yield group
 
     def names(self, prefix: str = "") -> Iterator[str]:
         with self._faults():
-            folder = self._path(prefix.rstrip("/")) if prefix else self._root
-            for path in _files(folder):
-                yield os.path.relpath(path, self._root)
+            yield from self._files(prefix.rstrip("/"))
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
         del seconds  # Nothing removes a file by itself.
@@ -70,7 +91,7 @@ class FileEngine:
         del seconds
         with self._faults(), self._compared(name, old) as same:
             if same:
-                replace(self._path(name), [new], mode=_MODE)
+                replace(self._path(name), [new], mode=self._mode)
             return same
 
     def discard(self, name: str, old: bytes) -> bool:
@@ -94,11 +115,42 @@ class FileEngine:
         if folder not in self._folders:
             # The folder of the root must exist: it is missing where a file system is not mounted.
             with suppress(FileExistsError):
-                os.mkdir(self._root)
-            os.makedirs(folder, exist_ok=True)
+                os.mkdir(self._root, self._folder_mode)
+            self._make_folders(os.path.dirname(name))
+            self._require_trust(os.path.dirname(name))
             sweep(folder, time.time(), beside=True)
             self._folders.add(folder)
         return path
+
+    @property
+    def _folder_mode(self) -> int:
+        return 0o700 if self._private else 0o777
+
+    def _make_folders(self, folder: str) -> None:
+        """Create a folder below the root and those above it. `os.makedirs` has a mode for one alone."""
+        for path in self._steps(folder):
+            if not os.path.isdir(path):
+                with suppress(FileExistsError):  # Another process was faster.
+                    os.mkdir(path, self._folder_mode)
+
+    def _steps(self, folder: str) -> Iterator[str]:
+        """Yield the paths of the folders from the root to `folder`, without the root."""
+        path = self._root
+        for part in filter(None, folder.split("/")):
+            path = f"{path}/{part}"
+            yield path
+
+    def _require_trust(self, folder: str) -> None:
+        """Raise `OSError` if other users can write a folder of a private store, or one above it."""
+        if not self._private or folder in self._trusted:
+            return
+        for path in self._steps(folder):
+            status = retried(os.lstat, path)
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if why := writable_by_others(status):
+                raise DistrustedError(f"{path}: {why}")
+        self._trusted.add(folder)
 
     @contextmanager
     def _compared(self, name: str, old: bytes) -> Iterator[bool]:
@@ -113,29 +165,52 @@ class FileEngine:
     def _create(self, path: str, data: bytes) -> bool:
         if self.conditional:
             try:
-                return create_by_link(path, data, mode=_MODE)
+                return create_by_link(path, data, mode=self._mode)
             except OSError as fault:
                 if fault.errno not in NO_LINKS:
                     raise
                 self.conditional = False
-        return _create_directly(path, data)
+        return _create_directly(path, data, self._mode)
 
     def _lock(self, path: str) -> AbstractContextManager[None]:
         """Hold the lock of an object during a block."""
         if not self.conditional:
             return nullcontext()
         folder, name = os.path.split(path)
-        return lock_by_link(f"{folder}/{_LOCK}{name}", timeout=0.8 * self._timeout, mode=_MODE)
+        return lock_by_link(f"{folder}/{_LOCK}{name}", timeout=0.8 * self._timeout, mode=self._mode)
 
     @contextmanager
-    def _faults(self) -> Iterator[None]:
+    def _faults(self, *, reads: bool = False) -> Iterator[None]:
         try:
             yield
         except OSError as fault:
             reason = fault.strerror or str(fault)
             message = f"{self.name}: {reason}"
+            if self._concerns_one_file(fault, reads=reads):
+                raise ObjectError(message) from None
             retryable = is_transient(fault) or isinstance(fault, BlockingIOError)
             raise RemoteError(message, retryable=retryable) from None
+
+    def _concerns_one_file(self, fault: OSError, *, reads: bool) -> bool:
+        """Return whether something else than a readable file is in the place of an object."""
+        if isinstance(fault, DistrustedError | NotAFileError) or fault.errno in _ONE_FILE:
+            return True
+        # Another user may keep a file private in a directory that all read.
+        return reads and fault.errno == errno.EACCES and _can_be_searched(self._root)
+
+    def _files(self, folder: str) -> Iterator[str]:
+        """Yield the names of all objects in a folder, and those below it.
+
+        A directory in the place of an entry counts as an object, so that a check can report it.
+        """
+        path = self._path(folder) if folder else self._root
+        with suppress(FileNotFoundError), os.scandir(path) as found:
+            for entry in sorted(found, key=lambda entry: entry.name):
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir(follow_symlinks=False) and digest_of(name) is None:
+                    yield from self._files(name)
+                elif not _is_hidden(entry.name):
+                    yield name
 
 
 def _exists(path: str) -> bool:
@@ -146,23 +221,22 @@ def _exists(path: str) -> bool:
     return True
 
 
-def _create_directly(path: str, data: bytes) -> bool:
-    """Create a file unless there is one, where there are no links. A reader may see a part of it."""
+def _can_be_searched(directory: str) -> bool:
     try:
-        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE) as file:
-            os.write(file, data)
-    except FileExistsError:
+        os.stat(f"{directory}/.")
+    except OSError:
         return False
     return True
 
 
-def _files(folder: str) -> Iterator[str]:
-    with suppress(FileNotFoundError), os.scandir(folder) as found:
-        for entry in sorted(found, key=lambda entry: entry.name):
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path)
-            elif not _is_hidden(entry.name):
-                yield entry.path
+def _create_directly(path: str, data: bytes, mode: int) -> bool:
+    """Create a file unless there is one, where there are no links. A reader may see a part of it."""
+    try:
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
+            os.write(file, data)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _is_hidden(name: str) -> bool:

@@ -24,10 +24,10 @@ _LOOKS = 3  # looks for the entry within the time of a lease, even while its hol
 class LeaseRequest(Generic[T]):
     """Asks for the lease of `digest` until it ends; `poll` never waits.
 
-    `look` returns the entry, or None when it is not stored. At the end, `found` is what it returned.
-    Otherwise the caller makes the entry: with `lease`, which it releases, or without one if that is
-    None. That is so after a fault, after `limit` seconds, when the last holder ended without an entry,
-    and on a server that has no atomic operations, where every host would get the lease.
+    `look` returns the entry, or None when it is not stored. When the request has ended, `found` is the
+    entry, or None if the caller makes it. The caller then releases `lease` after that. `lease` is None
+    after a fault, after `limit` seconds, when the last holder ended without an entry, and on a server
+    without atomic operations, where every host would get a lease: the caller makes the entry without.
     """
 
     def __init__(
@@ -149,7 +149,8 @@ class LeaseRequest(Generic[T]):
 
     def _change(self, verb: str, act: Callable[[Engine], bool]) -> bool:
         server = self._leases.server
-        if not server.writes.closed:  # The caller is not to wait for a trial.
+        # The caller is not to wait for a trial, nor for a server that does not answer reads.
+        if not (server.writes.closed and server.reads.closed):
             raise PausedError(f"{server.tier} is not written, because earlier requests failed")
         self._requests += 1
         return server.call(f"{verb}_lease", act, writes=True)

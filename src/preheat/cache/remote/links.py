@@ -23,7 +23,9 @@ __all__ = ["NO_LINKS", "create_by_link", "file_content", "lock_by_link"]
 NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
 _POLL = 0.005  # seconds between two attempts to take a lock
 _ABANDONED = 1 / 3  # of the time to wait: a lock that stays the same for so long is broken
-_LOOKS = 10  # and it was seen so often: after a pause of the server, its holder gets time as well
+# A lock is broken only if it was seen unchanged more often than this. After a pause of the server, its
+# holder therefore gets time to go on as well.
+_LOOKS = 10
 
 
 def create_by_link(path: str, data: bytes, *, mode: int = 0o600) -> bool:

@@ -12,7 +12,7 @@ import re
 
 from preheat.cache.layer import FORMAT
 
-__all__ = ["BUNDLES", "LEASES", "PROBE", "ROOT", "digest_of", "entry_name"]
+__all__ = ["BUNDLES", "LEASES", "PROBE", "ROOT", "digest_of", "entry_name", "printable"]
 
 ROOT = f"{FORMAT}/"
 LEASES = f"{ROOT}leases/"
@@ -30,3 +30,8 @@ def digest_of(name: str) -> str | None:
     """Return the digest of the entry in the object `name`; None for an object that is no entry."""
     match = _ENTRY.fullmatch(name)
     return None if match is None else match[2]
+
+
+def printable(text: str) -> str:
+    """Return text of a server with escapes for the letters that would control a terminal."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

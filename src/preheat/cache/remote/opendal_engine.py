@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from contextlib import contextmanager
 import opendal
 from opendal import exceptions
 
-from preheat.cache.remote.engine import RemoteError
-from preheat.cache.remote.opendal_errors import ERRORS, translated
+from preheat.cache.remote.engine import MOST_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.opendal_errors import ERRORS, NO_CONNECTION, error_of_stream, translated
 from preheat.cache.remote.opendal_settings import settings_of
 from preheat.cache.remote.url import Remote
 from preheat.locks import no_fork
@@ -20,6 +21,7 @@ __all__ = ["OpendalEngine", "S3Engine"]
 
 _TOGETHER = 16  # requests at the same time
 _LISTED = 8  # From this number of names on, listing their folder takes fewer requests.
+_PIECE = 1 << 20  # bytes that are read at once, at most
 _UNMET = (exceptions.ConditionNotMatch, exceptions.AlreadyExists)
 
 
@@ -34,6 +36,7 @@ class OpendalEngine:
     def __init__(self, remote: Remote, *, timeout: float) -> None:
         self.name = remote.name
         self._remote = remote
+        self._timeout = timeout
         with self._errors():
             service, settings = settings_of(remote)
             limit = opendal.layers.TimeoutLayer(timeout=timeout, io_timeout=timeout)
@@ -43,7 +46,7 @@ class OpendalEngine:
     def read(self, name: str) -> bytes | None:
         with self._errors():
             try:
-                return self._operator.read(name)
+                return self._content(name)
             except exceptions.NotFound:
                 return None
 
@@ -96,14 +99,46 @@ class OpendalEngine:
     def close(self) -> None:
         pass  # The connections close with the operator.
 
-    def _plan(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Return the folders to list, and the names to ask for one by one."""
+    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+        listed, single = self._plan(names)
+        yield from _groups([[name] for name in single])
+        yield from _groups(list(listed.values()))
+
+    def _content(self, name: str, *, if_match: str | None = None) -> bytes:
+        """Return an object of at most `MOST_BYTES`. The exceptions are those of `Operator.read`.
+
+        It is read in pieces: `Operator.read` takes whatever a server sends, also after its time limit.
+        """
+        condition = {} if if_match is None else {"if_match": if_match}
+        try:
+            with self._operator.open(name, "rb", **condition) as file:  # type: ignore[arg-type]
+                return self._pieces(file)
+        except RemoteError:
+            raise
+        except OSError as fault:
+            if NO_CONNECTION in str(fault):
+                self._operator.stat(name)  # Its exception says why, and that of a stream does not.
+            raise error_of_stream(fault) from None
+
+    def _pieces(self, file: opendal.file.File) -> bytes:
+        deadline = time.monotonic() + self._timeout
+        content = bytearray()
+        while piece := file.read(_PIECE):
+            content += piece
+            if len(content) > MOST_BYTES:
+                raise ObjectError(f"{self.name}: the object has more than {MOST_BYTES:,} bytes")
+            if time.monotonic() > deadline:
+                raise RemoteError(f"{self.name} did not answer in time")
+        return bytes(content)
+
+    def _plan(self, names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+        """Return the names in each folder to list, and the names to ask for one by one."""
         groups = defaultdict(list)
         for name in names:
             groups[f"{name.rpartition('/')[0]}/"].append(name)
         lists = self._operator.capability().list
-        listed = [folder for folder, group in groups.items() if lists and len(group) >= _LISTED]
-        return listed, [name for folder in groups.keys() - listed for name in groups[folder]]
+        listed = {folder: g for folder, g in groups.items() if lists and len(g) >= _LISTED}
+        return listed, [name for folder in groups.keys() - listed.keys() for name in groups[folder]]
 
     def _present(self, names: list[str]) -> set[str]:
         if len(names) <= 1:
@@ -122,6 +157,12 @@ class OpendalEngine:
             yield
         except ERRORS as error:
             raise translated(error, self._remote) from None
+
+
+def _groups(parts: list[list[str]]) -> Iterator[list[str]]:
+    """Yield the names in `parts`, each of which takes one request, as many as are made together."""
+    for start in range(0, len(parts), _TOGETHER):
+        yield [name for part in parts[start : start + _TOGETHER] for name in part]
 
 
 _first_user: list[int] = []  # the id of the process that made the first operator
@@ -209,4 +250,4 @@ class S3Engine(OpendalEngine):
         etag = self._operator.stat(name).etag
         if not etag:
             raise RemoteError(f"{self.name}: the server returns no ETag")
-        return etag if self._operator.read(name, if_match=etag) == content else None
+        return etag if self._content(name, if_match=etag) == content else None

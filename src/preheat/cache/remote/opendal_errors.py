@@ -10,12 +10,14 @@ from opendal import exceptions
 from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.url import Remote
 
-__all__ = ["ERRORS", "translated"]
+__all__ = ["ERRORS", "NO_CONNECTION", "error_of_stream", "translated"]
 
 #: Every exception that opendal raises. They have no class in common.
 ERRORS = tuple(
     kind for kind in vars(exceptions).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
+#: In the message of a stream that could not be opened. The reason itself is not in it.
+NO_CONNECTION = "source: error sending request"
 _REFUSED = "it refuses the credentials, or the operation to them"
 _FULL = "it is full, or the object is too large"
 _MEANINGS: dict[type[Exception], str] = {
@@ -42,6 +44,22 @@ def translated(error: Exception, remote: Remote) -> RemoteError:
     message = ": ".join(filter(None, (remote.name, meaning, said[:_LONGEST])))
     passing = status in _PASSING if status else "(temporary)" in text.partition("=>")[0]
     return RemoteError(message, retryable=passing)
+
+
+def error_of_stream(fault: OSError) -> Exception:
+    """Return the exception of `Operator.read` for one that a stream raised.
+
+    NotFound (permanent) at read, context: { …, response: Parts { status: 404, … }, … } => the reason
+    """
+    text = str(fault)
+    kind = getattr(exceptions, text.partition(" ")[0], exceptions.Unexpected)
+    head, _, rest = text.partition(", context: { ")
+    said = rest.rpartition(" } => ")[2] if " } => " in rest else ""
+    status = re.search(r"response: Parts \{ status: \d+", rest)
+    error: Exception = kind(
+        head + (f" => {said}" if said else "") + (f"\n\n   {status[0]}" if status else "")
+    )
+    return error
 
 
 def _status(text: str) -> int:

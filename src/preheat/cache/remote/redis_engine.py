@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from preheat.cache.remote.engine import RemoteError
-from preheat.cache.remote.resp import Connection, ServerError
+from preheat.cache.remote.engine import ObjectError, RemoteError
+from preheat.cache.remote.names import printable
+from preheat.cache.remote.resp import Connection, OversizeError, ServerError
 from preheat.cache.remote.url import Remote
 
 __all__ = ["RedisEngine"]
@@ -27,6 +28,7 @@ return redis.call('del', KEYS[1])
 #: Replies after which the same command may succeed soon.
 _PASSING = {"LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN"}
 _MEANINGS = {
+    "WRONGTYPE": "the key has another kind of value than an object",
     "OOM": "it is full",
     "READONLY": "it is read-only",
     "NOAUTH": "it wants a password",
@@ -61,11 +63,15 @@ class RedisEngine:
 
     def existing(self, names: Iterable[str]) -> set[str]:
         found: set[str] = set()
-        rest = iter(names)
-        while batch := list(islice(rest, _BATCH)):
+        for batch in self.rounds(names):
             replies = self._call(*(["EXISTS", self._key(name)] for name in batch))
             found.update(name for name, exists in zip(batch, replies, strict=True) if exists)
         return found
+
+    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+        rest = iter(names)
+        while batch := list(islice(rest, _BATCH)):
+            yield batch
 
     def names(self, prefix: str = "") -> Iterator[str]:
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._key(prefix)) + "*"
@@ -112,8 +118,12 @@ class RedisEngine:
             except BaseException:  # Replies of this call may still arrive.
                 connection.close()
                 raise
+        except RemoteError:
+            raise
         except ServerError as refusal:
             raise self._refused(refusal) from None
+        except OversizeError as oversize:
+            raise ObjectError(f"{self.name}: {oversize}") from None
         except TimeoutError:
             raise RemoteError(f"{self.name} did not answer in time") from None
         except OSError as fault:
@@ -142,6 +152,9 @@ class RedisEngine:
         try:
             if hello := self._first_commands():
                 connection.call(hello, self._timeout)
+        except ServerError as refusal:
+            connection.close()
+            raise self._refused_login(refusal) from None
         except BaseException:
             connection.close()
             raise
@@ -163,7 +176,17 @@ class RedisEngine:
         if self._remote.password:  # A server may repeat the arguments of a command.
             said = said.replace(self._remote.password, "***")
         meaning = _MEANINGS.get(refusal.code, "it refuses the command")
-        return RemoteError(f"{self.name}: {meaning}: {said[:200]}", retryable=refusal.code in _PASSING)
+        message = f"{self.name}: {meaning}: {printable(said[:200])}"
+        if refusal.code == "WRONGTYPE":
+            return ObjectError(message)
+        return RemoteError(message, retryable=refusal.code in _PASSING)
+
+    def _refused_login(self, refusal: ServerError) -> RemoteError:
+        """Return the error without the text of the server, which may repeat a part of the password."""
+        if self._remote.password is None:
+            return self._refused(refusal)
+        meaning = _MEANINGS.get(refusal.code, "it refuses the credentials or the database number")
+        return RemoteError(f"{self.name}: {meaning}", retryable=refusal.code in _PASSING)
 
 
 def _milliseconds(seconds: float) -> str:

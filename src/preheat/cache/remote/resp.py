@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Connection", "ServerError"]
+from preheat.cache.remote.engine import MOST_BYTES
+
+__all__ = ["Connection", "OversizeError", "ServerError"]
 
 _CHUNK = 1 << 16
 
@@ -27,11 +29,15 @@ class ServerError(Exception):
         return str(self).partition(" ")[0]
 
 
+class OversizeError(Exception):
+    """The server announces a value that is longer than any object may be."""
+
+
 class Connection:
     """One connection, for one call at a time. After any exception it must be closed.
 
-    Raises `OSError`, of which `TimeoutError` is one, `ServerError` for a refused command, and
-    `ValueError` or `RecursionError` for a reply that is none.
+    Raises `OSError`, of which `TimeoutError` is one, `ServerError` for a refused command,
+    `OversizeError`, and `ValueError` or `RecursionError` for a reply that is none.
     """
 
     def __init__(self, open_socket: socket.socket) -> None:
@@ -111,6 +117,8 @@ class Connection:
     def _bytes(self, size: int, deadline: float) -> bytes | None:
         if size < 0:  # the reply for a key that does not exist
             return None
+        if size > MOST_BYTES:
+            raise OversizeError(f"the object has {size:,} bytes, where {MOST_BYTES:,} is the most")
         while len(self._unread) < size + 2:
             self._receive(deadline)
         data = bytes(memoryview(self._unread)[:size])

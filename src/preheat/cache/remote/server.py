@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from preheat import fork
 from preheat.cache.remote.breaker import Breaker
-from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 
@@ -19,6 +19,14 @@ T = TypeVar("T")
 
 _ATTEMPTS = 3
 _MOSTLY = 0.9  # of the time-out: a fault after that time is a time-out, however it is reported
+_FAULTS = {  # what failed, in messages, for a verb that is not a word
+    "existing": "ask for many entries",
+    "names": "list the objects",
+    "read_lease": "read a lease",
+    "create_lease": "create a lease",
+    "swap_lease": "renew or take over a lease",
+    "discard_lease": "release a lease",
+}
 _PAUSE = 0.05  # seconds before the second attempt, on average; twice that before the third
 
 # Engines of the parent process. A forked child can neither use nor close them, and a destructor may
@@ -36,7 +44,8 @@ class Server:
     `tier` is the name in events. `open_engine` is called when the process makes its first request, and
     again in a forked child. A fault that opens a breaker is one `fault` event, and the trial that
     closes it one `recovered` event; the faults between them are only counted. Reads and writes have a
-    breaker each: a server that refuses to be written can be read.
+    breaker each: a server that refuses to be written can be read. If both open for the same reason, the
+    first one alone is reported. An `ObjectError` is a `fault` event and opens none.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class Server:
         self._clock = clock
         self._sleep = sleep
         self._engine: Engine | None = None
+        self._reported: dict[str, Breaker] = {}  # those that are open, by the reason that was reported
         self._opening = Lock()
         fork.register(self)
 
@@ -93,7 +103,7 @@ class Server:
                 if error.retryable and breaker.closed and attempt + 1 < _ATTEMPTS:
                     continue
                 if breaker.closed:  # Other requests succeed. One that opened it was reported.
-                    self._events.fault(self.tier, verb, error)
+                    self._fault(verb, error)
                 raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -109,20 +119,42 @@ class Server:
         started = self._clock()
         try:
             result = act(self.engine())
+        except ObjectError:
+            self._count(verb, self._clock() - started, failed=True)
+            self._succeeded(verb, breaker, trial=trial)
+            raise
         except RemoteError as error:
             seconds = self._clock() - started
             self._count(verb, seconds, failed=True)
             # A server that was too slow is not tried again at once, but may be quick a second later.
             lasting = not error.retryable and seconds < self._patience
-            if breaker.failed(seconds, lasting=lasting, trial=trial):
-                self._events.fault(self.tier, verb, error)
+            # One that is too slow for a question about many objects may be quick with a single one.
+            lost = 0.0 if verb == "existing" else seconds
+            if breaker.failed(lost, lasting=lasting, trial=trial):
+                self._opened(verb, breaker, error)
             raise
         received = len(result) if isinstance(result, bytes) else 0
         sent = result if isinstance(result, int) and not isinstance(result, bool) else 0
         self._count(verb, self._clock() - started, sent=sent, received=received)
-        if breaker.succeeded(trial=trial):
-            self._events.emit("recovered", tier=self.tier, verb=verb)
+        self._succeeded(verb, breaker, trial=trial)
         return result
+
+    def _opened(self, verb: str, breaker: Breaker, error: RemoteError) -> None:
+        """Report a breaker that has opened, unless the other one is open for the same reason."""
+        if self._reported.setdefault(str(error), breaker) is breaker:
+            self._fault(verb, error)
+
+    def _succeeded(self, verb: str, breaker: Breaker, *, trial: bool) -> None:
+        if not breaker.succeeded(trial=trial):
+            return
+        reasons = [reason for reason, opened in list(self._reported.items()) if opened is breaker]
+        for reason in reasons:
+            del self._reported[reason]
+        if reasons:
+            self._events.emit("recovered", tier=self.tier, verb=verb)
+
+    def _fault(self, verb: str, error: RemoteError) -> None:
+        self._events.fault(self.tier, _FAULTS.get(verb, verb), error)
 
     def _count(
         self, verb: str, seconds: float, *, failed: bool = False, sent: int = 0, received: int = 0

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from preheat import fork
 from preheat.cache import codec
-from preheat.cache.base import Merger
+from preheat.cache.base import CLOSE_SECONDS, Merger
 from preheat.cache.remote import envelope
-from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.server import PausedError, Server
 from preheat.cache.remote.worker import Worker
@@ -22,7 +22,7 @@ from preheat.events import Events
 
 __all__ = ["Keys", "RemoteTier"]
 
-_FLUSH = 10.0  # seconds that the end of a process waits for writes, at most
+_SETTLE = 10.0  # seconds that `settle` waits, at most
 _TOGETHER = 500  # digests in one request of `look_ahead`
 _AHEAD = 60.0  # seconds for which an answer of `look_ahead` is used
 _MOST_REFUSED = 1024  # digests that are remembered as removed
@@ -72,6 +72,7 @@ class RemoteTier:
     ) -> None:
         self.name = server.tier
         self.writable = writable
+        self.unanswered = 0
         self.server = server
         self._events = events
         self._read_keys = read_keys
@@ -90,11 +91,13 @@ class RemoteTier:
         if digest in self._refused or (self._absent and self._is_absent(digest)):
             return None
         if not self.server.reads.closed:
+            self.unanswered += 1
             self._try_again(digest)
             return None
         try:
             data = self.server.call("read", partial(self._read, digest))
-        except RemoteError:  # It was reported.
+        except RemoteError as error:  # It was reported.
+            self.unanswered += not isinstance(error, ObjectError)
             return None
         return None if data is None else self._verified(digest, data)
 
@@ -143,7 +146,7 @@ class RemoteTier:
         """
         now = time.monotonic()
         self._absent = {key: each for key, each in self._absent.items() if each.until > now}
-        asked = iter(dict.fromkeys(digests))
+        asked = iter(sorted(set(digests)))  # Neighbours are in the same folder, which can be listed.
         while batch := list(islice(asked, _TOGETHER)):
             try:
                 missing = set(batch) - self.existing(batch)
@@ -186,7 +189,7 @@ class RemoteTier:
                 written = self._send(digest, blob)
         except PausedError:
             self._dropped(digest, "earlier requests failed")
-        except RemoteError as error:
+        except (RemoteError, ValueError) as error:  # `ValueError`: the entry is too long for a server.
             self._dropped(digest, str(error))
         else:
             self._events.emit("put", tier=self.name, key=digest, bytes=written)
@@ -233,7 +236,7 @@ class RemoteTier:
         A bake calls it, which makes entries for others and is in no hurry.
         """
         if self._worker.load > load:
-            self._worker.wait(load, _FLUSH)
+            self._worker.wait(load, _SETTLE)
 
     def flush(self, seconds: float) -> bool:
         """Wait for the writes, and drop those that have not begun after `seconds`.
@@ -244,9 +247,9 @@ class RemoteTier:
 
     # Processes
 
-    def close(self) -> None:
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Write what is queued, and close the connections. The tier can still be used."""
-        if not self.flush(_FLUSH):
+        if not self.flush(seconds):
             self._events.fault(self.name, "write", RemoteError("entries are left, and time is up"))
         self.server.close()
 

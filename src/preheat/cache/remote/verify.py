@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from preheat.cache import codec
 from preheat.cache.remote import envelope
-from preheat.cache.remote.engine import Engine
-from preheat.cache.remote.names import BUNDLES, LEASES, PROBE, digest_of
+from preheat.cache.remote.engine import Engine, ObjectError
+from preheat.cache.remote.names import BUNDLES, LEASES, PROBE, digest_of, printable
 from preheat.cache.signatures import UntrustedError, Verifier
 from preheat.locks import no_fork
 
@@ -58,8 +58,11 @@ def verify(engine: Engine, names: Sequence[str], trusted: Verifier | None) -> It
 def _verify(engine: Engine, trusted: Verifier | None, name: str) -> Verified | None:
     digest = digest_of(name)
     if digest is None:
-        return Verified(name, "foreign", "it has not the name of an entry")
-    data = engine.read(name)
+        return Verified(printable(name), "foreign", "its name is not that of an entry")
+    try:
+        data = engine.read(name)
+    except ObjectError as error:
+        return Verified(name, "foreign", str(error))
     return None if data is None else Verified(name, *_verdict(digest, data, trusted))
 
 
