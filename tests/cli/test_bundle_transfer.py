@@ -89,3 +89,13 @@ def test_an_error_names_the_server_once(cli: Cli) -> None:
     ran = cli("bundle", "push", "kernels.heat", "redis://:secret@127.0.0.1:1/0")
     assert ran.code == 1
     assert ran.err == "error: redis://127.0.0.1:1/0: Connection refused\n"
+
+
+def test_a_bundle_that_no_store_returns_is_not_pushed(
+    cli: Cli, url: str, bundle: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.sync.bundle_objects.MOST_BYTES", len(bundle) - 1)
+    refused = cli("bundle", "push", "kernels.heat", url)
+    assert refused.code != 0
+    assert f"has {len(bundle):,} bytes" in refused.err
+    assert "hint: bake a bundle for each architecture" in refused.err

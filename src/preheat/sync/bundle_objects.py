@@ -14,7 +14,7 @@ from typing import TypeVar
 from preheat.ahead.bundles import require_place
 from preheat.cache.bundle import Bundle
 from preheat.cache.publish import publish
-from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engine import MOST_BYTES, Engine, RemoteError
 from preheat.cache.remote.engines import open_engine
 from preheat.cache.remote.server import Server
 from preheat.cache.remote.url import parse_remote
@@ -33,6 +33,11 @@ def push(path: Path, url: str) -> tuple[str, bool]:
     with Bundle.open(path) as bundle:
         if wrong := bundle.verify():
             raise BundleError(f"bundle {path} is damaged: {next(iter(wrong.values()))}")
+        if bundle.nbytes > MOST_BYTES:
+            raise BundleError(
+                f"bundle {path} has {bundle.nbytes:,} bytes, and a shared store takes {MOST_BYTES:,}",
+                hint="bake a bundle for each architecture, or copy the file in another way",
+            )
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     name = _name(digest)
