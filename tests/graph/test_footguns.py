@@ -268,7 +268,7 @@ def _(s: Scene) -> None:
     stepped(s)[0].replay(stpe=3)
 
 
-@footgun("use a kernel for the first time inside the capture")
+@footgun("use a kernel that is not loaded yet inside the capture")
 def _(s: Scene) -> None:
     with s.gpu.capture():
         s.gpu.kernel(KERNELS, "add", label="new.cu")[2, 32](s.x, 1, s.out, N)
