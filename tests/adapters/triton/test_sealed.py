@@ -148,3 +148,32 @@ def test_a_result_of_tuning_that_json_cannot_hold_is_measured_by_each_process(wo
     """Triton alone measures it as well, because nobody asked for its cache of results."""
     for _ in range(2):
         assert world.run(UNSTORED).out.startswith("tuned")
+
+
+UNWRITABLE = """
+import os
+faults = []
+preheat.default_builder().events.subscribe(lambda name, fields: faults.append(fields), "fault")
+k.add[(4,)](x, y, o, 4096, 1.5, BLOCK=1024)
+k.add[(4,)](x, y, o, 4096, 1.5, BLOCK=1024)
+print([fault["where"] for fault in faults], "NotADirectoryError" in faults[0]["error"], flush=True)
+if not (child := os.fork()):
+    raise SystemExit  # The directory belongs to the parent.
+os.waitpid(child, 0)
+print(os.listdir(os.environ["TMPDIR"])[0][:15])
+"""
+
+
+def test_a_sealed_process_that_cannot_write_triton_s_directory_starts(baked: World) -> None:
+    place = baked.sibling("unwritable")
+    (place.root / "file").touch()
+    (temporary := place.root / "tmp").mkdir()
+    home = str(place.root / "file" / "cache")  # No directory can be made below a file.
+    ran = place.run(
+        UNWRITABLE, sealed=baked.root / "kernels.heat", TRITON_CACHE_DIR=home, TMPDIR=str(temporary)
+    )
+    assert ran.out.splitlines()[0] == f"[{home!r}] True"
+    assert ran.out.splitlines()[-2] == "preheat-triton-"
+    assert [name for name, *_ in ran.launches] == ["add", "add"]
+    assert ran.compilers == []
+    assert list(temporary.iterdir()) == []

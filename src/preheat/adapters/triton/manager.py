@@ -37,7 +37,8 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
     """Finds the files of one key in the store, and stores them.
 
     The files are also written to the directory of Triton's own cache, where Inductor and users look for
-    them. Only what the store verified is returned.
+    them. A process that cannot write there uses a temporary directory. Only what the store verified is
+    returned.
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
@@ -49,11 +50,10 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         # Overrides and dumps of IR are files of the user, and no cache.
         self._stock = FileCacheManager(key, override, dump) if override or dump else None
         self._asked = None if self._stock else asked
-        self._directory = os.path.join(knobs.cache.dir, key)
         # Triton reads the files again by their paths. Two variants of one key must not share them.
-        variant = "" if self._asked is None else self._asked.request.variant[:16]
-        self._own_directory = os.path.join(self._directory, variant) if variant else self._directory
+        self._variant = "" if self._asked is None else self._asked.request.variant[:16]
         self._files: dict[str, bytes] = {}
+        self._paths: dict[str, str] = {}
         self._claim: Claim | None = None
         self._started = 0.0
 
@@ -111,7 +111,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             path: str | None = self._stock.get_file(filename)
             return path
         if filename in self._files:  # a file of the kernel that is being compiled
-            return self._path(filename)
+            return self._paths[filename]
         if filename.endswith(".so"):  # `host.build` answers by the content of the source.
             return None
         request = self._request(filename)
@@ -166,7 +166,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
     # The files
 
     def _materialise(self, files: Mapping[str, bytes], group: str | None = None) -> dict[str, str]:
-        """Write files to Triton's directory and return their paths by name."""
+        """Write files where Triton reads them, and return their paths by name."""
         paths = {name: self._write(name, content) for name, content in files.items()}
         if group is not None:
             self._write_group(group, paths)
@@ -175,17 +175,24 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
     def _write_group(self, filename: str, paths: dict[str, str]) -> str:
         return self._write(f"__grp__{filename}", json.dumps({"child_paths": paths}).encode())
 
-    def _path(self, filename: str) -> str:
-        if os.path.basename(filename) != filename:
-            raise InputError(f"{filename!r} is not the name of a file of a kernel")
-        return os.path.join(self._own_directory, filename)
-
     def _write(self, filename: str, content: bytes) -> str:
         """Write a file, and return its path in the directory of this variant."""
-        path = self._path(filename)
+        if os.path.basename(filename) != filename:
+            raise InputError(f"{filename!r} is not the name of a file of a kernel")
+        place = state().private_directory
+        if place is None:
+            try:
+                return self._write_below(knobs.cache.dir, filename, content)
+            except OSError as fault:  # There is no home, or the file system is read-only.
+                place = state().use_private_directory(knobs.cache.dir, fault)
+        return self._write_below(place, filename, content)
+
+    def _write_below(self, cache: str, filename: str, content: bytes) -> str:
+        directory = os.path.join(cache, self.key)
+        path = self._paths[filename] = os.path.join(directory, self._variant, filename)
         _write_once(path, content)
-        if self._own_directory != self._directory:
-            _link_once(path, os.path.join(self._directory, filename), content)
+        if self._variant:
+            _link_once(path, os.path.join(directory, filename), content)
         return path
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +17,7 @@ from preheat.arch import Arch
 from preheat.build.foreign_store import ForeignStore
 from preheat.callsite import call_site, format_site
 from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.locks import Lock
 
 if TYPE_CHECKING:
     from preheat.adapters.triton.request import CompileRequest
@@ -39,6 +43,29 @@ class State:
     def __init__(self, store: ForeignStore) -> None:
         self.store = store
         self._thread = threading.local()
+        self._lock = Lock()
+        self._private: tuple[int, str] | None = None
+
+    @property
+    def private_directory(self) -> str | None:
+        """The temporary directory of this process, or None while Triton's own one is used."""
+        process, directory = self._private or (None, None)
+        return directory if process == os.getpid() else None  # A fork makes its own.
+
+    def use_private_directory(self, instead_of: str, fault: OSError) -> str:
+        """Return the temporary directory for what could not be written, made and reported once."""
+        with self._lock:
+            if found := self.private_directory:
+                return found
+            self.store.events.fault(instead_of, "write", fault)
+            made = tempfile.mkdtemp(prefix="preheat-triton-")
+            self._private = (os.getpid(), made)
+            atexit.register(self._remove_private_directory)
+            return made
+
+    def _remove_private_directory(self) -> None:
+        if found := self.private_directory:
+            shutil.rmtree(found, ignore_errors=True)
 
     @property
     def tuning(self) -> Tuning | None:
