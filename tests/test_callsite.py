@@ -77,3 +77,12 @@ def test_a_thread_that_began_inside_has_no_line() -> None:
 def test_no_line_is_a_question_mark() -> None:
     assert format_site((None, 0)) == "?"
     assert format_site((compile("\n\nx = 1", "/a/b.py", "exec"), 4)) == "b.py:3"
+
+
+def test_a_command_of_preheat_is_a_program_with_a_name() -> None:
+    code = compile("\n\nreturned = whom()", f"{callsite._HERE}cli/compile.py", "exec")
+    names = {"whom": call_site}
+    exec(code, names)
+    assert file_and_line(names["returned"]) == (code.co_filename, 3)  # type: ignore[arg-type]
+    assert format_site(names["returned"]) == "preheat compile"  # type: ignore[arg-type]
+    assert not callsite.outside_files[f"{callsite._HERE}cli/demo_steps/hot.py"]

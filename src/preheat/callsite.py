@@ -14,6 +14,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_COMMANDS = os.path.join(_HERE, "cli")  # has one module for each command
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library; installed packages are below it
 _INSIDE = (_HERE, _PYTHON, "<frozen ")
 
@@ -30,14 +31,23 @@ _libraries: list[str] = []  # how the files of libraries begin that call preheat
 class _OutsideFiles(dict[str, bool]):
     """Whether the code of a file belongs to the program, by its name.
 
-    It does outside of preheat, of the standard library, and of the libraries that are excluded.
+    It does outside of preheat, of the standard library, and of the libraries that are excluded. A
+    command of preheat is a program, too.
     """
 
     def __missing__(self, name: str) -> bool:
-        outside = not name.startswith(_INSIDE) or ("-packages" in name and not name.startswith(_HERE))
+        outside = (
+            _is_command(name)
+            or not name.startswith(_INSIDE)
+            or ("-packages" in name and not name.startswith(_HERE))
+        )
         outside = outside and not name.startswith(tuple(_libraries))
         self[name] = outside
         return outside
+
+
+def _is_command(name: str) -> bool:
+    return os.path.dirname(name) == _COMMANDS
 
 
 outside_files = _OutsideFiles()
@@ -90,8 +100,10 @@ def file_and_line(site: CallSite) -> tuple[str, int]:
 
 
 def format_site(site: CallSite) -> str:
-    """Return a call site as `file:line`, or as `?` when it is not known."""
+    """Return a call site as `file:line`, as the name of a command, or as `?` when it is not known."""
     file, line = file_and_line(site)
+    if _is_command(file):
+        return f"preheat {os.path.basename(file).removesuffix('.py')}"
     return f"{os.path.basename(file)}:{line}" if line else file
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,15 @@ from preheat import Gpu
 from preheat.adapters.cupy import RawKernel, RawModule, place
 from preheat.build.builder import Builder
 from preheat.config import Config, SealMode
-from preheat.errors import CompileError, InputError, LaunchError, SealedError, UnknownEntryError
+from preheat.errors import (
+    CaptureError,
+    CompileError,
+    InputError,
+    LaunchError,
+    NoGpuError,
+    SealedError,
+    UnknownEntryError,
+)
 from preheat.link_errors import LinkError
 
 SOURCE = r"""
@@ -123,6 +132,22 @@ def test_a_cooperative_grid_is_reduced_to_the_blocks_that_run_together(gpu: Gpu)
     assert count.numpy().tolist() == [most]
     with pytest.raises(LaunchError, match=f"more blocks than the {most} that run at the same time"):
         blocks((most, 2), (1024,), (count,))
+
+
+@pytest.mark.parametrize("prepare", [RawKernel.compile, lambda k: k((1,), (1,), (None, None))])
+def test_a_capture_needs_a_kernel_that_was_compiled_or_launched(
+    gpu: Gpu, prepare: Callable[[RawKernel], None]
+) -> None:
+    source = 'extern "C" __global__ void one(int* p, int* out) { if (out) *out = 1; }'
+    one, out = RawKernel(source, "one"), gpu.zeros(1, "int32")
+    with pytest.raises(CaptureError, match="compiling or loading a program") as caught, gpu.capture():
+        one((1,), (1,), (None, out))
+    assert str(caught.value.hint).endswith("for a RawKernel, call .compile() or launch it once")
+    prepare(one)
+    with gpu.capture() as graph:
+        one((1,), (1,), (None, out))
+    graph.replay()
+    assert out.numpy().tolist() == [1]
 
 
 # Memory
@@ -470,3 +495,37 @@ def test_importing_the_classes_does_not_import_cupy() -> None:
 
     code = "import sys; from preheat.adapters.cupy import RawKernel; print('cupy' in sys.modules)"
     assert expect_success(start_python(code)).strip() == "False"
+
+
+# Errors
+
+CALLS: dict[str, Callable[[], object]] = {
+    "__call__": lambda: RawKernel(SOURCE, "blocks")((1,), (1,), (None,)),
+    "kernel": lambda: RawKernel(SOURCE, "blocks").kernel,
+    "compile": lambda: RawKernel(SOURCE, "blocks").compile(),
+    "module": lambda: RawModule(code=SOURCE).module,
+    "get_function": lambda: RawModule(code=SOURCE).get_function("blocks"),
+    "get_global": lambda: RawModule(code=SOURCE).get_global("factors"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_error_shows_the_call_of_the_user(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_device(*_: object) -> Gpu:
+        raise NoGpuError("no GPU")
+
+    monkeypatch.setattr(place, "device", no_device)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(NoGpuError) as caught:
+        CALLS[call]()
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[1:] == ["<lambda>", call]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda o: RawKernel("x", "f", o), lambda o: RawModule(code="x", options=o)]
+)
+def test_options_in_one_text_are_refused(make: Callable[[str], object]) -> None:
+    with pytest.raises(InputError, match="options must be a list, not one value: '-DX'") as caught:
+        make("-DX")
+    assert caught.value.hint == "write options=['-DX']"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,38 @@ def test_a_bundle_that_lacks_an_entry_does_not_start(cli: Cli, baked: list[str])
     assert baked
 
 
+@pytest.fixture
+def unbaked(cli: Cli, baked: list[str]) -> list[str]:
+    """The application, changed so that the cache has its kernel and the bundle lacks it."""
+    Path("app.py").write_text(PREHEAT.replace("void k()", "void other()"))
+    assert cli("run", "--", *baked).code == 0
+    return baked
+
+
+def test_a_sealed_run_says_what_came_from_the_cache(cli: Cli, unbaked: list[str]) -> None:
+    done = cli(*SEALED, "--", *unbaked)
+    assert done.code == 0, done.err
+    assert verdict()["modules"]["by_origin"] == {"store": 1}
+    said = (
+        "1 module came from the cache, and no bundle has the code: --empty-cache runs with the bundles"
+    )
+    assert said in done.err
+
+
+def test_with_an_empty_cache_the_bundle_alone_must_be_enough(
+    cli: Cli, unbaked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREHEAT_LAYERS", str(tmp_path / "empty"))
+    assert cli("run", "--sealed", "--bundle", "kernels.heat", "--", *unbaked).code == 0
+    done = cli("run", "--sealed", "--empty-cache", "--bundle", "kernels.heat", "--", *unbaked)
+    assert done.code == 1
+    assert "SealedError" in done.err
+    Path("app.py").write_text(PREHEAT)
+    done = cli(*SEALED, "--empty-cache", "--", *unbaked)
+    assert done.code == 0, done.err
+    assert "came from the cache" not in done.err
+
+
 def test_what_is_missing_fails_at_the_request(cli: Cli, baked: list[str]) -> None:
     Path("app.py").write_text(PREHEAT.replace("void k()", "void missing()"))
     done = cli(*SEALED, "--", *baked)
@@ -180,6 +213,36 @@ def test_each_setting_is_explained(cli: Cli, tmp_path: Path) -> None:
         "TRITON_CACHE_AUTOTUNING",
     ]  # fmt: skip
     assert all(line.startswith("    ") and len(line) > 20 for line in lines[1::2])
+
+
+def test_an_empty_cache_is_explained_and_removed(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREHEAT_REMOTE", "s3://bucket/kernels")
+    names = "PREHEAT_CACHE_DIR", "PREHEAT_REMOTE", "PREHEAT_LAYERS"
+    code = f"import os\nprint(*[os.environ.get(n) for n in {names}], sep='\\n')\n"
+    code += "print(os.listdir(os.environ['PREHEAT_CACHE_DIR']))"
+    done = cli("run", "--empty-cache", "--explain", "--", *script(code))
+    cache, remote, layers, entries = done.out.splitlines()
+    assert (remote, layers, entries) == ("", "None", "[]")
+    assert f"PREHEAT_CACHE_DIR={cache}\n    the cache is empty" in done.err
+    assert "PREHEAT_REMOTE=\n    no other cache is searched" in done.err
+    assert not Path(cache).exists()
+
+
+def test_an_empty_cache_that_cannot_be_used_is_an_error(
+    cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command would use the cache of the user instead."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    done = cli("run", "--empty-cache", "--", *script("print('ran')"))
+    assert (done.code, done.out) == (2, "")
+    assert "cannot be used as a cache: " in done.err
+    assert "hint: set TMPDIR to a directory of your own" in done.err
+    assert list(shared.iterdir()) == []
 
 
 def test_the_command_gets_the_settings(cli: Cli, script: Script) -> None:

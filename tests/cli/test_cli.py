@@ -56,6 +56,15 @@ def saxpy(tmp_path: Path) -> str:
 # compile
 
 
+def test_the_caller_of_a_sealed_compile_is_the_command(
+    cli: Cli, saxpy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREHEAT_SEALED", "1")
+    ran = cli("compile", saxpy, "--arch", "sm_90")
+    assert ran.code == 1
+    assert ran.err.startswith("error: preheat compile: saxpy.cu (sm_90) cannot be compiled")
+
+
 def test_compile_says_what_it_made_and_then_what_it_found(cli: Cli, saxpy: str) -> None:
     first, second = (cli("compile", saxpy, "--arch", "sm_90") for _ in range(2))
     assert (first.code, second.code) == (0, 0)

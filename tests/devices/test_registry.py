@@ -71,6 +71,7 @@ def test_without_a_gpu_the_error_says_what_was_searched_and_which_devices_exist(
         ) as e:
             device(which)
         assert "preheat.device('emulator')" in str(e.value.hint)
+        assert "PREHEAT_DEVICE=emulator" in str(e.value.hint)
         assert "device('auto')" in str(e.value.hint)
     assert module._open == {}
 

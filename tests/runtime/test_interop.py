@@ -234,6 +234,9 @@ def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> No
         LaunchError, match=r"saxpy, argument 1: float const\* cannot take a Tensor of int32"
     ):
         made.saxpy[5, 64](2.0, Tensor(made.xs.view(np.int32)), y, made.n)
+    with pytest.raises(LaunchError, match="cannot take a ndarray of float64") as caught:
+        made.saxpy[5, 64](2.0, made.xs.astype("float64"), y, made.n)
+    assert caught.value.hint == "convert it: x = x.astype('float32')"
 
 
 @pytest.mark.torch
@@ -255,8 +258,9 @@ def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -
     small = torch.arange(32).to(torch.bfloat16)
     emulator.kernel(source, "twice")[1, 32](small)
     assert torch.equal(small, (torch.arange(32) * 2).to(torch.bfloat16))
-    with pytest.raises(LaunchError, match=r"cannot take a Tensor of float64"):
+    with pytest.raises(LaunchError, match=r"cannot take a Tensor of float64") as caught:
         made.saxpy[5, 64](2.0, x.double(), y, made.n)
+    assert caught.value.hint == "convert it: x = x.to(torch.float32)"
 
 
 @pytest.mark.torch

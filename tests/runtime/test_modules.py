@@ -631,3 +631,15 @@ def test_an_overload_is_chosen_by_a_type_that_has_template_arguments(device: Gpu
     x = device.zeros(1, "int32")
     device.kernel(source, "f(P<int>*)")[1, 1](x)
     assert x.numpy()[0] == 1
+
+
+def test_a_method_of_a_module_of_cupy_is_an_error_with_the_expression_of_preheat(device: Gpu) -> None:
+    module: Any = device.module('extern "C" __global__ void f() {}')
+    for name, instead in {
+        "get_function": r"; write module\['name'\]",
+        "get_global": r"; write module.symbol\('name'\)",
+        "nothing": "",
+    }.items():
+        with pytest.raises(AttributeError, match=f"^a Module has no attribute '{name}'{instead}$"):
+            getattr(module, name)
+    assert not hasattr(module, "get_function")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from preheat.errors import Diagnostic
+from preheat.errors import CompileError, Diagnostic
+from preheat.gpu import Gpu
 from preheat.toolchain import Toolchain
-from preheat.toolchain.advice import ADVICE, advice
+from preheat.toolchain.advice import ADVICE, advice, advice_about_path
 
 
 def missing(name: str, *roots: Path) -> str | None:
@@ -70,3 +72,25 @@ def test_a_function_that_another_program_defines_needs_a_link() -> None:
 
 def test_other_errors_have_no_advice() -> None:
     assert advice([Diagnostic("k.cu", 1, "error", 'identifier "x" is undefined')], []) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["kernels/nope.cuh", "nope.h", "./nope", "../k.hpp", "/opt/k.cc", "~/k.txt"]
+)
+def test_a_source_that_looks_like_a_path_is_one(text: str) -> None:
+    assert advice_about_path(text) == f"is this a path? pass pathlib.Path({text!r})"
+
+
+@pytest.mark.parametrize(
+    "text", ['#include "kernels/k.cuh"', "#include<k.h>", "//k.h", "/*k*/", "int", "int a/b.h", "a/b;"]
+)
+def test_other_sources_are_no_paths(text: str) -> None:
+    assert advice_about_path(text) is None
+
+
+def test_the_error_of_a_path_as_source_has_the_hint(open_device: Callable[..., Gpu]) -> None:
+    gpu = open_device("emulator")
+    for _ in range(2):  # The second error is remembered.
+        with pytest.raises(CompileError) as caught:
+            gpu.kernel("kernels/nope.cuh", "f")
+        assert caught.value.hint == "is this a path? pass pathlib.Path('kernels/nope.cuh')"

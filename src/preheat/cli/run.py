@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
-from preheat.ahead.manifest import Manifest, require_programs
+from preheat.ahead.manifest import require_programs
 from preheat.audit.library import LIBRARY, require_library
 from preheat.audit.report import Report
 from preheat.audit.session import AuditSession, audit_session
 from preheat.audit.verdict import make_verdict
 from preheat.cache.publish import publish, unwritable_reason
+from preheat.cache.trust import unusable_reason
 from preheat.cli.bundle_file import BUNDLE
 from preheat.cli.check import run_check
 from preheat.cli.child import CannotRunError, run_command
 from preheat.cli.output import count, print_error, print_message
 from preheat.cli.programs import archs_option
-from preheat.cli.run_settings import run_settings
+from preheat.cli.run_settings import Setting, run_settings
 from preheat.config import Config, SealMode, environ
 from preheat.errors import InputError
 
@@ -36,12 +39,14 @@ Examples:
   preheat run --bundle kernels.heat --sealed -- python serve.py --port 8000
   preheat run --bundle kernels.heat --sealed --manifest kernels.toml -- python serve.py
   preheat run --bundle kernels.heat --sealed --verdict verdict.json -- python batch.py
+  preheat run --bundle kernels.heat --sealed --empty-cache -- python serve.py
   preheat run --bundle kernels.heat --sealed --explain
 
 \b
 Every Python that the command starts installs the adapters of the libraries that it imports, without a
 change of the application. PREHEAT_ADAPTERS names others than all. With --sealed, a compiler that is
-started and PTX that is loaded fail at once, in every process of the command.
+started and PTX that is loaded fail at once, in every process of the command. A kernel may then come
+from a bundle or from a cache. With --empty-cache as well, it can come from a bundle alone.
 
 \b
 Exit status: that of the command; 126 or 127 when it cannot be run; 2 when an argument or a file cannot
@@ -72,6 +77,11 @@ command succeeded, but --verdict says that something was compiled or is not acco
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Check first that the bundles have all of this manifest, and do not start without.",
 )
+@click.option(
+    "--empty-cache",
+    is_flag=True,
+    help="Use an empty temporary cache, and no shared one, as on a new machine.",
+)
 @archs_option("as recorded")
 @click.option(
     "--verdict",
@@ -85,6 +95,7 @@ def command(
     bundles: tuple[Path, ...],
     sealed: str | None,
     manifest: Path | None,
+    empty_cache: bool,
     archs: tuple[str, ...],
     verdict: Path | None,
     explain: bool,
@@ -93,9 +104,50 @@ def command(
     if not words and not explain:
         raise click.UsageError("there is no COMMAND to run", click.get_current_context())
     listed = None if manifest is None else require_programs(manifest)
-    env = _environment(bundles, sealed, listed, explain=explain)
-    if not words:
-        return 0
+    seal = None if sealed is None else SealMode.of(sealed)
+    with _temporary_cache(empty_cache) as cache:
+        settings = run_settings(
+            environ(), bundles=bundles, sealed=seal, manifest=listed, empty_cache=cache
+        )
+        env = _environment(settings, explain=explain)
+        if not words:
+            return 0
+        return _run_checked(words, env, manifest, archs, verdict)
+
+
+@contextmanager
+def _temporary_cache(wanted: bool) -> Iterator[Path | None]:
+    """Yield a new directory for a cache, if it is wanted. The directory is removed in the end."""
+    if not wanted:
+        yield None
+        return
+    with TemporaryDirectory(prefix="preheat-cache-", ignore_cleanup_errors=True) as place:
+        cache = Path(place).resolve()
+        trust = Config.from_env().trust_cache_dir
+        if why := unusable_reason(cache, trust=trust):  # The command would use the user's cache.
+            fault = f"{cache} cannot be used as a cache: {why}"
+            raise InputError(fault, hint="set TMPDIR to a directory of your own")
+        yield cache
+
+
+def _environment(settings: Iterable[Setting], *, explain: bool) -> dict[str, str]:
+    """Return the environment of the command."""
+    env = dict(environ())
+    for setting in settings:
+        env[setting.name] = setting.value
+        if explain:
+            print_message(str(setting))
+    return env
+
+
+def _run_checked(
+    words: Sequence[str],
+    env: dict[str, str],
+    manifest: Path | None,
+    archs: tuple[str, ...],
+    verdict: Path | None,
+) -> int:
+    """Check the verdict file and the bundles, and run the command if they are in order."""
     if verdict is not None:
         _require_writable(verdict)
     config = Config.from_env(env)
@@ -107,19 +159,6 @@ def command(
     except CannotRunError as error:
         print_error(str(error), error.hint)
         return error.status
-
-
-def _environment(
-    bundles: Sequence[Path], sealed: str | None, manifest: Manifest | None, *, explain: bool
-) -> dict[str, str]:
-    """Return the environment of the command."""
-    env = dict(environ())
-    seal = None if sealed is None else SealMode.of(sealed)
-    for setting in run_settings(env, bundles=bundles, sealed=seal, manifest=manifest):
-        env[setting.name] = setting.value
-        if explain:
-            print_message(str(setting))
-    return env
 
 
 def _require_writable(verdict: Path) -> None:
@@ -151,8 +190,17 @@ def _judge(
         return status
     made = make_verdict(report, config.bundles, config.sealed)
     publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"])
+    if config.bundles and config.sealed is not SealMode.OFF:
+        _report_cached(made["modules"]["by_origin"].get("store", 0))
     print_message(f"{_summary(report)} → {verdict}")
     return NOT_ACCOUNTED if not status and not made["accounted"] else status
+
+
+def _report_cached(modules: int) -> None:
+    """Say that a sealed run used the cache: on another machine, the bundles may not be enough."""
+    if modules:
+        came = f"{count(modules, 'module')} came from the cache, and no bundle has the code"
+        print_message(f"{came}: --empty-cache runs with the bundles alone")
 
 
 def _summary(report: Report) -> str:

@@ -60,12 +60,18 @@ def run_settings(
     bundles: Sequence[Path],
     sealed: SealMode | None,
     manifest: Manifest | None,
+    empty_cache: Path | None = None,
 ) -> Iterator[Setting]:
-    """Yield what is set for a command. Adapters and recorded values that the user has set stay."""
+    """Yield what is set for a command. Adapters and recorded values that the user has set stay.
+
+    With `empty_cache`, that directory is the only cache of the command.
+    """
     if not env.get(VARIABLE):
         yield Setting(VARIABLE, "auto", "every library that has an adapter uses the store of preheat")
     if bundles:
         yield Setting("PREHEAT_BUNDLE", _joined(bundles), "these bundles are searched before the cache")
+    if empty_cache is not None:
+        yield from _only_cache(env, empty_cache)
     if sealed is not None:
         value = "1" if sealed is SealMode.ERROR else "warn"
         yield Setting("PREHEAT_SEALED", value, "what no bundle and no cache has is not compiled")
@@ -76,6 +82,15 @@ def run_settings(
             yield Setting(
                 name, value, "it was set when the manifest was recorded, and is part of its keys"
             )
+
+
+def _only_cache(env: Mapping[str, str], directory: Path) -> Iterator[Setting]:
+    yield Setting(
+        "PREHEAT_CACHE_DIR", str(directory), "the cache is empty, and is removed after the command"
+    )
+    for name in ("PREHEAT_LAYERS", "PREHEAT_REMOTE"):
+        if env.get(name):
+            yield Setting(name, "", "no other cache is searched")
 
 
 def _joined(bundles: Sequence[Path]) -> str:

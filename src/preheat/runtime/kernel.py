@@ -6,7 +6,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from preheat import native
 from preheat.artifact import Artifact, EntryPoint, check_name
@@ -29,6 +29,8 @@ _LOAD = "load the module again: gpu.module(…)"
 _LOOK_UP = "look the variable up again: gpu.module(…).symbol(…)"
 _CLUSTER = "cluster= is an integer, or a tuple of up to three: kernel.launch(…, cluster=2)"
 _DIM = "an integer, or a tuple of up to three: kernel[8, 256], kernel[(8, 4), (32, 8)]"
+# Methods of CuPy's modules, and what a module of preheat has instead.
+_OF_CUPY = {"get_function": "module['name']", "get_global": "module.symbol('name')"}
 _MOST_LAUNCHERS = 512  # of one kernel
 
 
@@ -105,6 +107,13 @@ class Module:
                     fields = {"key": artifact.digest, "program": artifact.label, "entry": name}
                 events.emit("resolve", **fields)
             return resolved
+
+    if not TYPE_CHECKING:  # A type checker must report every attribute that is not there.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            meant = _OF_CUPY.get(name)
+            instead = f"; write {meant}" if meant else ""
+            raise AttributeError(f"a Module has no attribute {name!r}{instead}", name=name, obj=self)
 
     def __repr__(self) -> str:
         kernels = ", ".join(map(str, self.artifact.entries)) or "no kernels"

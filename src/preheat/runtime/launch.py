@@ -17,6 +17,7 @@ from preheat.artifact import Artifact
 from preheat.callsite import call_site
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
+from preheat.dtypes import DType
 from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, short_repr
 from preheat.runtime.active_capture import ActiveCapture
 from preheat.runtime.arguments import (
@@ -36,6 +37,7 @@ UNORDERED = -1  # for DLPack: the producer need not order anything, here because
 MANY_STREAMS = 64  # streams for which one launch, or one graph, stays prepared
 _CONTIGUOUS = "make a copy that is; or preheat.strided(x), for a kernel that takes strides"
 _READ_ONLY = "declare the parameter const, or pass a copy"
+_ASTYPE = ("cupy", "jax", "jaxlib", "numpy")  # libraries whose arrays have this method
 
 __all__ = [
     "MANY_STREAMS",
@@ -196,7 +198,8 @@ class Call(ABC):
                 f"{array!r} is on another device than the kernel, {self.context.device.name}"
             )
         if param.dtypes is not None and array.dtype not in param.dtypes:
-            raise ArgumentMismatch(f"{param.title} cannot take an array of {array.dtype}")
+            hint = f"convert it: x = gpu.array(x.numpy(), {param.dtypes[0].name!r})"
+            raise ArgumentMismatch(f"{param.title} cannot take an array of {array.dtype}", hint)
         return array.address
 
     def _foreign(
@@ -207,7 +210,8 @@ class Call(ABC):
             hint = "copy it first: gpu.array(…)" if operand.device[0] == ON_HOST else None
             raise ArgumentMismatch(f"{name} is in {operand.place}, the kernel is on {here.name}", hint)
         if param.dtypes is not None and operand.dtype not in (None, *param.dtypes):
-            raise ArgumentMismatch(f"{param.title} cannot take a {name} of {operand.dtype}")
+            why = f"{param.title} cannot take a {name} of {operand.dtype}"
+            raise ArgumentMismatch(why, _conversion(kind.library, param.dtypes[0]))
         if not operand.writable and param.writes and param.parameter.type is not None:
             raise ArgumentMismatch(f"{name} is read-only, and {param.title} may be written", _READ_ONLY)
         in_library_order = args.order_with(kind, operand, here)
@@ -353,6 +357,14 @@ def ordered(
     on_host = context.device.dlpack[0] == ON_HOST
     if arguments.keep_alive and not on_host and not capturing:
         context.hold_until(record_event(context, stream), arguments.keep_alive)
+
+
+def _conversion(library: str, wanted: DType) -> str | None:
+    """Return the hint for a tensor of another element type than `wanted`."""
+    if library == "torch":
+        return f"convert it: x = x.to(torch.{wanted})"
+    known = library in _ASTYPE and wanted.host == wanted.name  # NumPy lacks some types.
+    return f"convert it: x = x.astype('{wanted}')" if known else None
 
 
 class _FreedMemory(ArgumentMismatch):

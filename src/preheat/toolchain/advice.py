@@ -8,7 +8,7 @@ from pathlib import Path
 
 from preheat.errors import Diagnostic
 
-__all__ = ["ADVICE", "advice"]
+__all__ = ["ADVICE", "advice", "advice_about_path"]
 
 _PRINTF = "printf is built in: remove the include"
 _ASSERT = "assert is built in: remove the include"
@@ -65,6 +65,16 @@ _PACKAGES = {
 }
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
 _UNRESOLVED = re.compile(r"Unresolved extern (?:function|variable) '([^']+)'")
+# A text of this form is a path when it also has a slash or one of the suffixes.
+_ONE_WORD = re.compile(r"""(?!//|/\*)[^\s#;{}()<>"]+""")
+_SUFFIXES = (".c", ".cc", ".cpp", ".cuh", ".h", ".hpp", ".txt")
+
+
+def advice_about_path(source: str) -> str | None:
+    """Return a hint for a rejected source that is one word and looks like the path of a file."""
+    if _ONE_WORD.fullmatch(source) and ("/" in source or source.endswith(_SUFFIXES)):
+        return f"is this a path? pass pathlib.Path({source!r})"
+    return None
 
 
 def advice(rows: Iterable[Diagnostic], roots: Iterable[str]) -> str | None:

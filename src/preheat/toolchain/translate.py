@@ -23,7 +23,7 @@ from preheat.errors import (
 from preheat.linked_program import RelocatableProgram
 from preheat.program import Program
 from preheat.toolchain import frames, lint, ptx, report, signature
-from preheat.toolchain.advice import advice
+from preheat.toolchain.advice import advice, advice_about_path
 from preheat.toolchain.pool import WorkerPool
 
 __all__ = [
@@ -276,6 +276,6 @@ def accepted(reply: Mapping[str, Any], program: Program, arch: Arch, roots: Mapp
     if status in _REJECTED:
         rows = report.diagnostics(log, program)
         error = CompileError(program.label, str(arch), program.options, log, rows)
-        error.hint = error.hint or advice(rows, roots.values())
+        error.hint = error.hint or advice_about_path(program.source) or advice(rows, roots.values())
         raise error
     raise ToolchainError(f"{program.label}: the compiler failed with {status}\n{log}".rstrip())

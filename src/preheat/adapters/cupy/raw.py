@@ -18,8 +18,10 @@ from preheat.adapters.cupy.source import RawSource
 from preheat.callsite import warn_caller
 from preheat.devices.base import ON_GPU, ON_HOST
 from preheat.errors import LaunchError, SealedError
+from preheat.program import list_argument
 from preheat.runtime.arguments import param_specs
 from preheat.runtime.kernel import Kernel, Module
+from preheat.tracebacks import short_traceback
 
 __all__ = ["RawKernel", "RawModule"]
 
@@ -64,7 +66,7 @@ class RawKernel:
         _warn_of_jitify(jitify)
         source = RawSource(
             code=code,
-            options=tuple(options),
+            options=list_argument("options", options),
             translate_cucomplex=bool(translate_cucomplex),
             jitify=bool(jitify),
         )
@@ -132,7 +134,8 @@ class RawKernel:
         `args` is a tuple. The launch goes to `stream`, by default to CuPy's current stream. Raises
         `LaunchError` for arguments that do not fit the parameters.
         """
-        kernel = self._kernel(place_of(args))
+        with short_traceback:
+            kernel = self._kernel(place_of(args))
         on_host = kernel.module.context.device.dlpack[0] == ON_HOST
         values = converted(param_specs(kernel.entry.parameters), args, on_host=on_host)
         if stream is None and not has_stream(values):
@@ -152,7 +155,8 @@ class RawKernel:
     @property
     def kernel(self) -> Kernel:
         """The kernel of preheat on the current device."""
-        return self._kernel(place_of())
+        with short_traceback:
+            return self._kernel(place_of())
 
     def _kernel(self, place: Place) -> Kernel:
         found = self._kernels.get(place)
@@ -175,7 +179,9 @@ class RawKernel:
             >>> RawKernel(SAXPY, "saxpy").compile()
         """
         self._kernels.clear()
-        _write_log(self.kernel.module, log_stream)
+        with short_traceback:
+            module = self.kernel.module
+        _write_log(module, log_stream)
 
     # Attributes
 
@@ -301,7 +307,7 @@ class RawModule:
         self._source = RawSource(
             code=code,
             path=path,
-            options=tuple(options) if path is None else (),
+            options=list_argument("options", options) if path is None else (),
             translate_cucomplex=bool(translate_cucomplex) and path is None,
             names=None if name_expressions is None else tuple(name_expressions),
             jitify=bool(jitify),
@@ -332,7 +338,8 @@ class RawModule:
     @property
     def module(self) -> Module:
         """The module of preheat on the current device."""
-        return self._source.module(gpu_at(place_of()))
+        with short_traceback:
+            return self._source.module(gpu_at(place_of()))
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile and load the module.
@@ -344,7 +351,9 @@ class RawModule:
             >>> from preheat.adapters.cupy import RawModule
             >>> RawModule(code=SAXPY).compile()
         """
-        _write_log(self.module, log_stream)
+        with short_traceback:
+            module = self.module
+        _write_log(module, log_stream)
 
     def get_function(self, name: str) -> RawKernel:
         """Return the kernel `name`, which may be one of the name expressions.
@@ -361,7 +370,8 @@ class RawModule:
             >>> one = module.get_function("one<float>")
         """
         made = RawKernel._of(self._source, name, self.backend, self.enable_cooperative_groups)
-        made.kernel  # noqa: B018
+        with short_traceback:
+            made.kernel  # noqa: B018
         return made
 
     def get_global(self, name: str) -> Any:
@@ -374,8 +384,9 @@ class RawModule:
             >>> from preheat.adapters.cupy import RawModule
             >>> table = RawModule(code='extern "C" __device__ float table[4];').get_global("table")
         """
-        module = self.module
-        symbol = module.symbol(name)
+        with short_traceback:
+            module = self.module
+            symbol = module.symbol(name)
         cupy, (kind, index) = sys.modules.get("cupy"), module.context.device.dlpack
         if cupy is None or kind != ON_GPU:
             return symbol

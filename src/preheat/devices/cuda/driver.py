@@ -23,7 +23,10 @@ __all__ = [
 ]
 
 #: The hint for a machine without a GPU.
-WITHOUT_GPU = "preheat.device('emulator') runs kernels on the CPU; device('auto') takes what there is"
+WITHOUT_GPU = (
+    "preheat.device('emulator') or PREHEAT_DEVICE=emulator runs kernels on the CPU; device('auto') "
+    "takes what there is"
+)
 
 _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # a setting of the bindings
 _VERSION = 12000  # of CUDA: the functions have the types that they had there
