@@ -20,16 +20,25 @@ from preheat.artifact import Artifact, Header
 from preheat.build.builder import Builder
 from preheat.build.lookup import Hit, Lookup, Miss
 from preheat.build.request import Request
+from preheat.build.seal import sealed
 from preheat.cache import DiskTier, MemoryTier, codec
 from preheat.cache.lock import FileLock
 from preheat.config import Config
-from preheat.errors import CompileError, CompilerCrashError, InputError, PtxError, UnknownEntryError
+from preheat.errors import (
+    CompileError,
+    CompilerCrashError,
+    InputError,
+    PtxError,
+    SealedError,
+    UnknownEntryError,
+)
 from preheat.events import Events
+from preheat.foreign import ForeignRequest
 from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.toolchain.headers import HeaderState, decode_states
 from tests.conftest import SAXPY, Recorder
-from tests.processes import TIMEOUT_SECONDS, wait_for
+from tests.processes import TIMEOUT_SECONDS, run_in_fork, wait_for
 
 PROGRAM = Program.of(SAXPY, label="saxpy.cu")
 BROKEN = Program.of("__global__ void k(int* x) { x[0] = missing; }", label="broken.cu")
@@ -434,6 +443,17 @@ def test_threads_that_open_the_default_builder_together_share_it(
 def test_options_beside_a_program_are_refused() -> None:
     with pytest.raises(InputError, match="already has its label, options"):
         default.compile(PROGRAM, "sm_90", options=["-use_fast_math"])
+
+
+def test_a_forked_child_that_just_exits_has_counted_what_its_seal_refused(builder: Builder) -> None:
+    def work() -> None:
+        with sealed(), pytest.raises(SealedError):
+            builder.build(PROGRAM, "sm_90")
+        with sealed(), pytest.raises(SealedError):
+            builder.foreign.obtain(ForeignRequest("mylib", "key"), dict)
+
+    run_in_fork(work)
+    assert builder.stats()["cache"]["sealed"] == 2
 
 
 def test_a_child_forked_during_a_compile_releases_the_worker(open_builder: Open) -> None:

@@ -65,6 +65,17 @@ def variables(container: Object) -> dict[str, str]:
     return env | {row["name"]: row["value"] for row in container.get("env", ())}
 
 
+def files_of(volume: Object) -> Object:
+    """Return the files of a secret or a config map that is mounted; other volumes have none."""
+    if "secret" in volume:
+        table: Object = named("Secret")[volume["secret"]["secretName"]]["stringData"]
+        return table
+    if "configMap" in volume:
+        table = named("ConfigMap")[volume["configMap"]["name"]]["data"]
+        return table
+    return {}
+
+
 # Objects
 
 
@@ -104,14 +115,10 @@ def test_the_schema_finds_faults() -> None:
 def test_references_lead_somewhere(name: str) -> None:
     pod = PODS[name.rpartition("/")[0]]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    for mount in CONTAINERS[name].get("volumeMounts", ()):
-        secret = volumes[mount["name"]].get("secret")
-        assert secret is None or secret["secretName"] in named("Secret")
     files = {
         f"{mount['mountPath']}/{file}"
         for mount in CONTAINERS[name].get("volumeMounts", ())
-        if (secret := volumes[mount["name"]].get("secret"))
-        for file in named("Secret")[secret["secretName"]]["stringData"]
+        for file in files_of(volumes[mount["name"]])
     }
     keys = {"PREHEAT_SIGNING_KEY", "PREHEAT_TRUSTED_KEYS"} & set(variables(CONTAINERS[name]))
     assert {variables(CONTAINERS[name])[key] for key in keys} == files

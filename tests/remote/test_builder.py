@@ -21,8 +21,8 @@ from preheat.cache import codec
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.names import entry_name
-from preheat.config import Config
-from preheat.errors import ConfigError
+from preheat.config import Config, SealMode
+from preheat.errors import ConfigError, SealedError
 from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.program import Program
@@ -263,6 +263,21 @@ def test_merging_keeps_all_of_the_own_states_and_the_newest_of_the_others(
     assert entries(merged) == entries(theirs)[1:] + entries(mine)
     assert HeaderLists().merge(digest, merged, mine) is merged
     assert HeaderLists().merge(digest, merged, theirs) is merged  # There is no room for the other one.
+
+
+def test_a_sealed_process_names_a_store_that_could_not_be_asked(fleet: Fleet) -> None:
+    def refuse(*_: str) -> None:
+        raise RemoteError("connection refused", retryable=True)
+
+    builder = fleet.machine(1, sealed=SealMode.ERROR)
+    with pytest.raises(SealedError, match="process: nothing is stored under this key\n"):
+        builder.build(PLAIN, "sm_90")
+    fleet.engine.before = refuse
+    fleet.recorder.forgive = True
+    with pytest.raises(SealedError, match="this key; the shared store remote could not be asked\n"):
+        builder.build(PLAIN, "sm_90")
+    with pytest.raises(SealedError, match="in no cache; the shared store remote could not be asked\n"):
+        builder.foreign.obtain(ForeignRequest("mylib", "key"), dict)
 
 
 # Foreign entries, bakes and checks

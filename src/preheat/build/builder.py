@@ -16,7 +16,7 @@ from preheat.artifact import Artifact
 from preheat.build.at_exit import close_at_exit
 from preheat.build.background import Background
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
-from preheat.build.cache_directory import open_chain
+from preheat.build.cache_directory import open_chain, unasked_stores
 from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
 from preheat.build.key_locks import Busy, Deferral, KeyLocks
@@ -426,9 +426,10 @@ class Builder:
         self.events.emit("sealed", mode=mode.name.lower(), reason=miss.reason, **where)
         if mode is SealMode.WARN:
             return
+        self._counters.write()  # A forked child may end without running exit handlers.
         near = self.nearest(request.program, request.arch)
         raise SealedError(
-            reason="; ".join([miss.reason, *self._bundles.rejected]),
+            reason="; ".join([miss.reason, *self._bundles.rejected, *unasked_stores(self.cache)]),
             nearest=None if near is None else str(near),
             differences=() if near is None else near.differences,
             **where,

@@ -10,7 +10,7 @@ from preheat.config import Config
 from preheat.events import Events
 from preheat.locks import no_fork
 
-__all__ = ["open_chain", "open_disk"]
+__all__ = ["open_chain", "open_disk", "unasked_stores"]
 
 
 def open_chain(config: Config, events: Events) -> tuple[Chain, DiskTier | None]:
@@ -50,3 +50,17 @@ def open_disk(config: Config, events: Events) -> DiskTier | None:
         trust=trust,
         shared=filesystem_of(root, mounts).shared,
     )
+
+
+def unasked_stores(cache: Chain) -> list[str]:
+    """Return a sentence for each shared store that is not asked, because requests to it failed."""
+    if not cache.shared:
+        return []
+    with no_fork:
+        from preheat.cache.remote.tier import RemoteTier
+
+    return [
+        f"the shared store {tier.name} could not be asked"
+        for tier in cache.shared
+        if isinstance(tier, RemoteTier) and not tier.server.reads.closed
+    ]

@@ -10,6 +10,7 @@ from types import FrameType
 
 from preheat.artifact import Provenance
 from preheat.build.bundle_entries import MountedBundles
+from preheat.build.cache_directory import unasked_stores
 from preheat.build.counters import Counters
 from preheat.build.turn import Turn, Turns
 from preheat.cache import Chain, LayerTier, codec
@@ -179,10 +180,11 @@ class ForeignStore:
             return
         line = called_by()
         self._report_sealed(request, reason, line)
+        self._counters.write()  # A forked child may end without running exit handlers.
         raise SealedError(
             program=request.title,
             arch=request.target,
-            reason="; ".join([reason, *self._bundles.rejected]),
+            reason="; ".join([reason, *self._bundles.rejected, *unasked_stores(self._cache)]),
             caller=line,
             nearest=nearest,
             differences=differences,
