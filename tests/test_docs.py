@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,44 +15,19 @@ import preheat
 from preheat import Gpu
 from preheat.config import VARIABLES
 from preheat.devices.emulator.table import VARIANTS
-from tests.conftest import SAXPY
 from tests.shown_output import compare, matches
 from tests.stories import KINDS, blocks
 from tests.test_stories import PAGES as STORIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
-
-
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.M | re.S)
-
-
-class Snippet(NamedTuple):
-    page: Path
-    line: int
-    kind: str
-    text: str
-    output: str | None  # of the `text` block that follows a Python one
-
-    def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-
-def snippets() -> Iterator[Snippet]:
-    for page in PAGES:
-        text = page.read_text()
-        blocks = list(BLOCK.finditer(text))
-        for block, following in zip_longest(blocks, blocks[1:]):
-            line = text.count("\n", 0, block.start()) + 1
-            output = None
-            if following is not None and following[1] == "text" and block[1] == "python":
-                between = text[block.end() : following.start()]
-                output = following[2] if len(between.split()) < 12 else None
-            yield Snippet(page, line, block[1], block[2], output)
-
-
-ALL = list(snippets())
+GUIDES = ROOT / "docs" / "guides"
+#: Pages that tests/adapters run, where the library is installed.
+RUN_WITH_LIBRARIES = ("cpp-extension.md", "cupy.md", "numba.md", "torch-compile-kernel.md")
+TRITON_PAGES = (GUIDES / "triton.md", GUIDES / "coming-from" / "triton.md")
+# The snippets of this page raise: see test_reference.py.
+ERRORS_PAGE = ROOT / "docs" / "reference" / "errors.md"
 
 
 def test_a_number_in_output_counts_unless_something_is_measured() -> None:
@@ -66,57 +38,14 @@ def test_a_number_in_output_counts_unless_something_is_measured() -> None:
             compare("groups=132 width=2560", real)
 
 
-@pytest.fixture
-def workplace(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """Return a directory with the files of the docs, and an environment with its own cache."""
-    (tmp_path / "saxpy.cu").write_text(SAXPY)
-    env = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path if place),
-        "PREHEAT_CACHE_DIR": str(tmp_path / "cache"),
-        "PREHEAT_LOCK_DIR": str(tmp_path / "locks"),
-    }
-    return tmp_path, env
-
-
-# The snippets of a guide follow from one another: see test_stories.py. Pages on other libraries run
-# where these are installed: see tests/adapters/*/test_documents.py.
-GUIDES = ROOT / "docs" / "guides"
-#: Pages that tests/adapters run, where the library is installed.
-RUN_WITH_LIBRARIES = ("cpp-extension.md", "cupy.md", "numba.md", "torch-compile-kernel.md")
-TRITON_PAGES = (GUIDES / "triton.md", GUIDES / "coming-from" / "triton.md")
-# The snippets of this page raise: see test_reference.py.
-ERRORS_PAGE = ROOT / "docs" / "reference" / "errors.md"
-_SEPARATE = [s.page for s in ALL if GUIDES in s.page.parents]
-ALONE = [s for s in ALL if s.page not in (*_SEPARATE, *STORIES, ERRORS_PAGE)]
-
-
-@pytest.mark.parametrize("snippet", [s for s in ALONE if s.kind == "python"], ids=str)
-def test_python_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str, str]]) -> None:
-    place, env = workplace
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", snippet.text],
-        cwd=place,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    if snippet.output is not None:
-        compare(snippet.output, ran.stdout)
-
-
 @pytest.mark.gpu
-def test_the_first_example_on_a_gpu(workplace: tuple[Path, dict[str, str]]) -> None:
-    place, env = workplace
-    readme = [s for s in ALL if s.page == ROOT / "README.md"]
-    example = next(s for s in readme if s.kind == "python")
-    shown = next(s.text for s in readme if s.kind == "text" and s.text.startswith("cuda:0"))
+def test_the_first_example_on_a_gpu(tmp_path: Path) -> None:
+    readme = list(blocks(ROOT / "README.md"))
+    example = next(block for block in readme if block.kind == "python")
+    shown = next(block.text for block in readme if block.text.startswith("cuda:0"))
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", example.text],
-        cwd=place,
-        env=env,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
     )
@@ -154,27 +83,15 @@ def test_misuse_says_what_the_page_on_arguments_shows(
         assert not hint or caught.value.hint == hint
 
 
-@pytest.mark.parametrize("snippet", [s for s in ALONE if s.kind == "console"], ids=str)
-def test_console_snippet_runs(snippet: Snippet, workplace: tuple[Path, dict[str, str]]) -> None:
-    place, env = workplace
-    for part in re.split(r"^\$ ", snippet.text, flags=re.M)[1:]:
-        command, _, shown = part.partition("\n")
-        ran = subprocess.run(
-            ["bash", "-c", command], cwd=place, env=env, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, f"{command}\n{ran.stderr}"
-        compare(shown, ran.stdout)
-
-
 def test_no_snippet_has_a_kind_that_nobody_runs() -> None:
-    assert {s.kind for s in ALL} <= KINDS  # See tests/stories.py and test_guides.py.
+    assert {block.kind for page in PAGES for block in blocks(page)} <= KINDS  # See tests/stories.py.
 
 
 def test_every_page_with_code_is_run_by_a_test() -> None:
     library_pages = [GUIDES / "coming-from" / name for name in RUN_WITH_LIBRARIES]
     others = {*STORIES, *TRITON_PAGES, *library_pages, ERRORS_PAGE}
     pages = {page for page in PAGES if any(b.kind in ("python", "console") for b in blocks(page))}
-    assert pages - others == {snippet.page for snippet in ALONE if snippet.kind != "text"}
+    assert pages - others == set()
 
 
 def test_the_page_on_variables_is_what_config_says() -> None:

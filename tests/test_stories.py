@@ -16,6 +16,7 @@ from tests.stories import run_page
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [
+    ROOT / "README.md",
     DOCS / "index.md",
     *sorted((DOCS / "start").glob("*.md")),
     DOCS / "adapters.md",
@@ -47,6 +48,7 @@ PAGES = [
     DOCS / "ordering.md",
     DOCS / "reference" / "emulator.md",
     DOCS / "reference" / "events.md",
+    DOCS / "reference" / "index.md",
     DOCS / "security.md",
     DOCS / "shared.md",
 ]
@@ -71,7 +73,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_shows(page: Path, env: dict[str, str], tmp_path: Path) -> None:
     if (library := LIBRARIES.get(page.name)) and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
