@@ -68,9 +68,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def _wanted(config: pytest.Config) -> str:
     """Return the device that the option or the environment names."""
-    from preheat.config import environ
-
-    return str(config.getoption(_OPTION) or environ().get(_VARIABLE) or "auto")
+    return str(config.getoption(_OPTION) or os.environ.get(_VARIABLE) or "auto")
 
 
 # Which tests run
@@ -127,14 +125,12 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
         return
     if not isinstance(call.excinfo.value, errors.PreheatError):
         return
-    from preheat.config import environ
-
     last = frame = call.excinfo.value.__traceback__
     while frame is not None:
         if not frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             last = frame
         frame = frame.tb_next
-    if last is not None and environ().get("PREHEAT_TRACEBACK", "").lower() != "full":
+    if last is not None and os.environ.get("PREHEAT_TRACEBACK", "").lower() != "full":
         last.tb_next = None
 
 
