@@ -69,7 +69,7 @@ def test_paths_are_made_absolute_at_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_only_config_reads_the_environment() -> None:
-    """Two modules import almost nothing, not even this one: `preheat` itself and the plugin of pytest.
+    """`preheat` itself and the plugin of pytest import next to nothing, not even `preheat.config`.
 
     Adapters set the variables of their libraries.
     """
