@@ -182,35 +182,35 @@ _EXACT: tuple[tuple[str, Build], ...] = (
     ("cvt.pack.sat.int8.s32.b32", builders.pack_bytes),
 )
 
-_SINE_BOUND = "absolute 2**-20.5 up to 2 pi, 2**-14.7 up to 100 pi"
+_SINE_BOUND = "absolute 2^-20.5 up to 2 pi, 2^-14.7 up to 100 pi"
 
 #: The syntaxes of approximate instructions, what builds them, and the bound of their error.
 _APPROXIMATE: tuple[tuple[str, Build, str], ...] = (
     (
         "div.approx{.ftz}.f32",
         floats(approximate.divide_by_inverse, 2),
-        "2 ulp where b is from 2**-126 to 2**126",
+        "2 ulp where b is from 2^-126 to 2^126",
     ),
     ("div.full{.ftz}.f32", floats(approximate.divide, 2), "2 ulp"),
     ("rcp.approx{.ftz}.f32", approximation(approximate.reciprocal), "1 ulp"),
-    ("rcp.approx.ftz.f64", approximation(approximate.reciprocal_seed), "relative 2**-20"),
-    ("sqrt.approx{.ftz}.f32", approximation(approximate.root), "relative 2**-23"),
-    ("rsqrt.approx{.ftz}.f32", approximation(approximate.inverse_root), "relative 2**-22.9"),
-    ("rsqrt.approx.f64", approximation(approximate.inverse_root), "relative 2**-50"),
-    ("rsqrt.approx.ftz.f64", approximation(approximate.inverse_root_seed), "relative 2**-20"),
-    ("ex2.approx{.ftz}.f32", approximation(approximate.power), "relative 2**-22"),
-    ("ex2.approx.half", approximation(approximate.power), "relative 2**-9.9"),
-    ("ex2.approx.ftz.bfloat16", approximation(approximate.power), "relative 2**-7"),
+    ("rcp.approx.ftz.f64", approximation(approximate.reciprocal_seed), "relative 2^-20"),
+    ("sqrt.approx{.ftz}.f32", approximation(approximate.root), "relative 2^-23"),
+    ("rsqrt.approx{.ftz}.f32", approximation(approximate.inverse_root), "relative 2^-22.9"),
+    ("rsqrt.approx.f64", approximation(approximate.inverse_root), "relative 2^-50"),
+    ("rsqrt.approx.ftz.f64", approximation(approximate.inverse_root_seed), "relative 2^-20"),
+    ("ex2.approx{.ftz}.f32", approximation(approximate.power), "relative 2^-22"),
+    ("ex2.approx.half", approximation(approximate.power), "relative 2^-9.9"),
+    ("ex2.approx.ftz.bfloat16", approximation(approximate.power), "relative 2^-7"),
     (
         "lg2.approx{.ftz}.f32",
         approximation(approximate.logarithm),
-        "relative 2**-22; absolute for a from 0.5 to 2",
+        "relative 2^-22; absolute for a from 0.5 to 2",
     ),
     ("sin.approx{.ftz}.f32", approximation(approximate.sine), _SINE_BOUND),
     ("cos.approx{.ftz}.f32", approximation(approximate.cosine), _SINE_BOUND),
-    ("tanh.approx.f32", approximation(approximate.tangent), "relative 2**-11"),
-    ("tanh.approx.half", approximation(approximate.tangent), "absolute 2**-10.987"),
-    ("tanh.approx.bfloat16", approximation(approximate.tangent), "absolute 2**-8"),
+    ("tanh.approx.f32", approximation(approximate.tangent), "relative 2^-11"),
+    ("tanh.approx.half", approximation(approximate.tangent), "absolute 2^-10.987"),
+    ("tanh.approx.bfloat16", approximation(approximate.tangent), "absolute 2^-8"),
 )
 
 VARIANTS: tuple[Variant, ...] = (
