@@ -27,6 +27,9 @@ from tests.faulty import FaultyDevice, FaultyGpu
 from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
 # The time of an example depends on the load of the machine, so that it has no deadline.
+#: Variables by which pytest and rich know that they run in CI, where they print other output.
+_OF_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS")
+
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
@@ -110,7 +113,8 @@ def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name in ("XDG_CACHE_HOME", *_OF_CI):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
