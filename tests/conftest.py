@@ -26,10 +26,10 @@ from preheat.gpu import Gpu
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
-# The time of an example depends on the load of the machine, so that it has no deadline.
 #: Variables by which pytest and rich know that they run in CI, where they print other output.
 _OF_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS")
 
+# The time of an example depends on the load of the machine, so that it has no deadline.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
