@@ -117,7 +117,7 @@ def test_the_page_on_events_lists_every_event_with_its_fields() -> None:
 
 
 def test_the_page_on_commands_has_the_help_of_every_command() -> None:
-    """`make pictures` writes the page. A new process is needed, because click keeps options of commands."""
+    """`make pictures` writes the page. click keeps options of commands, so the process is a new one."""
     code = "import sys, cli_reference; sys.stdout.write(cli_reference.reference())"
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT / "docs", capture_output=True, text=True, check=True
