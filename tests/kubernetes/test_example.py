@@ -156,12 +156,12 @@ def expanded(container: Object) -> list[str]:
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_preheat_takes_the_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for file in ("kernels.toml", "work/kernels.heat", "bundle/kernels.heat"):
+    for file in ("kernels.toml", "data/kernels.heat", "bundle/kernels.heat"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     first, *words = expanded(CONTAINERS[name])
     assert first == "preheat"
-    words = [re.sub(r"(^|=)/(work|bundle)/", rf"\1{tmp_path}/\2/", word) for word in words]
+    words = [re.sub(r"(^|=)/(data|bundle)/", rf"\1{tmp_path}/\2/", word) for word in words]
     command: click.Command = _preheat
     context = None
     while isinstance(command, click.Group):
