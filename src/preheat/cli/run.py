@@ -75,7 +75,7 @@ command succeeded, but --verdict says that something was compiled or is not acco
 @click.option(
     "--manifest",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Check first that the bundles have everything in this manifest; otherwise do not start COMMAND.",
+    help="Check first that the bundles have all of this manifest. If not, COMMAND is not started.",
 )
 @click.option(
     "--empty-cache",
