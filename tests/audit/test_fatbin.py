@@ -47,12 +47,18 @@ def test_entries_are_read_back_and_no_part_of_them_is(
 @given(st.binary(max_size=300), st.integers(0, 300), st.binary(max_size=9))
 def test_the_canonical_bytes_of_anything_begin_it(data: bytes, at: int, noise: bytes) -> None:
     for image in (data, b"\x7fELF" + data, cubin()[:at] + noise + cubin()[at + len(noise) :]):
-        assert image.startswith(canonical(image))
+        assert (image + b"\0").startswith(canonical(image))
 
 
 def test_what_follows_machine_code_is_not_a_part_of_it() -> None:
     assert canonical(cubin() + b"padding") == cubin()
     assert canonical(PTX + b"\0\0") == PTX
+
+
+def test_machine_code_that_lacks_its_last_zero_is_completed() -> None:
+    assert cubin().endswith(b"\0")
+    assert canonical(cubin()[:-1]) == cubin()
+    assert canonical(cubin()[:-2]) == cubin()[:-2]
 
 
 NVCC = shutil.which("nvcc")

@@ -121,6 +121,24 @@ def test_code_in_an_installed_file_is_accounted_for(
     assert (row["origin"], row["from"]) == ("built", str(tmp_path / "new"))
 
 
+@pytest.mark.parametrize("before", [b"", b"CUPYKC\x01\x01" + b"_Z1kv" * 40])
+def test_code_in_the_cache_of_cupy_is_found_behind_its_checksum_and_names(
+    audit: Audit, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    """CuPy leaves out the last byte of the code that it writes."""
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "kernels"))
+    (tmp_path / "kernels").mkdir()
+    for number in range(3):
+        code = before + cubin(b"%d" % number)[:-1]
+        file = tmp_path / "kernels" / f"{number}.cubin"
+        file.write_bytes(hashlib.sha1(code).hexdigest().encode() + code)
+    done = audit(script(loads_of(cubin(b"1")[:-1], cubin(b"4"))))
+    assert [(row["origin"], row["from"]) for row in modules(done)] == [
+        ("cache", "CuPy"),
+        ("unknown", ""),
+    ]
+
+
 def test_damaged_modules_do_not_stop_the_program(audit: Audit, script: Script, way: str) -> None:
     """Sizes that point outside of the image are read by the kernel, which finds nothing there."""
     whole = cubin(b"x" * 5000)

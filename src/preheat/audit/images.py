@@ -135,21 +135,24 @@ def _kind_of(data: bytes) -> str:
 def canonical(data: bytes) -> bytes:
     """Return the bytes that the driver reads: machine code without what follows its last section.
 
-    The audit library saves exactly these, because a call of the driver gives no size.
+    The audit library saves exactly these, because a call of the driver gives no size. CuPy stores
+    machine code without its last byte, which is zero. Its loads work because a zero follows every
+    `bytes` object in memory. Such code is completed here.
     """
     if data.startswith(struct.pack("<I", fatbin.MAGIC)):
         return data
     if not data.startswith(b"\x7fELF") or len(data) < _ELF.size:
         return data.rstrip(b"\0")  # PTX ends at its first NUL.
-    head = _ELF.unpack_from(data)
+    image = data + b"\0"
+    head = _ELF.unpack_from(image)
     segments, sections = head[5], head[6]
     part, parts, row, rows = head[9], head[10], head[11], head[12]
     end = max(segments + part * parts, sections + row * rows)
     for number in range(rows):
         at = sections + number * row
-        if at + _SECTION.size > len(data):
+        if at + _SECTION.size > len(image):
             return data
-        fields = _SECTION.unpack_from(data, at)
+        fields = _SECTION.unpack_from(image, at)
         if fields[1] != _NO_BITS:
             end = max(end, fields[4] + fields[5])
-    return data[:end]
+    return image[:end] if end <= len(image) else data

@@ -1,60 +1,87 @@
-"""Machine code in the caches of other libraries, which keep it in files of its own."""
+"""Machine code in the caches of other libraries, which keep each module in a file of its own."""
 
 from __future__ import annotations
 
+import bisect
+import functools
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from preheat.audit.images import canonical
 
 __all__ = ["LibraryCaches"]
 
 _MOST_FILES = 50_000
+_ELF = b"\x7fELF"
+_MOST_BEFORE_CODE = 1 << 16  # bytes: CuPy writes a checksum and the names of kernels before the code
+
+
+class _CachedFile(NamedTuple):
+    """A file with machine code. Files are sorted by size."""
+
+    size: int
+    path: Path
+    library: str
 
 
 class LibraryCaches:
-    """Finds a module among the files of the caches that an environment names. Files are read late."""
+    """Finds a module among the files of the caches that an environment names.
+
+    The directories are listed at the first question, and a file is read only if its size fits.
+    """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._places = dict(_places(env))
-        self._by_size: dict[int, list[tuple[str, Path]]] | None = None
+        self._directories = dict(_directories(env))
 
     def find(self, digest: str | None, size: int) -> str | None:
         """Return the name of the library in whose cache a module is."""
         if digest is None:
             return None
-        if self._by_size is None:
-            self._by_size = {}
-            for name, path, found in self._files():
-                self._by_size.setdefault(found, []).append((name, path))
-        for name, path in self._by_size.get(size, ()):
+        # CuPy also leaves out the last byte of the code, so a file has at least `size - 1` bytes.
+        first = bisect.bisect_left(self._files, size - 1, key=_size)
+        last = bisect.bisect_right(self._files, size + _MOST_BEFORE_CODE, key=_size)
+        for file in self._files[first:last]:
             try:
-                if hashlib.sha256(canonical(path.read_bytes())).hexdigest() == digest:
-                    return name
+                content = file.path.read_bytes()
             except OSError:
                 continue  # Another process has removed it.
+            code = content[max(content.find(_ELF), 0) :]
+            if hashlib.sha256(canonical(code)).hexdigest() == digest:
+                return file.library
         return None
 
-    def _files(self) -> Iterator[tuple[str, Path, int]]:
+    @functools.cached_property
+    def _files(self) -> list[_CachedFile]:
+        return sorted(self._list_files())
+
+    def _list_files(self) -> Iterator[_CachedFile]:
         number = 0
-        for name, place in self._places.items():
+        for library, place in self._directories.items():
             for directory, _, files in os.walk(place):
                 for file in files:
                     number += 1
                     path = Path(directory, file)
                     if file.endswith(".cubin") and number < _MOST_FILES:
                         try:
-                            yield name, path, path.stat().st_size
+                            yield _CachedFile(path.stat().st_size, path, library)
                         except OSError:
                             continue
 
 
-def _places(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+def _size(file: _CachedFile) -> int:
+    return file.size
+
+
+def _directories(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     home = env.get("HOME", "")
     triton = env.get("TRITON_CACHE_DIR") or (f"{home}/.triton/cache" if home else "")
     if triton:
         yield "Triton", Path(triton)
     if inductor := env.get("TORCHINDUCTOR_CACHE_DIR"):
         yield "Inductor", Path(inductor)
+    cupy = env.get("CUPY_CACHE_DIR") or (f"{home}/.cupy/kernel_cache" if home else "")
+    if cupy:
+        yield "CuPy", Path(cupy)
