@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.errors import InputError
-from preheat.signing import KeyFileError, Keyring, SigningKey, UntrustedError, load_public
+from preheat.errors import InputError, KeyFileError
+from preheat.signing import Keyring, SigningKey, UntrustedError, load_public
 from tests.cache.support import NOBODY, needs_root
 
 KEY, OTHER = SigningKey.new(), SigningKey.new()

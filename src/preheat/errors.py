@@ -5,7 +5,7 @@
         UnknownEntryError        the program has no such kernel; lists the kernels it has
         TargetError              PTX targets another architecture than the requested one
         BundleError              a file is not a valid bundle, or a bundle cannot be written there
-        KeyFileError             a file of keys cannot be used or written (preheat.signing)
+        KeyFileError             a file of keys cannot be used or written
         PtxError                 PTX text breaks a rule; has line and text
         LaunchError              a launch has invalid arguments or geometry; names the kernel
           StaleBufferError       memory was freed, or lost in a reset
@@ -20,6 +20,7 @@
         CompilerCrashError       it crashed; the calling process goes on
         CompilerTimeoutError     it did not finish in the time allowed
         ToolchainChangedError    it was replaced while in use; the builder retries
+        LostJobError             workers of a bake died while they compiled a program
       DeviceError                a device operation failed
         NoGpuError               there is no GPU
         DriverError              a driver call failed; has call, code, name and meaning
@@ -42,6 +43,8 @@ Cache faults are events (`preheat.events`) and not errors: a full disk must not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from preheat.messages import Diagnostic, SourceLine, count, did_you_mean, kernel_hint, short_repr
@@ -64,7 +67,9 @@ __all__ = [
     "GraphError",
     "InputError",
     "InvalidCodeError",
+    "KeyFileError",
     "LaunchError",
+    "LostJobError",
     "NoGpuError",
     "OutOfMemoryError",
     "PoolSealedError",
@@ -105,7 +110,6 @@ class PreheatError(Exception):
 
     _hint: str | None = None
     others: tuple[PreheatError, ...] = ()
-    """The other errors of a call that does many things, such as `Gpu.kernels`."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -224,6 +228,20 @@ class BundleError(InputError):
 
     Copy or bake the bundle again, and check it with `preheat bundle verify FILE`.
     """
+
+
+class KeyFileError(InputError):
+    """A file of keys cannot be read or written, must not be used, or has other content.
+
+    The message says why. `preheat keys new FILE` makes a key, and `chmod 600 FILE` keeps it private.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, path: str | PathLike[str], why: str, *, hint: str | None = None) -> None:
+        self.path = Path(path)
+        super().__init__(f"key file {path}: {why}", hint=hint)
 
 
 class ConfigError(PreheatError):
@@ -403,6 +421,23 @@ class CompilerTimeoutError(ToolchainError):
 
     Raise the limit with `PREHEAT_COMPILE_TIMEOUT`, or split the program.
     """
+
+
+class LostJobError(ToolchainError):
+    """Workers of a bake died while they compiled one program. The other programs are baked.
+
+    The workers may have had too little memory. See their logs, or bake the program locally.
+
+    Attributes:
+        deaths: The number of workers that died.
+    """
+
+    def __init__(self, job: object, deaths: int) -> None:
+        self.deaths = deaths
+        super().__init__(
+            f"{job} was not baked: {count(deaths, 'worker')} died, the last while running it alone",
+            hint="the workers may have too little memory: see their logs, or bake it locally",
+        )
 
 
 class LaunchError(InputError):

@@ -24,12 +24,11 @@ from typing import NamedTuple
 from preheat.cache.signatures import KEY_ID_SIZE, UntrustedError
 from preheat.cache.trust import DistrustedError, NotAFileError, open_file
 from preheat.config import Config
-from preheat.errors import InputError
+from preheat.errors import InputError, KeyFileError
 from preheat.files import opened
 from preheat.locks import no_fork
 
 __all__ = [
-    "KeyFileError",
     "Keyring",
     "Keys",
     "PublicKey",
@@ -46,14 +45,6 @@ _PUBLIC, _PRIVATE = "PUBLIC KEY", "PRIVATE KEY"
 _BLOCK = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----$.*?^-----END \1-----$", re.DOTALL | re.MULTILINE)
 _MAX_FILE = 1 << 20
 _OTHERS_ACCESS = stat.S_IRWXG | stat.S_IRWXO
-
-
-class KeyFileError(InputError):
-    """A file of keys cannot be read or written, must not be used, or has other content."""
-
-    def __init__(self, path: AnyPath, why: str, *, hint: str | None = None) -> None:
-        self.path = Path(path)
-        super().__init__(f"key file {path}: {why}", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ import pytest
 import preheat
 from preheat.ahead import workers
 from preheat.ahead.bake import bake
-from preheat.ahead.executor_run import LostJobError
 from preheat.ahead.fleets import fleet
 from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.config import Config
-from preheat.errors import InputError, ToolchainError
+from preheat.errors import InputError, LostJobError, ToolchainError
 from preheat.linked_program import LinkedProgram
 from preheat.program import Program
 from tests.adapters.fake import write_library

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preheat.ahead.executor_run import LostJobError, run_on_executor
+from preheat.ahead.executor_run import run_on_executor
+from preheat.errors import LostJobError
 
 
 class KilledWorker(Exception):  # noqa: N818  (It is the name that Dask uses.)

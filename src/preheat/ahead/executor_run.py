@@ -15,10 +15,9 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from preheat.errors import ToolchainError
-from preheat.messages import count
+from preheat.errors import LostJobError
 
-__all__ = ["LostJobError", "run_on_executor"]
+__all__ = ["run_on_executor"]
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -37,18 +36,6 @@ _DEATHS = {
     "ray.exceptions.OutOfMemoryError",
     "ray.exceptions.WorkerCrashedError",
 }
-
-
-class LostJobError(ToolchainError):
-    """Workers died while they ran one job. `deaths` is their number."""
-
-    def __init__(self, job: object, deaths: int) -> None:
-        self.deaths = deaths
-        super().__init__(
-            f"{job} was not baked: {count(deaths, 'worker')} died while running it, the last of them "
-            "while it ran alone",
-            hint="perhaps they had too little memory: see their logs, or bake it locally",
-        )
 
 
 def run_on_executor(

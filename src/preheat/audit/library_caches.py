@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -35,15 +34,17 @@ class LibraryCaches:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._directories = dict(_directories(env))
+        self._listed: list[_CachedFile] | None = None
 
     def find(self, digest: str | None, size: int) -> str | None:
         """Return the name of the library in whose cache a module is."""
         if digest is None:
             return None
         # CuPy also leaves out the last byte of the code, so a file has at least `size - 1` bytes.
-        first = bisect.bisect_left(self._files, size - 1, key=_size)
-        last = bisect.bisect_right(self._files, size + _MOST_BEFORE_CODE, key=_size)
-        for file in self._files[first:last]:
+        files = self._files()
+        first = bisect.bisect_left(files, size - 1, key=_size)
+        last = bisect.bisect_right(files, size + _MOST_BEFORE_CODE, key=_size)
+        for file in files[first:last]:
             try:
                 content = file.path.read_bytes()
             except OSError:
@@ -53,9 +54,10 @@ class LibraryCaches:
                 return file.library
         return None
 
-    @functools.cached_property
     def _files(self) -> list[_CachedFile]:
-        return sorted(self._list_files())
+        if self._listed is None:
+            self._listed = sorted(self._list_files())
+        return self._listed
 
     def _list_files(self) -> Iterator[_CachedFile]:
         number = 0
