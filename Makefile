@@ -26,7 +26,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-fleet native-debug test-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-fleet native-debug test-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -168,6 +168,16 @@ carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomlkit>=0.12' 'xxhash>=3.4'
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: --no-deps 'nvmath-python>=1.0,<2'
 
+# Two targets for a machine with many cores: `make carry-fleet` here, then `make bench-scaling` there.
+carry-fleet: $(READY)  ## what `make bench-scaling` needs on a bare machine with Python 3.12
+	rm -rf .carry-fleet
+	$(BIN)/python -m pip install --quiet --target .carry-fleet --python-version 3.12 --only-binary=:all: \
+		'tomlkit>=0.12' 'xxhash>=3.4' $(firstword $(FLEETS))
+	find .carry-fleet -type d -name tests -prune -exec rm -rf {} +
+
+bench-scaling:         ## bakes on 1 to 16 cores, by shards and on Dask, with the Python that is there
+	PYTHONPATH=src:.carry-fleet $(PYTHON) benchmarks/bench_fleet.py --parts scaling --engines dask --cores 1,2,4,8,16
+
 bench: $(TESTING)      ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_hit.py
@@ -194,4 +204,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .site .carry .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so
+	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so
