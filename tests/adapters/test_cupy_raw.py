@@ -529,3 +529,10 @@ def test_options_in_one_text_are_refused(make: Callable[[str], object]) -> None:
     with pytest.raises(InputError, match="options must be a list, not one value: '-DX'") as caught:
         make("-DX")
     assert caught.value.hint == "write options=['-DX']"
+
+
+@pytest.mark.parametrize("given", [{"code": "kernels.cu"}, {"path": "kernels.cu"}])
+def test_the_name_of_a_source_file_is_neither_code_nor_a_compiled_file(given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"'kernels\.cu' is") as caught:
+        RawModule(**given)
+    assert caught.value.hint == "read the file: code=open('kernels.cu').read()"

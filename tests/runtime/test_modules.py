@@ -346,7 +346,12 @@ def test_variables_are_read_and_written(device: Gpu) -> None:
     assert table.numpy().tolist() == [1.5, 2.5, 3.5]
     table.write([4.0, 5.0, 6.0])
     assert table.numpy().tolist() == [4.0, 5.0, 6.0]
-    assert module.symbol("table").numpy().tobytes() == np.array([4, 5, 6], np.float32).tobytes()
+    untyped = module.symbol("table")
+    assert untyped.numpy().tobytes() == np.array([4, 5, 6], np.float32).tobytes()
+    assert untyped.numpy("float32").tolist() == [4.0, 5.0, 6.0]
+    assert table.numpy("float64").tolist() == [4.0, 5.0, 6.0]
+    with pytest.raises(InputError, match="12 bytes, which is not a multiple of the size of int64"):
+        untyped.numpy("int64")
     assert repr(table) == f"<variable table, 12 bytes on {device.name}>"
     assert (table.nbytes, table.dtype.name) == (12, "float32")
 
@@ -380,8 +385,10 @@ def test_a_variable_in_a_namespace_has_a_name_expression(device: Gpu) -> None:
     )
     module = device.module(source, names=["&ns::hidden"])
     assert module.symbol("ns::hidden", "int32").numpy().tolist() == [9]
-    with pytest.raises(InputError, match="has no variable 'hidden'"):
-        module.symbol("hidden")
+    for name in ("hidden", "&ns::hidden"):
+        with pytest.raises(InputError, match=f"has no variable '{name}'") as caught:
+            module.symbol(name)
+        assert caught.value.hint == "did you mean 'ns::hidden'?"
 
 
 def test_modules_and_kernels_say_what_they_are(setup: SaxpyCase) -> None:

@@ -386,6 +386,15 @@ def test_a_worker_ignores_the_users_packages_when_this_process_does() -> None:
         assert processes.expect_success(processes.start_process(command)).strip() == expected
 
 
+def test_a_module_beside_the_program_does_not_replace_one_of_the_standard_library(
+    tmp_path: Path, own: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("glob.py", "json.py", "struct.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported from the directory of the program')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert own.compile(Program.of("#include <cuda_fp16.h>\n__global__ void k() {}"), SM_90).cubin
+
+
 def test_a_module_in_the_current_directory_is_not_what_the_worker_imports(
     tmp_path: Path, own: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,6 +242,9 @@ class Signature:
             raise LaunchError(
                 self.kernel,
                 f"{count(len(args), 'argument')} given, but the kernel takes {self.expected}",
+                hint="pass the arguments of a tuple one by one: kernel[grid, block](*args)"
+                if len(args) == 1 and isinstance(args[0], tuple)
+                else None,
             )
 
     def refuse_names(self, named: Iterable[str]) -> NoReturn:

@@ -13,6 +13,8 @@ from preheat.artifact import Artifact, EntryPoint, check_name
 from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
 from preheat.errors import InputError, LaunchError, short_repr
+from preheat.locks import no_fork
+from preheat.messages import did_you_mean
 from preheat.runtime.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
 from preheat.runtime.arguments import Signature
 from preheat.runtime.bound import Bound
@@ -64,8 +66,12 @@ class Module:
     def __len__(self) -> int:
         return len(self.artifact.entries)
 
-    def symbol(self, name: str, dtype: object = "uint8") -> SymbolView:
+    def symbol(self, name: str, dtype: object = None) -> SymbolView:
         """Return the `__device__` or `__constant__` variable `name`, as elements of `dtype`.
+
+        Without `dtype`, the variable is bytes. A variable in a namespace, or an instance of a template
+        of variables, needs a name expression: `gpu.module(source, names=["&ns::table"])`, and then
+        `module.symbol("ns::table")`.
 
         Raises:
             InputError: The program has no such variable, or its size is not a multiple of the element
@@ -82,9 +88,22 @@ class Module:
         if variable is None:
             raise InputError(
                 f"{self.artifact.label} has no variable {name!r}",
-                hint="a variable in a namespace needs a name expression: names=['&ns::table']",
+                hint=did_you_mean(name, self._variables())
+                or "a variable in a namespace needs a name expression: names=['&ns::table']",
             )
-        return SymbolView(self, name, variable, dtype_of(dtype))
+        return SymbolView(self, name, variable, None if dtype is None else dtype_of(dtype))
+
+    def _variables(self) -> list[str]:
+        """Return the names that `symbol` takes, as far as the program has PTX that lists them."""
+        with no_fork:
+            from preheat.toolchain.ptx import parse  # Takes milliseconds that only an error needs.
+
+        expressions = {name.removeprefix("&") for name in self.artifact.names if name.startswith("&")}
+        try:
+            declared = {*parse(self.artifact.ptx.decode()).variables}
+        except ValueError:  # Others have compiled the program, or it has no PTX.
+            declared = set()
+        return sorted(name for name in declared | expressions if "__preheat" not in name)
 
     def function(self, entry: EntryPoint) -> tuple[base.Function, Signature]:
         """Return a kernel of this module, resolved once, with its signature."""
@@ -127,6 +146,12 @@ class Module:
 class SymbolView:
     """A variable of a module on the device, made by `Module.symbol`. It keeps the module loaded.
 
+    Attributes:
+        name: The name of the variable.
+        dtype: The element type. It is `uint8` for a variable without one.
+        nbytes: The size in bytes.
+        address: The address on the device. `preheat.Pointer(view.address)` passes it to a kernel.
+
     Examples:
         >>> view = gpu.module("__constant__ int limits[2];").symbol("limits", "int32")
         >>> view.write([3, 4])
@@ -134,18 +159,27 @@ class SymbolView:
         array([3, 4], dtype=int32)
     """
 
-    def __init__(self, module: Module, name: str, symbol: base.Symbol, dtype: DType) -> None:
+    def __init__(self, module: Module, name: str, symbol: base.Symbol, dtype: DType | None) -> None:
         self._module = module
         self.name = name
-        self.dtype = dtype
+        self._is_typed = dtype is not None
+        self.dtype = dtype or dtype_of("uint8")
         self.address, self.nbytes = symbol.address, symbol.size
-        if symbol.size % dtype.size:
+        self._require_multiple_of(self.dtype)
+
+    def _require_multiple_of(self, dtype: DType) -> None:
+        if self.nbytes % dtype.size:
             raise InputError(
-                f"{name} has {symbol.size} bytes, which is not a multiple of the size of {dtype}"
+                f"{self.name} has {self.nbytes} bytes, which is not a multiple of the size of {dtype}"
             )
 
     def numpy(self, dtype: object = None) -> Any:
-        """Copy the value to the host after all work on the device. `dtype` is that of `Array.numpy`.
+        """Copy the value to the host after all work on the device.
+
+        Args:
+            dtype: The element type of the result. The elements of a variable that has an element type
+                are converted, as in `Array.numpy`. A variable without one is bytes, which are read as
+                elements of `dtype`.
 
         Examples:
             >>> gpu.module("__device__ int n = 7;").symbol("n", "int32").numpy()
@@ -154,13 +188,15 @@ class SymbolView:
         import numpy
 
         wanted = None if dtype is None else dtype_of(dtype)
+        stored = self.dtype if self._is_typed or wanted is None else wanted
+        self._require_multiple_of(stored)
         context = self._module.context
         context.require_alive(_LOOK_UP)
         context.refuse_in_capture(TO_HOST)
-        out = numpy.empty(self.nbytes // self.dtype.size, self.dtype.numpy())
+        out = numpy.empty(self.nbytes // stored.size, stored.numpy())
         context.wait_for_work()  # Any stream may have written it.
         context.device.copy_out(host_bytes(out), self.address, context.stream)
-        return converted(out, self.dtype, wanted)
+        return converted(out, stored, wanted)
 
     def write(self, data: object) -> None:
         """Set the value from the host, after all earlier work on the device and before later work.

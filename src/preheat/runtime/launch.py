@@ -27,7 +27,7 @@ from preheat.runtime.arguments import (
     Signature,
     new_param_buffer,
 )
-from preheat.runtime.array import Array
+from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.operands import Operand, Pointer, Strided, TensorKind, tensor_kind
 from preheat.runtime.stream import record_event
@@ -198,7 +198,11 @@ class Call(ABC):
                 f"{array!r} is on another device than the kernel, {self.context.device.name}"
             )
         if param.dtypes is not None and array.dtype not in param.dtypes:
-            hint = f"convert it: x = gpu.array(x.numpy(), {param.dtypes[0].name!r})"
+            wanted = param.dtypes[0].name
+            if isinstance(array, Scalar):
+                hint = f"make the scalar with gpu.scalar({wanted!r})"
+                raise ArgumentMismatch(f"{param.title} cannot take a scalar of {array.dtype}", hint)
+            hint = f"convert it: x = gpu.array(x.numpy(), {wanted!r})"
             raise ArgumentMismatch(f"{param.title} cannot take an array of {array.dtype}", hint)
         return array.address
 

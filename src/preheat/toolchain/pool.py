@@ -305,5 +305,13 @@ def _environment() -> dict[str, str]:
     env = {name: ours[name] for name in _PASSED if name in ours}
     if sys.flags.no_user_site:
         env["PYTHONNOUSERSITE"] = "1"
-    path = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
-    return {**env, **_FIXED, "PYTHONPATH": path}
+    places = [os.path.abspath(place) for place in sys.path if place]
+    # The directory of the program is in the path, and may have a module that is called `glob`.
+    places.sort(key=_is_standard, reverse=True)
+    return {**env, **_FIXED, "PYTHONPATH": os.pathsep.join(places)}
+
+
+def _is_standard(place: str) -> bool:
+    """Return whether a directory has the standard library of Python, and nothing else."""
+    standard = os.path.dirname(os.__file__)
+    return place in (standard, os.path.join(standard, "lib-dynload"))

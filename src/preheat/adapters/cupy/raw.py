@@ -7,6 +7,7 @@ arguments are checked before the driver sees them.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,8 @@ from preheat.adapters.cupy.place import Place, current_stream, gpu_at, place_of
 from preheat.adapters.cupy.source import RawSource
 from preheat.callsite import warn_caller
 from preheat.devices.base import ON_GPU, ON_HOST
-from preheat.errors import LaunchError, SealedError
-from preheat.program import list_argument
+from preheat.errors import InputError, LaunchError, SealedError
+from preheat.program import file_of, list_argument
 from preheat.runtime.arguments import param_specs
 from preheat.runtime.kernel import Kernel, Module
 from preheat.tracebacks import short_traceback
@@ -407,6 +408,16 @@ def _check_texts(**texts: object) -> None:
     for name, value in texts.items():
         if not isinstance(value, str):
             raise TypeError(f"{name} must be text, not {type(value).__name__}")
+    if (file := file_of(texts.get("code"))) is not None:
+        raise InputError(
+            f"code is source text, and {os.fspath(file)!r} is the name of a file",
+            hint=f"read the file: code=open({os.fspath(file)!r}).read()",
+        )
+    if str(texts.get("path", "")).endswith((".cu", ".cuh", ".cpp")):
+        raise InputError(
+            f"path is a file of PTX or machine code, and {texts['path']!r} is source text",
+            hint=f"read the file: code=open({texts['path']!r}).read()",
+        )
 
 
 def _check_backend(backend: str) -> None:
