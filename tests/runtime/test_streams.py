@@ -95,6 +95,10 @@ def test_events_measure_and_order(setup: SaxpyCase) -> None:
     later = stream.record()
     later.synchronize()
     assert later.done()
+    for call in (lambda: later.elapsed(start), lambda: start.elapsed(later)):
+        with pytest.raises(InputError, match="the event has no time") as caught:
+            call()
+        assert caught.value.hint == "record it with timing=True"
 
 
 def test_a_closed_stream_is_refused(device: Gpu) -> None:

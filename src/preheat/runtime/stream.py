@@ -28,12 +28,20 @@ class Event:
         True
     """
 
-    __slots__ = ("_context", "point", "raw")
+    __slots__ = ("_context", "_timing", "point", "raw")
 
-    def __init__(self, context: Context, raw: base.Event, point: CapturePoint | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        raw: base.Event,
+        point: CapturePoint | None = None,
+        *,
+        timing: bool = False,
+    ) -> None:
         self._context = context
         self.raw = raw
         self.point = point
+        self._timing = timing
 
     def done(self) -> bool:
         """Return True once the work before the event has completed.
@@ -67,8 +75,8 @@ class Event:
         """Return the seconds from `since` to this event. Both were recorded with `timing=True`.
 
         Raises:
-            DriverError: One of the events has not completed, or was recorded on a GPU without
-                `timing=True`.
+            InputError: One of the events was recorded without `timing=True`.
+            DriverError: One of the events has not completed.
 
         Examples:
             >>> start, end = gpu.record(timing=True), gpu.record(timing=True)
@@ -79,6 +87,8 @@ class Event:
         for each in (self, since):
             each.require_alive()
             each.require_outside()
+            if not each._timing:
+                raise InputError("the event has no time", hint="record it with timing=True")
         return self.raw.elapsed(since.raw)
 
     def require_alive(self) -> None:
@@ -105,7 +115,7 @@ class Event:
 def record_event(context: Context, stream: base.Stream, *, timing: bool = False) -> Event:
     """Return an event after everything submitted to `stream` so far."""
     context.drain_long_queue()
-    return Event(context, stream.record(timing=timing))
+    return Event(context, stream.record(timing=timing), timing=timing)
 
 
 class Stream:
