@@ -66,16 +66,36 @@ def test_a_compiler_started_from_c_is_seen(audit: Audit, standins: Standins, way
     assert done.report["exit_status"] == 0
 
 
-PROBES = ["--version", "-V", "-dumpversion", "--help", "-print-search-dirs", "--list-gpu-arch", "-v"]
+PROBES = [
+    *(["nvcc", word] for word in ("--version", "-V", "--help", "--list-gpu-arch", "-v")),
+    *(["x86_64-linux-gnu-gcc", word] for word in ("-dumpversion", "--print-search-dirs", "-###", "-v")),
+    *(["ld", word] for word in ("--version", "-V", "-v")),
+    ["ninja", "-t", "targets"],
+]
+COMPILES = [
+    ["x86_64-linux-gnu-gcc", "-v", "a.c"],
+    ["x86_64-linux-gnu-gcc", "-Xlinker", "--version", "a.c"],
+    ["x86_64-linux-gnu-gcc", "-Wl,-t", "a.c"],
+    ["ld", "-V", "-r", "-o", "out.o", "f.o"],
+    ["ld", "-shared", "-h", "libx.so", "f.o"],
+    ["ld", "-t", "-o", "out", "-lc"],
+    ["ninja", "-v"],
+]
 
 
 def test_questions_are_told_apart(audit: Audit, script: Script) -> None:
-    code = f"import subprocess\nfor q in {PROBES}: subprocess.run(['nvcc', q])"
+    code = f"import subprocess\nfor words in {PROBES}: subprocess.run(words)"
     done = audit(script(code))
-    assert [row["argv"][1] for row in done.probes] == PROBES
+    assert [row["argv"] for row in done.probes] == PROBES
     assert done.compilers == []
     assert done.report["clean"] is True
     assert done.report["libraries"] == []
+
+
+def test_an_option_of_another_tool_is_no_question(audit: Audit, script: Script) -> None:
+    done = audit(script(f"import subprocess\nfor words in {COMPILES}: subprocess.run(words)"))
+    assert [row["argv"] for row in done.compilers] == COMPILES
+    assert done.probes == []
 
 
 def test_compilers_are_known_by_targets_and_versions(audit: Audit, script: Script) -> None:

@@ -14,7 +14,7 @@ from preheat.audit.events import Event, EventLog, read_events
 from preheat.audit.images import Image, Load, read_loads
 from preheat.audit.origins import Origins
 from preheat.audit.processes import compilers, read_processes
-from preheat.audit.report import Activity, make_report, total_seconds
+from preheat.audit.report import Compile, make_report, total_seconds
 from preheat.audit.sites import Caller, caller_of, package_of
 from preheat.cli.audit_text import report_lines
 
@@ -59,24 +59,24 @@ def event(name: str, time: float, pid: int, /, **fields: object) -> Event:
     return Event(name, time, pid, {"event": name, "time": time, "pid": pid, **fields})
 
 
-def activity(started: float, ended: float, library: str = "a") -> Activity:
-    return Activity("NVRTC", "k", Caller(library), started, ended, 1)
+def compiled(started: float, ended: float, library: str = "a") -> Compile:
+    return Compile("NVRTC", "k", Caller(library), started, ended, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10))))
 def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
     """The same as counting the seconds that any of them covers."""
     covered = {second for start, length in spans for second in range(start, start + length)}
-    assert total_seconds(activity(s, s + n) for s, n in spans) == len(covered)
+    assert total_seconds(compiled(s, s + n) for s, n in spans) == len(covered)
 
 
 def test_a_process_that_is_known_by_its_parent_alone() -> None:
     """A statically linked compiler reports neither its start nor its end."""
     log = EventLog(
         (
-            event("process", 1.0, APP, parent=1, path="/bin/app", argv=["app"], role=""),
+            event("process", 1.0, APP, parent=1, path="/bin/app", argv=["app"], role="", preloaded=1),
             event("exec", 2.0, APP + 1, parent=APP, path="/x/nvcc", argv=["nvcc", "a.cu"],
-                  role="compiler", hidden="it is statically linked"),
+                  role="compiler", hidden="it is static"),
             event("reaped", 4.5, APP, child=APP + 1, status=1),
         )
     )  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_process_that_is_known_by_its_parent_alone() -> None:
     report = make_report(
         log, (), Origins((), None, log, 0.0, {}), command=["app"], status=0, seconds=5.0
     )
-    assert report.unseen == ("what nvcc does: it is statically linked",)
+    assert report.unseen == ("activity of nvcc: it is static",)
     (row,) = report.libraries()
     assert (row.library, row.compiles, row.seconds, row.bake) == ("app", 1, 2.5, None)
     text = "\n".join(report_lines(report))

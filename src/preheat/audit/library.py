@@ -47,10 +47,10 @@ def audited_environment(
 ) -> Audited:
     """Return an environment whose processes report to `directory`, which exists.
 
-    Without `reports`, they report what they refuse alone, which takes no space however long they run.
-    A process that is sealed refuses to compile. Without `cupti`, only explicit loads are seen. An
-    injection library, an events file and a choice of CUPTI (PREHEAT_AUDIT_CUPTI) that the environment
-    has already stay.
+    Without `reports`, they report refusals only, which takes little space however long they run. A
+    sealed process refuses to compile, and an audit inside it is sealed, too. Without `cupti`, only
+    explicit loads are seen. An injection library, an events file and a choice of CUPTI
+    (PREHEAT_AUDIT_CUPTI) that the environment has already stay.
     """
     library = _loadable(require_library(), directory)
     notes = []
@@ -58,23 +58,29 @@ def audited_environment(
         **env,
         "PREHEAT_AUDIT": str(directory),
         "PREHEAT_AUDIT_LIBRARY": str(library),
-        "PREHEAT_AUDIT_SEAL": seal.name.lower(),
+        "PREHEAT_AUDIT_SEAL": max(seal, _outer_seal(env)).name.lower(),
         "LD_PRELOAD": ":".join(filter(None, (str(library), env.get("LD_PRELOAD")))),
     }
     made.pop("PREHEAT_AUDIT_CUPTI", None)
     if not reports:
         return Audited({**made, "PREHEAT_AUDIT_ONLY": "refusals"}, ())
     if env.get("PREHEAT_EVENTS"):
-        notes.append("the names of preheat's own kernels: PREHEAT_EVENTS names another file")
+        notes.append("compiles and refusals by preheat: PREHEAT_EVENTS names another file")
     else:
         made["PREHEAT_EVENTS"] = str(directory / PREHEAT_EVENTS)
     if cupti and env.get(_INJECTION):
-        notes.append(f"modules that the CUDA runtime loads: {_INJECTION} is {env[_INJECTION]}")
+        notes.append(f"modules loaded by the CUDA runtime: {_INJECTION} is {env[_INJECTION]}")
     elif cupti:
         made[_INJECTION] = str(library)
         found = env.get("PREHEAT_AUDIT_CUPTI") or ":".join(map(str, _find_cupti(env)))
         made["PREHEAT_AUDIT_CUPTI"] = found or "libcupti.so"
     return Audited(made, tuple(notes))
+
+
+def _outer_seal(env: Mapping[str, str]) -> SealMode:
+    """Return the seal of an audit in which this process runs."""
+    seals = {mode.name.lower(): mode for mode in SealMode}
+    return seals.get(env.get("PREHEAT_AUDIT_SEAL", ""), SealMode.OFF)
 
 
 def _loadable(library: Path, directory: Path) -> Path:

@@ -14,7 +14,7 @@ from preheat.ahead.manifest import require_programs
 from preheat.audit.library import LIBRARY, require_library
 from preheat.audit.report import Report
 from preheat.audit.session import AuditSession, audit_session
-from preheat.audit.verdict import make_verdict
+from preheat.audit.verdict import BundleFile, describe_bundles, make_verdict
 from preheat.cache.publish import publish, unwritable_reason
 from preheat.cache.trust import unusable_reason
 from preheat.cli.bundle_file import BUNDLE
@@ -174,13 +174,19 @@ def _run(words: Sequence[str], env: dict[str, str], config: Config, verdict: Pat
             print_message("there is no audit library: compilers that are started are not refused")
         return run_command(words, env)
     judged = verdict is not None
+    bundles = describe_bundles(config.bundles) if judged else ()
     with audit_session(env, seal=config.sealed, cupti=judged, reports=judged) as session:
         status = run_command(words, session.env)
-        return _judge(session, words, status, config, verdict)
+        return _judge(session, words, status, config, verdict, bundles)
 
 
 def _judge(
-    session: AuditSession, words: Sequence[str], status: int, config: Config, verdict: Path | None
+    session: AuditSession,
+    words: Sequence[str],
+    status: int,
+    config: Config,
+    verdict: Path | None,
+    bundles: Sequence[BundleFile],
 ) -> int:
     """Say what was refused, write the verdict, and return the exit status."""
     report = session.report(words, status)
@@ -188,11 +194,15 @@ def _judge(
         print_error(f"the run is sealed: {each.by} tried to {each.what}: {each.name}")
     if verdict is None:
         return status
-    made = make_verdict(report, config.bundles, config.sealed)
-    publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"])
+    made = make_verdict(report, bundles, config.sealed)
+    try:
+        publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"])
+    except OSError as fault:
+        print_error(f"cannot write {verdict}: {fault.strerror or fault}")
+        return status or 1
     if config.bundles and config.sealed is not SealMode.OFF:
         _report_cached(made["modules"]["by_origin"].get("store", 0))
-    print_message(f"{_summary(report)} → {verdict}")
+    print_message(f"{_summary(report, accounted=made['accounted'])} → {verdict}")
     return NOT_ACCOUNTED if not status and not made["accounted"] else status
 
 
@@ -203,13 +213,13 @@ def _report_cached(modules: int) -> None:
         print_message(f"{came}: --empty-cache runs with the bundles alone")
 
 
-def _summary(report: Report) -> str:
+def _summary(report: Report, *, accounted: bool) -> str:
     loaded = count(len(report.loaded), "module")
-    if report.clean and not report.unseen:
+    if accounted:
         return f"nothing was compiled, and {loaded} loaded, all accounted for"
     parts = [
-        f"{count(len(report.activities), 'compile')}, {len(report.refusals):,} refused",
+        f"{count(len(report.compiles), 'compile')}, {len(report.refusals):,} refused",
         f"{len(report.unaccounted):,} of {loaded} not accounted for",
-        *(["some of it not seen"] if report.unseen else []),
+        *(["some activity not seen"] if report.unseen or report.clean else []),
     ]
     return ", ".join(parts)

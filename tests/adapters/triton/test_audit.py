@@ -66,7 +66,7 @@ def test_a_sealed_run_accounts_for_every_module(baked: World) -> None:
     assert verdict["modules"]["accounted"] == KERNELS
     assert (verdict["compiled"], verdict["refused"]) == ([], [])
     (unseen,) = verdict["unseen"]
-    assert unseen.startswith("modules that the CUDA runtime loads: no CUPTI in ")
+    assert unseen.startswith("modules loaded by the CUDA runtime in process ")
     assert ran.code == 4
 
 
