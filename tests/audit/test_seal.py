@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -68,7 +70,7 @@ def test_a_compiler_refuses_itself_where_its_start_was_not_seen(cli: Cli, standi
 
 
 def test_ptx_is_refused_and_machine_code_is_not(cli: Cli, script: Script) -> None:
-    images = [PTX, fatbin(entry(1, 90)), cubin(), fatbin(entry(2, 90), entry(1, 90))]
+    images = [PTX, fatbin(entry(2, 80), entry(1, 80)), cubin(), fatbin(entry(2, 90), entry(1, 90))]
     code = LOAD + "".join(f"print(load({image!r}))\n" for image in images)
     done = cli("run", "--sealed", "--", *script(code))
     assert (done.code, done.out.split()) == (0, ["223", "223", "0", "0"])
@@ -92,6 +94,75 @@ def test_without_a_verdict_only_refusals_are_kept(cli: Cli, script: Script) -> N
     assert cli("run", "--sealed", "--", *script(LOAD + code + count)).out.split() == ["0", "0"]
     judged = ("run", "--sealed", "--verdict", "v.json", "--")
     assert cli(*judged, *script(LOAD + code + count)).out.split() == ["1", "1"]
+
+
+def test_a_link_of_a_file_is_refused(cli: Cli, script: Script, tmp_path: Path) -> None:
+    (tmp_path / "a.ptx").write_bytes(PTX)
+    (tmp_path / "a.fatbin").write_bytes(fatbin(entry(1, 90, PTX)))
+    (tmp_path / "a.cubin").write_bytes(cubin())
+    code = "for kind, name in (1, b'a.ptx'), (2, b'a.fatbin'), (0, b'a.cubin'):\n"
+    code += "    print(cuda.cuLinkAddFile_v2(None, kind, name, 0, None, None))\n"
+    done = cli("run", "--sealed", "--", *script(LOAD + code))
+    assert done.out.split() == ["223", "223", "0"]
+    assert done.err.count("error: the run is sealed: app.py:8 tried to load code") == 2
+
+
+def test_only_the_last_starts_are_kept_without_a_verdict(cli: Cli, script: Script) -> None:
+    """A server may start programs for ever. Only refusals and compilers have files of their own."""
+    code = (
+        "import os, subprocess\n"
+        "for _ in range(40): subprocess.run(['tool', 'x' * 9000])\n"
+        "place = os.environ['PREHEAT_AUDIT']\n"
+        "files = os.listdir(place)\n"
+        "print(len(files), sum(os.path.getsize(f'{place}/{f}') for f in files))\n"
+    )
+    done = cli("run", "--sealed", "--", *script(code))
+    number, size = map(int, done.out.split())
+    assert number <= 16 + 2
+    assert size < 16 * (65536 + 16384)
+
+
+def test_each_refusal_counts(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, standins: Standins
+) -> None:
+    """Two directories of PATH may have one compiler, which is refused once."""
+    twin = tmp_path / "twin"
+    twin.symlink_to(standins.programs)
+    monkeypatch.setenv("PATH", f"{twin}{os.pathsep}{os.environ['PATH']}")
+    code = "import subprocess\ndef start():\n    try: subprocess.run(['nvcc', 'a.cu'])\n"
+    code += "    except OSError: pass\nstart()\nstart()\n"
+    code += "subprocess.run('nvcc a.cu; nvcc b.cu', shell=True)\n"
+    done = cli("run", "--sealed", "--verdict", "verdict.json", "--", *script(code))
+    assert len(verdict()["refused"]) == 4
+    assert done.err.count("preheat: this process is sealed: starting the compiler") == 4
+
+
+def test_the_search_for_a_library_is_permitted(cli: Cli, script: Script) -> None:
+    """`ctypes.util.find_library` asks gcc, which starts a linker."""
+    code = "import ctypes.util\nprint(ctypes.util.find_library('no-such-library'))"
+    done = cli("run", "--sealed", "--verdict", "verdict.json", "--", *script(code))
+    assert (done.code, done.out) == (0, "None\n"), done.err
+
+
+def test_a_message_does_not_go_into_a_file_of_the_program(cli: Cli, script: Script) -> None:
+    code = (
+        "import os, subprocess\n"
+        "os.close(2)\n"
+        "assert os.open('data', os.O_RDWR | os.O_CREAT) == 2\n"
+        "try: subprocess.run(['nvcc', 'a.cu'])\n"
+        "except OSError: os.write(2, b'mine')\n"
+    )
+    done = cli("run", "--sealed", "--", *script(code))
+    assert Path("data").read_bytes() == b"mine"
+    assert "app.py:4 tried to start a compiler" in done.err
+
+
+def test_many_versions_of_nvrtc_are_said(cli: Cli, standins: Standins, tmp_path: Path) -> None:
+    for number in range(5):
+        shutil.copy(standins.libraries / "libcupti.so.13", tmp_path / f"libnvrtc-{number}.so")
+    done = cli("audit", "--json", "--", str(standins.loader), "versions", str(tmp_path))
+    said = "compiles in the process: it has loaded more than four versions of one compiler library"
+    assert done.report["unseen"] == [said]
 
 
 def test_nvrtc_is_refused(cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +261,47 @@ def test_what_is_missing_fails_at_the_request(cli: Cli, baked: list[str]) -> Non
     assert "SealedError" in done.err
     assert "k.cu" in done.err
     assert verdict()["modules"]["loaded"] == 0
+
+
+def test_a_program_that_catches_the_refusal_is_not_accounted_for(cli: Cli, baked: list[str]) -> None:
+    code = PREHEAT.replace("void k()", "void missing()").splitlines()[:2]
+    caught = [code[0], "try:", f"    {code[1]}", "except preheat.SealedError: pass"]
+    Path("app.py").write_text("\n".join(caught))
+    done = cli(*SEALED, "--", *baked)
+    assert done.code == run_command.NOT_ACCOUNTED
+    assert verdict()["refused"] == [
+        {"what": "compile", "name": "k.cu", "library": "preheat", "line": "app.py:3"}
+    ]
+    assert "error: the run is sealed: app.py:3 tried to compile: k.cu" in done.err
+
+
+def test_a_program_that_the_compiler_rejects_is_a_compile(cli: Cli, script: Script) -> None:
+    code = "import preheat\ntry: preheat.compile('nonsense', 'sm_90', label='bad.cu')\n"
+    words = script(code + "except preheat.CompileError: pass\n")
+    done = cli("audit", "--json", "--", *words)
+    (row,) = done.report["compiles"]
+    assert (row["name"], row["rejected"], row["library"]) == ("bad.cu", True, "preheat")
+    Path("app.py").write_text(code.replace("nonsense", "other") + "except preheat.CompileError: pass\n")
+    assert "bad.cu (rejected)" in cli("audit", "--", *words).err
+
+
+def test_bundles_are_described_before_the_command(cli: Cli, baked: list[str]) -> None:
+    before = hashlib.sha256(Path("kernels.heat").read_bytes()).hexdigest()
+    Path("app.py").write_text(PREHEAT + "open('kernels.heat', 'ab').write(b'more')\n")
+    done = cli(*SEALED, "--", *baked)
+    assert verdict()["bundles"][0]["sha256"] == before
+    assert done.code == run_command.NOT_ACCOUNTED
+    assert any("it changed during the run" in each for each in verdict()["unseen"])
+
+
+def test_a_verdict_that_cannot_be_written_keeps_the_status(cli: Cli, script: Script) -> None:
+    code = "import os, sys\nos.rmdir('place')\nsys.exit(int(sys.argv[1]))"
+    for status, expected in ((7, 7), (0, 1)):
+        Path("place").mkdir()
+        words = [*script(code), str(status)]
+        done = cli("run", "--verdict", "place/v.json", "--", *words)
+        assert done.code == expected
+        assert "error: cannot write place/v.json: " in done.err
 
 
 def test_a_module_of_unknown_origin_is_a_negative_verdict(cli: Cli, script: Script) -> None:

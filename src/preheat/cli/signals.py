@@ -28,7 +28,7 @@ class SignalForwarder:
     """Forwards signals to a command, and waits for its end.
 
     A signal of a terminal reaches the command by itself, so it is not forwarded. The kernel tells these
-    signals from others, which `signalfd` makes visible. Where another thread of this process has received
+    signals from others, which `signalfd` makes visible. Where another thread of this process received
     the signal, or there is no `signalfd`, the foreground of the terminal decides.
     """
 

@@ -274,7 +274,7 @@ void prepare_events(void) {
     keep(&standard_error, STDERR_FILENO);
     if (geteuid())
         return;
-    int file = open_events(0);
+    int file = open_events(!audit_reports);
     int high = fcntl(file, F_DUPFD_CLOEXEC, LOWEST_FILE);
     keep(&opened_early, high);
     if (file >= 0)
