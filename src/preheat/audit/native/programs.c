@@ -473,10 +473,14 @@ EXPORT int waitid(idtype_t type, id_t id, siginfo_t* info, int options) {
 /* The start and the end of this process */
 
 /* Return whether the calls of the program come here. They do not where the library was loaded later, by
-   Python or by the driver. No other library has a reason to wrap this function. The alias is needed
-   because the symbol itself may lead to the C library. */
-extern __typeof__(execle) own_execle __attribute__((alias("execle"), visibility("hidden")));
-static int is_preloaded(void) { return real_dlsym(RTLD_DEFAULT, "execle") == (void*)own_execle; }
+   Python or by the driver. No other library has a reason to wrap this function. Its address here would not
+   tell, because the symbol may lead to the C library in this library, too. */
+static int is_preloaded(void) {
+    Dl_info found, own;
+    void* function = real_dlsym(RTLD_DEFAULT, "execle");
+    return function && dladdr(function, &found) && dladdr((void*)is_preloaded, &own) &&
+           found.dli_fbase == own.dli_fbase;
+}
 
 static void report_process(char* const argv[]) {
     static const char* const seals[] = {"off", "warn", "error"};
