@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +132,34 @@ def test_a_python_without_site_packages_is_seen_without_lines(audit: Audit, scri
 def test_other_searches_after_a_library_still_work(audit: Audit, standins: Standins) -> None:
     """`dlsym(RTLD_NEXT)` depends on the library that calls it."""
     assert audit([str(standins.loader), "next"]).report["exit_status"] == 0
+
+
+WAITS = {
+    "wait": "os.wait()",
+    "wait3": "os.wait3(0)",
+    "wait4": "os.wait4(child, 0)",
+    "waitid": "[os.waitid(os.P_PID, child, os.WEXITED | more) for more in (os.WNOWAIT, 0)]",
+}
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_the_end_of_a_killed_compiler_is_seen(
+    audit: Audit, script: Script, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "ptxas").symlink_to(shutil.which("sleep") or "/bin/sleep")
+    code = (
+        "import os\n"
+        "child = os.posix_spawn('./ptxas', ['ptxas', '100'], os.environ)\n"
+        "os.kill(child, 9)\n"
+        f"{WAITS[how]}\n"
+    )
+    (row,) = audit(script(code)).compilers
+    assert row["seconds"] is not None
+    assert row["status"] == 128 + 9
+
+
+def test_the_end_of_a_compiler_that_skips_handlers_is_seen(audit: Audit, standins: Standins) -> None:
+    """Nobody waits for it: its own report is the only one."""
+    code = f"import os, time\nos.posix_spawn({str(standins.loader)!r}, ['nvcc', 'end'], os.environ)\n"
+    (row,) = audit([sys.executable, "-c", f"{code}time.sleep(0.5)"]).compilers
+    assert row["seconds"] is not None

@@ -34,7 +34,7 @@ def test_a_sandbox_without_process_vm_readv(cli: Cli, standins: Standins) -> Non
 
 def test_the_caller_of_execlp_is_the_program(audit: Audit, standins: Standins) -> None:
     (row,) = audit([str(standins.loader), "execlp", "nvcc", "a.cu"]).compilers
-    assert row["argv"] == ["nvcc", "a.cu"]
+    assert (row["argv"], row["library"], row["line"]) == (["nvcc", "a.cu"], "loader", "loader")
 
 
 def test_a_triton_without_a_compile_function_can_be_imported(cli: Cli, tmp_path: Path) -> None:

@@ -124,8 +124,10 @@ def _first(event: Event, pid: int, shells: list[Event]) -> Process:
 
 def _next(event: Event, known: Process) -> Process:
     """Return a process that executes another program, or reports itself."""
-    role = event.text("role")
-    known = replace(known, by=known.by or _caller(event))
+    role, by = event.text("role"), known.by or _caller(event)
+    if by is None and role and not known.role and known.reported and known.name not in _SHELLS:
+        by = Caller(known.name, known.name)  # The program became the compiler.
+    known = replace(known, by=by)
     # A compiler may be a script: its interpreter has no role, and the process stays a compiler.
     if not known.role or (known.role == "probe" and role == "compiler"):
         known = replace(known, path=event.text("path"), argv=event.words("argv"), role=role)
