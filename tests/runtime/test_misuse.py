@@ -411,3 +411,27 @@ def test_the_emulator_stops_at_what_a_gpu_would_not_survive(
         misuse.do(setup)
     for words in misuse.says:
         assert words in str(caught.value)
+
+
+CLASH = """
+#define SCALAR unsigned short
+template <class T> __device__ void foo(T x) {}
+extern "C" __global__ void foo(SCALAR x, float* y) { *y = x; }
+extern "C" __global__ void k(float a, float* y) { y[0] = a; }
+#undef SCALAR
+"""
+
+
+def test_an_error_about_an_argument_of_unknown_type_says_why_it_is_unknown(device: Gpu) -> None:
+    module = device.module(CLASH)
+    unknown = (
+        "the C++ types of foo are unknown, because foo is also the name of other functions; rename"
+    )
+    assert unknown in str(module["foo"].entry)
+    with pytest.raises(LaunchError) as caught:
+        module["foo"][1, 1]("x", device.zeros(1))
+    assert unknown in (caught.value.hint or "")
+    with pytest.raises(LaunchError) as caught:
+        module["k"][1, 1](1.5, device.zeros(2, "int64"))
+    assert str(caught.value) == "k, argument 1: float* cannot take an array of int64"
+    assert "unknown" not in (caught.value.hint or "")

@@ -138,7 +138,7 @@ def _row(
         "uncached": uncached.get((artifact.label, str(arch))),
         "seconds": artifact.provenance.seconds,
         "bytes": len(artifact.cubin),
-        "kernels": [str(entry) for entry in artifact.entries],
+        "kernels": [entry.prototype for entry in artifact.entries],
         "written": written,
     }
 

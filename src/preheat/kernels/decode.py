@@ -319,4 +319,4 @@ class DecodeKernel:
         return self.by_value, state.by_value()
 
     def __repr__(self) -> str:
-        return f"<DecodeKernel {self.by_value.entry} or {self.on_device.entry}>"
+        return f"<DecodeKernel {self.by_value.entry.prototype} or {self.on_device.entry.prototype}>"

@@ -135,7 +135,7 @@ class Module:
             raise AttributeError(f"a Module has no attribute {name!r}{instead}", name=name, obj=self)
 
     def __repr__(self) -> str:
-        kernels = ", ".join(map(str, self.artifact.entries)) or "no kernels"
+        kernels = ", ".join(entry.prototype for entry in self.artifact.entries) or "no kernels"
         return f"<Module {self.artifact.label} on {self.context.device.name}: {kernels}>"
 
     def __del__(self) -> None:
@@ -576,7 +576,7 @@ class Kernel:
         return hash((id(self.module), self.entry.name))
 
     def __repr__(self) -> str:
-        return f"<Kernel {self.entry} on {self._context.device.name}>"
+        return f"<Kernel {self.entry.prototype} on {self._context.device.name}>"
 
 
 class _Launcher:

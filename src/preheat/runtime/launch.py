@@ -226,7 +226,8 @@ class Call(ABC):
 
     def _refused(self, mismatch: ArgumentMismatch | InputError, position: int) -> LaunchError:
         kind = StaleBufferError if isinstance(mismatch, _FreedMemory) else LaunchError
-        return kind(self.signature.kernel, str(mismatch), argument=position, hint=mismatch.hint)
+        hint = self.signature.hint(position, mismatch.hint)
+        return kind(self.signature.kernel, str(mismatch), argument=position, hint=hint)
 
     # Streams
 
