@@ -142,11 +142,10 @@ def _probes(
     unknown = {}
     for index, part in program.sources.items():
         lowered = compiled[index].names
-        others = signature.cast_probes(part)
-        for name, probe in signature.probes(part).items():
-            mangled = lowered.get(probe) or lowered.get(others.get(name, ""))
-            if mangled is not None:
-                found[lowered.get(name, name)] = mangled
+        for name, probes in signature.all_probes(part).items():
+            accepted = [lowered[probe] for probe in probes if probe in lowered]
+            if accepted:
+                found[lowered.get(name, name)] = accepted[0]
             else:
                 unknown[name] = signature.REJECTED
     return found, unknown

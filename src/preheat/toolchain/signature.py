@@ -14,8 +14,8 @@ from preheat.toolchain import ptx
 from preheat.toolchain.text import split_commas
 
 __all__ = [
-    "PROBE", "REJECTED", "UNSEEN", "cast_probes", "declared", "entry_points", "kernel_names",
-    "parameter_types", "probes", "qualified_name", "unknown_because",
+    "PROBE", "REJECTED", "UNSEEN", "all_probes", "cast_probes", "declared", "entry_points",
+    "kernel_names", "parameter_types", "probes", "qualified_name", "unknown_because",
 ]  # fmt: skip
 
 #: Appended to a program. Instantiated with the type of a function, the mangled name of `__preheat_sig`
@@ -76,6 +76,18 @@ def cast_probes(program: Program) -> dict[str, str]:
                 cast = f"static_cast<void (*)({parameters})>({kernel.qualifier}{kernel.name})"
                 found[kernel.name] = f"&{_PROBE_NAME}<decltype({cast})>"
     return found
+
+
+def all_probes(program: Program) -> dict[str, tuple[str, ...]]:
+    """Return every expression that may have probed each kernel of a program, by its name.
+
+    The last one is that of stored artifacts which were compiled before `__preheat_kernel` existed.
+    """
+    casts = cast_probes(program)
+    return {
+        name: (probe, casts.get(name, ""), f"&{_PROBE_NAME}<decltype({name})>")
+        for name, probe in probes(program).items()
+    }
 
 
 def unknown_because(name: str, messages: Iterable[str]) -> str:
