@@ -387,7 +387,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_TRACEBACK",
         traceback,
         "short",
-        "With `full`, tracebacks include the frames of preheat itself.",
+        "With `full`, tracebacks have all frames of preheat, not only the function that was called.",
     ),
 )
 _BY_SETTING = {variable.name.removeprefix("PREHEAT_").lower(): variable for variable in VARIABLES}

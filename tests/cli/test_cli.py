@@ -107,6 +107,37 @@ def test_ptx_needs_no_architecture(cli: Cli, tmp_path: Path) -> None:
     assert cli("compile", "e.ptx", "--json").json()["compiled"][0]["arch"] == "sm_80"
 
 
+TEMPLATES = """
+template <class T> __global__ void block_reduce(T* x) { *x = 1; }
+namespace ns { template <class T, int N> __global__ void warp_reduce(T* x) { *x = N; } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "warning"),
+    [
+        (TEMPLATES, ": its templates block_reduce<…>, ns::warp_reduce<…> need --name"),
+        (TEMPLATES.partition("namespace")[0], ": its template block_reduce<…> needs --name"),
+        ("__device__ int x;", ""),
+    ],
+)
+def test_a_file_without_kernels_is_a_warning(cli: Cli, source: str, warning: str) -> None:
+    Path("reduce.cu").write_text(source)
+    for _ in range(2):  # compiled, and found
+        ran = cli("compile", "reduce.cu", "--arch", "sm_80", "--arch", "sm_90", "--json")
+        assert ran.code == 0
+        assert [row["kernels"] for row in ran.json()["compiled"]] == [[], []]
+        assert ran.err.count("warning:") == 1
+        assert f"warning: reduce.cu has no kernels{warning}\n" in ran.err
+
+
+def test_a_file_with_an_instance_of_a_template_is_no_warning(cli: Cli) -> None:
+    Path("reduce.cu").write_text(TEMPLATES)
+    ran = cli("compile", "reduce.cu", "--arch", "sm_80", "--name", "block_reduce<int>", "--json")
+    assert ran.json()["compiled"][0]["kernels"] == ["block_reduce<int>(int*)"]
+    assert "warning" not in ran.err
+
+
 def test_one_bad_file_does_not_stop_the_others(cli: Cli, saxpy: str, tmp_path: Path) -> None:
     (tmp_path / "bad.cu").write_text("__global__ void k(int* x) {\n  *x = missing;\n}\n")
     ran = cli("compile", "bad.cu", saxpy, "--arch", "sm_90")
