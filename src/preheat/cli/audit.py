@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from preheat.adapters.imports import VARIABLE
 from preheat.audit.session import audit_session
 from preheat.cache.publish import publish, unwritable_reason
 from preheat.cli.audit_text import report_lines
@@ -64,10 +63,10 @@ def command(
     """Run COMMAND and report every module and every compiler of its processes."""
     if target is not None and (why := unwritable_reason(target.absolute())):
         raise InputError(f"cannot write {target}: {why}", hint="name another file with --report")
-    env = {VARIABLE: "off", **environ()}
-    with audit_session(env, cupti=not no_cupti, keep=keep) as session:
+    with audit_session(environ(), cupti=not no_cupti, keep=keep) as session:
         try:
-            status = run_command(words, session.env, output=_STDERR if as_json else None)
+            output = _STDERR if as_json else None
+            status = run_command(words, session.env, output=output, adapters="")
         except CannotRunError as error:
             print_error(str(error), error.hint)
             return error.status

@@ -12,6 +12,7 @@ import click
 
 from preheat.ahead.manifest import require_programs
 from preheat.audit.library import LIBRARY, require_library
+from preheat.audit.nested import announce_bundles
 from preheat.audit.report import Report
 from preheat.audit.session import AuditSession, audit_session
 from preheat.audit.verdict import make_verdict
@@ -169,6 +170,7 @@ def _require_writable(verdict: Path) -> None:
 
 def _run(words: Sequence[str], env: dict[str, str], config: Config, verdict: Path | None) -> int:
     """Run the command, in an audit if it is sealed or a verdict is wanted."""
+    announce_bundles(environ(), config.bundles)
     if verdict is None and (config.sealed is SealMode.OFF or not LIBRARY.is_file()):
         if config.sealed is not SealMode.OFF:
             print_message("there is no audit library: compilers that are started are not refused")

@@ -89,3 +89,13 @@ def test_without_one_entry_nothing_starts_or_its_kernel_is_named(baked: World) -
     assert "SealedError" in ran.err
     assert "add" in ran.err
     assert "app.py:" in ran.err
+
+
+@pytest.mark.parametrize("seal", [[], ["--sealed"]])
+def test_an_audit_of_a_run_shows_the_kernels_of_its_bundle(baked: World, seal: list[str]) -> None:
+    world = baked.sibling(f"nested{len(seal)}")
+    run = [sys.executable, "-m", "preheat", "run", "--bundle", str(baked.root / "kernels.heat"), *seal]
+    words = ["audit", "--json", "--", *run, "--", sys.executable, str(world.app / "app.py")]
+    report = json.loads(world.preheat(*words, cc=90).ok().out)
+    assert [row["origin"] for row in report["modules"]] == ["bundle"] * KERNELS
+    assert (report["compiles"], report["refused"]) == ([], [])
