@@ -208,11 +208,27 @@ def test_each_setting_is_explained(cli: Cli, tmp_path: Path) -> None:
     names = [line.partition("=")[0] for line in lines if not line.startswith(" ")]
     assert done.code == 0
     assert names == [
-        "PREHEAT_ADAPTERS", "PREHEAT_BUNDLE", "PREHEAT_SEALED", "CUDA_DISABLE_PTX_JIT",
-        "CUDA_CACHE_DISABLE", "FLASHINFER_DISABLE_JIT", "JAX_RAISE_PERSISTENT_CACHE_ERRORS",
-        "TRITON_CACHE_AUTOTUNING",
+        "PREHEAT_ADAPTERS", "PREHEAT_BUNDLE", "PREHEAT_SEALED", "PREHEAT_SEALED_BY",
+        "CUDA_DISABLE_PTX_JIT", "CUDA_CACHE_DISABLE", "FLASHINFER_DISABLE_JIT",
+        "JAX_RAISE_PERSISTENT_CACHE_ERRORS", "TRITON_CACHE_AUTOTUNING",
     ]  # fmt: skip
     assert all(line.startswith("    ") and len(line) > 20 for line in lines[1::2])
+
+
+def test_the_option_wins_over_the_variable_and_the_hint_names_it(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint of the error names what lets the command compile, and that works."""
+    compile_it = script("import preheat\npreheat.compile('__global__ void k() {}', 'sm_90')")
+    monkeypatch.setenv("PREHEAT_SEALED", "warn")
+    refused = cli("run", "--sealed", "--", *compile_it)
+    assert refused.code == 1
+    assert "or let it compile with 'preheat run --sealed warn'\n" in refused.err
+    monkeypatch.setenv("PREHEAT_SEALED", "1")
+    refused = cli("run", "--", *compile_it)
+    assert refused.code == 1
+    assert "or let it compile with PREHEAT_SEALED=warn\n" in refused.err
+    assert cli("run", "--sealed", "warn", "--", *compile_it).code == 0
 
 
 def test_an_empty_cache_is_explained_and_removed(

@@ -21,6 +21,7 @@ from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.lock_directory import shared_reason
+from preheat.build.seal import SEALED_BY
 from preheat.cache.filesystem import filesystem_of
 from preheat.cache.remote.url import name_of
 from preheat.cache.trust import unusable_reason
@@ -64,6 +65,8 @@ _EMULATOR = (
     "or PREHEAT_DEVICE=auto for the GPU where there is one"
 )
 _MISSING = "cannot open source file"
+#: Variables that `preheat audit` and `preheat run` set for their commands.
+_SET_BY_COMMANDS = ("PREHEAT_AUDIT", SEALED_BY)
 _SHARED = "other nodes share it: a lease among them decides who compiles, and locks are elsewhere"
 
 
@@ -146,7 +149,8 @@ def _settings() -> Iterator[Finding]:
         else:
             yield Finding(variable.name, "ok", text or f"not set; {variable.default}")
     known = {variable.name for variable in VARIABLES}
-    for name in sorted(name for name in env if name.startswith("PREHEAT_") and name not in known):
+    named = (name for name in env if name.startswith("PREHEAT_") and name not in known)
+    for name in sorted(name for name in named if not name.startswith(_SET_BY_COMMANDS)):
         hint = did_you_mean(name, known) or "see docs/environment.md"
         yield Finding(name, "warn", "this variable is unknown", hint)
 

@@ -71,7 +71,8 @@ command succeeded, but --verdict says that something was compiled or is not acco
     is_flag=False,
     flag_value="error",
     type=click.Choice(["error", "warn"]),
-    help="Compile nothing: a kernel that is missing is an error, or with 'warn' a warning.",
+    help="Compile nothing: a kernel that is missing is an error, or with 'warn' a warning. "
+    "The option wins over PREHEAT_SEALED.",
 )
 @click.option(
     "--manifest",
