@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from preheat.arch import Arch
 from preheat.audit import library
 from preheat.cli import run as run_command
+from preheat.cli.gpus import gpu_archs
 from tests.audit.conftest import Cli, Standins
 from tests.audit.modules import PTX, cubin, entry, fatbin
 from tests.audit.test_modules import LOAD, NVRTC, PREHEAT
+from tests.processes import SOURCE
 
 Script = Callable[[str], list[str]]
 
@@ -141,6 +144,34 @@ def test_a_bundle_that_lacks_an_entry_does_not_start(cli: Cli, baked: list[str])
     assert "the command was not started" in done.err
     assert not Path("started").exists()
     assert baked
+
+
+def test_a_manifest_is_checked_for_the_gpu_of_the_machine(
+    cli: Cli, baked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [Arch.parse("sm_80")]
+    monkeypatch.setattr(run_command, "gpu_archs", lambda _: gpus)
+    checked = ("run", "--bundle", "kernels.heat", "--sealed", "--manifest", "kernels.toml")
+    done = cli(*checked, "--", *baked)
+    assert done.code == run_command.NOT_STARTED
+    assert done.out == "k.cu sm_80: not baked for this architecture\n"
+    assert "checking for sm_80, the GPU of this machine\n" in done.err
+    done = cli(*checked, "--arch", "sm_90", "--", *baked)  # The option wins.
+    assert done.code == 0
+    assert "warning: this machine has a GPU of sm_80, which --arch does not name\n" in done.err
+    monkeypatch.setenv("PREHEAT_DEVICE", "emulator")
+    assert cli(*checked, "--", *baked).code == 0
+    monkeypatch.delenv("PREHEAT_DEVICE")
+    for present in ([Arch.parse("sm_90")], []):
+        gpus[:] = present
+        done = cli(*checked, "--", *baked)
+        assert done.code == 0, done.err
+        assert "warning" not in done.err
+
+
+def test_without_a_driver_there_is_no_gpu() -> None:
+    assert gpu_archs({"PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}) == []
+    assert gpu_archs({"PYTHONPATH": "/nowhere"}) == []
 
 
 @pytest.fixture
