@@ -22,6 +22,7 @@ Examples:
   preheat audit -- python serve.py
   preheat audit --report audit.json -- torchrun --nproc-per-node 8 train.py
   preheat audit --json -- ./server | jq '.libraries'
+  preheat audit -- preheat run --bundle kernels.heat --sealed -- python serve.py
 
 \b
 The command need not use preheat, and it runs as it does without the audit: nothing is stored, and no
