@@ -241,7 +241,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_RECORD",
         directory,
         "none",
-        "A manifest. Every program that the process asks for is added to it.",
+        "A manifest. Every program that the process asks for is added to it, if it imports preheat.",
     ),
     Variable(
         "PREHEAT_TRUST_CACHE_DIR",

@@ -302,7 +302,9 @@ class CompileError(PreheatError):
 class SealedError(PreheatError):
     """A sealed process would have to compile a program.
 
-    Record and bake what the process needs, or let it compile with `PREHEAT_SEALED=warn`. `preheat
+    Record and bake what the process needs, or let it compile. The hint names what allows that: `preheat
+    run --sealed warn` for a command of `preheat run --sealed`, `preheat.seal("warn")` after
+    `preheat.seal()`, `preheat.sealed("warn")` in a block, and otherwise `PREHEAT_SEALED=warn`. `preheat
     check` finds missing programs before a process starts.
 
     Attributes:
@@ -325,6 +327,7 @@ class SealedError(PreheatError):
         entry: str | None = None,
         nearest: str | None = None,
         differences: tuple[str, ...] = (),
+        hint: str = "record and bake what the process needs",
     ) -> None:
         self.program = program
         self.arch = arch
@@ -338,7 +341,6 @@ class SealedError(PreheatError):
         lines = [f"{caller}: {what} cannot be compiled in this sealed process: {why or reason}"]
         if nearest is not None:
             lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
-        hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
         if kind in ("damaged", "unreadable"):
             hint = "copy the bundle again, and check it: preheat bundle verify FILE"
         super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]), hint=hint)
@@ -347,7 +349,7 @@ class SealedError(PreheatError):
         """Return the same error for one kernel of the program."""
         return SealedError(
             program=self.program, arch=self.arch, reason=self.reason, caller=self.caller, entry=entry,
-            nearest=self.nearest, differences=self.differences,
+            nearest=self.nearest, differences=self.differences, hint=str(self.hint),
         )  # fmt: skip
 
 

@@ -293,6 +293,7 @@ def test_check_names_a_changed_header_and_bake_check_says_the_same(cli: Cli) -> 
             "bundles": ["k.heat"],
             "missing": [{"title": "a.cu", "arch": "sm_90", "reason": "header v.h changed"}],
             "unchecked_headers": [],
+            "hints": [],
         }
     os.unlink("v.h")
     gone = cli("check", "k.toml", "--arch", "sm_90", "--bundle", "k.heat")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.manifest import Manifest
+from preheat.cache.bundle import Bundle
 from tests.adapters.fake import write_library
 from tests.command import Cli, Ran
 from tests.processes import SOURCE, start_process, wait_for_exit
@@ -146,3 +147,58 @@ def test_a_sealed_run_uses_the_bundle_alone(cli: Cli, tmp_path: Path) -> None:
     ran = cli(*sealed, *APPLICATION, "mul")
     assert ran.code == 1
     assert "SealedError: app.py:4: fakelib mul (sm_90) cannot be compiled" in ran.err
+
+
+# Hints of a check
+
+
+def test_a_check_of_a_damaged_bundle_says_so_and_names_no_bake(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text('extern "C" __global__ void k() {}')
+    assert cli("record", "--", *APPLICATION, "add", "mul").code == 0
+    with (tmp_path / "kernels.toml").open("a") as file:
+        file.write('\n[[program]]\nfile = "k.cu"\narch = ["sm_90"]\n')
+    assert cli("bake", "kernels.toml", "-o", "k.heat").code == 0
+    data = bytearray((tmp_path / "k.heat").read_bytes())
+    with Bundle.open(tmp_path / "k.heat") as bundle:
+        blobs = [bundle.get(digest) or b"" for digest in bundle.digests()]
+    for blob in blobs:
+        data[data.index(blob) + len(blob) - 1] ^= 1
+    (tmp_path / "damaged.heat").write_bytes(data)
+    ran = cli("check", "kernels.toml", "--bundle", "damaged.heat")
+    assert ran.code == 1
+    names = ("k.cu", "fakelib add", "fakelib mul")
+    damaged = {f"{name} sm_90: damaged: copy the bundle again" for name in names}
+    assert set(ran.out.splitlines()) == damaged
+    assert "hint: copy the bundle again, and check it: 'preheat bundle verify FILE'" in ran.err
+    assert "preheat bake" not in ran.err
+
+
+def test_a_check_names_a_bake_only_where_it_helps(cli: Cli, tmp_path: Path) -> None:
+    assert cli("record", "--", *APPLICATION, "add", "local").code == 0
+    assert cli("bake", "kernels.toml", "-o", "k.heat").code == 0
+    ran = cli("check", "kernels.toml", "--bundle", "k.heat", "--arch", "sm_80")
+    cannot = "recorded for sm_90, and it cannot be made for another architecture"
+    assert f"fakelib local sm_80: {cannot}" in ran.out.splitlines()
+    assert "hint: 'preheat bake kernels.toml' with the same --arch bakes 1 of them" in ran.err
+    assert "hint: record it on a GPU of sm_80, and merge the bundles" in ran.err
+    library = tmp_path / "library" / "fakelib.py"
+    library.write_text(library.read_text() + "version = 2\n")
+    ran = cli("check", "kernels.toml", "--bundle", "k.heat")
+    assert ran.code == 1
+    assert ran.out == "fakelib add sm_90: version 2 is not known\n"
+    assert "hint: use version 1" in ran.err
+    assert "preheat bake" not in ran.err
+    library.write_text("import a_module_that_is_missing")
+    ran = cli("check", "kernels.toml", "--bundle", "k.heat")
+    assert "a_module_that_is_missing" in ran.out
+    assert "preheat bake" not in ran.err
+
+
+def test_a_check_of_a_source_that_is_gone_names_no_bake(cli: Cli, tmp_path: Path) -> None:
+    text = 'version = 1\n\n[[program]]\nfile = "gone.cu"\narch = ["sm_90"]\n'
+    (tmp_path / "k.toml").write_text(text)
+    ran = cli("check", "k.toml")
+    assert ran.code == 1
+    assert "gone.cu" in ran.out
+    assert "hint: " in ran.err
+    assert "preheat bake" not in ran.err

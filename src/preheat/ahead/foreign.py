@@ -14,13 +14,18 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Deferral
 from preheat.build.parallel import Task, run_all
+from preheat.cache.bundle import Bundle
+from preheat.cache.codec import DamagedEntryError
 from preheat.errors import AdapterError, PreheatError
 from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = [
+    "COPY_AGAIN",
+    "DAMAGED",
     "NOT_ASKED",
     "BakedForeign",
     "ForeignJob",
+    "MissingForeign",
     "bake_foreign",
     "bake_request",
     "closures",
@@ -30,6 +35,12 @@ __all__ = [
 
 #: The reason for a missing program when that is not known for certain.
 NOT_ASKED = "not on this machine, and a shared store could not be asked"
+#: The reason for a program whose entry in a bundle has a wrong checksum, and the hint.
+DAMAGED = "damaged: copy the bundle again"
+COPY_AGAIN = "copy the bundle again, and check it: 'preheat bundle verify FILE' lists what is damaged"
+_NOT_LOADED = (
+    "a check needs the library and the modules of the application, in the versions of the bake"
+)
 _ESTIMATE = 1.0  # seconds for a request that was never measured
 _OTHER_KEY = (
     "its key is not the recorded one, although nothing that was recorded has changed; "
@@ -161,7 +172,7 @@ def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
 def _recorded(builder: Builder, job: ForeignJob) -> BakedForeign:
     """Return the recorded entries of a request that its adapter cannot make again."""
     item = job.item
-    if job.arch is not None and job.arch.plain not in {arch.plain for arch in item.archs}:
+    if job.arch is not None and _is_other(job.arch, item.archs):
         own = ", ".join(map(str, item.archs))
         raise AdapterError(
             f"{job} cannot be made: it was recorded for {own}, and its code cannot be imported",
@@ -192,9 +203,17 @@ def recorded_requests(item: ForeignProgram) -> list[ForeignRequest]:
     return [ForeignRequest.referenced(item.kind, text, item.name, arch) for text in item.entries]
 
 
-def missing_foreign(todo: Iterable[ForeignJob], builder: Builder) -> list[tuple[ForeignJob, str]]:
-    """Return the jobs whose entries a run through `builder` would not find, each with the reason."""
-    missing: list[tuple[ForeignJob, str]] = []
+class MissingForeign(NamedTuple):
+    """A job whose entries a run would not find, and the reason. Without a `hint`, a bake makes them."""
+
+    job: ForeignJob
+    reason: str
+    hint: str = ""
+
+
+def missing_foreign(todo: Iterable[ForeignJob], builder: Builder) -> list[MissingForeign]:
+    """Return the jobs whose entries a run through `builder` would not find."""
+    missing: list[MissingForeign] = []
     todo = list(todo)
     if not todo:
         return missing
@@ -203,10 +222,15 @@ def missing_foreign(todo: Iterable[ForeignJob], builder: Builder) -> list[tuple[
     known = [each for each in needed if isinstance(each, _Needed)]
     builder.cache.look_ahead((r.digest for each in known for r in each.requests), once=False)
     for job, each in zip(todo, needed, strict=True):
+        if isinstance(each, AdapterError):
+            reason = str(each).removeprefix(f"{job}: ")
+            missing.append(MissingForeign(job, reason, each.hint or _NOT_LOADED))
+            continue
         unanswered = builder.cache.unanswered
-        reason = each if isinstance(each, str) else _reason(job, builder, each)
-        if reason is not None:
-            missing.append((job, reason if builder.cache.unanswered == unanswered else NOT_ASKED))
+        found = _missing(job, builder, each)
+        if found is not None:
+            asked = builder.cache.unanswered == unanswered
+            missing.append(found if asked else MissingForeign(job, NOT_ASKED))
     return missing
 
 
@@ -217,31 +241,53 @@ class _Needed(NamedTuple):
     notes: list[str]
 
 
-def _needed(job: ForeignJob, processes: AdapterProcesses) -> _Needed | str:
-    """Return the entries that a job needs, or why they are not known."""
+def _needed(job: ForeignJob, processes: AdapterProcesses) -> _Needed | AdapterError:
+    """Return the entries that a job needs, or the error because of which they are not known."""
     if not job.item.request:
         return _Needed(recorded_requests(job.item), [])
     assert job.arch is not None
     try:
         requests, notes, _ = processes.keys(job.item, job.arch)
     except AdapterError as error:
-        return str(error).removeprefix(f"{job}: ")
+        return error
     return _Needed(requests, notes)
 
 
-def _reason(job: ForeignJob, builder: Builder, needed: _Needed) -> str | None:
+def _missing(job: ForeignJob, builder: Builder, needed: _Needed) -> MissingForeign | None:
     """Return why entries of a job are missing; None when all are stored."""
+    item = job.item
+    if not item.request and job.arch is not None and _is_other(job.arch, item.archs):
+        own = ", ".join(map(str, item.archs))
+        reason = f"recorded for {own}, and it cannot be made for another architecture"
+        return MissingForeign(job, reason, f"record it on a GPU of {job.arch}, and merge the bundles")
     requests, notes = needed
     absent = [request for request in requests if builder.foreign.get(request) is None]
     if not absent:
         return None
-    if notes:
-        return "; ".join(notes)
+    if any(damaged_in(bundle, request.digest) for bundle in builder.bundles for request in absent):
+        return MissingForeign(job, DAMAGED, COPY_AGAIN)
+    return MissingForeign(job, "; ".join(notes) or _reason(job, builder, len(absent), len(requests)))
+
+
+def _is_other(arch: Arch, archs: Iterable[Arch]) -> bool:
+    return arch.plain not in {each.plain for each in archs}
+
+
+def _reason(job: ForeignJob, builder: Builder, absent: int, needed: int) -> str:
     there = {
         entry.target for entry in builder.foreign.all(job.item.kind) if entry.label == job.item.name
     }
     if there and str(job.arch) not in there:
         return "not baked for this architecture"
-    return (
-        "not baked" if len(absent) == len(requests) else f"{len(absent)} of {len(requests)} not baked"
-    )
+    return "not baked" if absent == needed else f"{absent} of {needed} not baked"
+
+
+def damaged_in(bundle: Bundle, digest: str) -> bool:
+    """Return whether a bundle has an entry whose checksum is wrong."""
+    try:
+        bundle.get(digest)
+    except DamagedEntryError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.audit.events import PREHEAT_EVENTS
+from preheat.audit.nested import outer_audit
 from preheat.config import SealMode
 from preheat.errors import InputError
 
@@ -50,10 +51,11 @@ def audited_environment(
     Without `reports`, they report what they refuse alone, which takes no space however long they run.
     A process that is sealed refuses to compile. Without `cupti`, only explicit loads are seen. An
     injection library, an events file and a choice of CUPTI (PREHEAT_AUDIT_CUPTI) that the environment
-    has already stay.
+    has already stay, unless they are those of an outer audit.
     """
     library = _loadable(require_library(), directory)
     notes = []
+    env = _without_outer(env)
     made = {
         **env,
         "PREHEAT_AUDIT": str(directory),
@@ -75,6 +77,22 @@ def audited_environment(
         found = env.get("PREHEAT_AUDIT_CUPTI") or ":".join(map(str, _find_cupti(env)))
         made["PREHEAT_AUDIT_CUPTI"] = found or "libcupti.so"
     return Audited(made, tuple(notes))
+
+
+def _without_outer(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the settings of an audit in which this process runs."""
+    kept = {name: value for name, value in env.items() if name != "PREHEAT_AUDIT_ONLY"}
+    outer = outer_audit(env)
+    if outer is None:
+        return kept
+    if kept.get("PREHEAT_EVENTS") == str(outer / PREHEAT_EVENTS):
+        del kept["PREHEAT_EVENTS"]
+    library = kept.get("PREHEAT_AUDIT_LIBRARY")
+    if library and kept.get(_INJECTION) == library:
+        del kept[_INJECTION]
+    preloads = kept.get("LD_PRELOAD", "").split(":")
+    kept["LD_PRELOAD"] = ":".join(path for path in preloads if path != library)
+    return kept
 
 
 def _loadable(library: Path, directory: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from preheat.audit.events import EventLog, read_events
 from preheat.audit.images import read_loads
 from preheat.audit.library import audited_environment
+from preheat.audit.nested import announced_bundles, hand_over, outer_audit, outer_seal
 from preheat.audit.origins import Origins
 from preheat.audit.processes import read_processes, still_running
 from preheat.audit.report import Report, make_report
@@ -34,6 +35,11 @@ class AuditSession:
     ) -> None:
         self._config = Config.from_env(env)
         self._directory = directory
+        self._outer = outer_audit(env)
+        if self._outer is not None and "PREHEAT_AUDIT_ONLY" not in env:  # The outer audit reports all.
+            cupti = cupti if reports else "PREHEAT_AUDIT_CUPTI" in env
+            reports = True
+        seal = max(seal, outer_seal(env))
         self.env, self._notes = audited_environment(
             env, directory, seal=seal, cupti=cupti, reports=reports
         )
@@ -45,7 +51,7 @@ class AuditSession:
         seconds = time.monotonic() - self._started
         log = self._read()
         bundles, notes = [], list(self._notes)
-        for path in self._config.bundles:
+        for path in (*self._config.bundles, *announced_bundles(log)):
             try:
                 self._require(path)
                 bundles.append(path)
@@ -57,6 +63,11 @@ class AuditSession:
             log, loads, origins, command=command, status=status, seconds=seconds, notes=notes,
             cupti="PREHEAT_AUDIT_CUPTI" in self.env,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Hand the reports over to an outer audit, if there is one."""
+        if self._outer is not None:
+            hand_over(self._directory, self._outer)
 
     def _require(self, path: Path) -> None:
         """Raise `InputError` for a bundle that the processes of the command do not use either."""
@@ -99,7 +110,11 @@ def audit_session(
     """
     if keep is not None:
         keep.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield AuditSession(env, keep.resolve(), seal=seal, cupti=cupti, reports=reports)
+        session = AuditSession(env, keep.resolve(), seal=seal, cupti=cupti, reports=reports)
+        with closing(session):
+            yield session
         return
     with TemporaryDirectory(prefix="preheat-audit-", ignore_cleanup_errors=True) as place:
-        yield AuditSession(env, Path(place).resolve(), seal=seal, cupti=cupti, reports=reports)
+        session = AuditSession(env, Path(place).resolve(), seal=seal, cupti=cupti, reports=reports)
+        with closing(session):
+            yield session

@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import FrameType
 
 from preheat.artifact import Provenance
+from preheat.build import seal
 from preheat.build.bundle_entries import MountedBundles
 from preheat.build.cache_directory import unasked_stores
 from preheat.build.counters import Counters
@@ -188,6 +189,7 @@ class ForeignStore:
             caller=line,
             nearest=nearest,
             differences=differences,
+            hint=seal.hint(),
         )
 
     def _report_sealed(self, request: ForeignRequest, reason: str, line: str | None = None) -> None:

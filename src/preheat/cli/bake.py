@@ -15,6 +15,7 @@ from preheat.ahead.manifest import Manifest, require_programs
 from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.build.builder import Builder
+from preheat.cache.base import Filled
 from preheat.cli.check import run_check
 from preheat.cli.output import columns, count, duration, print_error, print_json, print_message, size
 from preheat.cli.programs import archs_option
@@ -38,6 +39,9 @@ Examples:
 A bake needs no GPU. Programs in the cache are not compiled again, so a bake that was interrupted
 continues where it stopped. Exit status 1 when a program could not be baked: the bundle then has the
 others. Exit status 2 when the manifest lists nothing.
+
+In the end, entries that a store in PREHEAT_REMOTE lacks are written to it. A store that fails does not
+change the exit status: a message says what it lacks, and --json has it under "stores".
 """
 
 
@@ -191,6 +195,18 @@ def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: boo
     else:
         made = f"{len(baked.rows):,} baked, {size(baked.nbytes)}, in {duration(baked.seconds)}"
         print_message(f"{output}: {made}{failed}{' and are not in the bundle' if failed else ''}")
+    for store in baked.stores:
+        print_message(_on_store(store))
+
+
+def _on_store(store: Filled) -> str:
+    """Say how many of the baked entries a shared store has."""
+    total = store.present + store.written + store.missing
+    if store.missing:
+        lacks = f"{store.missing:,} of {count(total, 'entry')}"
+        return f"warning: the shared store {store.tier} lacks {lacks}: {store.reason}"
+    copied = f", {store.written:,} of them copied from this machine" if store.written else ""
+    return f"the shared store {store.tier} has {count(total, 'entry')}{copied}"
 
 
 def _summary(baked: BakeResult) -> Iterator[tuple[str, ...]]:
@@ -227,4 +243,5 @@ def _as_dict(baked: BakeResult) -> dict[str, Any]:
             {"program": title, "arch": arch, "error": str(error), "hint": error.hint}
             for title, arch, error in baked.failures
         ],
+        "stores": [store._asdict() for store in baked.stores],
     }

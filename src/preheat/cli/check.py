@@ -70,6 +70,7 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
                 "bundles": bundles,
                 "missing": [program._asdict() for program in checked.missing],
                 "unchecked_headers": checked.unchecked_headers,
+                "hints": checked.hints,
             }
         )
     else:
@@ -89,7 +90,11 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
                 "\n\nhint: 'preheat doctor' says why it could not be asked"
             )
             return
-        print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
+        if checked.bakeable:
+            bakes = "what is missing" if not checked.hints else f"{checked.bakeable:,} of them"
+            print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes {bakes}")
+        for hint in checked.hints:
+            print_message(f"\nhint: {hint}")
     elif checked.programs:
         print_message(f"{scope}: everything is in {place}")
     else:

@@ -30,9 +30,14 @@ class CannotRunError(Exception):
         super().__init__(f"cannot run {words[0]}: {why}")
 
 
-def run_command(words: Sequence[str], env: Mapping[str, str], *, output: int | None = None) -> int:
-    """Run a command with adapters, and return its exit status as a shell reports it."""
-    env = child_environment(env)
+def run_command(
+    words: Sequence[str], env: Mapping[str, str], *, output: int | None = None, adapters: str = "auto"
+) -> int:
+    """Run a command with adapters, and return its exit status as a shell reports it.
+
+    `adapters` are those that are installed unless the environment names others.
+    """
+    env = child_environment(env, adapters)
     with _forward_signals() as forward_to:
         try:
             child = subprocess.Popen(words, env=env, stdout=output)

@@ -29,7 +29,11 @@ Examples:
   preheat record -- python serve.py --port 8000
   preheat record -o decode.toml --fresh -- torchrun --nproc-per-node 8 decode.py
   preheat record -o all.toml --merge a.toml --merge b.toml
-  PREHEAT_RECORD=kernels.toml python serve.py        (the same without this command)
+  PREHEAT_RECORD=kernels.toml python serve.py        (the same, if serve.py imports preheat)
+
+\b
+A program need not import preheat to be recorded by this command. The variable alone does nothing for a
+program that does not import preheat, and kernels of other libraries also need PREHEAT_ADAPTERS=auto.
 
 \b
 The command keeps its input and output (with --json, its output goes to stderr). The exit status is that
