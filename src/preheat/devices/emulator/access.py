@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preheat.devices.base import Limits
 from preheat.devices.emulator.addresses import BLOCK_WINDOW, Addresses, host_array, host_view
 from preheat.devices.emulator.memory import Violation, positions_in
 
@@ -199,7 +198,7 @@ def _dynamic_shared_hint(wave: Wave, end: int) -> str | None:
     static = wave.program.shared_bytes
     have = wave.shared_bytes
     dynamic = static in wave.program.shared.values()  # It begins where static memory ends.
-    if not dynamic or not have < end <= Limits().shared_optin:
+    if not dynamic or not have < end <= wave.program.limits.shared_optin:
         return None
     need = end - static
     return (

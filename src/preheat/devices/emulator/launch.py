@@ -17,6 +17,7 @@ from preheat.devices.emulator.generate import CompiledFunction
 from preheat.devices.emulator.group import Frame
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
+from preheat.devices.emulator.limits import Multiprocessor
 from preheat.devices.emulator.memory import Buffer, Violation, align_up
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
@@ -43,6 +44,7 @@ class LaunchDevice(Protocol):
     heap: Heap
     patience: int
     limits: Limits
+    multiprocessor: Multiprocessor
 
     def report_fault(self, fault: DeviceError) -> None:
         """Record a fault of work that runs now."""

@@ -31,11 +31,6 @@ Fault = TypeVar("Fault", bound=EmulatorFault)
 
 _NO_LINES = 'compile with options=["-lineinfo"] to see the line of the CUDA source'
 _GAP = 16  # Bytes between variables, so that an access out of bounds is detected.
-# The resources of one multiprocessor.
-_THREADS = 2048
-_REGISTERS = 65536
-_SHARED = 228 << 10
-_BLOCKS = 32
 
 
 def invalid_ptx(meaning: str) -> InvalidCodeError:
@@ -190,6 +185,7 @@ class EmulatorFunction:
             heap=module.heap,
             reserved=kernel.reserved,
             patience=module.device.patience,
+            limits=module.device.limits,
             sanitize=module.image.sanitize,
             located=module.located,
         )
@@ -232,14 +228,15 @@ class EmulatorFunction:
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
         """Return how many blocks fit the threads, registers and shared memory of a multiprocessor."""
         whole = align_up(max(threads, 1), 32)
-        each = self.attributes.shared + shared
+        has = self._device.multiprocessor
+        each = self.attributes.shared + shared + has.reserved
         blocks = min(
-            _BLOCKS,
-            _THREADS // whole,
-            _REGISTERS // (max(self.attributes.registers, 1) * whole),
-            _SHARED // max(each, 1),
+            has.blocks,
+            has.threads // whole,
+            has.registers // (max(self.attributes.registers, 1) * whole),
+            has.shared // max(each, 1),
         )
-        return base.Occupancy(blocks, blocks * whole / _THREADS)
+        return base.Occupancy(blocks, blocks * whole / has.threads)
 
     def carveout(self) -> int:
         """Return the carveout that was set."""

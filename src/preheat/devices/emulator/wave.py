@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from preheat.devices.base import Geometry, Symbol
+from preheat.devices.base import Geometry, Limits, Symbol
 from preheat.devices.emulator import builtin, warp
 from preheat.devices.emulator.addresses import StateSpace, host_view
 from preheat.devices.emulator.barrier import Arrival, Barriers
@@ -55,6 +55,7 @@ class Program:
     heap: Heap
     reserved: int  # Bytes at the beginning of shared memory that are not for variables.
     patience: int  # Basic blocks that may run without progress.
+    limits: Limits
     sanitize: bool  # Whether the code was generated with checks: see `sanitize`.
     located: Callable[..., EmulatorFault]  # Adds source lines to a fault; see `EmulatorModule.located`.
 
