@@ -86,7 +86,9 @@ def test_limits_are_those_of_the_architecture(arch: str) -> None:
 
 
 def test_a_launch_cannot_have_more_shared_memory_than_its_architecture() -> None:
-    source = 'extern "C" __global__ void k(int* x) { extern __shared__ int s[]; s[0] = 1; x[0] = s[0]; }'
+    source = (
+        'extern "C" __global__ void k(int* x) { extern __shared__ int s[]; s[0] = 1; x[0] = s[0]; }'
+    )
     gpu = preheat.device("emulator", arch="sm_75")
     kernel = gpu.kernel(source, "k")
     out = gpu.zeros(1, "int32")

@@ -50,7 +50,8 @@ class EmulatorDevice:
     order that the seed chooses among those that streams and events allow.
 
     With `sanitize`, a kernel also stops where it uses a value that CUDA leaves undefined: shared memory
-    that was never written, or the value of a lane that does not take part in a shuffle.
+    that was never written, or the value of a lane that does not take part in a shuffle. It also stops
+    at a barrier that not all threads of its block reach.
     """
 
     def __init__(
