@@ -641,7 +641,7 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
         super().__init__("\n    ".join([head, *self._evidence()]), hint=hint)
 
     def located(
-        self, source: Sequence[SourceLine], *, hint: str | None = None, message: str | None = None
+        self, source: Sequence[SourceLine], *, hint: str | None = None, message: str = ""
     ) -> Self:
         """Return the same fault with the lines of its source, and with `message` if it is given.
 
