@@ -1,8 +1,8 @@
 """The check of a sanitized emulator for barriers that not all threads of a block reach together.
 
-CUDA leaves it undefined if only some threads of a block reach a `__syncthreads()`. PTX lets a barrier
-complete without threads that have exited, and `barrier.sync` complete from several instructions, while
-`bar.sync` must be the same instruction for all threads.
+CUDA C++ leaves it undefined if only some threads of a block reach a `__syncthreads()`, which is
+`bar.sync` in PTX. PTX allows more: threads that have exited are not waited for, and threads may arrive
+at `barrier.sync` by several instructions. The second is not reported: cooperative groups use it.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class EmulatorModule:
                 message = _with_source(message, lines.of(bodies[other[0]], other[1]))
             return fault.located(tuple(chain.from_iterable(found)), message=message)
         from_cuda = Part("language", "cuda") in self.artifact.parts
-        return fault.located((), hint=_NO_LINES if from_cuda else None)
+        return fault.located((), hint=_NO_LINES if from_cuda else "")
 
     def _check_symbols(self, kernel: Kernel) -> None:
         for code in kernel.functions.values():
