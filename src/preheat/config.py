@@ -312,7 +312,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_EMULATOR_SANITIZE",
         boolean,
         "off",
-        "If on, the emulator stops a kernel that uses an undefined value.",
+        "If on, the emulator stops a kernel that uses an undefined value, or passes a barrier that not "
+        "all threads of its block reach.",
     ),
     Variable(
         "PREHEAT_BLOCKING",

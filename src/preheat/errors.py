@@ -642,11 +642,14 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
         head = f"{kernel}{where}{who}: {message}"
         super().__init__("\n    ".join([head, *self._evidence()]), hint=hint)
 
-    def located(self, source: Sequence[SourceLine], *, hint: str | None = None) -> Self:
-        """Return the same fault with the lines of its source. `hint` is used where it has none."""
+    def located(self, source: Sequence[SourceLine], *, hint: str = "", message: str = "") -> Self:
+        """Return the same fault with the lines of its source, and with `message` if it is given.
+
+        `hint` is used where the fault has none.
+        """
         made = type(self)(
-            self.kernel, self.message, line=self.line, text=self.text, block=self.block,
-            thread=self.thread, address=self.address, source=source, hint=self.hint or hint,
+            self.kernel, message or self.message, line=self.line, text=self.text, block=self.block,
+            thread=self.thread, address=self.address, source=source, hint=self.hint or hint or None,
         )  # fmt: skip
         made.plain = self
         return made

@@ -543,8 +543,8 @@ def device(
         arch: The architecture that an emulator emulates.
         patience: How long an emulated kernel may run without progress.
         schedule: The seed of an emulator whose streams defer their work.
-        sanitize: Stop an emulated kernel at a value that CUDA leaves undefined. The default is
-            `PREHEAT_EMULATOR_SANITIZE`.
+        sanitize: Stop an emulated kernel at a value that CUDA leaves undefined, and at a barrier that
+            not all threads of a block reach. The default is `PREHEAT_EMULATOR_SANITIZE`.
         jit: Let a GPU that is newer than the compiler run PTX through its driver.
         blocking: Wait after every launch, so that an error names the kernel that caused it.
         cache_dir: The directory of the cache, instead of the one that the environment sets.
