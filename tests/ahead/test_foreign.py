@@ -220,9 +220,12 @@ def test_a_kept_entry_has_its_own_architecture_alone(builder: Builder) -> None:
     assert [str(row.arch) for row in result.rows] == ["sm_90"]
     (failed,) = result.failures
     assert str(failed.error) == (
-        "fakelib K for sm_80 cannot be made: it was recorded for sm_90, and its code cannot be imported"
+        "fakelib K for sm_80 cannot be made: it was recorded for sm_90, and only a run on a GPU makes it "
+        "for another architecture"
     )
-    assert failed.error.hint == "record it on a GPU of sm_80, and merge the bundles"
+    assert failed.error.hint == (
+        "record on a GPU of sm_80, and add that recording: preheat record -o MANIFEST --merge OTHER"
+    )
 
 
 def test_a_kept_entry_that_is_gone_is_a_note(builder: Builder) -> None:
@@ -239,10 +242,9 @@ def test_kept_entries_that_are_all_gone_are_an_error(builder: Builder) -> None:
     kept = ForeignProgram("fakelib", "K", archs=(SM_90,), entries=("GONE", "GONE TOO"))
     (failed,) = bake(listed(kept), builder=builder).failures
     assert str(failed.error) == (
-        "fakelib K for sm_90: none of the 2 recorded entries is in the cache, and they cannot be "
-        "compiled again"
+        "fakelib K for sm_90: its 2 recorded entries are neither beside the manifest nor in the cache"
     )
-    assert failed.error.hint == "record again, and bake with the same cache"
+    assert failed.error.hint == "record again on a GPU of sm_90"
 
 
 def test_kept_entries_come_after_those_that_are_made(builder: Builder) -> None:

@@ -20,14 +20,20 @@ __all__ = ["Adapter", "RequiredEntries", "Row", "directory_of", "obtain", "requi
 #: What a recording keeps of one request of a library, as JSON values. Every row has "root", the
 #: directory from which its modules are imported, or "" for installed ones; "env", the variables that
 #: are set when the request is made again; and "recorded", facts that are not part of the request.
+#: A row with "kept" describes an entry that `bake` cannot make, such as a measurement. The content of
+#: the entry is kept beside the manifest.
 Row = Mapping[str, Any]
 
 
 class RequiredEntries(NamedTuple):
-    """The entries that a launch needs. `notes` say what a user of the entries should know."""
+    """The entries that a launch needs. `notes` say what a user of the entries should know.
+
+    `outdated` says why the recording cannot be used at all, such as another version of the library.
+    """
 
     entries: tuple[ForeignRequest, ...]
     notes: tuple[str, ...] = ()
+    outdated: str = ""
 
 
 class Adapter(ABC):

@@ -12,6 +12,7 @@ from preheat.ahead.bake import Job, parse_archs, plan
 from preheat.ahead.bundles import archs as baked_archs
 from preheat.ahead.foreign import NOT_ASKED, missing_foreign, plan_foreign
 from preheat.ahead.manifest import Manifest, require_programs
+from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
@@ -45,6 +46,8 @@ class CheckResult:
         missing: The programs that are not stored, with the reasons.
         unchecked_headers: Header files that the code was made from and that do not exist here, so that
             they cannot be compared.
+        to_record: Those of the missing programs that a bake alone cannot make. They need a new
+            recording, such as results of autotuning for another architecture.
 
     Examples:
         >>> baked = preheat.bake("kernels.toml", "sm_90")
@@ -56,6 +59,7 @@ class CheckResult:
     archs: tuple[Arch, ...]
     missing: tuple[MissingProgram, ...]
     unchecked_headers: tuple[str, ...] = ()
+    to_record: tuple[MissingProgram, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -115,13 +119,16 @@ def check(
         if reason is not None:
             missing.append(MissingProgram(job.item.title, job.arch, reason))
     requests = plan_foreign(manifest, parse_archs(archs))
-    missing += (
-        MissingProgram(job.item.title, job.arch, reason)
-        for job, reason in missing_foreign(requests, builder)
-    )
+    to_record: list[MissingProgram] = []
+    recorded = RecordedEntries(manifest.recorded)
+    for request, reason, record in missing_foreign(requests, builder, recorded):
+        missing.append(MissingProgram(request.item.title, request.arch, reason))
+        if record:
+            to_record.append(missing[-1])
     targets = tuple(sorted({*targets, *(job.arch for job in requests if job.arch is not None)}))
     programs += len({job.item.identity for job in requests})
-    return CheckResult(programs, targets, tuple(missing), tuple(sorted(unchecked)))
+    headers = tuple(sorted(unchecked))
+    return CheckResult(programs, targets, tuple(missing), headers, tuple(to_record))
 
 
 def _candidates(job: Job) -> Iterable[Arch]:

@@ -61,6 +61,18 @@ def run_check(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, 
     return 0 if checked.ok else 1
 
 
+def _remedy(checked: CheckResult, manifest: Path) -> str:
+    """Return what makes the missing programs: a bake, a new recording, or both."""
+    bake = f"'preheat bake {manifest}' with the same --arch"
+    again = len(checked.to_record)
+    if not again:
+        return f"{bake} bakes what is missing"
+    record = "record again on a GPU of that architecture, with the versions of this machine"
+    if again == len(checked.missing):
+        return f"a bake cannot make what is missing: {record}, and then bake"
+    return f"a bake cannot make {again:,} of them: {record}; {bake} bakes the others"
+
+
 def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         print_json(
@@ -69,6 +81,7 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
                 "archs": checked.archs,
                 "bundles": bundles,
                 "missing": [program._asdict() for program in checked.missing],
+                "to_record": [program._asdict() for program in checked.to_record],
                 "unchecked_headers": checked.unchecked_headers,
             }
         )
@@ -89,7 +102,7 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
                 "\n\nhint: 'preheat doctor' says why it could not be asked"
             )
             return
-        print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
+        print_message(f"\nhint: {_remedy(checked, manifest)}")
     elif checked.programs:
         print_message(f"{scope}: everything is in {place}")
     else:

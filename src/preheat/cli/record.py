@@ -91,8 +91,8 @@ def command(
             recording = merge_into(place)
             if fresh and (made := read_existing(place)) != before:
                 added.append(made)
-        if added:
-            merge_into(target, *added, fresh=fresh)
+            if added:
+                merge_into(target, *added, fresh=fresh)
         after = before if fresh and not added else read_existing(target)
         summary = _Summary.of(before, after, everything=not words)
     except InputError as error:
@@ -196,7 +196,7 @@ class _Summary:
                 {
                     "kind": item.kind,
                     "name": item.name,
-                    "can_be_baked": bool(item.request),
+                    "can_be_baked": not item.kept,
                     "arch": [str(arch) for arch in item.archs],
                     "coverage": item.coverage,
                     "seconds": item.seconds,
