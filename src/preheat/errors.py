@@ -335,12 +335,15 @@ class SealedError(PreheatError):
         self.differences = differences
         what = f"{program} ({arch})" if entry is None else f"{entry} ({program}, {arch})"
         kind, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
-        lines = [f"{caller}: {what} cannot be compiled in this sealed process: {why or reason}"]
+        verb = "measured" if kind == "unmeasured" else "compiled"
+        lines = [f"{caller}: {what} cannot be {verb} in this sealed process: {why or reason}"]
         if nearest is not None:
             lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
         hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
         if kind in ("damaged", "unreadable"):
             hint = "copy the bundle again, and check it: preheat bundle verify FILE"
+        elif kind == "unmeasured":
+            hint = f"record a launch with these values on a GPU of {arch}, and bake"
         super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]), hint=hint)
 
     def naming(self, entry: str) -> SealedError:

@@ -220,8 +220,8 @@ def test_a_kept_entry_has_its_own_architecture_alone(builder: Builder) -> None:
     assert [str(row.arch) for row in result.rows] == ["sm_90"]
     (failed,) = result.failures
     assert str(failed.error) == (
-        "fakelib K for sm_80 cannot be made: it was recorded for sm_90, and only a run on a GPU makes it "
-        "for another architecture"
+        "fakelib K for sm_80 cannot be made: it was recorded for sm_90, and only a run on a GPU makes "
+        "it for another architecture"
     )
     assert failed.error.hint == (
         "record on a GPU of sm_80, and add that recording: preheat record -o MANIFEST --merge OTHER"

@@ -15,7 +15,15 @@ from preheat.callsite import call_site, format_site
 from preheat.errors import AdapterError
 from preheat.foreign import ForeignEntry, ForeignRequest
 
-__all__ = ["Adapter", "RequiredEntries", "Row", "directory_of", "obtain", "require_version"]
+__all__ = [
+    "Adapter",
+    "RequiredEntries",
+    "Row",
+    "directory_of",
+    "not_importable",
+    "obtain",
+    "require_version",
+]
 
 #: What a recording keeps of one request of a library, as JSON values. Every row has "root", the
 #: directory from which its modules are imported, or "" for installed ones; "env", the variables that
@@ -84,6 +92,15 @@ def require_version(library: str, found: str, oldest: tuple[int, ...], newest: t
             f"{library} {found} is not known: the adapter accepts {first} to {last}",
             hint="install one of these versions, or a newer preheat",
         )
+
+
+def not_importable(error: Exception, row: Row) -> AdapterError:
+    """Return the error for a function that a bake cannot import."""
+    searched = f" and {row['root']}" if row["root"] else ""
+    return AdapterError(
+        f"{error} (searched: PYTHONPATH{searched})",
+        hint="put the module beside the manifest, or its directory on PYTHONPATH",
+    )
 
 
 def directory_of(module: ModuleType) -> str:
