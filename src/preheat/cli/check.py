@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from preheat.ahead.check import CheckResult, check
-from preheat.ahead.manifest import require_programs
+from preheat.ahead.manifest import require_programs, with_coverage
 from preheat.build.builder import Builder
 from preheat.cli.output import count, print_json, print_message
-from preheat.cli.programs import archs_option
+from preheat.cli.programs import archs_option, coverage_option
 from preheat.config import Config, SealMode
 
 __all__ = ["command", "run_check"]
@@ -32,6 +32,7 @@ program is missing, 2 when the manifest lists nothing.
 @click.command(epilog=_EPILOG)
 @click.argument("manifest", type=click.Path(path_type=Path))
 @archs_option("as recorded")
+@coverage_option
 @click.option(
     "--bundle",
     "bundles",
@@ -41,14 +42,27 @@ program is missing, 2 when the manifest lists nothing.
     help="Bundle that the run will mount; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], as_json: bool) -> int:
+def command(
+    manifest: Path,
+    archs: tuple[str, ...],
+    coverage: str | None,
+    bundles: tuple[Path, ...],
+    as_json: bool,
+) -> int:
     """Check that a sealed run finds every program that MANIFEST lists. Nothing is compiled."""
-    return run_check(manifest, archs, bundles, as_json=as_json)
+    return run_check(manifest, archs, bundles, as_json=as_json, coverage=coverage)
 
 
-def run_check(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
+def run_check(
+    manifest: Path,
+    archs: Sequence[str],
+    bundles: Sequence[Path],
+    *,
+    as_json: bool,
+    coverage: str | None = None,
+) -> int:
     """Print what a sealed run would not find, and return the exit status."""
-    listed = require_programs(manifest)
+    listed = with_coverage(require_programs(manifest), coverage)
     config = replace(Config.from_env(), sealed=SealMode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # The cache of this machine says nothing about other machines.

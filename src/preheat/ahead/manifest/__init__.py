@@ -86,6 +86,7 @@ __all__ = [
     "UnreadableProgram",
     "key_literal",
     "require_programs",
+    "with_coverage",
 ]
 
 
@@ -246,6 +247,17 @@ def _mark_ambiguous_titles(items: Iterable[ManifestProgram]) -> tuple[ManifestPr
     for item in unmarked:
         include_lists.setdefault(item.title, set()).add(item.program.include_spellings)
     return tuple(replace(item, ambiguous_title=len(include_lists[item.title]) > 1) for item in unmarked)
+
+
+def with_coverage(manifest: Manifest, coverage: str | None) -> Manifest:
+    """Return the manifest with another coverage of all requests that a bake can make; see `COVERAGES`.
+
+    None leaves the coverage as it is.
+    """
+    if coverage is None:
+        return manifest
+    foreign = (item if item.kept else replace(item, coverage=coverage) for item in manifest.foreign)
+    return replace(manifest, foreign=tuple(foreign))
 
 
 def require_programs(manifest: Manifest | str | os.PathLike[str]) -> Manifest:
