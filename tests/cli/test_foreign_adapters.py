@@ -47,7 +47,8 @@ def test_a_recording_counts_the_requests_of_each_library(cli: Cli, tmp_path: Pat
     assert ran == (
         0,
         "add sm_90\nmul sm_90\nadd sm_90\nlocal sm_90\n",
-        "recorded 0 programs (0 new), 3 requests of fakelib, for sm_90 → kernels.toml\n",
+        "recorded 0 programs (0 new), 3 requests of fakelib, for sm_90 → kernels.toml\n"
+        "what a bake cannot make again is in kernels.recorded.heat: copy it with the manifest\n",
     )
     items = {item.name: item for item in Manifest.read(tmp_path / "kernels.toml").foreign}
     assert {name: item.asked for name, item in items.items()} == {"add": 2, "local": 1, "mul": 1}
