@@ -326,13 +326,9 @@ class SealedError(PreheatError):
         nearest: str | None = None,
         differences: tuple[str, ...] = (),
     ) -> None:
-        self.program = program
-        self.arch = arch
-        self.entry = entry
-        self.caller = caller
-        self.reason = reason
-        self.nearest = nearest
-        self.differences = differences
+        self.program, self.arch, self.entry = program, arch, entry
+        self.caller, self.reason = caller, reason
+        self.nearest, self.differences = nearest, differences
         what = f"{program} ({arch})" if entry is None else f"{entry} ({program}, {arch})"
         kind, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
         verb = "measured" if kind == "unmeasured" else "compiled"

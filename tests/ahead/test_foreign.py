@@ -247,6 +247,39 @@ def test_kept_entries_that_are_all_gone_are_an_error(builder: Builder) -> None:
     assert failed.error.hint == "record again on a GPU of sm_90"
 
 
+def test_the_recorded_content_comes_before_that_of_the_cache(builder: Builder, tmp_path: Path) -> None:
+    """The same manifest gives the same bundle on every machine."""
+    (tmp_path / "spool").mkdir()
+    entry = ForeignEntry("fakelib", "K", {"code": b"recorded"}, label="K", arch=SM_90)
+    (tmp_path / "spool" / f"{entry.digest}.entry").write_bytes(entry.encode())
+    kept = ForeignProgram("fakelib", "K", archs=(SM_90,), entries=(stored(builder, "K"),))
+    Manifest(foreign=(kept,), recorded=(str(tmp_path / "spool"),)).write(tmp_path / "k.toml")
+    assert bake(tmp_path / "k.toml", output=tmp_path / "k.heat", builder=builder).ok
+    with Bundle.open(tmp_path / "k.heat") as opened:
+        blob = opened.get(entry.digest)
+    assert blob is not None
+    assert _entry(blob).files == {"code": b"recorded"}
+
+
+def test_an_entry_for_another_architecture_is_not_missed(builder: Builder, tmp_path: Path) -> None:
+    """A recording of two GPUs may be baked for one of them."""
+    (tmp_path / "spool").mkdir()
+    for key, arch in (("K80", SM_80), ("K90", SM_90)):
+        entry = ForeignEntry("fakelib", key, {"code": b"c"}, label="K", arch=arch)
+        (tmp_path / "spool" / f"{entry.digest}.entry").write_bytes(entry.encode())
+    kept = ForeignProgram("fakelib", "K", archs=(SM_80, SM_90), entries=("K80", "K90"))
+    manifest = tmp_path / "k.toml"
+    Manifest(foreign=(kept,), recorded=(str(tmp_path / "spool"),)).write(manifest)
+    assert bake(manifest, "sm_90", output=tmp_path / "k.heat", builder=builder).ok
+    assert keys_in(tmp_path / "k.heat") == ["K90"]
+    builder.mount(tmp_path / "k.heat")
+    assert check(manifest, "sm_90", builder=builder).ok
+    found = check(manifest, "sm_80", builder=builder)
+    assert [each.reason for each in found.missing] == ["not baked for this architecture"]
+    found = check(manifest, "sm_100", builder=builder)
+    assert found.to_record == found.missing
+
+
 def test_kept_entries_come_after_those_that_are_made(builder: Builder) -> None:
     """Another request of the same bake may have made them."""
     kept = ForeignProgram("fakelib", "a", archs=(SM_90,), entries=("z/1/sm_90",))

@@ -126,8 +126,9 @@ def archs_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 def coverage_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option `--coverage`. The command receives None where it is not given."""
-    text = "Variants of kernels of other libraries. Default: as each [[foreign]] table says."
-    return click.option("--coverage", type=click.Choice(COVERAGES), help=text)(command)
+    text = "Variants of kernels of other libraries: recorded, closure or weak. Default: as in MANIFEST."
+    choices = click.Choice(COVERAGES)
+    return click.option("--coverage", type=choices, metavar="WHICH", help=text)(command)
 
 
 def link_options(command: Callable[..., Any]) -> Callable[..., Any]:

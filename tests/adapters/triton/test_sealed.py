@@ -150,7 +150,9 @@ print("tuned")
 def test_a_result_of_tuning_that_json_cannot_hold_is_measured_by_each_process(world: World) -> None:
     """Triton alone measures it as well, because nobody asked for its cache of results."""
     for _ in range(2):
-        assert world.run(UNSTORED).out.startswith("tuned")
+        ran = world.run(UNSTORED)
+        assert ran.out.startswith("tuned")
+        assert ran.stats["uncached"] == 1
 
 
 UNWRITABLE = """

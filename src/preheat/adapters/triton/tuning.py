@@ -45,27 +45,34 @@ def install() -> None:
             with state().tuning_of(None):  # Kernels that are compiled meanwhile have their own names.
                 return bench_fn()
 
-        if not _survives_json(tuning_key, configs):  # Triton would fail to store it, or change it.
-            measure()
-            return False
         python = self.base_fn
         name = f"{module_name(python)}:{python.__qualname__}"
+        arch = _current_arch()
+        if why := _unstorable(tuning_key, configs):
+            program = f"{KIND} {tuned_label(name, str(tuning_key))}"
+            state().store.events.emit("uncached", program=program, arch=str(arch), reason=why)
+            measure()
+            return False
         texts = tuple(map(str, configs))
-        with state().tuning_of(Tuning(name, str(tuning_key), _current_arch(), self, texts)):
+        with state().tuning_of(Tuning(name, str(tuning_key), arch, self, texts)):
             return stock_check(self, tuning_key, configs, measure)
 
     Autotuner.run = run
     Autotuner.check_disk_cache = check_disk_cache
 
 
-def _survives_json(tuning_key: Any, configs: Any) -> bool:
-    """Return whether a tuning result is the same after it was stored as JSON."""
-    try:
-        values = [list(tuning_key), *(config.kwargs for config in configs)]
-        same: bool = json.loads(json.dumps(values)) == values
+def _unstorable(tuning_key: Any, configs: Any) -> str:
+    """Return why a result cannot be stored, so that each process measures it; else an empty text."""
+    if not tuning_key:
+        return "its key is empty, and Triton does not store such a result"
+    if any(config.pre_hook for config in configs):
+        return "a configuration has a pre_hook, and Triton does not store such a result"
+    values = [list(tuning_key), *(config.kwargs for config in configs)]
+    try:  # Triton would fail to store it, or change it.
+        same = json.loads(json.dumps(values)) == values
     except (TypeError, ValueError):
-        return False
-    return same
+        same = False
+    return "" if same else "its key or a configuration has a value that JSON cannot store"
 
 
 def _current_arch() -> Arch:
