@@ -39,7 +39,7 @@ _OTHER_KEY = (
 )
 _COPIED = "it cannot be compiled again; the recorded entry was copied"
 _MEASURED = "the measured result of the recording was copied"
-_RECORD_AGAIN = "record again with this version, or bake with that of the recording"
+_RECORD_AGAIN = "record again with --fresh, or bake with the version of the recording"
 
 
 class ForeignJob(NamedTuple):

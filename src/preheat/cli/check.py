@@ -81,7 +81,9 @@ def _remedy(checked: CheckResult, manifest: Path) -> str:
     again = len(checked.to_record)
     if not again:
         return f"{bake} bakes what is missing"
-    record = "record again on a GPU of that architecture, with the versions of this machine"
+    record = (
+        "record again with --fresh, on a GPU of each architecture and with the versions of this machine"
+    )
     if again == len(checked.missing):
         return f"a bake cannot make what is missing: {record}, and then bake"
     return f"a bake cannot make {again:,} of them: {record}; {bake} bakes the others"

@@ -103,10 +103,10 @@ def row_of(tuning: Tuning, key: str) -> Row | None:
         "function": f"{module}:{python.__qualname__}",
         "root": root,
         "tuning_key": tuning.key,
-        "configs": list(tuning.configs),
         "env": _environment(),
         "kept": True,
-        "recorded": facts_of(_kernel(found)),
+        # A new recording with other configurations takes the place of this one.
+        "recorded": {**facts_of(_kernel(found)), "configs": list(tuning.configs)},
     }
 
 
@@ -123,9 +123,10 @@ def required(row: Row, arch: Arch) -> RequiredEntries:
         raise NotPortableError(f"{row['function']} cannot be imported: {error}") from error
     function = _kernel(found)
     now = [str(config) for config in found.configs]
+    before = row["recorded"]["configs"]
     pruned = found.early_config_prune is not None or found.perf_model is not None
-    same = {*row["configs"]} <= {*now} if pruned else row["configs"] == now
-    key = _key(found, arch, row["tuning_key"], row["configs"] if same else now)
+    same = {*before} <= {*now} if pruned else before == now
+    key = _key(found, arch, row["tuning_key"], before if same else now)
     label = tuned_label(row["function"], row["tuning_key"])
     request = ForeignRequest(KIND, key, f"{function.__name__[:150]}.autotune.json", label, arch)
     return RequiredEntries((request,), (*changes(row, function), *([] if same else [_CONFIGS])))
