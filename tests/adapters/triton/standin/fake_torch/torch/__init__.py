@@ -16,7 +16,7 @@ class dtype:
     """Triton asks whether a constant is one."""
 
 
-float32 = "fp32"
+float32 = "torch.float32"
 int = "i32"
 
 
