@@ -80,6 +80,7 @@ def test_the_entries_of_a_killed_process_are_merged(record: Recorder, manifest: 
     spool = record._spool
     assert spool is not None
     spool.close()  # as the end of a process does
+    record._reset()  # This process goes on.
     assert merge_into(manifest) == 0
     assert digests(manifest) == {entry.digest}
 
