@@ -329,20 +329,19 @@ class SealedError(PreheatError):
         differences: tuple[str, ...] = (),
         hint: str = "record and bake what the process needs",
     ) -> None:
-        self.program = program
-        self.arch = arch
-        self.entry = entry
-        self.caller = caller
-        self.reason = reason
-        self.nearest = nearest
-        self.differences = differences
+        self.program, self.arch, self.entry = program, arch, entry
+        self.caller, self.reason = caller, reason
+        self.nearest, self.differences = nearest, differences
         what = f"{program} ({arch})" if entry is None else f"{entry} ({program}, {arch})"
         kind, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
-        lines = [f"{caller}: {what} cannot be compiled in this sealed process: {why or reason}"]
+        verb = "measured" if kind == "unmeasured" else "compiled"
+        lines = [f"{caller}: {what} cannot be {verb} in this sealed process: {why or reason}"]
         if nearest is not None:
             lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
         if kind in ("damaged", "unreadable"):
             hint = "copy the bundle again, and check it: preheat bundle verify FILE"
+        elif kind == "unmeasured":
+            hint = f"record a launch with these values on a GPU of {arch}, and bake"
         super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]), hint=hint)
 
     def naming(self, entry: str) -> SealedError:

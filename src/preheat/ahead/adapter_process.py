@@ -39,11 +39,15 @@ _SHARED = (
 
 
 class Answer(NamedTuple):
-    """The entries that a request needs, notes about them, and whether any had to be made."""
+    """The entries that a request needs, notes about them, and whether any had to be made.
+
+    `outdated` says why the recording cannot be used; it is empty otherwise.
+    """
 
     entries: list[ForeignRequest]
     notes: list[str]
     made: bool
+    outdated: str = ""
 
 
 class AdapterProcesses:
@@ -104,15 +108,16 @@ class AdapterProcesses:
             ForeignRequest(kind, key, variant, label, arch)
             for kind, key, variant, label in answer["entries"]
         ]
-        return Answer(entries, answer["notes"], answer["made"])
+        return Answer(entries, answer["notes"], answer["made"], answer["outdated"])
 
     def _ask(
         self, verb: str, item: ForeignProgram, env: Mapping[str, str], title: str, **more: str
     ) -> dict[str, Any]:
         """Return the answer of a process. Raises `AdapterError`, with `title`, where it is an error."""
-        group = (item.kind, item.root, tuple(sorted(env.items())))
+        group = (item.kind, item.import_root, tuple(sorted(env.items())))
         process = self._take(group)
-        answer = process.ask({"verb": verb, "row": item.row, "coverage": item.coverage, **more})
+        row = {**item.row, "root": item.import_root}
+        answer = process.ask({"verb": verb, "row": row, "coverage": item.coverage, **more})
         with self._lock:
             self._idle.setdefault(group, []).append(process)
         if "error" in answer:

@@ -14,6 +14,7 @@ from preheat.ahead.bundles import merge_entries, meta, require_place
 from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_foreign, plan_foreign
 from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job
 from preheat.ahead.manifest import GraphKeys, Manifest, require_programs
+from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.ahead.shards import Shard
 from preheat.ahead.shared_entries import fill_stores
 from preheat.arch import Arch
@@ -137,6 +138,7 @@ def bake(
         require_place(output)
     manifest = require_programs(manifest)
     todo = plan_all(manifest, archs, shard)
+    recorded = RecordedEntries(manifest.recorded)
     # Bundles, a seal and a recording are settings for runs.
     config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
     results = _Results(on_done)
@@ -149,7 +151,7 @@ def bake(
         [job for job in todo if isinstance(job, Job)], builder, config, jobs, on_start, results.add
     )
     requests = [job for job in todo if isinstance(job, ForeignJob)]
-    _run_adapters(requests, builder, config, jobs, on_start, results.add)
+    _run_adapters(requests, recorded, builder, config, jobs, on_start, results.add)
     outputs, ambiguous = _without_ambiguous(results.programs)
     unreadable = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
     failures = [*unreadable, *results.failures, *ambiguous]
@@ -330,6 +332,7 @@ def _run_here(
 
 def _run_adapters(
     todo: Sequence[ForeignJob],
+    recorded: RecordedEntries,
     builder: Builder | None,
     config: Config,
     jobs: int | None,
@@ -345,4 +348,4 @@ def _run_adapters(
             on_start(job)
 
     used = builder or Builder.open(config)
-    bake_foreign(todo, used, jobs=jobs, on_start=started, on_done=on_done)
+    bake_foreign(todo, used, recorded, jobs=jobs, on_start=started, on_done=on_done)

@@ -10,8 +10,16 @@ from typing import NamedTuple
 
 from preheat.ahead.bake import Job, parse_archs, plan
 from preheat.ahead.bundles import archs as baked_archs
-from preheat.ahead.foreign import COPY_AGAIN, DAMAGED, NOT_ASKED, missing_foreign, plan_foreign
+from preheat.ahead.foreign import (
+    COPY_AGAIN,
+    DAMAGED,
+    NOT_ASKED,
+    RECORD_AGAIN,
+    missing_foreign,
+    plan_foreign,
+)
 from preheat.ahead.manifest import Manifest, require_programs
+from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
@@ -49,6 +57,8 @@ class CheckResult:
             they cannot be compared.
         bakeable: How many of the missing programs a bake makes.
         hints: What to do about the other ones.
+        to_record: Those of the missing programs that need a new recording, such as results of
+            autotuning for another architecture.
 
     Examples:
         >>> baked = preheat.bake("kernels.toml", "sm_90")
@@ -62,6 +72,7 @@ class CheckResult:
     unchecked_headers: tuple[str, ...] = ()
     bakeable: int = 0
     hints: tuple[str, ...] = ()
+    to_record: tuple[MissingProgram, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -126,7 +137,8 @@ def check(
             missing.append(MissingProgram(job.item.title, job.arch, reason))
             hints.append(hint)
     requests = plan_foreign(manifest, parse_archs(archs))
-    for request, reason, hint in missing_foreign(requests, builder):
+    recorded = RecordedEntries(manifest.recorded)
+    for request, reason, hint in missing_foreign(requests, builder, recorded):
         missing.append(MissingProgram(request.item.title, request.arch, reason))
         hints.append(hint)
     targets = tuple(sorted({*targets, *(job.arch for job in requests if job.arch is not None)}))
@@ -138,6 +150,9 @@ def check(
         tuple(sorted(unchecked)),
         bakeable=hints.count(""),
         hints=tuple(dict.fromkeys(filter(None, hints))),
+        to_record=tuple(
+            each for each, hint in zip(missing, hints, strict=True) if hint == RECORD_AGAIN
+        ),
     )
 
 

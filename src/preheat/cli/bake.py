@@ -11,14 +11,14 @@ import click
 
 from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bake, plan_all
 from preheat.ahead.foreign import ForeignJob, closures
-from preheat.ahead.manifest import Manifest, require_programs
+from preheat.ahead.manifest import Manifest, require_programs, with_coverage
 from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.base import Filled
 from preheat.cli.check import run_check
 from preheat.cli.output import columns, count, duration, print_error, print_json, print_message, size
-from preheat.cli.programs import archs_option
+from preheat.cli.programs import archs_option, coverage_option
 from preheat.cli.signatures import signing_key
 from preheat.errors import InputError, PreheatError
 from preheat.progress import progress
@@ -29,6 +29,7 @@ _EPILOG = """\b
 Examples:
   preheat bake kernels.toml --arch sm_90 --arch sm_100
   preheat bake kernels.toml --arch sm_90 -j 4 -o build/kernels.heat
+  preheat bake kernels.toml --arch sm_90 --coverage weak
   preheat bake kernels.toml --arch sm_90 --sign
   preheat bake kernels.toml --arch sm_90 --check
   preheat bake kernels.toml --arch sm_90 --on dask://scheduler:8786
@@ -48,6 +49,7 @@ change the exit status: a message says what it lacks, and --json has it under "s
 @click.command(epilog=_EPILOG)
 @click.argument("manifest", type=click.Path(path_type=Path))
 @archs_option("as recorded")
+@coverage_option
 @click.option(
     "-j",
     "--jobs",
@@ -78,6 +80,7 @@ change the exit status: a message says what it lacks, and --json has it under "s
 def command(
     manifest: Path,
     archs: tuple[str, ...],
+    coverage: str | None,
     jobs: int | None,
     address: str | None,
     shard: str | None,
@@ -98,9 +101,9 @@ def command(
             raise InputError("--check reads a whole bundle, and takes neither --on nor --shard")
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
-        return run_check(manifest, archs, [output], as_json=as_json)
+        return run_check(manifest, archs, [output], as_json=as_json, coverage=coverage)
     key = signing_key() if sign else None  # Fail now and not after an hour of compiling.
-    listed = require_programs(manifest)
+    listed = with_coverage(require_programs(manifest), coverage)
     _show_closures(listed)
     settings = {"jobs": jobs, "executor": address, "shard": part, "output": output, "key": key}
     baked = _bake(listed, [Arch.parse(arch) for arch in archs], **settings)

@@ -20,6 +20,7 @@ from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import count, print_error, print_json, print_message
 from preheat.config import environ
 from preheat.errors import InputError
+from preheat.pins import split_pin
 from preheat.program import Program
 
 __all__ = ["command"]
@@ -95,8 +96,8 @@ def command(
             recording = merge_into(place)
             if fresh and (made := read_existing(place)) != before:
                 added.append(made)
-        if added:
-            merge_into(target, *added, fresh=fresh)
+            if added:
+                merge_into(target, *added, fresh=fresh)
         after = before if fresh and not added else read_existing(target)
         summary = _Summary.of(before, after, everything=not words)
     except InputError as error:
@@ -200,7 +201,7 @@ class _Summary:
                 {
                     "kind": item.kind,
                     "name": item.name,
-                    "can_be_baked": bool(item.request),
+                    "can_be_baked": not item.kept,
                     "arch": [str(arch) for arch in item.archs],
                     "coverage": item.coverage,
                     "seconds": item.seconds,
@@ -216,6 +217,9 @@ class _Summary:
 def _report(summary: _Summary, output: Path, status: int) -> None:
     if summary.programs or summary.foreign:
         print_message(f"recorded {summary} → {output}")
+        for path in summary.manifest.recorded:
+            name = split_pin(path)[0].name
+            print_message(f"what a bake cannot make again is in {name}: copy it with the manifest")
     elif status:
         print_message(f"nothing was recorded: the command ended with exit status {status}")
     else:
