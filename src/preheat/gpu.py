@@ -530,6 +530,12 @@ def find_open(which: str | int) -> Gpu | None:
         return _open.get(registry.find(which, {}, Config.from_env()).name)
 
 
+def open_devices() -> list[Gpu]:
+    """Return the devices that `device` has opened and that were not closed."""
+    with _opening:
+        return list(_open.values())
+
+
 _SAME = "close it first, or ask for it with the same settings everywhere"
 
 
