@@ -224,10 +224,13 @@ def test_a_deferred_stream_and_a_capture_do_not_recover(open_device: Callable[..
     assert not late._context.recover()
     gpu = open_device("emulator:3")
     made = saxpy_case(gpu)
-    with pytest.raises(ContextLostError), gpu.capture():
-        run_in_thread(lambda: pytest.raises(EmulatorFault, overrun, made))
-        assert not gpu._context.recover()
-        made.launch()
+    graph = gpu.capture()
+    graph.begin()
+    with pytest.raises(EmulatorFault):
+        run_in_thread(lambda: overrun(made))
+    assert not gpu._context.recover()
+    with pytest.raises(ContextLostError):
+        graph.end()
     gpu.reset()
     assert not made.saxpy._context.recover()
 
