@@ -475,6 +475,9 @@ class Gpu(GraphMethods):
     def reset(self) -> None:
         """Reset the device after a fault. All its arrays, kernels and streams become unusable.
 
+        Raises:
+            ContextLostError: A fault has ended the context of a GPU, which only a new process survives.
+
         Examples:
             >>> spare = preheat.device("emulator:7")
             >>> x = spare.zeros(4)
