@@ -584,6 +584,7 @@ def test_pytest_starts_without_cuda_and_with_next_to_nothing_of_preheat(suite: P
             "preheat.fork",
             "preheat.locks",
             "preheat.pytest_plugin",
+            "preheat.pytest_run",
         }
         assert cuda is False
 

@@ -16,16 +16,17 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+
+from preheat.pytest_run import ALL, AUTO, KINDS, Run, Target
 
 TYPE_CHECKING = False  # Type checkers assume True.
 if TYPE_CHECKING:
     from preheat.build.builder import Builder
-    from preheat.errors import PreheatError
     from preheat.gpu import Gpu
 
 __all__ = ["preheat_device", "preheat_second_device"]
@@ -36,130 +37,10 @@ _SCOPE = "preheat_device_scope"
 _FIXTURE = "preheat_device"
 _VARIABLE = "PREHEAT_DEVICE"
 _PACKAGE = os.path.dirname(__file__) + os.sep
-#: The kinds of devices, and the marker of tests that run on one of them alone.
-_KINDS = {"emulator": "preheat_emulator", "cuda": "preheat_gpu"}
-_AUTO = "auto"
-_ALL = "all"
 #: Names that need no check, so that the start of a run does not import the devices.
 _COMMON = re.compile(r"auto|all|emulator(:[0-7])?|cuda(:\d+)?")
 _SETTINGS = "the settings of an emulator are sanitize, schedule=3, patience=100000 and an architecture"
-
-
-class _Target(NamedTuple):
-    """A device that tests run on. Without a device that is not `required`, its tests are skipped."""
-
-    name: str
-    required: bool = True
-
-    @property
-    def kind(self) -> str:
-        """The kind of the device, such as `emulator`, or `auto`."""
-        return re.split(r"[:\[]", self.name)[0]
-
-    @property
-    def id(self) -> str:
-        """The name in the names of tests, such as `emulator-sm_80`."""
-        return self.name.replace("[", "-").replace("]", "")
-
-
-class _Run:
-    """A run of pytest: the devices of its tests, and the programs that they use."""
-
-    def __init__(self, names: Iterable[str], source: str) -> None:
-        self.names = list(dict.fromkeys(names))
-        self.source = source  # what has chosen the devices
-        self.open: list[Gpu] = []  # the devices of fixtures that are active
-        self.used: dict[str, None] = {}  # the names of all devices that a fixture has returned
-        self.found: set[str] = set()  # keys of programs
-        self.compiled: set[str] = set()
-        self.found_earlier = self.compiled_earlier = 0  # before the tests, and in other processes
-        self._counts = False
-
-    @property
-    def targets(self) -> list[_Target]:
-        """The devices that each test runs on."""
-        targets = {name: _Target(name) for name in self.names if name != _ALL}
-        if _ALL in self.names:
-            targets = {kind: _Target(kind, required=kind != "cuda") for kind in _KINDS} | targets
-        return list(targets.values())
-
-    def count_programs(self) -> None:
-        """Count the programs that this process finds and compiles, from its start on."""
-        if self._counts:
-            return
-        self._counts = True
-        from preheat.process_counters import process_counters
-
-        earlier = process_counters.stats()
-        hits = (amount for name, amount in earlier.items() if name.startswith("hits."))
-        self.found_earlier += int(sum(hits) - earlier.get("hits.memory", 0))
-        self.compiled_earlier += int(earlier.get("compiles", 0))
-        process_counters.subscribe(self._count, "hit", "compile")
-
-    def _count(self, event: str, fields: Mapping[str, Any]) -> None:
-        (self.compiled if event == "compile" else self.found).add(fields["key"])
-
-    def results(self) -> dict[str, Any]:
-        """Return the counts as values that a worker can send."""
-        return {
-            "used": [*self.used],
-            "found": [*self.found],
-            "compiled": [*self.compiled],
-            "earlier": [self.found_earlier, self.compiled_earlier],
-        }
-
-    def add(self, results: Mapping[str, Any]) -> None:
-        """Add the counts of a worker."""
-        self.used |= dict.fromkeys(results["used"])
-        self.found |= set(results["found"])
-        self.compiled |= set(results["compiled"])
-        self.found_earlier += results["earlier"][0]
-        self.compiled_earlier += results["earlier"][1]
-
-    def summary(self) -> str | None:
-        """Return how many programs were found and compiled, or None if no test has used a device."""
-        if not self.used:
-            return None
-        found = self.found_earlier + len(self.found - self.compiled)
-        compiled = self.compiled_earlier + len(self.compiled)
-        programs = "program" if found == 1 else "programs"
-        devices = ", ".join(sorted(self.used))
-        return f"preheat: {found} {programs} found, {compiled} compiled ({devices})"
-
-    # The end of a test
-
-    def finish_work(self) -> PreheatError | None:
-        """Wait for the work of the devices; return an error of a kernel that nobody has seen yet."""
-        first = None
-        if self.open:
-            from preheat.errors import PreheatError
-
-            for gpu in self.open:
-                try:
-                    if gpu._context.lost is None:
-                        gpu.synchronize()
-                except PreheatError as error:
-                    first = first or error
-        return first
-
-    def recover(self) -> None:
-        """Make every open emulator usable again that a fault has ended."""
-        if self.used:
-            from preheat.gpu import open_devices
-
-            for gpu in {id(gpu): gpu for gpu in (*open_devices(), *self.open)}.values():
-                _recover(gpu)
-
-
-_RUN = pytest.StashKey[_Run]()
-
-
-def _recover(gpu: Gpu) -> None:
-    """Make a device usable again after a fault; keep its kernels and arrays, or else reset it."""
-    lost = gpu._context.lost is not None
-    if lost and gpu._context.recovers and gpu._device.recovers and not gpu._context.recover():
-        gpu.reset()
-
+_RUN = pytest.StashKey[Run]()
 
 # Options, and what the whole run needs
 
@@ -191,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in run.names:
         if (error := _check_name(name)) is not None:
             raise pytest.UsageError(f"{run.source}: {error}")
-    if run.source != _AUTO and run.names[0] != _ALL:
+    if run.source != AUTO and run.names[0] != ALL:
         patch = pytest.MonkeyPatch()
         patch.setenv(_VARIABLE, run.names[0])
         config.add_cleanup(patch.undo)
@@ -204,17 +85,17 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["preheat"] = [run.names, run.source]
 
 
-def _find_devices(config: pytest.Config) -> _Run:
+def _find_devices(config: pytest.Config) -> Run:
     """Return a run on the devices of the option, the environment or the settings."""
     if found := getattr(config, "workerinput", {}).get("preheat"):
-        return _Run(*found)
+        return Run(*found)
     if given := config.getoption(_OPTION):
-        return _Run(given, _OPTION)
+        return Run(given, _OPTION)
     if named := os.environ.get(_VARIABLE):
-        return _Run([named], _VARIABLE)
+        return Run([named], _VARIABLE)
     if settings := config.getini(_SETTING):
-        return _Run(settings, _SETTING)
-    return _Run([_AUTO], _AUTO)
+        return Run(settings, _SETTING)
+    return Run([AUTO], AUTO)
 
 
 def _check_name(name: str) -> str | None:
@@ -230,7 +111,7 @@ def _check_name(name: str) -> str | None:
         registry.find(name, {}, Config.from_env())
     except PreheatError as error:
         has_settings = re.match(r"emulator(:\d+)?\[", name)
-        hint = _SETTINGS if has_settings else did_you_mean(name, [_ALL]) or error.hint
+        hint = _SETTINGS if has_settings else did_you_mean(name, [ALL]) or error.hint
         return f"{error}" + (f"\nhint: {hint}" if hint else "")
     return None
 
@@ -241,14 +122,14 @@ def _check_name(name: str) -> str | None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Say on which devices the tests run, if something has named them."""
     run = config.stash[_RUN]
-    if run.source == _AUTO:
+    if run.source == AUTO:
         return None
     return _device_line(run.names, "" if run.source == _OPTION else f" ({run.source})")
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
     """Say which device `auto` has chosen, if a test uses it."""
-    if config.stash[_RUN].source != _AUTO or config.get_verbosity() < 0 or not _uses_device(items):
+    if config.stash[_RUN].source != AUTO or config.get_verbosity() < 0 or not _uses_device(items):
         return None
     if _no_gpu():
         return _device_line(["emulator"], " (auto: no GPU)")
@@ -302,8 +183,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if _FIXTURE in str(mark.args[:1]):  # The test chooses its devices.
             return
     marks = {mark.name for mark in metafunc.definition.iter_markers()}
-    if kinds := [kind for kind, marker in _KINDS.items() if marker in marks]:
-        fitting = [target for target in targets if target.kind in (*kinds, _AUTO)]
+    if kinds := [kind for kind, marker in KINDS.items() if marker in marks]:
+        fitting = [target for target in targets if target.kind in (*kinds, AUTO)]
         targets = fitting or targets[:1]  # This one is skipped.
     metafunc.parametrize(_FIXTURE, targets, ids=[target.id for target in targets], indirect=True)
 
@@ -312,7 +193,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose marker asks for another device than those of this run."""
     run = item.config.stash[_RUN]
-    for kind, marker in _KINDS.items():
+    for kind, marker in KINDS.items():
         if not item.get_closest_marker(marker):
             continue
         reasons = [_cannot_run_on(kind, target) for target in _targets_of(item, run)]
@@ -323,17 +204,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed}: {why}"))
 
 
-def _targets_of(item: pytest.Item, run: _Run) -> list[_Target]:
+def _targets_of(item: pytest.Item, run: Run) -> list[Target]:
     """Return the devices that a test may use, after a check of a name from the environment."""
     if run.source == _VARIABLE and (error := _check_name(run.names[0])) is not None:
         pytest.fail(f"{_VARIABLE}: {error}", pytrace=False)
     chosen = getattr(getattr(item, "callspec", None), "params", {}).get(_FIXTURE)
-    return [chosen] if isinstance(chosen, _Target) else run.targets
+    return [chosen] if isinstance(chosen, Target) else run.targets
 
 
-def _cannot_run_on(kind: str, target: _Target) -> str | None:
+def _cannot_run_on(kind: str, target: Target) -> str | None:
     """Return why a device is not one of this kind, or None if it is."""
-    if target.kind == _AUTO:
+    if target.kind == AUTO:
         missing = _no_gpu()
         return missing if kind == "cuda" else (None if missing else "this run uses a GPU")
     if target.kind != kind:
@@ -381,7 +262,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 @contextmanager
-def _wrapped_examples(item: pytest.Item, run: _Run) -> Iterator[None]:
+def _wrapped_examples(item: pytest.Item, run: Run) -> Iterator[None]:
     """Let hypothesis run each example on a device that works, so that it can shrink a fault."""
     handle = getattr(getattr(item, "obj", None), "hypothesis", None)
     test: Callable[..., object] | None = getattr(handle, "inner_test", None)
@@ -466,8 +347,8 @@ def preheat_device(
     """
     run = request.config.stash[_RUN]
     target = getattr(request, "param", None) or run.targets[0]
-    if not isinstance(target, _Target):  # The test has parameters of its own for this fixture.
-        target = _Target(str(target))
+    if not isinstance(target, Target):  # The test has parameters of its own for this fixture.
+        target = Target(str(target))
     if not target.required and (why := _no_gpu()):
         pytest.skip(f"no GPU: {why}")
     with _opened(run, target.name, _preheat_contexts) as gpu, pytest.MonkeyPatch.context() as patch:
@@ -490,7 +371,7 @@ def preheat_second_device(
 
 
 @contextmanager
-def _opened(run: _Run, name: str, contexts: dict[str, object], *, skip: bool = False) -> Generator[Gpu]:
+def _opened(run: Run, name: str, contexts: dict[str, object], *, skip: bool = False) -> Generator[Gpu]:
     """Open a device for a fixture, and close it unless it was open before."""
     from preheat.errors import NoGpuError, PreheatError
     from preheat.gpu import device, find_open
