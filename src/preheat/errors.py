@@ -470,7 +470,8 @@ class StaleBufferError(LaunchError):
 class DeviceError(PreheatError):
     """A device operation failed.
 
-    Most are of a class below this one. A fault makes the device unusable until `gpu.reset()`.
+    Most are of a class below this one. A fault of a kernel makes an emulator unusable until
+    `gpu.reset()`, and a GPU for the rest of the process.
     """
 
 
@@ -485,8 +486,7 @@ class NoGpuError(DeviceError):
 class DriverError(DeviceError):
     """A call of the CUDA driver failed.
 
-    If the error is sticky, call `gpu.reset()` or start the process again. `PREHEAT_BLOCKING=1` finds
-    the kernel that caused it.
+    If the error is sticky, start a new process. `PREHEAT_BLOCKING=1` finds the kernel that caused it.
 
     Attributes:
         call: The name of the call.
@@ -532,8 +532,9 @@ class OutOfMemoryError(DriverError, MemoryError):
 class ContextLostError(DeviceError):
     """The context of the object was lost in a fault of the device, a reset, or a fork.
 
-    Make arrays, kernels and streams again after a reset. A forked child opens no GPU of its parent:
-    start such processes with the method `spawn`.
+    On the emulator, call `gpu.reset()` after a fault, and make arrays, kernels and streams again. After
+    a fault on a GPU, start a new process. A forked child opens no GPU of its parent: start such
+    processes with the method `spawn`.
     """
 
 
@@ -668,7 +669,8 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
 class UnsupportedInstructionError(EmulatorFault):
     """The emulator does not support this instruction, or this form of it.
 
-    Run the kernel on a GPU. The page on the emulator lists the instructions that are supported.
+    Run the kernel on a GPU. The page "What the emulator supports" of the reference lists the
+    instructions.
     """
 
 

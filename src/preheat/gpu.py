@@ -464,6 +464,9 @@ class Gpu(GraphMethods):
     def reset(self) -> None:
         """Reset the device after a fault. All its arrays, kernels and streams become unusable.
 
+        Raises:
+            ContextLostError: A fault has ended the context of a GPU, which only a new process survives.
+
         Examples:
             >>> spare = preheat.device("emulator:7")
             >>> x = spare.zeros(4)
@@ -517,6 +520,12 @@ def find_open(which: str | int) -> Gpu | None:
     """Return a device if it is open. `which` has the meaning that it has for `device`."""
     with _opening:
         return _open.get(registry.find(which, {}, Config.from_env()).name)
+
+
+def open_devices() -> list[Gpu]:
+    """Return the devices that `device` has opened and that were not closed."""
+    with _opening:
+        return list(_open.values())
 
 
 _SAME = "close it first, or ask for it with the same settings everywhere"
