@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from preheat.arch import Arch
 from preheat.audit import library
 from preheat.cli import run as run_command
+from preheat.cli.gpus import gpu_archs
 from tests.audit.conftest import Cli, Standins
 from tests.audit.modules import PTX, cubin, entry, fatbin
 from tests.audit.test_modules import LOAD, NVRTC, PREHEAT
+from tests.processes import SOURCE
 
 Script = Callable[[str], list[str]]
 
@@ -222,6 +225,34 @@ def test_a_bundle_that_lacks_an_entry_does_not_start(cli: Cli, baked: list[str])
     assert baked
 
 
+def test_a_manifest_is_checked_for_the_gpu_of_the_machine(
+    cli: Cli, baked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [Arch.parse("sm_80")]
+    monkeypatch.setattr(run_command, "gpu_archs", lambda _: gpus)
+    checked = ("run", "--bundle", "kernels.heat", "--sealed", "--manifest", "kernels.toml")
+    done = cli(*checked, "--", *baked)
+    assert done.code == run_command.NOT_STARTED
+    assert done.out == "k.cu sm_80: not baked for this architecture\n"
+    assert "checking for sm_80, the GPU of this machine\n" in done.err
+    done = cli(*checked, "--arch", "sm_90", "--", *baked)  # The option wins.
+    assert done.code == 0
+    assert "warning: this machine has a GPU of sm_80, which --arch does not name\n" in done.err
+    monkeypatch.setenv("PREHEAT_DEVICE", "emulator")
+    assert cli(*checked, "--", *baked).code == 0
+    monkeypatch.delenv("PREHEAT_DEVICE")
+    for present in ([Arch.parse("sm_90")], []):
+        gpus[:] = present
+        done = cli(*checked, "--", *baked)
+        assert done.code == 0, done.err
+        assert "warning" not in done.err
+
+
+def test_without_a_driver_there_is_no_gpu() -> None:
+    assert gpu_archs({"PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}) == []
+    assert gpu_archs({"PYTHONPATH": "/nowhere"}) == []
+
+
 @pytest.fixture
 def unbaked(cli: Cli, baked: list[str]) -> list[str]:
     """The application, changed so that the cache has its kernel and the bundle lacks it."""
@@ -328,11 +359,27 @@ def test_each_setting_is_explained(cli: Cli, tmp_path: Path) -> None:
     names = [line.partition("=")[0] for line in lines if not line.startswith(" ")]
     assert done.code == 0
     assert names == [
-        "PREHEAT_ADAPTERS", "PREHEAT_BUNDLE", "PREHEAT_SEALED", "CUDA_DISABLE_PTX_JIT",
-        "CUDA_CACHE_DISABLE", "FLASHINFER_DISABLE_JIT", "JAX_RAISE_PERSISTENT_CACHE_ERRORS",
-        "TRITON_CACHE_AUTOTUNING",
+        "PREHEAT_ADAPTERS", "PREHEAT_BUNDLE", "PREHEAT_SEALED", "PREHEAT_SEALED_BY",
+        "CUDA_DISABLE_PTX_JIT", "CUDA_CACHE_DISABLE", "FLASHINFER_DISABLE_JIT",
+        "JAX_RAISE_PERSISTENT_CACHE_ERRORS", "TRITON_CACHE_AUTOTUNING",
     ]  # fmt: skip
     assert all(line.startswith("    ") and len(line) > 20 for line in lines[1::2])
+
+
+def test_the_option_wins_over_the_variable_and_the_hint_names_it(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint of the error names what lets the command compile, and that works."""
+    compile_it = script("import preheat\npreheat.compile('__global__ void k() {}', 'sm_90')")
+    monkeypatch.setenv("PREHEAT_SEALED", "warn")
+    refused = cli("run", "--sealed", "--", *compile_it)
+    assert refused.code == 1
+    assert "or let it compile with 'preheat run --sealed warn'\n" in refused.err
+    monkeypatch.setenv("PREHEAT_SEALED", "1")
+    refused = cli("run", "--", *compile_it)
+    assert refused.code == 1
+    assert "or let it compile with PREHEAT_SEALED=warn\n" in refused.err
+    assert cli("run", "--sealed", "warn", "--", *compile_it).code == 0
 
 
 def test_an_empty_cache_is_explained_and_removed(

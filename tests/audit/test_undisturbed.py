@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.audit.conftest import Audited, Cli, Standins
-from tests.audit.test_modules import LOAD, PTX
+from tests.audit.modules import PTX
+from tests.audit.test_modules import LOAD
 
 Audit = Callable[[Sequence[str]], Audited]
 Script = Callable[[str], list[str]]

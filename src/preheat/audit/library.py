@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.audit.events import PREHEAT_EVENTS
+from preheat.audit.nested import outer_audit
 from preheat.config import SealMode
 from preheat.errors import InputError
 
@@ -48,17 +49,19 @@ def audited_environment(
     """Return an environment whose processes report to `directory`, which exists.
 
     Without `reports`, they report refusals only, which takes little space however long they run. A
-    sealed process refuses to compile, and an audit inside it is sealed, too. Without `cupti`, only
+    sealed process refuses to compile. Without `cupti`, only
     explicit loads are seen. An injection library, an events file and a choice of CUPTI
-    (PREHEAT_AUDIT_CUPTI) that the environment has already stay.
+    (PREHEAT_AUDIT_CUPTI) that the environment has already stay, unless they are those of an outer
+    audit.
     """
     library = _loadable(require_library(), directory)
     notes = []
+    env = _without_outer(env)
     made = {
         **env,
         "PREHEAT_AUDIT": str(directory),
         "PREHEAT_AUDIT_LIBRARY": str(library),
-        "PREHEAT_AUDIT_SEAL": max(seal, _outer_seal(env)).name.lower(),
+        "PREHEAT_AUDIT_SEAL": seal.name.lower(),
         "LD_PRELOAD": ":".join(filter(None, (str(library), env.get("LD_PRELOAD")))),
     }
     made.pop("PREHEAT_AUDIT_CUPTI", None)
@@ -77,10 +80,20 @@ def audited_environment(
     return Audited(made, tuple(notes))
 
 
-def _outer_seal(env: Mapping[str, str]) -> SealMode:
-    """Return the seal of an audit in which this process runs."""
-    seals = {mode.name.lower(): mode for mode in SealMode}
-    return seals.get(env.get("PREHEAT_AUDIT_SEAL", ""), SealMode.OFF)
+def _without_outer(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the settings of an audit in which this process runs."""
+    kept = {name: value for name, value in env.items() if name != "PREHEAT_AUDIT_ONLY"}
+    outer = outer_audit(env)
+    if outer is None:
+        return kept
+    if kept.get("PREHEAT_EVENTS") == str(outer / PREHEAT_EVENTS):
+        del kept["PREHEAT_EVENTS"]
+    library = kept.get("PREHEAT_AUDIT_LIBRARY")
+    if library and kept.get(_INJECTION) == library:
+        del kept[_INJECTION]
+    preloads = kept.get("LD_PRELOAD", "").split(":")
+    kept["LD_PRELOAD"] = ":".join(path for path in preloads if path != library)
+    return kept
 
 
 def _loadable(library: Path, directory: Path) -> Path:

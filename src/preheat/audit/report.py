@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from preheat import adapters
-from preheat.audit.events import Event, EventLog
+from preheat.audit.events import EventLog
 from preheat.audit.images import Load
 from preheat.audit.origins import Origin, Origins
 from preheat.audit.processes import (
@@ -23,13 +23,13 @@ from preheat.audit.processes import (
     still_running,
 )
 from preheat.audit.sites import Caller, caller_of_event
+from preheat.config import SealMode
 
 __all__ = ["Compile", "LibraryRow", "Module", "Refusal", "Report", "make_report", "total_seconds"]
 
 #: Programs of the system that describe the machine. Some are statically linked. They load no module.
 _HARMLESS = {"ldconfig", "ldconfig.real", "nvidia-smi", "uname", "lscpu", "file", "getconf"}
 _SYSTEM = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/")
-_SEALS = ("off", "warn", "error")
 #: Adapters by the name of the package that they are for, where the names differ.
 _ADAPTERS = {"cuda.core": "cuda_core", "numba_cuda": "numba", "torch": "inductor"}
 
@@ -175,16 +175,19 @@ def make_report(
     notes: Sequence[str] = (),
     cupti: bool = False,
     parent: int | None = None,
+    seal: SealMode = SealMode.OFF,
 ) -> Report:
     """Join what the processes of a command have written.
 
-    `cupti` says whether CUPTI was asked for, and `parent` is the process that started the command.
+    `cupti` says whether CUPTI was asked for. `parent` is the process that started the command, and
+    `seal` is the seal of the command.
     """
     processes = read_processes(log)
     started = tuple(compilers(processes))
     in_processes = [*_in_process(log), *_by_preheat(log)]
     compiles = [*in_processes, *_started(started, in_processes, processes), *_by_driver(loads)]
     unseen = [*notes, *_root_unseen(processes, command, parent), *_without_cupti(log, cupti)]
+    unseen += _without_seal(log, seal)
     capability = next((int(event.number("capability")) for event in log.named("device")), None)
     return Report(
         tuple(command),
@@ -338,8 +341,6 @@ def _unseen(log: EventLog, processes: Processes) -> Iterator[str]:
     for event in log.named("shell"):
         if why := event.text("hidden"):
             reasons[f"activity of a shell: {why}"] += 1
-    for name in _without_seal(log.named("process")):
-        reasons[f"refusals in {name}: it ran without the seal of the command"] += 1
     for reason, number in reasons.items():
         yield reason + (f" ({number} times)" if number > 1 else "")
     for process in still_running(log, processes):
@@ -357,13 +358,13 @@ def _is_harmless(process: Process) -> bool:
     return process.program.startswith(_SYSTEM) and os.path.basename(process.program) in _HARMLESS
 
 
-def _without_seal(events: Iterable[Event]) -> Iterator[str]:
-    """Yield the programs that ran with a weaker seal than other programs of the same command."""
-    sealed = [(_SEALS.index(each.text("seal")), each) for each in events if each.text("seal") in _SEALS]
-    strictest = max((seal for seal, _ in sealed), default=0)
-    for seal, event in sealed:
-        if seal < strictest:
-            yield os.path.basename(event.text("path"))
+def _without_seal(log: EventLog, seal: SealMode) -> Iterator[str]:
+    """Say which programs ran with a weaker seal than that of the command."""
+    seals = {mode.name.lower(): mode for mode in SealMode}
+    for event in log.named("process"):
+        if seals.get(event.text("seal"), seal) < seal:
+            name = os.path.basename(event.text("path"))
+            yield f"refusals in {name}: it ran without the seal of the command"
 
 
 # JSON

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from preheat.audit.events import PREHEAT_EVENTS, EventLog, read_events
 from preheat.audit.images import read_loads
 from preheat.audit.library import audited_environment
+from preheat.audit.nested import announced_bundles, hand_over, outer_audit, outer_seal
 from preheat.audit.origins import Origins
 from preheat.audit.processes import read_processes, still_running
 from preheat.audit.report import Report, make_report
@@ -36,6 +37,12 @@ class AuditSession:
         self._config = Config.from_env(env)
         self._directory = directory
         _admit_other_users(directory)
+        self._outer = outer_audit(env)
+        if self._outer is not None and "PREHEAT_AUDIT_ONLY" not in env:  # The outer audit reports all.
+            cupti = cupti if reports else "PREHEAT_AUDIT_CUPTI" in env
+            reports = True
+        seal = max(seal, outer_seal(env))
+        self._seal = seal
         self.env, self._notes = audited_environment(
             env, directory, seal=seal, cupti=cupti, reports=reports
         )
@@ -47,7 +54,7 @@ class AuditSession:
         seconds = time.monotonic() - self._started
         log = self._read()
         bundles, notes = [], list(self._notes)
-        for path in self._config.bundles:
+        for path in (*self._config.bundles, *announced_bundles(log)):
             try:
                 self._require(path)
                 bundles.append(path)
@@ -58,7 +65,13 @@ class AuditSession:
         return make_report(
             log, loads, origins, command=command, status=status, seconds=seconds, notes=notes,
             cupti="PREHEAT_AUDIT_CUPTI" in self.env, parent=os.getpid(),
+            seal=self._seal,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Hand the reports over to an outer audit, if there is one."""
+        if self._outer is not None:
+            hand_over(self._directory, self._outer)
 
     def _require(self, path: Path) -> None:
         """Raise `InputError` for a bundle that the processes of the command do not use either."""
@@ -102,10 +115,14 @@ def audit_session(
     """
     if keep is not None:
         _prepare_kept(keep)
-        yield AuditSession(env, keep.resolve(), seal=seal, cupti=cupti, reports=reports)
+        session = AuditSession(env, keep.resolve(), seal=seal, cupti=cupti, reports=reports)
+        with closing(session):
+            yield session
         return
     with TemporaryDirectory(prefix="preheat-audit-", ignore_cleanup_errors=True) as place:
-        yield AuditSession(env, Path(place).resolve(), seal=seal, cupti=cupti, reports=reports)
+        session = AuditSession(env, Path(place).resolve(), seal=seal, cupti=cupti, reports=reports)
+        with closing(session):
+            yield session
 
 
 def _prepare_kept(directory: Path) -> None:

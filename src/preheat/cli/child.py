@@ -28,9 +28,14 @@ class CannotRunError(Exception):
         super().__init__(f"cannot run {words[0]}: {why}")
 
 
-def run_command(words: Sequence[str], env: Mapping[str, str], *, output: int | None = None) -> int:
-    """Run a command with adapters, and return its exit status as a shell reports it."""
-    env = child_environment(env)
+def run_command(
+    words: Sequence[str], env: Mapping[str, str], *, output: int | None = None, adapters: str = "auto"
+) -> int:
+    """Run a command with adapters, and return its exit status as a shell reports it.
+
+    `adapters` are those that are installed unless the environment names others.
+    """
+    env = child_environment(env, adapters)
     with forward_signals() as forwarder:
         try:
             # Descriptors that preheat has inherited are meant for the command.

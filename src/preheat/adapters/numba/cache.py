@@ -128,7 +128,7 @@ class StoreCache(_Cache):  # type: ignore[misc]
         return kernel
 
     def _begin_compile(self, request: ForeignRequest, reason: str) -> None:
-        self._store.missed(request, reason)
+        self._store.missed(request, reason, called_by=_caller)
         self._started = time.perf_counter()
 
     def _decoded(self, asked: KernelRequest, entry: ForeignEntry | None) -> Any:

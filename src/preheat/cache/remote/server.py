@@ -13,10 +13,12 @@ from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 
-__all__ = ["PausedError", "Server"]
+__all__ = ["PAUSED", "PausedError", "Server"]
 
 T = TypeVar("T")
 
+#: Why a request was not made while a breaker is open.
+PAUSED = "earlier requests failed"
 _ATTEMPTS = 3
 _MOSTLY = 0.9  # of the time-out: a fault after that time is a time-out, however it is reported
 _FAULTS = {  # what failed, in messages, for a verb that is not a word
@@ -93,7 +95,7 @@ class Server:
         if not breaker.closed:
             trial = writes and breaker.claim_trial()  # Only a thread in the background writes.
             if not trial:
-                raise PausedError(f"{self.tier} is not asked, because earlier requests failed")
+                raise PausedError(f"{self.tier} is not asked, because {PAUSED}")
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))

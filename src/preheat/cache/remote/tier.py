@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from preheat import fork
 from preheat.cache import codec
-from preheat.cache.base import CLOSE_SECONDS, Merger
+from preheat.cache.base import CLOSE_SECONDS, Filled, Filling, Merger
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.cache.remote.names import entry_name
-from preheat.cache.remote.server import PausedError, Server
+from preheat.cache.remote.server import PAUSED, PausedError, Server
 from preheat.cache.remote.worker import Worker
 from preheat.cache.signatures import Signer, UntrustedError, Verifier
 from preheat.events import Events
+from preheat.locks import no_fork
 
 __all__ = ["Keys", "RemoteTier"]
 
@@ -167,35 +168,55 @@ class RemoteTier:
         """Queue an entry to be written, if this process may write."""
         self._refused.pop(digest, None)
         self._absent.pop(digest, None)
-        if not self.writable:
-            return
+        if self.writable:
+            self.queue(digest, blob, _nothing_to_report)
+
+    def queue(self, digest: str, blob: bytes, ended: Callable[[str, str], None]) -> None:
+        """Queue an entry to be written.
+
+        `ended` is called with the digest and the reason why it was dropped, which is empty for an entry
+        that was written.
+        """
+
+        def drop(reason: str) -> None:
+            self._events.emit("dropped", tier=self.name, key=digest, reason=reason)
+            ended(digest, reason)
+
         queued = self._worker.submit(
             digest,
-            partial(self._write, digest, blob),
+            partial(self._write, digest, blob, drop, ended),
             size=len(blob),
-            give_up=partial(self._dropped, digest, "there was no time before the process ended"),
+            give_up=partial(drop, "there was no time before the process ended"),
         )
         if not queued:
-            self._dropped(digest, "too many entries wait to be written")
+            drop("too many entries wait to be written")
             if not self._dropping:
                 self._events.fault(self.name, "queue an entry", RemoteError("the queue is full"))
         self._dropping = not queued
 
-    def _write(self, digest: str, blob: bytes) -> None:
+    def _write(
+        self,
+        digest: str,
+        blob: bytes,
+        drop: Callable[[str], None],
+        ended: Callable[[str, str], None],
+    ) -> None:
         try:
             if self._merger is not None and self._merger.applies(blob):
                 written = self._write_merged(digest, blob, self._merger)
             else:
                 written = self._send(digest, blob)
         except PausedError:
-            self._dropped(digest, "earlier requests failed")
+            drop(PAUSED)
         except (RemoteError, ValueError) as error:  # `ValueError`: the entry is too long for a server.
-            self._dropped(digest, str(error))
+            drop(str(error))
         else:
-            self._events.emit("put", tier=self.name, key=digest, bytes=written)
+            if written is not None:
+                self._events.emit("put", tier=self.name, key=digest, bytes=written)
+            ended(digest, "")
 
-    def _write_merged(self, digest: str, blob: bytes, merger: Merger) -> int:
-        """Write `blob` together with what the server has, and return its size.
+    def _write_merged(self, digest: str, blob: bytes, merger: Merger) -> int | None:
+        """Write `blob` together with what the server has; return its size, or None for nothing new.
 
         Another machine may write between the two requests. What it added is lost then, and compiled
         again when it is needed.
@@ -203,7 +224,7 @@ class RemoteTier:
         data = self.server.call("read", partial(self._read, digest), writes=True)
         theirs = None if data is None else self._verified(digest, data)
         merged = blob if theirs is None else merger.merge(digest, blob, theirs)
-        return len(merged) if merged == theirs else self._send(digest, merged)
+        return None if merged == theirs else self._send(digest, merged)
 
     def _send(self, digest: str, blob: bytes) -> int:
         def write(engine: Engine) -> int:
@@ -214,8 +235,12 @@ class RemoteTier:
         self.server.call("write", write, writes=True)
         return len(blob)
 
-    def _dropped(self, digest: str, reason: str) -> None:
-        self._events.emit("dropped", tier=self.name, key=digest, reason=reason)
+    def fill(self, entries: Sequence[Filling]) -> Filled | None:
+        """Write the entries that the server does not have; None where this process may not write."""
+        with no_fork:
+            from preheat.cache.remote.fill import fill  # Only a bake needs it.
+
+        return fill(self, entries) if self.writable else None
 
     def remove(self, digest: str) -> None:
         """Take this entry from the server no more, and leave it there for the others."""
@@ -229,6 +254,11 @@ class RemoteTier:
         The call may come from any thread, at once or later.
         """
         self._worker.when_done(callback)
+
+    @property
+    def load(self) -> float:
+        """How full the queue is, from 0 to 1."""
+        return self._worker.load
 
     def settle(self, load: float = 0.5) -> None:
         """Wait while the queue is fuller than `load`, from 0 to 1, but not for long.
@@ -256,6 +286,11 @@ class RemoteTier:
     def after_fork(self) -> None:
         """Leave the queue to the parent process."""
         self._worker.after_fork()
+
+
+def _nothing_to_report(digest: str, reason: str) -> None:
+    """Do nothing: nobody waits for this write."""
+    del digest, reason
 
 
 def _nothing() -> None:
