@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["start"]
+__all__ = ["Reporter", "start"]
 
 # A number that nothing raises. `faulthandler` is registered for it, and its handler is called directly.
 _SIGNAL = signal.SIGRTMIN + 13
