@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from preheat.cache.publish import replace
+from preheat.cache.remote import file_engine
 from preheat.cache.remote.engine import Engine, ObjectError
 from preheat.cache.remote.file_engine import FileEngine
 from preheat.cache.remote.names import entry_name
@@ -150,8 +151,9 @@ def test_staged_files_of_writers_that_were_killed_are_removed(
 
 
 def test_a_lock_that_others_take_in_turn_ends_the_call_in_time(
-    open_store: Callable[[str], Store],
+    open_store: Callable[[str], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(file_engine, "_ABANDONED", 0.5)
     store = open_store("file")
     store.open().create(NAME, b"old", seconds=60)
     folder, name = os.path.split(NAME)

@@ -14,7 +14,7 @@ import pytest
 from preheat.cache.remote import links
 from preheat.cache.remote.engines import probe_conditional
 from preheat.cache.remote.file_engine import FileEngine
-from preheat.cache.remote.links import create_by_link, file_content, lock_by_link
+from preheat.cache.remote.links import LinkLocks, LockedError, create_by_link, file_content
 from preheat.cache.remote.url import Remote
 from tests.processes import expect_success, kill, read_line, start_process, write_line
 
@@ -154,9 +154,9 @@ def test_a_link_that_was_not_made_does_not(
 
 _HOLD = """
 import sys, time
-from preheat.cache.remote.links import lock_by_link
+from preheat.cache.remote.links import LinkLocks
 
-with lock_by_link(sys.argv[1], timeout=60):
+with LinkLocks(timeout=60, abandoned=60).hold(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -167,7 +167,7 @@ def test_the_lock_of_a_killed_process_is_broken(lease: str) -> None:
     assert read_line(holder) == "held"
     kill(holder)
     assert file_content(lease) is not None
-    with lock_by_link(lease, timeout=0.6):
+    with LinkLocks(timeout=60, abandoned=0.2).hold(lease):
         assert file_content(lease) is not None
     assert file_content(lease) is None
 
@@ -180,13 +180,13 @@ def test_a_lock_that_is_held_again_and_again_is_not_broken(
     monkeypatch.setattr(links, "_break", lambda _, content: broken.append(content))
     monkeypatch.setattr(time, "sleep", lambda _: Path(lease).write_bytes(os.urandom(8)))
     Path(lease).write_bytes(b"another")
-    with pytest.raises(TimeoutError), lock_by_link(lease, timeout=0.2):
+    with pytest.raises(LockedError), LinkLocks(timeout=0.2, abandoned=0.05).hold(lease):
         raise AssertionError("it is held")
     assert broken == []
 
 
 def test_a_process_that_lost_its_lock_does_not_remove_that_of_another(lease: str) -> None:
-    with lock_by_link(lease, timeout=1):
+    with LinkLocks(timeout=1, abandoned=1).hold(lease):
         Path(lease).write_bytes(b"of another process, which broke the lock")
     assert file_content(lease) == b"of another process, which broke the lock"
 

@@ -82,12 +82,9 @@ def test_an_endless_object_is_not_read_after_the_time_limit(open_url: Open) -> N
         assert ended.wait(TIMEOUT_SECONDS)  # The client has closed the connection.
 
 
-def test_an_object_above_the_limit_is_not_received(
-    open_url: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("preheat.cache.remote.opendal_engine.MOST_BYTES", 1 << 20)
+def test_an_object_above_the_limit_is_not_received(open_url: Open) -> None:
     with endless() as (port, ended):
-        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").read(NAME))
+        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").read(NAME, most=1 << 20))
         assert ended.wait(TIMEOUT_SECONDS)
     assert isinstance(error, ObjectError)
     assert "more than 1,048,576 bytes" in str(error)
