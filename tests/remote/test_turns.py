@@ -184,16 +184,16 @@ def test_a_deferred_request_keeps_the_lock_and_asks_the_server_only_when_it_is_d
     end, digest = holder
     deferral = Deferral()
     assert attempt(other, deferral) is None
-    assert deferral.kept is not None
+    assert deferral.pending is not None
     assert not other.lock_is_free(digest)  # No other process of this host asks for the lease.
-    deferral.kept[1].request._due = float("inf")
+    deferral.pending[1].request._due = float("inf")
     asked = engine.calls.total()
     assert attempt(other, deferral) is None
     assert not deferral.due()
     assert engine.calls.total() == asked
     end.set()
     wait_for(lambda: entry_name(digest) in engine.objects and lease_name(digest) not in engine.objects)
-    deferral.kept[1].request._due = 0.0
+    deferral.pending[1].request._due = 0.0
     assert deferral.due()
     assert attempt(other, deferral) == "remote"
     assert other.lock_is_free(digest)
@@ -213,7 +213,7 @@ def test_a_deferral_that_is_closed_releases_the_lock(
 def test_cancelled_tasks_release_the_lock(other: Host, holder: tuple[threading.Event, str]) -> None:
     runner = Runner()
     task = runner.submit(lambda deferral: other.builder.obtain(program(), ARCH, deferral=deferral))
-    wait_for(lambda: task.deferral is not None and task.deferral.kept is not None)
+    wait_for(lambda: task.deferral is not None and task.deferral.pending is not None)
     runner.cancel()
     task.wait()
     assert task.cancelled

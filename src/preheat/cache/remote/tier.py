@@ -25,7 +25,7 @@ __all__ = ["Keys", "RemoteTier"]
 _SETTLE = 10.0  # seconds that `settle` waits, at most
 _TOGETHER = 500  # digests in one request of `look_ahead`
 _AHEAD = 60.0  # seconds for which an answer of `look_ahead` is used
-_MOST_REFUSED = 1024  # digests that are remembered as removed
+_MOST_REFUSED = 1024  # digests that are remembered as removed, and as dropped
 
 
 class Keys(NamedTuple):
@@ -82,6 +82,7 @@ class RemoteTier:
         self._dropping = False
         self._absent: dict[str, _Absence] = {}  # digests that `look_ahead` did not find
         self._refused: OrderedDict[str, None] = OrderedDict()
+        self._unwritten: OrderedDict[str, None] = OrderedDict()  # digests that were dropped
         fork.register(self)
 
     # Reading
@@ -167,6 +168,7 @@ class RemoteTier:
         """Queue an entry to be written, if this process may write."""
         self._refused.pop(digest, None)
         self._absent.pop(digest, None)
+        self._unwritten.pop(digest, None)
         if not self.writable:
             return
         queued = self._worker.submit(
@@ -214,7 +216,14 @@ class RemoteTier:
         self.server.call("write", write, writes=True)
         return len(blob)
 
+    def was_dropped(self, digest: str) -> bool:
+        """Return whether the last entry that was put under this digest could not be written."""
+        return digest in self._unwritten
+
     def _dropped(self, digest: str, reason: str) -> None:
+        self._unwritten[digest] = None
+        while len(self._unwritten) > _MOST_REFUSED:
+            self._unwritten.popitem(last=False)
         self._events.emit("dropped", tier=self.name, key=digest, reason=reason)
 
     def remove(self, digest: str) -> None:
