@@ -172,6 +172,47 @@ def test_the_lock_of_a_killed_process_is_broken(lease: str) -> None:
     assert file_content(lease) is None
 
 
+def test_a_dead_lock_is_broken_by_several_calls(lease: str) -> None:
+    """Each call waits for a shorter time than the age of an abandoned lock."""
+    Path(lease).write_bytes(b"of a process that died")
+    locks = LinkLocks(timeout=0.1, abandoned=0.35)
+    failed = 0
+    for _ in range(20):
+        try:
+            with locks.hold(lease):
+                break
+        except LockedError:
+            failed += 1
+    else:
+        raise AssertionError("the lock was never broken")
+    assert failed >= 2
+
+
+def test_the_lock_of_a_living_process_is_kept_for_the_time_of_a_request(
+    lease: str,
+) -> None:
+    """The holder is slow: the other one gives up first, and changes nothing."""
+    with LinkLocks(timeout=1.0, abandoned=10.0).hold(lease) as require:
+        with pytest.raises(LockedError), LinkLocks(timeout=0.6, abandoned=10.0).hold(lease):
+            raise AssertionError("it is held")
+        require()
+
+
+def test_a_holder_that_was_stopped_changes_nothing(lease: str) -> None:
+    with LinkLocks(timeout=1.0, abandoned=0.2).hold(lease) as require:
+        require()
+        time.sleep(0.11)
+        with pytest.raises(LockedError, match="stopped"):
+            require()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_something_else_in_the_place_of_a_lock_is_an_error(lease: str, kind: str) -> None:
+    os.mkfifo(lease) if kind == "pipe" else os.symlink("/dev/zero", lease)
+    with pytest.raises(OSError), LinkLocks(timeout=60, abandoned=60).hold(lease):  # noqa: PT011
+        raise AssertionError("it is held")
+
+
 def test_a_lock_that_is_held_again_and_again_is_not_broken(
     lease: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
