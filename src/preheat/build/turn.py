@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -147,7 +146,10 @@ class Turn:
         self._ends_lease = True
 
     def stored(self, digest: str) -> None:
-        """Let `release` wait for an entry with another digest than that of the request, too."""
+        """Name the entry of the code, if its digest is another one than that of the request.
+
+        If it cannot be written, `release` ends the lease.
+        """
         self._entries = (digest,)
 
     def release(self) -> None:
@@ -156,14 +158,17 @@ class Turn:
         The processes of this node do not wait for the request to the server.
         """
         lease, self.lease = self.lease, None
-        with ExitStack() as last_first:
-            if self._owner is not None:
-                last_first.callback(self._owner.end)
-            if lease is not None:
-                last_first.callback(self._give_back, lease)
-            for lock in (self._lock, self._slot):
+        try:
+            for lock in (self._slot, self._lock):
                 if lock is not None:
-                    last_first.callback(lock.release)
+                    lock.release()
+        finally:
+            try:
+                if lease is not None:
+                    self._give_back(lease)
+            finally:
+                if self._owner is not None:
+                    self._owner.end()
 
     def _give_back(self, lease: Lease) -> None:
         if self._ends_lease:

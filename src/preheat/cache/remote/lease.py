@@ -253,10 +253,16 @@ class Leases:
     def try_again(self) -> None:
         """After a pause, find out in the background whether the server takes leases again."""
         if self.server.leases.claim_trial():
-            self._start_thread(lambda: self.server.trial("create_lease", self._try))
+            self._start_thread(self._make_trial)
 
-    def _try(self, engine: Engine) -> None:
-        """Make and remove an object, as a holder does. Its name is that of no lease."""
+    def _make_trial(self) -> None:
+        try:
+            self.server.trial("create_lease", self._create_and_discard)
+        except Exception as error:
+            self.events.fault(self.server.tier, "create a lease", error)
+
+    def _create_and_discard(self, engine: Engine) -> None:
+        """Create and remove an object, as a holder does. Its name is that of no lease."""
         name = lease_name("trial")
         engine.create(name, _TRIAL, seconds=self.seconds)
         engine.discard(name, _TRIAL)

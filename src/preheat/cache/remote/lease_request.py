@@ -47,10 +47,8 @@ class LeaseRequest(Generic[T]):
         self._began = self._due = self._looked = leases.clock()
         self._limit = limit
         self._pause = _POLL[0]
-        self._seen: LeaseContent | None = (
-            None  # what another holder last wrote, and since when it is there
-        )
-        self._seen_since = 0.0
+        self._seen: LeaseContent | None = None  # what another holder last wrote
+        self._seen_since = 0.0  # when it was seen for the first time
         self._waited = False
 
     def pause(self) -> float:

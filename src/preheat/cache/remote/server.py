@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from preheat import fork
@@ -42,12 +43,14 @@ class Server:
     """Makes requests to one server. Safe from any thread, and after a fork.
 
     `tier` is the name in events. `can_hold_leases` is False for a kind of server that never has atomic
-    operations. `open_engine` is called when the process makes its first request, and
-    again in a forked child. A fault that opens a breaker is one `fault` event, and the trial that
-    closes it one `recovered` event; the faults between them are only counted. Reads, writes and leases
-    have a breaker each: a server that refuses writes can be read, and one that cannot hold leases can
-    store entries. If several open for the same reason, the first one alone is reported. An
-    `ObjectError` is a `fault` event and opens none.
+    operations. `open_engine` is called when the process makes its first request, and again in a forked
+    child.
+
+    A fault that opens a breaker is one `fault` event, and the trial that closes it one `recovered`
+    event; the faults between them are only counted. Reads, writes and leases have a breaker each: a
+    server that refuses writes can be read, and one that cannot hold leases can store entries. If
+    several open for the same reason, the first one alone is reported. An `ObjectError` is a `fault`
+    event and opens none.
     """
 
     def __init__(
@@ -116,9 +119,8 @@ class Server:
             except RemoteError as error:
                 if error.retryable and breaker.closed and attempt + 1 < _ATTEMPTS:
                     continue
-                if (
-                    breaker.closed
-                ):  # The breaker is still closed. `_attempt` reports a fault that opens it.
+                # The breaker is still closed. `_attempt` reports a fault that opens it.
+                if breaker.closed:
                     self._fault(verb, error)
                 raise
         raise AssertionError("the last attempt returns or raises")
@@ -201,6 +203,7 @@ class Server:
         if engine is None:
             return
         if engine.closes_after_fork:
-            engine.close()
+            with suppress(OSError):
+                engine.close()
         else:
             _abandoned.append(engine)
