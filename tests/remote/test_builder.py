@@ -17,18 +17,20 @@ from preheat.ahead.check import check
 from preheat.artifact import Artifact
 from preheat.build import remotes
 from preheat.build.builder import Builder
+from preheat.build.host_leases import open_leases
 from preheat.build.lookup import Miss
-from preheat.cache import codec
+from preheat.cache import Chain, codec
 from preheat.cache.base import Filled
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.names import entry_name
 from preheat.config import Config, SealMode
-from preheat.errors import ConfigError, SealedError
+from preheat.errors import ConfigError, InputError, SealedError
 from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.program import Program
 from preheat.signing import SigningKey
+from preheat.sync.remote_store import open_remote
 from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.header_lists import HeaderLists
 from preheat.toolchain.headers import decode_states, is_header_list, pack_states
@@ -577,6 +579,7 @@ def test_what_others_could_write_in_a_directory_without_keys_is_not_used(
 LAZY = """
 import sys, preheat
 from preheat.build.builder import Builder
+from preheat.build.host_leases import open_leases
 builder = Builder.open()
 names = [tier.name for tier in builder.cache.shared]
 print(names, {"opendal", "redis", "cryptography", "zstandard"} & set(sys.modules))
@@ -587,3 +590,35 @@ def test_opening_a_builder_imports_no_client(tmp_path: Path) -> None:
     env = {"PREHEAT_REMOTE": "s3://bucket/kernels", "PREHEAT_REMOTE_UNSIGNED": "1"}
     process = start_python(LAZY, env={**env, "PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
     assert expect_success(process).split() == ["['remote']", "set()"]
+
+
+# Where leases are
+
+
+@pytest.mark.parametrize(
+    ("urls", "tier"),
+    [
+        ("http://127.0.0.1:1/a redis://127.0.0.1:1/0", "remote.2"),
+        ("dav://127.0.0.1:1/a s3://bucket", "remote.2"),
+        ("redis://127.0.0.1:1/0 s3://bucket", "remote"),
+        ("http://127.0.0.1:1/a dav://127.0.0.1:1/b", "remote.2"),
+        ("http://127.0.0.1:1/a", None),
+    ],
+)
+def test_leases_are_on_the_first_store_that_can_be_written_and_hold_them(
+    urls: str, tier: str | None, events: Events
+) -> None:
+    config = Config(cache_dirs=(), lock_dir=Path(), remote=tuple(urls.split()), remote_unsigned=True)
+    leases = open_leases(Chain(remotes.open_remotes(config, events), events, local=0), events)
+    assert (None if leases is None else leases.server.tier) == tier
+
+
+def test_a_store_on_a_web_server_is_not_written(tmp_path: Path, events: Events) -> None:
+    url = "http://127.0.0.1:1/kernels"
+    key = SigningKey.new()
+    key.save(tmp_path / "key")
+    config = Config(cache_dirs=(), lock_dir=Path(), remote=(url,), signing_key=tmp_path / "key")
+    (tier,) = remotes.open_remotes(config, events)
+    assert not tier.writable
+    with pytest.raises(InputError, match="is read-only"):
+        open_remote(url, config, write=True)

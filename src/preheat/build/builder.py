@@ -258,6 +258,9 @@ class Builder:
                 return stored
             self.events.emit("miss", reason=found.reason, **_fields(request))
             return self._compile(request, found, turn)
+        except Exception:
+            turn.no_entry()
+            raise
         finally:
             turn.release()
 
@@ -271,11 +274,12 @@ class Builder:
             seconds = time.perf_counter() - started
             self.events.emit("reject", seconds=seconds, **_fields(request))
             self._failures.remember(request, error)
-            if turn is not None:
-                turn.no_entry()
             raise
-        if turn is not None and turn.lease is not None and self._compiler.untracked(artifact):
-            turn.no_entry()
+        if turn is not None and turn.lease is not None:
+            if self._compiler.untracked(artifact):
+                turn.no_entry()
+            elif artifact.digest != request.digest:
+                turn.stored(artifact.digest)
         self._counters.write(_JOURNAL_COMPILES)
         return Hit(artifact, "compiler")
 

@@ -38,10 +38,19 @@ class Claim:
         self._turn: Turn | None = turn
 
     def release(self) -> None:
-        """Let the others continue."""
+        """Let the others continue. Hosts that wait find the entry, or one of them makes it."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.release()
+
+    def give_up(self) -> None:
+        """Let the others continue, and tell the hosts that wait that no entry will come of this claim.
+
+        Each of them then makes the entry for itself, as after a compile that failed.
+        """
+        if self._turn is not None:
+            self._turn.no_entry()
+        self.release()
 
 
 class ForeignStore:
@@ -122,6 +131,9 @@ class ForeignStore:
         claim, entry = self.claim(request, sys._getframe())
         try:
             return self._make(request, make, called_by) if entry is None else entry
+        except Exception:
+            claim.give_up()
+            raise
         finally:
             claim.release()
 

@@ -97,12 +97,14 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         if knobs.compilation.override:  # It may be code of the user, under the key of the real one.
             reason = "TRITON_KERNEL_OVERRIDE is set"
             state().store.events.emit("uncached", program=entry.title, arch=entry.target, reason=reason)
+            if self._claim is not None:
+                self._claim.give_up()
         else:
             state().store.made(entry)
             if self._asked is not None:
                 state().report_kernel(self._asked, entry)
-        if self._claim is not None:
-            self._claim.release()
+            if self._claim is not None:
+                self._claim.release()
         return self._write_group(filename, dict(group))
 
     # Single files: host code and tuning results

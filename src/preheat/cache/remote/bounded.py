@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar, cast
 
-from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engine import MOST_BYTES, Engine, RemoteError
 
 __all__ = ["BoundedEngine"]
 
@@ -38,8 +38,13 @@ class BoundedEngine:
         """Whether conditions hold. A directory shows it at the first call of `create`."""
         return self.inner.conditional
 
-    def read(self, name: str) -> bytes | None:
-        return self._call(lambda: self.inner.read(name))
+    @property
+    def closes_after_fork(self) -> bool:
+        """Whether a forked child may call `close`."""
+        return self.inner.closes_after_fork
+
+    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
+        return self._call(lambda: self.inner.read(name, most=most))
 
     def write(self, name: str, data: bytes) -> None:
         self._call(lambda: self.inner.write(name, data))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-__all__ = ["MOST_BYTES", "Engine", "ObjectError", "RemoteError"]
+__all__ = ["LEASE_BYTES", "MOST_BYTES", "Engine", "ObjectError", "RemoteError"]
 
 MOST_BYTES = 1 << 30  # of an object that is read: bounds the memory, whatever a server sends
+LEASE_BYTES = 4096  # of an object that is compared: a lease has about 40
 
 
 class RemoteError(OSError):
@@ -40,8 +41,12 @@ class Engine(Protocol):
     def conditional(self) -> bool:
         """Whether `create`, `swap` and `discard` are atomic on this server, as far as is known yet."""
 
-    def read(self, name: str) -> bytes | None:
-        """Return an object; None when there is none."""
+    @property
+    def closes_after_fork(self) -> bool:
+        """Whether a forked child may call `close` of the engine of its parent."""
+
+    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
+        """Return an object; None when there is none. One of more than `most` bytes is refused."""
 
     def write(self, name: str, data: bytes) -> None:
         """Create or replace an object."""

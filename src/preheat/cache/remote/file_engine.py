@@ -6,15 +6,21 @@ import errno
 import os
 import re
 import stat
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 
 from preheat.cache.filesystem import is_silly_renamed
 from preheat.cache.publish import is_staged, replace, sweep
-from preheat.cache.remote.engine import ObjectError, RemoteError
-from preheat.cache.remote.links import NO_LINKS, create_by_link, file_content, lock_by_link
+from preheat.cache.remote.engine import MOST_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.links import (
+    NO_LINKS,
+    LinkLocks,
+    LockedError,
+    create_by_link,
+    file_content,
+    private_file,
+)
 from preheat.cache.remote.names import digest_of
 from preheat.cache.remote.url import Remote
 from preheat.cache.transient import is_transient, retried
@@ -25,6 +31,9 @@ __all__ = ["FileEngine"]
 
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
 _LOCK = ".preheat-lock-"  # and a name: held while the object is compared and replaced
+# Seconds after which a lock that has stayed the same is broken. It is the same on all hosts, whatever
+# the time limits of their requests are: a holder that was stopped for half of it changes nothing.
+_ABANDONED = 10.0
 _TOGETHER = 100  # names that share a time limit: a network file system takes milliseconds for each
 #: What is wrong with one file, while the directory can be used.
 _ONE_FILE = (errno.EISDIR, errno.ELOOP, errno.EFBIG)
@@ -43,21 +52,26 @@ class FileEngine:
     objects.
     """
 
-    def __init__(self, remote: Remote, *, timeout: float, private: bool = False) -> None:
+    closes_after_fork = True
+
+    def __init__(
+        self, remote: Remote, *, timeout: float, private: bool = False, mode: int | None = None
+    ) -> None:
+        """`mode` is that of new files, by default 0600 in a private store."""
         self.conditional = True
         self.name = remote.name
         self._private = private
-        self._mode = 0o600 if private else 0o666
+        self._mode = mode or (0o600 if private else 0o666)
         self._trusted: set[str] = set()  # folders that other users cannot write
         self._root = remote.path
-        self._timeout = timeout
+        self._locks = LinkLocks(timeout=0.8 * timeout, abandoned=_ABANDONED, mode=self._mode)
         self._folders: set[str] = set()  # those that exist
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
         with self._faults(reads=True):
             try:
                 self._require_trust(os.path.dirname(name))
-                return read_file(self._path(name), trust=not self._private)[0]
+                return read_file(self._path(name), trust=not self._private, most=most)[0]
             except FileNotFoundError:
                 return None
 
@@ -89,16 +103,32 @@ class FileEngine:
 
     def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
         del seconds
-        with self._faults(), self._compared(name, old) as same:
-            if same:
-                replace(self._path(name), [new], mode=self._mode)
-            return same
+        with self._faults():
+            path = self._path(name)
+            if (
+                self._content(path) != old
+            ):  # Without the lock, which needs a folder that can be written.
+                return False
+            # The file is written before the lock is taken, so that the lock is held for a short time.
+            with private_file(path, new, mode=self._mode) as staged, self._lock(path) as require_lock:
+                if self._content(path) != old:
+                    return False
+                require_lock()
+                _rename(staged, path, new)
+        return True
 
     def discard(self, name: str, old: bytes) -> bool:
-        with self._faults(), self._compared(name, old) as same:
-            if same:
-                retried(os.unlink, self._path(name))
-            return same
+        with self._faults():
+            path = self._path(name)
+            if self._content(path) != old:
+                return False
+            with self._lock(path) as require_lock:
+                if self._content(path) != old:
+                    return False
+                require_lock()
+                with suppress(FileNotFoundError):  # The answer to an earlier attempt was lost.
+                    retried(os.unlink, path)
+        return True
 
     def close(self) -> None:
         pass  # No file stays open.
@@ -118,7 +148,8 @@ class FileEngine:
                 os.mkdir(self._root, self._folder_mode)
             self._make_folders(os.path.dirname(name))
             self._require_trust(os.path.dirname(name))
-            sweep(folder, time.time(), beside=True)
+            with suppress(OSError):
+                sweep(folder, beside=True)
             self._folders.add(folder)
         return path
 
@@ -152,15 +183,8 @@ class FileEngine:
                 raise DistrustedError(f"{path}: {why}")
         self._trusted.add(folder)
 
-    @contextmanager
-    def _compared(self, name: str, old: bytes) -> Iterator[bool]:
-        """Say whether an object has this content, and hold the lock of its folder during the block."""
-        path = self._path(name)
-        if file_content(path) != old:  # Without the lock, which needs a folder that can be written.
-            yield False
-            return
-        with self._lock(path):
-            yield file_content(path) == old
+    def _content(self, path: str) -> bytes | None:
+        return file_content(path, trust=not self._private)
 
     def _create(self, path: str, data: bytes) -> bool:
         if self.conditional:
@@ -172,12 +196,12 @@ class FileEngine:
                 self.conditional = False
         return _create_directly(path, data, self._mode)
 
-    def _lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold the lock of an object during a block."""
+    def _lock(self, path: str) -> AbstractContextManager[Callable[[], None]]:
+        """Hold the lock of an object during a block; see `LinkLocks.hold`."""
         if not self.conditional:
-            return nullcontext()
+            return nullcontext(lambda: None)
         folder, name = os.path.split(path)
-        return lock_by_link(f"{folder}/{_LOCK}{name}", timeout=0.8 * self._timeout, mode=self._mode)
+        return self._locks.hold(f"{folder}/{_LOCK}{name}")
 
     @contextmanager
     def _faults(self, *, reads: bool = False) -> Iterator[None]:
@@ -192,8 +216,8 @@ class FileEngine:
             raise RemoteError(message, retryable=retryable) from None
 
     def _concerns_one_file(self, fault: OSError, *, reads: bool) -> bool:
-        """Return whether something else than a readable file is in the place of an object."""
-        if isinstance(fault, DistrustedError | NotAFileError) or fault.errno in _ONE_FILE:
+        """Return whether a fault is that of one object, so that others can be used."""
+        if isinstance(fault, DistrustedError | NotAFileError | LockedError) or fault.errno in _ONE_FILE:
             return True
         # Another user may keep a file private in a directory that all read.
         return reads and fault.errno == errno.EACCES and _can_be_searched(self._root)
@@ -237,6 +261,15 @@ def _create_directly(path: str, data: bytes, mode: int) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _rename(staged: str, path: str, data: bytes) -> None:
+    """Give a file with the content `data` another name."""
+    try:
+        retried(os.replace, staged, path)
+    except FileNotFoundError:  # The answer to an earlier attempt may have been lost.
+        if file_content(path) != data:
+            raise
 
 
 def _is_hidden(name: str) -> bool:

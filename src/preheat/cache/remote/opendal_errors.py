@@ -10,7 +10,7 @@ from opendal import exceptions
 from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.url import Remote
 
-__all__ = ["ERRORS", "NO_CONNECTION", "error_of_stream", "translated"]
+__all__ = ["ERRORS", "NO_CONNECTION", "error_of_stream", "is_unsupported", "translated"]
 
 #: Every exception that opendal raises. They have no class in common.
 ERRORS = tuple(
@@ -28,6 +28,7 @@ _MEANINGS: dict[type[Exception], str] = {
 }
 _MEANINGS_OF_STATUS = {401: _REFUSED, 403: _REFUSED, 405: "it is read-only", 413: _FULL, 507: _FULL}
 _PASSING = {408, 425, 429, 500, 502, 503, 504}  # After these, another attempt may succeed.
+_NOT_IMPLEMENTED = 501
 _LONGEST = 300
 
 
@@ -44,6 +45,11 @@ def translated(error: Exception, remote: Remote) -> RemoteError:
     message = ": ".join(filter(None, (remote.name, meaning, said[:_LONGEST])))
     passing = status in _PASSING if status else "(temporary)" in text.partition("=>")[0]
     return RemoteError(message, retryable=passing)
+
+
+def is_unsupported(error: Exception) -> bool:
+    """Return whether the server does not implement what was asked for, such as a condition."""
+    return isinstance(error, exceptions.Unsupported) or _status(str(error)) == _NOT_IMPLEMENTED
 
 
 def error_of_stream(fault: OSError) -> Exception:

@@ -43,6 +43,7 @@ class Connection:
     def __init__(self, open_socket: socket.socket) -> None:
         self._socket = open_socket
         self._unread = bytearray()
+        self._most = MOST_BYTES  # of a value in a reply
 
     @classmethod
     def open(cls, host: str, port: int, *, secure: bool, timeout: float) -> Connection:
@@ -60,8 +61,14 @@ class Connection:
             plain.close()
             raise
 
-    def call(self, commands: Sequence[Sequence[bytes | str]], timeout: float) -> list[Any]:
-        """Send commands at once and return their replies, all within `timeout` seconds."""
+    def call(
+        self, commands: Sequence[Sequence[bytes | str]], timeout: float, *, most: int = MOST_BYTES
+    ) -> list[Any]:
+        """Send commands at once and return their replies, all within `timeout` seconds.
+
+        A value of more than `most` bytes is refused.
+        """
+        self._most = most
         deadline = time.monotonic() + timeout
         self._socket.settimeout(timeout)
         self._socket.sendall(b"".join(map(_encoded, commands)))
@@ -117,8 +124,8 @@ class Connection:
     def _bytes(self, size: int, deadline: float) -> bytes | None:
         if size < 0:  # the reply for a key that does not exist
             return None
-        if size > MOST_BYTES:
-            raise OversizeError(f"the object has {size:,} bytes, where {MOST_BYTES:,} is the most")
+        if size > self._most:
+            raise OversizeError(f"the object has {size:,} bytes, where {self._most:,} is the most")
         while len(self._unread) < size + 2:
             self._receive(deadline)
         data = bytes(memoryview(self._unread)[:size])

@@ -26,7 +26,7 @@ __all__ = ["Keys", "RemoteTier"]
 _SETTLE = 10.0  # seconds that `settle` waits, at most
 _TOGETHER = 500  # digests in one request of `look_ahead`
 _AHEAD = 60.0  # seconds for which an answer of `look_ahead` is used
-_MOST_REFUSED = 1024  # digests that are remembered as removed
+_MOST_REFUSED = 1024  # digests that are remembered as removed, and as dropped
 
 
 class Keys(NamedTuple):
@@ -83,6 +83,7 @@ class RemoteTier:
         self._dropping = False
         self._absent: dict[str, _Absence] = {}  # digests that `look_ahead` did not find
         self._refused: OrderedDict[str, None] = OrderedDict()
+        self._unwritten: OrderedDict[str, None] = OrderedDict()  # digests that were dropped
         fork.register(self)
 
     # Reading
@@ -177,9 +178,10 @@ class RemoteTier:
         `ended` is called with the digest and the reason why it was dropped, which is empty for an entry
         that was written.
         """
+        self._unwritten.pop(digest, None)
 
         def drop(reason: str) -> None:
-            self._events.emit("dropped", tier=self.name, key=digest, reason=reason)
+            self._dropped(digest, reason)
             ended(digest, reason)
 
         queued = self._worker.submit(
@@ -241,6 +243,16 @@ class RemoteTier:
             from preheat.cache.remote.fill import fill  # Only a bake needs it.
 
         return fill(self, entries) if self.writable else None
+
+    def was_dropped(self, digest: str) -> bool:
+        """Return whether the last entry that was put under this digest could not be written."""
+        return digest in self._unwritten
+
+    def _dropped(self, digest: str, reason: str) -> None:
+        self._unwritten[digest] = None
+        while len(self._unwritten) > _MOST_REFUSED:
+            self._unwritten.popitem(last=False)
+        self._events.emit("dropped", tier=self.name, key=digest, reason=reason)
 
     def remove(self, digest: str) -> None:
         """Take this entry from the server no more, and leave it there for the others."""
