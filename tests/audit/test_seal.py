@@ -419,7 +419,8 @@ def test_the_command_gets_the_settings(cli: Cli, script: Script) -> None:
 
 
 def test_variables_of_a_recording_are_set_again(cli: Cli, tmp_path: Path) -> None:
-    rows = [{"env": {"TRITON_DEFAULT_FP_FUSION": "1", "A": "1"}}, {"env": {"A": "2"}}]
+    common = {"TRITON_DEFAULT_FP_FUSION": "1"}
+    rows = [{"env": {**common, "A": "1", "B": "1"}}, {"env": {**common, "A": "2"}}, {"other": 1}]
     tables = [
         f"[[foreign]]\nkind = 'triton'\nname = 'k{n}'\nrequest = '{json.dumps(row)}'\n"
         for n, row in enumerate(rows)
@@ -428,6 +429,28 @@ def test_variables_of_a_recording_are_set_again(cli: Cli, tmp_path: Path) -> Non
     done = cli("run", "--manifest", "kernels.toml", "--explain")
     assert "TRITON_DEFAULT_FP_FUSION=1\n" in done.err
     assert "\nA=" not in done.err  # The requests do not agree.
+    assert "\nB=" not in done.err  # It was not set for the second request.
+
+
+def test_the_variable_seals_a_run_as_the_option_does(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "CUDA_DISABLE_PTX_JIT=1" not in cli("run", "--explain").err
+    assert "CUDA_DISABLE_PTX_JIT=1" in cli("run", "--sealed", "--explain").err
+    monkeypatch.setenv("PREHEAT_SEALED", "1")
+    assert "CUDA_DISABLE_PTX_JIT=1" in cli("run", "--explain").err
+    assert "CUDA_DISABLE_PTX_JIT=1" not in cli("run", "--sealed", "warn", "--explain").err
+
+
+def test_a_check_of_an_empty_cache_is_not_answered_by_that_of_the_user(
+    cli: Cli, script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / "k.cu").write_text('extern "C" __global__ void k() {}')
+    (tmp_path / "k.toml").write_text('version = 1\n[[program]]\nfile = "k.cu"\narch = ["sm_90"]\n')
+    assert cli("compile", "k.cu", "--arch", "sm_90").code == 0
+    checked = ["run", "--sealed", "--manifest", "k.toml"]
+    assert cli(*checked, "--", *script("print('ran')")).out == "ran\n"
+    done = cli(*checked, "--empty-cache", "--", *script("print('ran')"))
+    assert done.code == 3
+    assert "ran" not in done.out
 
 
 def test_without_the_library_a_verdict_is_an_error_and_a_seal_a_message(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,17 +62,18 @@ def run_check(
     *,
     as_json: bool,
     coverage: str | None = None,
+    config: Config | None = None,
 ) -> int:
-    """Print what a sealed run would not find, and return the exit status."""
+    """Print what a sealed run with these settings would not find, and return the exit status."""
     listed = with_coverage(require_programs(manifest), coverage)
-    config = replace(Config.from_env(), sealed=SealMode.ERROR)
+    config = replace(config or Config.from_env(), sealed=SealMode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # The cache of this machine says nothing about other machines.
         config = replace(config, bundles=(), layers=(), cache=False, remote=())
-    builder = Builder.open(config)
-    for path in bundles:
-        builder.mount(path)
-    checked = check(listed, archs, builder=builder)
+    with closing(Builder.open(config)) as builder:
+        for path in bundles:
+            builder.mount(path)
+        checked = check(listed, archs, builder=builder)
     _report(checked, manifest, bundles, as_json=as_json)
     return 0 if checked.ok else 1
 

@@ -47,14 +47,16 @@ Examples:
 
 \b
 Every Python that the command starts installs the adapters of the libraries that it imports, without a
-change of the application. PREHEAT_ADAPTERS names others than all. With --sealed, a compiler that is
-started and PTX that is loaded fail at once, in every process of the command. A kernel may then come
-from a bundle or from a cache. With --empty-cache as well, it can come from a bundle alone.
+change of the application. PREHEAT_ADAPTERS selects the adapters; the default is all of them. With
+--sealed, a compiler that is started and PTX that is loaded fail at once, in every process of the
+command. A kernel may then come from a bundle or from a cache. With --empty-cache as well, it can come
+only from a bundle.
 
 \b
-Exit status: that of the command; 126 or 127 when it cannot be run; 2 when an argument or a file cannot
-be used; 3 when the bundles lack what --manifest lists, and the command was not started; 4 when the
-command succeeded, but --verdict says that something was compiled or is not accounted for.
+Exit status: that of the command; 126 or 127 when it cannot be run; 1 when it succeeded, and the verdict
+cannot be written; 2 when an argument or a file cannot be used; 3 when the bundles lack what --manifest
+lists, and the command was not started; 4 when the command succeeded, but --verdict says that something
+was compiled or is not accounted for.
 """
 
 
@@ -92,9 +94,9 @@ command succeeded, but --verdict says that something was compiled or is not acco
     "--verdict",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write to FILE which modules were loaded, and if all are accounted for.",
+    help="Write to FILE which modules were loaded, and whether all are accounted for.",
 )
-@click.option("--explain", is_flag=True, help="Tell which variables are set, and why.")
+@click.option("--explain", is_flag=True, help="Print each variable that is set, with the reason.")
 def command(
     words: tuple[str, ...],
     bundles: tuple[Path, ...],
@@ -158,8 +160,8 @@ def _run_checked(
     config = Config.from_env(env)
     if manifest is not None:
         archs = _checked_archs(archs, config, env)
-        if run_check(manifest, archs, config.bundles, as_json=False):
-            print_error("the command was not started, because a sealed run would lack what is missing")
+        if run_check(manifest, archs, config.bundles, as_json=False, config=config):
+            print_error("the command was not started, because programs of the manifest are missing")
             return NOT_STARTED
     try:
         return _run(words, env, config, verdict)
@@ -195,14 +197,14 @@ def _run(words: Sequence[str], env: dict[str, str], config: Config, verdict: Pat
         if config.sealed is not SealMode.OFF:
             print_message("there is no audit library: compilers that are started are not refused")
         return run_command(words, env)
-    judged = verdict is not None
-    bundles = describe_bundles(config.bundles) if judged else ()
-    with audit_session(env, seal=config.sealed, cupti=judged, reports=judged) as session:
+    wants_verdict = verdict is not None
+    bundles = describe_bundles(config.bundles) if wants_verdict else ()
+    with audit_session(env, seal=config.sealed, cupti=wants_verdict, reports=wants_verdict) as session:
         status = run_command(words, session.env)
-        return _judge(session, words, status, config, verdict, bundles)
+        return _conclude(session, words, status, config, verdict, bundles)
 
 
-def _judge(
+def _conclude(
     session: AuditSession,
     words: Sequence[str],
     status: int,

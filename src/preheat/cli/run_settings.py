@@ -10,7 +10,7 @@ from typing import NamedTuple
 from preheat.adapters.imports import VARIABLE
 from preheat.ahead.manifest import Manifest
 from preheat.build.seal import SEALED_BY
-from preheat.config import SealMode
+from preheat.config import Config, SealMode
 from preheat.errors import InputError
 from preheat.pins import split_pin
 
@@ -40,7 +40,7 @@ _SEALED = (
         "the driver does not answer from its own cache of compiled PTX, which would hide such a load",
     ),
     Setting(
-        "FLASHINFER_DISABLE_JIT", "1", "FlashInfer uses kernels that were built ahead of time alone"
+        "FLASHINFER_DISABLE_JIT", "1", "FlashInfer uses only kernels that were built ahead of time"
     ),
     Setting(
         "JAX_RAISE_PERSISTENT_CACHE_ERRORS",
@@ -50,7 +50,7 @@ _SEALED = (
     Setting(
         "TRITON_CACHE_AUTOTUNING",
         "1",
-        "Triton takes the results of autotuning from the store, and measures nothing again",
+        "Triton takes the results of autotuning from the cache, and measures nothing again",
     ),
 )
 
@@ -68,7 +68,7 @@ def run_settings(
     With `empty_cache`, that directory is the only cache of the command.
     """
     if not env.get(VARIABLE):
-        yield Setting(VARIABLE, "auto", "every library that has an adapter uses the store of preheat")
+        yield Setting(VARIABLE, "auto", "every library that has an adapter uses the cache of preheat")
     if bundles:
         yield Setting("PREHEAT_BUNDLE", _joined(bundles), "these bundles are searched before the cache")
     if empty_cache is not None:
@@ -78,7 +78,7 @@ def run_settings(
         why = "what no bundle and no cache has is not compiled; the option wins over the variable"
         yield Setting("PREHEAT_SEALED", value, why)
         yield Setting(SEALED_BY, "run", "errors name the option, and not the variable")
-    if sealed is SealMode.ERROR:
+    if (sealed or Config.from_env(env).sealed) is SealMode.ERROR:
         yield from _SEALED
     for name, value in sorted(_recorded(manifest).items() if manifest is not None else ()):
         if name not in env:
@@ -104,8 +104,14 @@ def _joined(bundles: Sequence[Path]) -> str:
 
 
 def _recorded(manifest: Manifest) -> dict[str, str]:
-    """Return the variables that all requests of other libraries were recorded with, and agree on."""
-    rows = [item.row.get("env") or {} for item in manifest.foreign if item.request]
-    names = {name for row in rows for name in row}
-    values = {name: {row.get(name) for row in rows if name in row} for name in names}
-    return {name: str(each) for name, found in values.items() if len(found) == 1 for each in found}
+    """Return the variables that had the same value in all requests that are keyed by variables.
+
+    A request lists the variables that were set. A variable that it does not list was not set.
+    """
+    rows = [item.row["env"] for item in manifest.foreign if item.request and "env" in item.row]
+    first = rows[0] if rows else {}
+    return {
+        name: str(value)
+        for name, value in first.items()
+        if all(name in row and row[name] == value for row in rows)
+    }
