@@ -117,6 +117,8 @@ def dtype_of(what: object) -> DType:
         found = DTYPES.get({"int": "int64", "float": "float64", "complex": "complex128"}.get(name, ""))
     if found is None:
         hint = did_you_mean(name, DTYPES) or f"use one of {', '.join(DTYPES)}"
+        if getattr(what, "names", None):  # a NumPy record
+            hint = "pass the bytes of records: gpu.array(records.view('uint8'))"
         raise InputError(f"{name!r} is not an element type", hint=hint)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import threading
@@ -354,6 +355,21 @@ def test_variables_are_read_and_written(device: Gpu) -> None:
         untyped.numpy("int64")
     assert repr(table) == f"<variable table, 12 bytes on {device.name}>"
     assert (table.nbytes, table.dtype.name) == (12, "float32")
+
+
+def test_a_structure_is_written_as_its_bytes(device: Gpu) -> None:
+    class Params(ctypes.Structure):
+        _fields_ = (("a", ctypes.c_float), ("b", ctypes.c_int))
+
+    source = "struct P { float a; int b; }; __constant__ P p; "
+    source += "__global__ void k(float* o) { *o = p.a * p.b; }"
+    module = device.module(source)
+    out = device.zeros(1)
+    module.symbol("p").write(Params(2.5, 7))
+    module["k"][1, 1](out)
+    assert out.numpy().tolist() == [17.5]
+    with pytest.raises(InputError, match="p has 8 bytes, not 4"):
+        module.symbol("p").write(b"1234")
 
 
 def test_constants_written_from_the_host_are_what_kernels_read(device: Gpu) -> None:

@@ -104,7 +104,10 @@ class RecordedWork:
                 hint=did_you_mean(name, self.scalars)
                 or f"gpu.scalar(…, name={name!r}), given to a captured kernel",
             )
-        return packer(scalar.dtype)(value)
+        try:
+            return packer(scalar.dtype)(value)
+        except InputError as error:
+            raise InputError(f"{self.title}, scalar {name!r}: {error}", hint=error.hint) from None
 
     def number_formats(self, names: Iterable[str]) -> str | None:
         """Return the `struct` formats of these scalars; None if one of them is no plain number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import operator
 import weakref
@@ -210,7 +211,7 @@ class SymbolView:
         """Set the value from the host, after all earlier work on the device and before later work.
 
         Args:
-            data: Bytes, an array, or numbers of the element type.
+            data: Bytes, a `ctypes.Structure`, an array, or numbers of the element type.
 
         Examples:
             >>> gpu.module("__device__ int n = 7;").symbol("n", "int32").write([8])
@@ -218,6 +219,8 @@ class SymbolView:
         context = self._module.context
         context.require_alive(_LOOK_UP)
         context.refuse_in_capture(FROM_HOST)
+        if isinstance(data, ctypes.Structure):
+            data = bytes(data)
         raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # Take the bytes of any array.
         host = host_bytes(host_array(data, None if raw else self.dtype))
         if len(host) != self.nbytes:

@@ -12,6 +12,7 @@ from preheat.tracebacks import short_methods
 __all__ = ["Event", "Stream", "raw_stream", "record_event", "record_in", "wait_in"]
 
 _RECREATE = "make the stream again: gpu.stream()"
+_CLOSED = f"{_RECREATE}; the end of a `with` block closes a stream"
 
 
 @short_methods(without={"require_alive", "require_outside"})
@@ -144,7 +145,7 @@ class Stream:
         """The stream of the device interface."""
         self._context.require_alive(_RECREATE)
         if self._raw is None:
-            raise InputError("this stream is closed", hint=_RECREATE)
+            raise InputError("this stream is closed", hint=_CLOSED)
         return self._raw
 
     @property
