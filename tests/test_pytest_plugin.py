@@ -200,6 +200,12 @@ def test_a_wrong_name_of_a_device_ends_the_run_at_its_start(name: str, hint: str
     assert second.startswith(f"hint: {hint}")
 
 
+def test_a_wrong_scope_ends_the_run_at_its_start(suite: Path) -> None:
+    ran = run_pytest(suite, "-o", "preheat_device_scope=sesion")
+    assert ran.returncode == pytest.ExitCode.USAGE_ERROR
+    assert ran.stderr.startswith("ERROR: preheat_device_scope: 'sesion' is not one of function, class")
+
+
 def test_a_wrong_name_in_the_environment_is_an_error_of_the_tests_that_need_a_device(
     suite: Path,
 ) -> None:

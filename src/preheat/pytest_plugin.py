@@ -34,6 +34,7 @@ __all__ = ["preheat_device", "preheat_second_device"]
 _OPTION = "--preheat-device"
 _SETTING = "preheat_device"
 _SCOPE = "preheat_device_scope"
+_SCOPES = ("function", "class", "module", "package", "session")
 _FIXTURE = "preheat_device"
 _VARIABLE = "PREHEAT_DEVICE"
 _PACKAGE = os.path.dirname(__file__) + os.sep
@@ -58,14 +59,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "default PREHEAT_DEVICE, or else the setting preheat_device, or else auto.",
     )
     parser.addini(_SETTING, f"devices of the tests, as for {_OPTION}", type="args")
-    scopes = "function, class, module, package or session"
-    parser.addini(_SCOPE, f"how long {_FIXTURE} stays open: {scopes}", default="function")
+    scopes = ", ".join(_SCOPES)
+    parser.addini(_SCOPE, f"how long {_FIXTURE} stays open: {scopes}", default=_SCOPES[0])
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let `preheat.device()` return the device of the run, also in processes that tests start."""
     config.addinivalue_line("markers", "preheat_gpu: needs an NVIDIA GPU")
     config.addinivalue_line("markers", "preheat_emulator: needs the emulator, for example for faults")
+    if (scope := config.getini(_SCOPE)) not in _SCOPES:
+        raise pytest.UsageError(f"{_SCOPE}: {scope!r} is not one of {', '.join(_SCOPES)}")
     run = config.stash[_RUN] = _find_devices(config)
     if run.source == _VARIABLE:  # Perhaps no test of this run uses preheat.
         return

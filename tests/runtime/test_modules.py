@@ -511,6 +511,15 @@ def test_a_device_newer_than_the_compiler_says_so_and_runs_where_its_driver_may_
     assert made.saxpy.module.artifact.arch < new.arch
 
 
+def test_a_device_older_than_the_compiler_says_what_the_compiler_supports(
+    open_device: OpenDevice,
+) -> None:
+    old = open_device("emulator", arch="sm_70")
+    with pytest.raises(DeviceError, match=r"is sm_70, which .* cannot compile for") as caught:
+        old.kernel(SAXPY, "saxpy")
+    assert str(caught.value.hint).startswith("it supports sm_75, ")
+
+
 def test_the_drivers_compiler_is_asked_for_only_where_it_is_needed(
     open_faulty: OpenFlaky,
 ) -> None:

@@ -76,7 +76,9 @@ def find_code(
         compiler = builder.toolchain.version(program.language)
         raise DeviceError(
             f"{device.name} is {target}, which {compiler} cannot compile for",
-            hint="update the compiler: pip install -U 'preheat[cu13]'; or let the driver compile "
+            hint=builder.toolchain.supported_archs
+            if newest is None  # The device is older than all of them.
+            else "update the compiler: pip install -U 'preheat[cu13]'; or let the driver compile "
             "PTX at every start: PREHEAT_JIT=1",
         )
     return MissingCode(program, newest, jit=True)

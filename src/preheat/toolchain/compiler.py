@@ -166,9 +166,8 @@ class Toolchain:
         if program.language == "ptx":
             return self._checked("nvJitLink", translate.assemble(self.pool, program, arch))
         if self.newest(arch) != arch:
-            known = ", ".join(f"sm_{number}" for number in self.located.archs)
             title = self.version("cuda")
-            raise InputError(f"{title} cannot compile for {arch}", hint=f"it supports {known}")
+            raise InputError(f"{title} cannot compile for {arch}", hint=self.supported_archs)
         library = self._library("nvrtc").path
         roots = self.roots(program)
         return self._checked("nvrtc", translate.compile_cuda(self.pool, library, program, arch, roots))
@@ -182,6 +181,11 @@ class Toolchain:
             from preheat.toolchain import link
 
         return self._checked("nvJitLink", link.link(self.pool, program, arch, compiled))
+
+    @property
+    def supported_archs(self) -> str:
+        """A hint that lists the architectures that NVRTC compiles for."""
+        return f"it supports {', '.join(f'sm_{number}' for number in self.located.archs)}"
 
     def newest(self, arch: Arch) -> Arch | None:
         """Return `arch` if NVRTC supports it, else the newest earlier one that it does, or None."""
