@@ -22,6 +22,7 @@ from preheat.events import Events
 from preheat.files import OTHERS_WRITE, Descriptor, opened, others_can_replace
 
 __all__ = [
+    "MAX_FILE_BYTES",
     "DistrustedError",
     "NotAFileError",
     "distrust_reason",
@@ -41,7 +42,7 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FILE_ITSELF = _FILE | os.O_NOFOLLOW
 _KIND_AND_WRITERS = 0o170000 | OTHERS_WRITE  # the bits of a mode that tell a private regular file
 _MOST_STEPS = 1000  # bounds a cycle of links
-_MOST_BYTES = 1 << 30  # of a file that is read at once
+MAX_FILE_BYTES = 1 << 30  # of a file that is read at once
 
 
 class DistrustedError(PermissionError):
@@ -159,7 +160,7 @@ def read_file(path: str, *, trust: bool = False, retry: bool = True) -> tuple[by
         private = status.st_mode & _KIND_AND_WRITERS == stat.S_IFREG and status.st_uid == os.geteuid()
         if not private:
             _require_file(status, trust=trust)
-        if status.st_size > _MOST_BYTES:
+        if status.st_size > MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes are too many", path)
         return os.read(file, status.st_size + 1), status
     except OSError as fault:
