@@ -51,9 +51,9 @@ class MemoryEngine:
     def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
         yield list(names)
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def pages(self, prefix: str = "") -> Iterator[list[str]]:
         self._enter("names", prefix)
-        yield from [name for name in list(self.objects) if name.startswith(prefix)]
+        yield [name for name in list(self.objects) if name.startswith(prefix)]
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
         del seconds
