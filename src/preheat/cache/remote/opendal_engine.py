@@ -7,19 +7,20 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import opendal
 from opendal import exceptions
 
-from preheat.cache.remote.engine import MOST_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
 from preheat.cache.remote.opendal_errors import ERRORS, NO_CONNECTION, error_of_stream, translated
 from preheat.cache.remote.opendal_settings import settings_of
 from preheat.cache.remote.url import Remote
-from preheat.locks import no_fork
+from preheat.locks import no_fork, wait_before_logging
 
 __all__ = ["OpendalEngine", "S3Engine"]
 
-_TOGETHER = 16  # requests at the same time
+_PARALLEL_REQUESTS = 16
 _LISTED = 8  # From this number of names on, listing their folder takes fewer requests.
 _PIECE = 1 << 20  # bytes that are read at once, at most
 _UNMET = (exceptions.ConditionNotMatch, exceptions.AlreadyExists)
@@ -64,17 +65,12 @@ class OpendalEngine:
         with self._errors():
             found = self._present(single)
             if listed:
-                from preheat.cache.remote.opendal_lists import objects_of  # It imports asyncio.
-
-                found |= objects_of(self._operator, listed) & asked
+                found |= _lists().objects_of(self._operator, listed) & asked
         return found
 
-    def names(self, prefix: str = "") -> Iterator[str]:
-        from preheat.cache.remote.opendal_lists import pages
-
+    def pages(self, prefix: str = "") -> Iterator[list[str]]:
         with self._errors():
-            for page in pages(self._operator, prefix or "/"):
-                yield from page
+            yield from _lists().pages(self._operator, prefix or "/")
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
         del seconds  # These servers remove objects by rules of their own, if at all.
@@ -105,7 +101,7 @@ class OpendalEngine:
         yield from _groups(list(listed.values()))
 
     def _content(self, name: str, *, if_match: str | None = None) -> bytes:
-        """Return an object of at most `MOST_BYTES`. The exceptions are those of `Operator.read`.
+        """Return an object of at most `MAX_OBJECT_BYTES`. The exceptions are those of `Operator.read`.
 
         It is read in pieces: `Operator.read` takes whatever a server sends, also after its time limit.
         """
@@ -125,8 +121,8 @@ class OpendalEngine:
         content = bytearray()
         while piece := file.read(_PIECE):
             content += piece
-            if len(content) > MOST_BYTES:
-                raise ObjectError(f"{self.name}: the object has more than {MOST_BYTES:,} bytes")
+            if len(content) > MAX_OBJECT_BYTES:
+                raise ObjectError(f"{self.name}: the object has more than {MAX_OBJECT_BYTES:,} bytes")
             if time.monotonic() > deadline:
                 raise RemoteError(f"{self.name} did not answer in time")
         return bytes(content)
@@ -144,9 +140,10 @@ class OpendalEngine:
         if len(names) <= 1:
             return {name for name in names if self._operator.exists(name)}
         with no_fork:
+            wait_before_logging()
             from concurrent.futures import ThreadPoolExecutor  # It takes milliseconds to import.
 
-        with ThreadPoolExecutor(min(_TOGETHER, len(names))) as pool:
+        with ThreadPoolExecutor(min(_PARALLEL_REQUESTS, len(names))) as pool:
             found = list(pool.map(self._operator.exists, names))
         return {name for name, exists in zip(names, found, strict=True) if exists}
 
@@ -159,10 +156,19 @@ class OpendalEngine:
             raise translated(error, self._remote) from None
 
 
+def _lists() -> ModuleType:
+    """Import the functions that list objects. They import asyncio, which takes milliseconds."""
+    with no_fork:
+        wait_before_logging()
+        from preheat.cache.remote import opendal_lists
+
+    return opendal_lists
+
+
 def _groups(parts: list[list[str]]) -> Iterator[list[str]]:
     """Yield the names in `parts`, each of which takes one request, as many as are made together."""
-    for start in range(0, len(parts), _TOGETHER):
-        yield [name for part in parts[start : start + _TOGETHER] for name in part]
+    for start in range(0, len(parts), _PARALLEL_REQUESTS):
+        yield [name for part in parts[start : start + _PARALLEL_REQUESTS] for name in part]
 
 
 _first_user: list[int] = []  # the id of the process that made the first operator
