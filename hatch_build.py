@@ -45,7 +45,7 @@ def build_audit(directory: Path = AUDIT) -> Path | None:
     sources = sorted(map(str, AUDIT_SOURCES.glob("*.c")))
     options = ["-std=gnu11", "-fvisibility=hidden", *shlex.split(os.environ.get("CFLAGS", ""))]
     target = directory / "libpreheat_audit.so"
-    return _build(target, [*options, *sources, "-ldl"], "the audit library")
+    return _build(target, [*options, *sources, "-ldl", "-lpthread"], "the audit library")
 
 
 def _build(target: Path, words: list[str], what: str) -> Path | None:

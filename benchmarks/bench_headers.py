@@ -98,14 +98,14 @@ def megabyte() -> str:
 
 def reading() -> list[tuple[str, str, str]]:
     """Return how long it takes to read a text, and to read half of it."""
-    from preheat.toolchain.signature import probe_names
+    from preheat.toolchain.signature import probes
 
     text = megabyte() + '\nextern "C" __global__ void k() {}\n'
     half = text[len(text) // 2 :]
     acts: dict[str, Callable[[str], object]] = {
         "Program.of": lambda t: Program.of(t, language=None),
         "clock macros": lambda t: Program.of(t, language="cuda").uncacheable,
-        "names of kernels": lambda t: probe_names(Program.of(t, language="cuda")),
+        "names of kernels": lambda t: probes(Program.of(t, language="cuda")),
     }
     rows = []
     for name, act in acts.items():

@@ -112,6 +112,39 @@ def test_an_artifact_keeps_no_more_memory_than_its_entry() -> None:
     assert with_artifact - entry < size // 64, "its code is that of the entry, once"
 
 
+UNTYPED = EntryPoint("k", (Parameter(0, 4, 4, "f32"),), untyped="it is hidden; rename it")
+
+
+def test_the_reason_for_unknown_types_is_stored() -> None:
+    made = artifact(UNTYPED, *FULL.entries)
+    blob = made.encode()
+    assert Artifact.stored(DIGEST, blob).entries == (UNTYPED, *FULL.entries)
+    assert Artifact.decode(DIGEST, *codec.unpack(DIGEST, blob)).entries == (UNTYPED, *FULL.entries)
+
+
+def test_the_rows_of_kernels_are_those_of_versions_without_a_reason_for_unknown_types() -> None:
+    known = UNTYPED._replace(untyped=None)
+    with_reason, without = (codec.unpack(DIGEST, artifact(e).encode()).meta for e in (UNTYPED, known))
+    assert with_reason.pop("untyped") == {"k": "it is hidden; rename it"}
+    assert with_reason == without
+    assert len(without["entries"][0]) == 5
+
+
+@pytest.mark.parametrize("wrong", [[], "text", {"k": 1}, {"k": None}, {"k": "\ud800"}])
+def test_a_reason_that_is_not_text_is_damage(wrong: object) -> None:
+    meta, sections = codec.unpack(DIGEST, artifact(UNTYPED).encode())
+    meta["untyped"] = wrong
+    with pytest.raises(codec.DamagedEntryError):
+        Artifact.decode(DIGEST, meta, sections)
+
+
+def test_a_kernel_is_found_by_its_prototype_also_where_types_are_unknown() -> None:
+    made = artifact(UNTYPED, EntryPoint("_Z1kPf", (POINTER,), "k"))
+    assert made.entry("k(f32)") == UNTYPED
+    assert made.name_of(UNTYPED) == "k"
+    assert repr(made).endswith(": k(f32), k(float*)>")
+
+
 def test_values_that_vary_by_run_are_in_one_section() -> None:
     again = artifact(*FULL.entries, names=FULL.names, headers=FULL.headers, log=FULL.log)
     one, other = (codec.unpack(DIGEST, a.encode()) for a in (FULL, again))

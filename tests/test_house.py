@@ -51,6 +51,7 @@ LAYERS = (
     {"adapters"},
     {"audit"},
     {"lora"},
+    {"pytest_run"},
     {"cli", "pytest_plugin"},
     {"__main__"},
 )

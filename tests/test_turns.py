@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from preheat import turns
-from preheat.turns import Turns, waiting
+from preheat.turns import ThreadTurns, waiting
 from tests.processes import TIMEOUT_SECONDS
 
 
@@ -26,7 +26,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 @pytest.mark.usefixtures("patient")
 def test_at_most_so_many_threads_have_a_turn() -> None:
-    shared = Turns(2)
+    shared = ThreadTurns(2)
     inside = 0
     most = 0
     lock = threading.Lock()
@@ -48,7 +48,7 @@ def test_at_most_so_many_threads_have_a_turn() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_thread_that_waits_gives_its_turn_to_another() -> None:
-    shared = Turns(1)
+    shared = ThreadTurns(1)
     other_ran = threading.Event()
 
     def other() -> None:
@@ -69,7 +69,7 @@ def test_a_thread_without_a_turn_may_wait_too() -> None:
 
 
 def test_no_thread_waits_for_ever() -> None:
-    shared = Turns(1)
+    shared = ThreadTurns(1)
     with shared:
         thread = in_thread(lambda: shared.take())
         thread.join(TIMEOUT_SECONDS)
@@ -79,7 +79,7 @@ def test_no_thread_waits_for_ever() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_an_error_gives_the_turn_back() -> None:
-    shared = Turns(1)
+    shared = ThreadTurns(1)
     with pytest.raises(ValueError, match="wrong"), shared:
         raise ValueError("wrong")
     with pytest.raises(ValueError, match="wrong"), shared, waiting():
@@ -90,7 +90,7 @@ def test_an_error_gives_the_turn_back() -> None:
 
 
 def test_a_thread_that_lost_its_patience_gives_nothing_back() -> None:
-    shared = Turns(1)
+    shared = ThreadTurns(1)
 
     def without_a_turn() -> None:
         with shared:

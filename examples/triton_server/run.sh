@@ -5,15 +5,13 @@ set -e
 # 1. Record a run. The server is not changed: preheat notes the kernels that Triton compiles.
 preheat record -o kernels.toml -- python serve.py 4096 1000
 
-# 2. A size that is odd, or 1, is another variant for Triton. This line lets weaker variants, which
-#    assume less about the sizes, serve requests that nobody recorded.
-sed -i 's/^name = "kernels:scale"$/&\ncoverage = "weak"/' kernels.toml
+# 2. Bake on any machine. It needs no GPU, and --arch may be repeated. A size that is odd, or 1, is
+#    another variant for Triton. With --coverage weak, the bundle also has variants that assume less
+#    about the sizes. They serve requests that nobody recorded.
+preheat bake kernels.toml --arch sm_90 --coverage weak -o kernels.heat
 
-# 3. Bake on any machine. It needs no GPU, and --arch may be repeated.
-preheat bake kernels.toml --arch sm_90 -o kernels.heat
+# 3. Check that the bundle has everything that the manifest lists.
+preheat check kernels.toml --arch sm_90 --coverage weak --bundle kernels.heat
 
-# 4. Check that the bundle has everything that the manifest lists.
-preheat check kernels.toml --arch sm_90 --bundle kernels.heat
-
-# 5. Start sealed: nothing is compiled, also for sizes that were not recorded.
+# 4. Start sealed: nothing is compiled, also for sizes that were not recorded.
 preheat run --bundle kernels.heat --sealed -- python serve.py 4096 1000 1 33 8191

@@ -100,6 +100,8 @@ class EntryPoint(NamedTuple):
         cpp: Its C++ name, or None if it has none.
         resources: The resources that it uses, if known.
         directives: Its performance directives, such as the largest block.
+        untyped: Why the C++ types of its parameters are unknown, and what to do. None if they are
+            known, and for kernels of PTX and cubins, which have no such types.
 
     Examples:
         >>> entry = preheat.compile(SAXPY, "sm_90").entry("saxpy")
@@ -112,14 +114,27 @@ class EntryPoint(NamedTuple):
     cpp: str | None = None
     resources: Resources | None = None
     directives: tuple[str, ...] = ()
+    untyped: str | None = None
 
     @property
     def title(self) -> str:
         """The C++ name, or the symbol where there is none."""
         return self.cpp or self.name
 
-    def __str__(self) -> str:
+    @property
+    def prototype(self) -> str:
+        """The name with the types of the parameters: `saxpy(float, float const*, float*, int)`."""
         return f"{self.title}({', '.join(map(str, self.parameters))})"
+
+    @property
+    def remark(self) -> str | None:
+        """A sentence about C++ types that are unknown, or None."""
+        if self.untyped is None:
+            return None
+        return f"the C++ types of {self.title} are unknown, because {self.untyped}"
+
+    def __str__(self) -> str:
+        return f"{self.prototype}: {self.remark}" if self.untyped else self.prototype
 
 
 class Header(NamedTuple):
@@ -207,7 +222,7 @@ class Artifact:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        kernels = ", ".join(map(str, self.entries)) or "no kernels"
+        kernels = ", ".join(entry.prototype for entry in self.entries) or "no kernels"
         return f"<Artifact {self.label} for {self.arch}, {self.digest[:12]}: {kernels}>"
 
     if not TYPE_CHECKING:  # A type checker would accept every name.
@@ -256,8 +271,9 @@ class Artifact:
             return found
         meant = self._by_cpp.get(_folded(name), [])
         if len(meant) > 1:
+            prototypes = ", ".join(each.prototype for each in meant)
             raise InputError(
-                f"{self.label} has {len(meant)} kernels {name!r}: {', '.join(map(str, meant))}",
+                f"{self.label} has {len(meant)} kernels {name!r}: {prototypes}",
                 hint=f"use one of the names {', '.join(repr(self.name_of(each)) for each in meant)}",
             )
         if not meant:
@@ -278,7 +294,7 @@ class Artifact:
         title = entry.title
         if self._by_name.get(title) == entry:
             return title
-        for name in (title, str(entry)):
+        for name in (title, entry.prototype):
             if (self._by_name.get(name) or self._by_cpp.get(_folded(name))) in (entry, [entry]):
                 return name
         return entry.name
@@ -296,7 +312,7 @@ class Artifact:
         full: dict[str, list[EntryPoint]] = {}
         short: dict[str, list[EntryPoint]] = {}
         for entry in self.entries:
-            for name in map(_folded, filter(None, (entry.cpp, str(entry)))):
+            for name in map(_folded, filter(None, (entry.cpp, entry.prototype))):
                 full.setdefault(name, []).append(entry)
                 short.setdefault(_unqualified(name), []).append(entry)
         return {**short, **full}
@@ -309,11 +325,13 @@ class Artifact:
             "arch": self.arch.name,
             "toolchain": self.toolchain,
             "parts": self.parts,
-            "entries": self.entries,
+            "entries": [entry[:_NUM_STORED] for entry in self.entries],
             "names": dict(self.names),
             "headers": self.headers,
             "templates": self.templates,
         }
+        if untyped := {entry.name: entry.untyped for entry in self.entries if entry.untyped}:
+            meta["untyped"] = untyped
         sections = {
             "cubin": self.cubin,
             "ptx": self.ptx,
@@ -387,6 +405,7 @@ _ENTRY_POINTS = set(product((str,), (list,), (str, NoneType), (list, NoneType), 
 _INTEGERS = {int}
 _NUM_RESOURCES = len(Resources._fields)
 _NUM_FACTS = len(Provenance._fields)
+_NUM_STORED = EntryPoint._fields.index("untyped")  # Versions without it can read the rows.
 _PARAMETERS = set(product((int,), (int,), (int,), (str,), (bool,), (str, NoneType)))
 
 
@@ -407,17 +426,26 @@ def _fields(
     log.decode()
     if sources is not None:
         _sources(sources)
+    found, untyped = tuple(map(_entry_point, entries)), meta.get("untyped")
     return {
         "digest": digest,
         "label": label,
         "arch": Arch.parse(arch),
         "toolchain": toolchain,
-        "entries": tuple(map(_entry_point, entries)),
+        "entries": found if untyped is None else _explained(found, untyped),
         "names": names,
         "headers": () if headers == [] else tuple(map(_header, rows(headers, 3))),
         "templates": tuple(templates),
         "provenance": made,
     }
+
+
+def _explained(entries: tuple[EntryPoint, ...], untyped: object) -> tuple[EntryPoint, ...]:
+    """Return kernels with the reasons why their types are unknown, by name."""
+    if type(untyped) is not dict:
+        raise TypeError(f"{untyped!r} is not a table")
+    text("".join((*untyped, *untyped.values())))
+    return tuple(each._replace(untyped=untyped.get(each.name)) for each in entries)
 
 
 def _entry_point(row: Any) -> EntryPoint:
@@ -436,7 +464,7 @@ def _entry_point(row: Any) -> EntryPoint:
         resources = _resources(resources) if whole else Resources(*resources)
     # Their bytes tell `1` from `True`, which are equal. Version 2 of the format has one form of a text.
     found = _parameters(marshal.dumps(parameters, 2))
-    return _entry((name, found, cpp, resources, tuple(directives)))
+    return _entry((name, found, cpp, resources, tuple(directives), None))
 
 
 @lru_cache(maxsize=1024)

@@ -241,7 +241,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_RECORD",
         directory,
         "none",
-        "A manifest. Every program that the process asks for is added to it.",
+        "A manifest. Every program that the process asks for is added to it, if it imports preheat.",
     ),
     Variable(
         "PREHEAT_TRUST_CACHE_DIR",
@@ -312,7 +312,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_EMULATOR_SANITIZE",
         boolean,
         "off",
-        "If on, the emulator stops a kernel that uses an undefined value.",
+        "If on, the emulator stops a kernel that uses an undefined value, or passes a barrier that not "
+        "all threads of its block reach.",
     ),
     Variable(
         "PREHEAT_BLOCKING",
@@ -387,7 +388,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_TRACEBACK",
         traceback,
         "short",
-        "With `full`, tracebacks include the frames of preheat itself.",
+        "With `full`, tracebacks have all frames of preheat, not only the function that was called.",
     ),
 )
 _BY_SETTING = {variable.name.removeprefix("PREHEAT_").lower(): variable for variable in VARIABLES}

@@ -302,7 +302,9 @@ class CompileError(PreheatError):
 class SealedError(PreheatError):
     """A sealed process would have to compile a program.
 
-    Record and bake what the process needs, or let it compile with `PREHEAT_SEALED=warn`. `preheat
+    Record and bake what the process needs, or let it compile. The hint names what allows that: `preheat
+    run --sealed warn` for a command of `preheat run --sealed`, `preheat.seal("warn")` after
+    `preheat.seal()`, `preheat.sealed("warn")` in a block, and otherwise `PREHEAT_SEALED=warn`. `preheat
     check` finds missing programs before a process starts.
 
     Attributes:
@@ -325,29 +327,28 @@ class SealedError(PreheatError):
         entry: str | None = None,
         nearest: str | None = None,
         differences: tuple[str, ...] = (),
+        hint: str = "record and bake what the process needs",
     ) -> None:
-        self.program = program
-        self.arch = arch
-        self.entry = entry
-        self.caller = caller
-        self.reason = reason
-        self.nearest = nearest
-        self.differences = differences
+        self.program, self.arch, self.entry = program, arch, entry
+        self.caller, self.reason = caller, reason
+        self.nearest, self.differences = nearest, differences
         what = f"{program} ({arch})" if entry is None else f"{entry} ({program}, {arch})"
         kind, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
-        lines = [f"{caller}: {what} cannot be compiled in this sealed process: {why or reason}"]
+        verb = "measured" if kind == "unmeasured" else "compiled"
+        lines = [f"{caller}: {what} cannot be {verb} in this sealed process: {why or reason}"]
         if nearest is not None:
             lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
-        hint = "record and bake what the process needs, or let it compile with PREHEAT_SEALED=warn"
         if kind in ("damaged", "unreadable"):
             hint = "copy the bundle again, and check it: preheat bundle verify FILE"
+        elif kind == "unmeasured":
+            hint = f"record a launch with these values on a GPU of {arch}, and bake"
         super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]), hint=hint)
 
     def naming(self, entry: str) -> SealedError:
         """Return the same error for one kernel of the program."""
         return SealedError(
             program=self.program, arch=self.arch, reason=self.reason, caller=self.caller, entry=entry,
-            nearest=self.nearest, differences=self.differences,
+            nearest=self.nearest, differences=self.differences, hint=str(self.hint),
         )  # fmt: skip
 
 
@@ -469,7 +470,8 @@ class StaleBufferError(LaunchError):
 class DeviceError(PreheatError):
     """A device operation failed.
 
-    Most are of a class below this one. A fault makes the device unusable until `gpu.reset()`.
+    Most are of a class below this one. A fault of a kernel makes an emulator unusable until
+    `gpu.reset()`, and a GPU for the rest of the process.
     """
 
 
@@ -484,8 +486,7 @@ class NoGpuError(DeviceError):
 class DriverError(DeviceError):
     """A call of the CUDA driver failed.
 
-    If the error is sticky, call `gpu.reset()` or start the process again. `PREHEAT_BLOCKING=1` finds
-    the kernel that caused it.
+    If the error is sticky, start a new process. `PREHEAT_BLOCKING=1` finds the kernel that caused it.
 
     Attributes:
         call: The name of the call.
@@ -531,8 +532,9 @@ class OutOfMemoryError(DriverError, MemoryError):
 class ContextLostError(DeviceError):
     """The context of the object was lost in a fault of the device, a reset, or a fork.
 
-    Make arrays, kernels and streams again after a reset. A forked child opens no GPU of its parent:
-    start such processes with the method `spawn`.
+    On the emulator, call `gpu.reset()` after a fault, and make arrays, kernels and streams again. After
+    a fault on a GPU, start a new process. A forked child opens no GPU of its parent: start such
+    processes with the method `spawn`.
     """
 
 
@@ -640,11 +642,14 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
         head = f"{kernel}{where}{who}: {message}"
         super().__init__("\n    ".join([head, *self._evidence()]), hint=hint)
 
-    def located(self, source: Sequence[SourceLine], *, hint: str | None = None) -> Self:
-        """Return the same fault with the lines of its source. `hint` is used where it has none."""
+    def located(self, source: Sequence[SourceLine], *, hint: str = "", message: str = "") -> Self:
+        """Return the same fault with the lines of its source, and with `message` if it is given.
+
+        `hint` is used where the fault has none.
+        """
         made = type(self)(
-            self.kernel, self.message, line=self.line, text=self.text, block=self.block,
-            thread=self.thread, address=self.address, source=source, hint=self.hint or hint,
+            self.kernel, message or self.message, line=self.line, text=self.text, block=self.block,
+            thread=self.thread, address=self.address, source=source, hint=self.hint or hint or None,
         )  # fmt: skip
         made.plain = self
         return made
@@ -664,7 +669,8 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
 class UnsupportedInstructionError(EmulatorFault):
     """The emulator does not support this instruction, or this form of it.
 
-    Run the kernel on a GPU. The page on the emulator lists the instructions that are supported.
+    Run the kernel on a GPU. The page "What the emulator supports" of the reference lists the
+    instructions.
     """
 
 

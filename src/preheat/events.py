@@ -39,7 +39,7 @@ EVENTS: Mapping[str, str] = {
     "reject": "the compiler rejected a program [key, program, arch, seconds]",
     "recall": "a remembered rejection was raised again without compiling [key, program, count]",
     "uncached": "an artifact was made and not stored [program, arch, reason]",
-    "sealed": "a sealed process would have to compile [mode, program, arch, caller, reason]",
+    "sealed": "a sealed process would have to compile or measure [mode, program, arch, caller, reason]",
     "put": "a tier stored an artifact or a list of header states [tier, key, bytes]",
     "fault": "a tier or file could not be used [where, verb, error]",
     "damaged": "an entry failed its check and counts as absent [tier, key, reason]",
@@ -59,7 +59,7 @@ EVENTS: Mapping[str, str] = {
     "slow_path": "a shipped kernel takes a slower path; reported once [device, op, reason]",
     "blas": "products of matrices go to cuBLAS or to the shipped kernels [device, uses, reason]",
     "worker": "a compiler process was started or ended [what, reason]",
-    "weak": "a sealed process uses a kernel that assumes less than the launch [program, caller, key]",
+    "weak": "a sealed process uses a kernel that assumes too little [program, caller, key, variant]",
 }
 
 #: Events with Python objects as fields. They are not counted, and only sinks that name them get them.
@@ -375,7 +375,8 @@ def _problem(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | Non
             return "refused", where, f"{where} is not used: {fields['reason']}"
         case "sealed" if fields["mode"] != "error":  # The caller gets an error in that mode.
             where = f"{fields['program']} for {fields['arch']}"
-            what = f"{where} is compiled although this process is sealed"
+            done = "measured" if fields["reason"].startswith("unmeasured:") else "compiled"
+            what = f"{where} is {done} although this process is sealed"
             return "sealed", where, f"{fields['caller']}: {what}: {fields['reason']}"
         case "untrusted":
             where = str(fields["tier"])

@@ -29,7 +29,7 @@ from preheat.runtime.memory import Buffer
 from preheat.runtime.request import ModuleRequest, ObjectCode, Source
 from preheat.runtime.session import Session
 from preheat.runtime.stream import Event, Stream, record_in, wait_in
-from preheat.tracebacks import shorten_traceback
+from preheat.tracebacks import short_errors, short_methods, shorten_traceback
 
 if TYPE_CHECKING:
     from preheat.ahead.report import WarmReport
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Gpu", "device"]
 
 
+@short_methods(without={"kernel"})
 class Gpu(GraphMethods):
     """A device that runs kernels: a GPU, or the emulator. Every method is safe from any thread.
 
@@ -183,9 +184,9 @@ class Gpu(GraphMethods):
                 entry = None
             if entry is not None and (entry.files is None or not entry.files.changed()):
                 return entry.value
-        if type(name) is not str:
-            check_name("a kernel", name)
         try:
+            if type(name) is not str:
+                check_name("a kernel", name)
             asked = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
             if not wait and self.builder.sealed is not SealMode.ERROR:
                 with no_fork:
@@ -239,15 +240,11 @@ class Gpu(GraphMethods):
         with no_fork:
             from preheat.runtime import together  # Takes a millisecond.
 
-        try:
-            wanted = together.kernel_requests(
-                requests, options=options, include=include, headers=headers, names=names, arch=arch,
-                strict=strict,
-            )  # fmt: skip
-            return together.kernels(self._session, wanted)
-        except PreheatError as error:
-            shorten_traceback(error)
-            raise
+        wanted = together.kernel_requests(
+            requests, options=options, include=include, headers=headers, names=names, arch=arch,
+            strict=strict,
+        )  # fmt: skip
+        return together.kernels(self._session, wanted)
 
     def module(
         self,
@@ -289,12 +286,8 @@ class Gpu(GraphMethods):
             >>> module.symbol("n", "int32").numpy()
             array([8], dtype=int32)
         """
-        try:
-            request = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
-            return self._session.module(request).value
-        except PreheatError as error:
-            shorten_traceback(error)
-            raise
+        request = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
+        return self._session.module(request).value
 
     def warm(self, *sources: WarmSource, jobs: int | None = None) -> WarmReport:
         """Compile and load programs, resolve their kernels and capture graphs before they are needed.
@@ -319,11 +312,7 @@ class Gpu(GraphMethods):
         """
         from preheat.warmup import warm  # The only import of a higher layer; it takes milliseconds.
 
-        try:
-            return warm(self, sources, jobs)
-        except PreheatError as error:
-            shorten_traceback(error)
-            raise
+        return warm(self, sources, jobs)
 
     # Memory
 
@@ -475,6 +464,9 @@ class Gpu(GraphMethods):
     def reset(self) -> None:
         """Reset the device after a fault. All its arrays, kernels and streams become unusable.
 
+        Raises:
+            ContextLostError: A fault has ended the context of a GPU, which only a new process survives.
+
         Examples:
             >>> spare = preheat.device("emulator:7")
             >>> x = spare.zeros(4)
@@ -530,9 +522,16 @@ def find_open(which: str | int) -> Gpu | None:
         return _open.get(registry.find(which, {}, Config.from_env()).name)
 
 
+def open_devices() -> list[Gpu]:
+    """Return the devices that `device` has opened and that were not closed."""
+    with _opening:
+        return list(_open.values())
+
+
 _SAME = "close it first, or ask for it with the same settings everywhere"
 
 
+@short_errors
 def device(
     which: str | int | None = None,
     *,
@@ -553,8 +552,8 @@ def device(
         arch: The architecture that an emulator emulates.
         patience: How long an emulated kernel may run without progress.
         schedule: The seed of an emulator whose streams defer their work.
-        sanitize: Stop an emulated kernel at a value that CUDA leaves undefined. The default is
-            `PREHEAT_EMULATOR_SANITIZE`.
+        sanitize: Stop an emulated kernel at a value that CUDA leaves undefined, and at a barrier that
+            not all threads of a block reach. The default is `PREHEAT_EMULATOR_SANITIZE`.
         jit: Let a GPU that is newer than the compiler run PTX through its driver.
         blocking: Wait after every launch, so that an error names the kernel that caused it.
         cache_dir: The directory of the cache, instead of the one that the environment sets.

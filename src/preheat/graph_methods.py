@@ -11,6 +11,7 @@ from preheat import graph
 from preheat.graph.profile import EVERY, Profile, ReplayOptions, RowSink, row_sink
 from preheat.graph.warmers import Warmers
 from preheat.runtime.context import Context
+from preheat.tracebacks import short_methods
 
 if TYPE_CHECKING:
     from preheat.graph import Graph, GraphCache, Graphed, Pool, SharedPool
@@ -22,6 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@short_methods()
 class GraphMethods:
     """What a device does with graphs. `Gpu` has the rest."""
 

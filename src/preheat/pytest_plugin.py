@@ -11,96 +11,215 @@ Every pytest run of an environment that has preheat loads this module, so it imp
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+from preheat.pytest_run import ALL, AUTO, KINDS, Run, Target
 
 TYPE_CHECKING = False  # Type checkers assume True.
 if TYPE_CHECKING:
     from preheat.build.builder import Builder
     from preheat.gpu import Gpu
 
-__all__ = ["preheat_device"]
+__all__ = ["preheat_device", "preheat_second_device"]
 
 _OPTION = "--preheat-device"
+_SETTING = "preheat_device"
 _SCOPE = "preheat_device_scope"
 _FIXTURE = "preheat_device"
 _VARIABLE = "PREHEAT_DEVICE"
 _PACKAGE = os.path.dirname(__file__) + os.sep
-#: The kinds of devices of a run with `all`, and the marker of tests that run on one of them alone.
-_KINDS = {"emulator": "preheat_emulator", "cuda": "preheat_gpu"}
+#: Names that need no check, so that the start of a run does not import the devices.
+_COMMON = re.compile(r"auto|all|emulator(:[0-7])?|cuda(:\d+)?")
+_SETTINGS = "the settings of an emulator are sanitize, schedule=3, patience=100000 and an architecture"
+_RUN = pytest.StashKey[Run]()
 
 # Options, and what the whole run needs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that names the device, and the setting that says how long it is kept."""
+    """Add the option that names the device, and the settings."""
     group = parser.getgroup("preheat", "kernels of preheat")
     group.addoption(
         _OPTION,
+        action="append",
         metavar="DEVICE",
         help="device of the tests: emulator, cuda, cuda:1, auto (a GPU if there is one), or all (the "
-        "emulator and, where there is one, a GPU); by default PREHEAT_DEVICE, or else auto",
+        "emulator and, where there is one, a GPU). An emulator can have settings: "
+        "'emulator[sm_100,sanitize]'. If the option is repeated, each test runs on each device. By "
+        "default PREHEAT_DEVICE, or else the setting preheat_device, or else auto.",
     )
+    parser.addini(_SETTING, f"devices of the tests, as for {_OPTION}", type="args")
     scopes = "function, class, module, package or session"
     parser.addini(_SCOPE, f"how long {_FIXTURE} stays open: {scopes}", default="function")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let `preheat.device()` return the device of the option, also in processes that tests start."""
+    """Let `preheat.device()` return the device of the run, also in processes that tests start."""
     config.addinivalue_line("markers", "preheat_gpu: needs an NVIDIA GPU")
     config.addinivalue_line("markers", "preheat_emulator: needs the emulator, for example for faults")
-    which = config.getoption(_OPTION)
-    if which is not None and which != "all":
+    run = config.stash[_RUN] = _find_devices(config)
+    if run.source == _VARIABLE:  # Perhaps no test of this run uses preheat.
+        return
+    for name in run.names:
+        if (error := _check_name(name)) is not None:
+            raise pytest.UsageError(f"{run.source}: {error}")
+    if run.source != AUTO and run.names[0] != ALL:
         patch = pytest.MonkeyPatch()
-        patch.setenv(_VARIABLE, which)
+        patch.setenv(_VARIABLE, run.names[0])
         config.add_cleanup(patch.undo)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist the devices. The environment of this process has the first one alone."""
+    run = node.config.stash[_RUN]
+    node.workerinput["preheat"] = [run.names, run.source]
+
+
+def _find_devices(config: pytest.Config) -> Run:
+    """Return a run on the devices of the option, the environment or the settings."""
+    if found := getattr(config, "workerinput", {}).get("preheat"):
+        return Run(*found)
+    if given := config.getoption(_OPTION):
+        return Run(given, _OPTION)
+    if named := os.environ.get(_VARIABLE):
+        return Run([named], _VARIABLE)
+    if settings := config.getini(_SETTING):
+        return Run(settings, _SETTING)
+    return Run([AUTO], AUTO)
+
+
+def _check_name(name: str) -> str | None:
+    """Return why a name is not that of a device, or None if it is one."""
+    if _COMMON.fullmatch(name):
+        return None
+    from preheat.config import Config
+    from preheat.devices import registry
+    from preheat.errors import PreheatError
+    from preheat.messages import did_you_mean
+
+    try:
+        registry.find(name, {}, Config.from_env())
+    except PreheatError as error:
+        has_settings = re.match(r"emulator(:\d+)?\[", name)
+        hint = _SETTINGS if has_settings else did_you_mean(name, [ALL]) or error.hint
+        return f"{error}" + (f"\nhint: {hint}" if hint else "")
+    return None
+
+
+# What the terminal shows
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say on which device the tests run, if the option names one."""
-    which = config.getoption(_OPTION)
-    return None if which is None else f"preheat: device {which}"
+    """Say on which devices the tests run, if something has named them."""
+    run = config.stash[_RUN]
+    if run.source == AUTO:
+        return None
+    return _device_line(run.names, "" if run.source == _OPTION else f" ({run.source})")
 
 
-def _wanted(config: pytest.Config) -> str:
-    """Return the device that the option or the environment names."""
-    return str(config.getoption(_OPTION) or os.environ.get(_VARIABLE) or "auto")
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
+    """Say which device `auto` has chosen, if a test uses it."""
+    if config.stash[_RUN].source != AUTO or config.get_verbosity() < 0 or not _uses_device(items):
+        return None
+    if _no_gpu():
+        return _device_line(["emulator"], " (auto: no GPU)")
+    return _device_line(["cuda"], " (auto)")
+
+
+def _device_line(names: list[str], why: str) -> str:
+    return f"preheat: device{'' if len(names) == 1 else 's'} {', '.join(names)}{why}"
+
+
+def _uses_device(items: Iterable[pytest.Item]) -> bool:
+    return any(_FIXTURE in getattr(item, "fixturenames", ()) for item in items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Count the programs of the run, if a test uses a device."""
+    if _uses_device(session.items):
+        session.config.stash[_RUN].count_programs()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the counts of a worker of xdist."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["preheat"] = session.config.stash[_RUN].results()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add the counts of a worker of xdist. A worker that has crashed has none."""
+    if results := getattr(node, "workeroutput", {}).get("preheat"):
+        node.config.stash[_RUN].add(results)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many programs were found, and how many had to be compiled."""
+    config = terminalreporter.config
+    if config.get_verbosity() >= 0 and (line := config.stash[_RUN].summary()):
+        terminalreporter.ensure_newline()
+        terminalreporter.write_line(line)
 
 
 # Which tests run
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With `all`, run a test that uses the fixture on every kind of device."""
-    if _FIXTURE in metafunc.fixturenames and _wanted(metafunc.config) == "all":
-        marks = {mark.name for mark in metafunc.definition.iter_markers()}
-        marked = [kind for kind, marker in _KINDS.items() if marker in marks]
-        metafunc.parametrize(_FIXTURE, marked or [*_KINDS], indirect=True)
+    """With several devices, run a test that uses the fixture on each of them."""
+    targets = metafunc.config.stash[_RUN].targets
+    if _FIXTURE not in metafunc.fixturenames or len(targets) == 1:
+        return
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        if _FIXTURE in str(mark.args[:1]):  # The test chooses its devices.
+            return
+    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    if kinds := [kind for kind, marker in KINDS.items() if marker in marks]:
+        fitting = [target for target in targets if target.kind in (*kinds, AUTO)]
+        targets = fitting or targets[:1]  # This one is skipped.
+    metafunc.parametrize(_FIXTURE, targets, ids=[target.id for target in targets], indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose marker asks for another device than that of this run."""
-    which = _wanted(item.config)
-    for kind, marker in _KINDS.items():
-        if item.get_closest_marker(marker) and (why := _cannot_run_on(kind, which)):
+    """Skip a test whose marker asks for another device than those of this run."""
+    run = item.config.stash[_RUN]
+    for kind, marker in KINDS.items():
+        if not item.get_closest_marker(marker):
+            continue
+        reasons = [_cannot_run_on(kind, target) for target in _targets_of(item, run)]
+        if all(reasons):
             # The report of a marker names the line of the test.
             needed = "a GPU" if kind == "cuda" else "the emulator"
+            why = "; ".join(dict.fromkeys(filter(None, reasons)))
             item.add_marker(pytest.mark.skip(reason=f"needs {needed}: {why}"))
 
 
-def _cannot_run_on(kind: str, which: str) -> str | None:
-    """Return why a run with the device `which` has no device of this kind, or None if it has one."""
-    if which == "all":
-        return _no_gpu() if kind == "cuda" else None
-    if which == "auto":
+def _targets_of(item: pytest.Item, run: Run) -> list[Target]:
+    """Return the devices that a test may use, after a check of a name from the environment."""
+    if run.source == _VARIABLE and (error := _check_name(run.names[0])) is not None:
+        pytest.fail(f"{_VARIABLE}: {error}", pytrace=False)
+    chosen = getattr(getattr(item, "callspec", None), "params", {}).get(_FIXTURE)
+    return [chosen] if isinstance(chosen, Target) else run.targets
+
+
+def _cannot_run_on(kind: str, target: Target) -> str | None:
+    """Return why a device is not one of this kind, or None if it is."""
+    if target.kind == AUTO:
         missing = _no_gpu()
         return missing if kind == "cuda" else (None if missing else "this run uses a GPU")
-    return None if which.startswith(kind) else f"this run uses {which}"
+    if target.kind != kind:
+        return f"this run uses {target.name}"
+    return None if target.required else _no_gpu()
 
 
 def _no_gpu() -> str | None:
@@ -114,6 +233,63 @@ def _no_gpu() -> str | None:
         return str(error).removeprefix("no GPU: ")
 
 
+# The end of a test
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait for the work of a test. After a fault, let the next test find a device that works."""
+    run = item.config.stash[_RUN]
+    error = None
+    try:
+        with _wrapped_examples(item, run):
+            result = yield
+        error = run.finish_work()
+    finally:
+        run.recover()
+    if error is not None:
+        pytest.fail(f"a kernel failed after the test function had ended: {error}", pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Let the next test find a device that works, also after a fault in a fixture."""
+    try:
+        return (yield)
+    finally:
+        item.config.stash[_RUN].recover()
+
+
+@contextmanager
+def _wrapped_examples(item: pytest.Item, run: Run) -> Iterator[None]:
+    """Let hypothesis run each example on a device that works, so that it can shrink a fault."""
+    handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+    test: Callable[..., object] | None = getattr(handle, "inner_test", None)
+    if handle is None or test is None or not run.open or inspect.iscoroutinefunction(test):
+        yield
+        return
+
+    @functools.wraps(test)
+    def example(*args: Any, **named: Any) -> object:
+        __tracebackhide__ = True
+        error = None
+        try:
+            result = test(*args, **named)
+            error = run.finish_work()
+        finally:
+            run.recover()
+        if error is not None:
+            raise error
+        return result
+
+    handle.inner_test = example
+    try:
+        yield
+    finally:
+        handle.inner_test = test
+
+
 # Reports
 
 
@@ -123,9 +299,12 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     errors = sys.modules.get("preheat.errors")
     if errors is None or call.excinfo is None or call.when != "call":
         return
-    if not isinstance(call.excinfo.value, errors.PreheatError):
+    error = call.excinfo.value
+    if not isinstance(error, errors.PreheatError):
         return
-    last = frame = call.excinfo.value.__traceback__
+    if "patience=" in (error.hint or ""):
+        error.add_note(f"hint: for pytest, {_OPTION}='emulator[patience=50000000]'")
+    last = frame = error.__traceback__
     while frame is not None:
         if not frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             last = frame
@@ -134,7 +313,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
         last.tb_next = None
 
 
-# The fixture
+# The fixtures
 
 
 @pytest.fixture(scope="session")
@@ -166,23 +345,60 @@ def preheat_device(
     one, and it stays open. Work that is still running when the test ends is waited for, so that its
     errors belong to this test.
     """
-    which = getattr(request, "param", None) or _wanted(request.config)
-    if which == "cuda" and _wanted(request.config) == "all" and (why := _no_gpu()):
+    run = request.config.stash[_RUN]
+    target = getattr(request, "param", None) or run.targets[0]
+    if not isinstance(target, Target):  # The test has parameters of its own for this fixture.
+        target = Target(str(target))
+    if not target.required and (why := _no_gpu()):
         pytest.skip(f"no GPU: {why}")
-    from preheat.errors import PreheatError
-    from preheat.gpu import device, find_open
-
-    try:
-        shared = find_open(which)
-        gpu = shared or device(which)
-    except PreheatError as error:
-        pytest.fail(f"the device {which} cannot be opened: {error}", pytrace=False)
-    if gpu.name.startswith("cuda:") and gpu.name not in _preheat_contexts:
-        _preheat_contexts[gpu.name] = _open_again(gpu.name)
-    with pytest.MonkeyPatch.context() as patch:
+    with _opened(run, target.name, _preheat_contexts) as gpu, pytest.MonkeyPatch.context() as patch:
         patch.setenv(_VARIABLE, gpu.name)
         yield gpu
-    _finish(gpu, close=shared is None)
+
+
+@pytest.fixture(scope=_scope)
+def preheat_second_device(
+    request: pytest.FixtureRequest, preheat_device: Gpu, _preheat_contexts: dict[str, object]
+) -> Iterator[Gpu]:
+    """Yield the device after `preheat_device`, of the same kind and with the same settings.
+
+    A test that uses it is skipped on a machine with one GPU.
+    """
+    kind, number, settings = re.split(r":(\d+)", preheat_device.name, maxsplit=1)
+    name = f"{kind}:{int(number) + 1}{settings}"
+    with _opened(request.config.stash[_RUN], name, _preheat_contexts, skip=True) as gpu:
+        yield gpu
+
+
+@contextmanager
+def _opened(run: Run, name: str, contexts: dict[str, object], *, skip: bool = False) -> Generator[Gpu]:
+    """Open a device for a fixture, and close it unless it was open before."""
+    from preheat.errors import NoGpuError, PreheatError
+    from preheat.gpu import device, find_open
+
+    failed: PreheatError | None = None
+    try:
+        shared = find_open(name)
+        gpu = shared or device(name)
+    except PreheatError as error:
+        failed = error  # Python would show it once more below an exception that is raised here.
+    if failed is not None:
+        if skip and isinstance(failed, NoGpuError):
+            pytest.skip(f"needs a second GPU: {failed}")
+        hint = f"\nhint: {failed.hint}" if failed.hint else ""
+        pytest.fail(f"the device {name} cannot be opened: {failed}{hint}", pytrace=False)
+    if gpu.name.startswith("cuda:") and gpu.name not in contexts:
+        contexts[gpu.name] = _open_again(gpu.name)
+    run.count_programs()
+    run.used[gpu.name] = None
+    run.open.append(gpu)
+    try:
+        yield gpu
+        _finish(gpu)
+    finally:
+        run.open.remove(gpu)
+        if shared is None:
+            gpu.close()
 
 
 def _open_again(name: str) -> object:
@@ -192,14 +408,7 @@ def _open_again(name: str) -> object:
     return registry.find(name, {}, Config.from_env()).open()
 
 
-def _finish(gpu: Gpu, *, close: bool) -> None:
-    """Wait for the work of a test and raise its errors, unless the test has seen one already."""
-    context = gpu._context
-    try:
-        if context.lost is None:
-            gpu.synchronize()
-    finally:
-        if close:
-            gpu.close()
-        elif context.lost is not None and context.recovers:
-            gpu.reset()
+def _finish(gpu: Gpu) -> None:
+    """Wait for the work of the fixtures of a test and raise its errors."""
+    if gpu._context.lost is None:
+        gpu.synchronize()

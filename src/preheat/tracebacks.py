@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Collection
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+from preheat.callsite import outside_files
 from preheat.config import environ
 from preheat.errors import PreheatError
 
-__all__ = ["short_traceback", "shorten_traceback"]
+__all__ = ["short_errors", "short_methods", "short_traceback", "shorten_traceback"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
 
 
 def shorten_traceback(error: PreheatError) -> None:
-    """Remove the frames of preheat from the traceback, unless `PREHEAT_TRACEBACK` is `full`.
+    """Remove the frames of preheat below the function that has caught `error`.
 
     The error is about the program of the user, and frames inside of preheat do not help to find it.
+    Frames of the program, such as those of a function that preheat has called, stay. With
+    `PREHEAT_TRACEBACK=full`, all frames stay.
     """
-    below = error.__traceback__
-    if below is not None and environ().get("PREHEAT_TRACEBACK", "").strip().lower() != "full":
-        below.tb_next = None
+    last = error.__traceback__
+    if last is None or environ().get("PREHEAT_TRACEBACK", "").strip().lower() == "full":
+        return
+    frame = last.tb_next
+    while frame is not None:
+        below = frame.tb_next
+        if outside_files[frame.tb_frame.f_code.co_filename]:
+            last.tb_next = frame
+            last = frame
+        frame = below
+    last.tb_next = None
+
+
+def short_errors(function: F) -> F:
+    """Decorate a public function: the tracebacks of its errors have no other frame of preheat.
+
+    A call of the function costs one more Python call. A function of which that is too much has a `try`
+    statement with `shorten_traceback` instead, which costs nothing without an error.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
+
+    # The frame is shown under the name that the user has called.
+    call.__code__ = call.__code__.replace(co_name=function.__name__, co_qualname=function.__qualname__)
+    return cast(F, functools.update_wrapper(call, function))
+
+
+def short_methods(*, without: Collection[str] = ()) -> Callable[[C], C]:
+    """Decorate a class: `short_errors` for its public methods, except those in `without`."""
+
+    def decorate(kind: C) -> C:
+        for name, method in list(vars(kind).items()):
+            if not name.startswith("_") and name not in without and type(method) is FunctionType:
+                setattr(kind, name, short_errors(method))
+        return kind
+
+    return decorate
 
 
 class _ShortTraceback:

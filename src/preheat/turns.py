@@ -11,16 +11,16 @@ from _thread import get_ident
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
-__all__ = ["Turns", "waiting"]
+__all__ = ["ThreadTurns", "waiting"]
 
 # Seconds after which a thread goes on without a turn. The wait is bounded, so that threads that wait
 # for each other cannot deadlock.
 _PATIENCE = 0.05
 
-_held: dict[int, Turns] = {}  # by thread
+_held: dict[int, ThreadTurns] = {}  # by thread
 
 
-class Turns:
+class ThreadTurns:
     """A number of turns. A thread has one inside of a `with` block, except in a `waiting` block."""
 
     def __init__(self, number: int) -> None:

@@ -63,7 +63,7 @@ def test_a_fleet_without_workers_is_one_event_after_a_minute(
         watch(fleet)
     (event,) = recorder.named("fault")
     assert event["where"] == "dask://scheduler:8786"
-    assert "it has no worker" in event["error"]
+    assert "the cluster has no workers" in event["error"]
 
 
 def test_workers_that_leave_later_are_noticed(

@@ -220,9 +220,12 @@ def test_a_kept_entry_has_its_own_architecture_alone(builder: Builder) -> None:
     assert [str(row.arch) for row in result.rows] == ["sm_90"]
     (failed,) = result.failures
     assert str(failed.error) == (
-        "fakelib K for sm_80 cannot be made: it was recorded for sm_90, and its code cannot be imported"
+        "fakelib K for sm_80 cannot be made: it was recorded for sm_90, and only a run on a GPU makes "
+        "it for another architecture"
     )
-    assert failed.error.hint == "record it on a GPU of sm_80, and merge the bundles"
+    assert failed.error.hint == (
+        "record on a GPU of sm_80, and add that recording: preheat record -o MANIFEST --merge OTHER"
+    )
 
 
 def test_a_kept_entry_that_is_gone_is_a_note(builder: Builder) -> None:
@@ -239,10 +242,42 @@ def test_kept_entries_that_are_all_gone_are_an_error(builder: Builder) -> None:
     kept = ForeignProgram("fakelib", "K", archs=(SM_90,), entries=("GONE", "GONE TOO"))
     (failed,) = bake(listed(kept), builder=builder).failures
     assert str(failed.error) == (
-        "fakelib K for sm_90: none of the 2 recorded entries is in the cache, and they cannot be "
-        "compiled again"
+        "fakelib K for sm_90: its 2 recorded entries are neither beside the manifest nor in the cache"
     )
-    assert failed.error.hint == "record again, and bake with the same cache"
+    assert failed.error.hint == "record again on a GPU of sm_90"
+
+
+def test_the_recorded_content_comes_before_that_of_the_cache(builder: Builder, tmp_path: Path) -> None:
+    """The same manifest gives the same bundle on every machine."""
+    (tmp_path / "spool").mkdir()
+    entry = ForeignEntry("fakelib", "K", {"code": b"recorded"}, label="K", arch=SM_90)
+    (tmp_path / "spool" / f"{entry.digest}.entry").write_bytes(entry.encode())
+    kept = ForeignProgram("fakelib", "K", archs=(SM_90,), entries=(stored(builder, "K"),))
+    Manifest(foreign=(kept,), recorded=(str(tmp_path / "spool"),)).write(tmp_path / "k.toml")
+    assert bake(tmp_path / "k.toml", output=tmp_path / "k.heat", builder=builder).ok
+    with Bundle.open(tmp_path / "k.heat") as opened:
+        blob = opened.get(entry.digest)
+    assert blob is not None
+    assert _entry(blob).files == {"code": b"recorded"}
+
+
+def test_an_entry_for_another_architecture_is_not_missed(builder: Builder, tmp_path: Path) -> None:
+    """A recording of two GPUs may be baked for one of them."""
+    (tmp_path / "spool").mkdir()
+    for key, arch in (("K80", SM_80), ("K90", SM_90)):
+        entry = ForeignEntry("fakelib", key, {"code": b"c"}, label="K", arch=arch)
+        (tmp_path / "spool" / f"{entry.digest}.entry").write_bytes(entry.encode())
+    kept = ForeignProgram("fakelib", "K", archs=(SM_80, SM_90), entries=("K80", "K90"))
+    manifest = tmp_path / "k.toml"
+    Manifest(foreign=(kept,), recorded=(str(tmp_path / "spool"),)).write(manifest)
+    assert bake(manifest, "sm_90", output=tmp_path / "k.heat", builder=builder).ok
+    assert keys_in(tmp_path / "k.heat") == ["K90"]
+    builder.mount(tmp_path / "k.heat")
+    assert check(manifest, "sm_90", builder=builder).ok
+    found = check(manifest, "sm_80", builder=builder)
+    assert [each.reason for each in found.missing] == ["not baked for this architecture"]
+    found = check(manifest, "sm_100", builder=builder)
+    assert found.to_record == found.missing
 
 
 def test_kept_entries_come_after_those_that_are_made(builder: Builder) -> None:

@@ -41,11 +41,11 @@ def standins(tmp_path_factory: pytest.TempPathFactory) -> Standins:
     for source, made in (("driver.c", driver), ("cupti.c", cupti)):
         shared = [*common, "-shared", f"-Wl,-soname,{made.name}"]
         subprocess.run([*shared, "-o", str(made), str(STANDIN / source), "-ldl"], check=True)
-    program = ["-o", str(loader), str(STANDIN / "loader.c"), str(driver), "-ldl"]
+    program = ["-o", str(loader), str(STANDIN / "loader.c"), str(driver), "-ldl", "-lpthread"]
     subprocess.run([*common, *program], check=True)
     programs = place / "bin"
     programs.mkdir()
-    for name in ("nvcc", "ptxas", "g++-13", "x86_64-linux-gnu-gcc", "ninja", "tool"):
+    for name in ("nvcc", "ptxas", "g++-13", "x86_64-linux-gnu-gcc", "ninja", "ld", "tool"):
         (programs / name).symlink_to(shutil.which("true") or "/bin/true")
     return Standins(place, loader, programs)
 

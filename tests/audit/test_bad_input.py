@@ -65,7 +65,7 @@ def test_a_command_that_leaves_a_daemon(cli: Cli, script: Script, tmp_path: Path
     try:
         assert done.code == 0
         (unseen,) = done.report["unseen"]
-        assert unseen == f"what sleep (process {pid}) does from now on: it still runs"
+        assert unseen == f"sleep (process {pid}) was still running when the report was written"
     finally:
         os.kill(pid, signal.SIGKILL)
 
@@ -96,8 +96,8 @@ def test_a_program_that_sets_its_own_preload_is_said_to_be_unseen(cli: Cli, scri
     )
     done = cli("audit", "--json", "--", *script(code))
     assert done.report["unseen"] == [
-        "what tool does: it is started without the LD_PRELOAD of the audit (2 times)",
-        "what nvcc does: it is started without the LD_PRELOAD of the audit",
+        "activity of tool: it was started without the LD_PRELOAD of the audit (2 times)",
+        "activity of nvcc: it was started without the LD_PRELOAD of the audit",
     ]
     (row,) = done.compilers  # Its start was seen by its parent, and so was its end.
     assert row["seconds"] is not None
@@ -120,7 +120,7 @@ def test_another_injection_library_is_kept_and_said(
     done = cli("audit", "--report", "r.json", "--", *script(code))
     assert done.out == "/opt/profiler.so\n"
     report = json.loads((tmp_path / "r.json").read_text())
-    said = "modules that the CUDA runtime loads: CUDA_INJECTION64_PATH is /opt/profiler.so"
+    said = "modules loaded by the CUDA runtime: CUDA_INJECTION64_PATH is /opt/profiler.so"
     assert report["unseen"] == [said]
     assert len(report["modules"]) == 1
     assert said in done.err

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -66,16 +68,36 @@ def test_a_compiler_started_from_c_is_seen(audit: Audit, standins: Standins, way
     assert done.report["exit_status"] == 0
 
 
-PROBES = ["--version", "-V", "-dumpversion", "--help", "-print-search-dirs", "--list-gpu-arch", "-v"]
+PROBES = [
+    *(["nvcc", word] for word in ("--version", "-V", "--help", "--list-gpu-arch", "-v")),
+    *(["x86_64-linux-gnu-gcc", word] for word in ("-dumpversion", "--print-search-dirs", "-###", "-v")),
+    *(["ld", word] for word in ("--version", "-V", "-v")),
+    ["ninja", "-t", "targets"],
+]
+COMPILES = [
+    ["x86_64-linux-gnu-gcc", "-v", "a.c"],
+    ["x86_64-linux-gnu-gcc", "-Xlinker", "--version", "a.c"],
+    ["x86_64-linux-gnu-gcc", "-Wl,-t", "a.c"],
+    ["ld", "-V", "-r", "-o", "out.o", "f.o"],
+    ["ld", "-shared", "-h", "libx.so", "f.o"],
+    ["ld", "-t", "-o", "out", "-lc"],
+    ["ninja", "-v"],
+]
 
 
 def test_questions_are_told_apart(audit: Audit, script: Script) -> None:
-    code = f"import subprocess\nfor q in {PROBES}: subprocess.run(['nvcc', q])"
+    code = f"import subprocess\nfor words in {PROBES}: subprocess.run(words)"
     done = audit(script(code))
-    assert [row["argv"][1] for row in done.probes] == PROBES
+    assert [row["argv"] for row in done.probes] == PROBES
     assert done.compilers == []
     assert done.report["clean"] is True
     assert done.report["libraries"] == []
+
+
+def test_an_option_of_another_tool_is_no_question(audit: Audit, script: Script) -> None:
+    done = audit(script(f"import subprocess\nfor words in {COMPILES}: subprocess.run(words)"))
+    assert [row["argv"] for row in done.compilers] == COMPILES
+    assert done.probes == []
 
 
 def test_compilers_are_known_by_targets_and_versions(audit: Audit, script: Script) -> None:
@@ -110,3 +132,34 @@ def test_a_python_without_site_packages_is_seen_without_lines(audit: Audit, scri
 def test_other_searches_after_a_library_still_work(audit: Audit, standins: Standins) -> None:
     """`dlsym(RTLD_NEXT)` depends on the library that calls it."""
     assert audit([str(standins.loader), "next"]).report["exit_status"] == 0
+
+
+WAITS = {
+    "wait": "os.wait()",
+    "wait3": "os.wait3(0)",
+    "wait4": "os.wait4(child, 0)",
+    "waitid": "[os.waitid(os.P_PID, child, os.WEXITED | more) for more in (os.WNOWAIT, 0)]",
+}
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_the_end_of_a_killed_compiler_is_seen(
+    audit: Audit, script: Script, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "ptxas").symlink_to(shutil.which("sleep") or "/bin/sleep")
+    code = (
+        "import os\n"
+        "child = os.posix_spawn('./ptxas', ['ptxas', '100'], os.environ)\n"
+        "os.kill(child, 9)\n"
+        f"{WAITS[how]}\n"
+    )
+    (row,) = audit(script(code)).compilers
+    assert row["seconds"] is not None
+    assert row["status"] == 128 + 9
+
+
+def test_the_end_of_a_compiler_that_skips_handlers_is_seen(audit: Audit, standins: Standins) -> None:
+    """Nobody waits for it: its own report is the only one."""
+    code = f"import os, time\nos.posix_spawn({str(standins.loader)!r}, ['nvcc', 'end'], os.environ)\n"
+    (row,) = audit([sys.executable, "-c", f"{code}time.sleep(0.5)"]).compilers
+    assert row["seconds"] is not None

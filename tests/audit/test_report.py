@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from preheat.audit.events import Event, EventLog, read_events
 from preheat.audit.images import Image, Load, read_loads
+from preheat.audit.library_caches import LibraryCaches
 from preheat.audit.origins import Origins
 from preheat.audit.processes import compilers, read_processes
-from preheat.audit.report import Activity, make_report, total_seconds
+from preheat.audit.report import Compile, make_report, total_seconds
 from preheat.audit.sites import Caller, caller_of, package_of
 from preheat.cli.audit_text import report_lines
+from tests.audit.modules import cubin
 
 APP = 4_100_010
 SITE = "/venv/lib/python3.12/site-packages"
@@ -59,24 +62,24 @@ def event(name: str, time: float, pid: int, /, **fields: object) -> Event:
     return Event(name, time, pid, {"event": name, "time": time, "pid": pid, **fields})
 
 
-def activity(started: float, ended: float, library: str = "a") -> Activity:
-    return Activity("NVRTC", "k", Caller(library), started, ended, 1)
+def compiled(started: float, ended: float, library: str = "a") -> Compile:
+    return Compile("NVRTC", "k", Caller(library), started, ended, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10))))
 def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
     """The same as counting the seconds that any of them covers."""
     covered = {second for start, length in spans for second in range(start, start + length)}
-    assert total_seconds(activity(s, s + n) for s, n in spans) == len(covered)
+    assert total_seconds(compiled(s, s + n) for s, n in spans) == len(covered)
 
 
 def test_a_process_that_is_known_by_its_parent_alone() -> None:
     """A statically linked compiler reports neither its start nor its end."""
     log = EventLog(
         (
-            event("process", 1.0, APP, parent=1, path="/bin/app", argv=["app"], role=""),
+            event("process", 1.0, APP, parent=1, path="/bin/app", argv=["app"], role="", preloaded=1),
             event("exec", 2.0, APP + 1, parent=APP, path="/x/nvcc", argv=["nvcc", "a.cu"],
-                  role="compiler", hidden="it is statically linked"),
+                  role="compiler", hidden="it is static"),
             event("reaped", 4.5, APP, child=APP + 1, status=1),
         )
     )  # fmt: skip
@@ -85,7 +88,7 @@ def test_a_process_that_is_known_by_its_parent_alone() -> None:
     report = make_report(
         log, (), Origins((), None, log, 0.0, {}), command=["app"], status=0, seconds=5.0
     )
-    assert report.unseen == ("what nvcc does: it is statically linked",)
+    assert report.unseen == ("activity of nvcc: it is static",)
     (row,) = report.libraries()
     assert (row.library, row.compiles, row.seconds, row.bake) == ("app", 1, 2.5, None)
     text = "\n".join(report_lines(report))
@@ -109,6 +112,47 @@ def test_a_compiler_inside_a_compile_counts_once() -> None:
     assert (row.library, row.compiles, row.seconds) == ("triton", 1, 2.0)
     assert row.bake == "preheat record -- x && preheat bake kernels.toml"
     assert [each.name for each in report.compilers] == ["ptxas"]
+
+
+def test_an_id_that_is_used_again_is_another_process() -> None:
+    """The first parent waits by a function that the audit knows, the second one does not."""
+    for end in (event("reaped", 2.0, APP, child=APP + 1, status=0), event("exit", 2.0, APP + 1)):
+        log = EventLog(
+            (
+                event("process", 0.0, APP, parent=1, path="/bin/app", argv=["app"], preloaded=1),
+                event("process", 1.0, APP + 1, parent=APP, path="/bin/nvcc", role="compiler",
+                      argv=["nvcc", "a.cu"], preloaded=1),
+                end,
+                event("process", 9.0, APP + 1, parent=APP, path="/bin/gcc", role="compiler",
+                      argv=["gcc", "b.c"], preloaded=1),
+                event("exit", 9.5, APP + 1),
+                event("exec", 10.0, APP, child=APP + 1, parent=APP, path="/bin/ls", argv=["ls"]),
+            )
+        )  # fmt: skip
+        found = [(each.name, each.seconds) for each in compilers(read_processes(log))]
+        assert found == [("nvcc", 1.0), ("gcc", 0.5)]
+
+
+def test_a_birth_tells_processes_with_one_id_apart() -> None:
+    log = EventLog(
+        tuple(
+            event(
+                "exec", time, APP, parent=1, path=f"/bin/{name}", argv=[name], role="compiler", birth=b
+            )
+            for time, name, b in ((1.0, "nvcc", 7), (9.0, "gcc", 8))
+        )
+    )
+    assert [each.name for each in compilers(read_processes(log))] == ["nvcc", "gcc"]
+
+
+def test_caches_of_triton_and_inductor_have_their_default_places(tmp_path: Path) -> None:
+    (tmp_path / "torchinductor_me" / "triton").mkdir(parents=True)
+    (tmp_path / "torchinductor_me" / "triton" / "a.cubin").write_bytes(cubin(b"1"))
+    (tmp_path / ".triton" / "cache").mkdir(parents=True)
+    (tmp_path / ".triton" / "cache" / "b.cubin").write_bytes(cubin(b"2"))
+    caches = LibraryCaches({"TMPDIR": str(tmp_path), "LOGNAME": "me", "TRITON_HOME": str(tmp_path)})
+    for code, library in ((cubin(b"1"), "Inductor"), (cubin(b"2"), "Triton")):
+        assert caches.find(hashlib.sha256(code).hexdigest(), len(code)) == library
 
 
 def test_libraries_are_listed_with_the_worst_first() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from preheat.arch import Arch
 from preheat.audit import library
 from preheat.cli import run as run_command
+from preheat.cli.gpus import gpu_archs
 from tests.audit.conftest import Cli, Standins
 from tests.audit.modules import PTX, cubin, entry, fatbin
 from tests.audit.test_modules import LOAD, NVRTC, PREHEAT
+from tests.processes import SOURCE
 
 Script = Callable[[str], list[str]]
 
@@ -33,8 +38,11 @@ print(subprocess.run(["nvcc", "--version"], stdout=subprocess.DEVNULL).returncod
 def test_a_compiler_is_an_error_at_the_line_that_starts_it(cli: Cli, script: Script) -> None:
     done = cli("run", "--sealed", "--", *script(PYTHON_STARTS))
     assert (done.code, done.out) == (0, "[Errno 1] Operation not permitted: 'nvcc'\n0\n")
-    assert "preheat: this process is sealed, and refuses to start a compiler: " in done.err
-    assert f'/nvcc, asked by File "{Path.cwd() / "app.py"}", line 3 in <module>\n' in done.err
+    assert "preheat: this process is sealed: starting the compiler /" in done.err
+    assert (
+        f'/nvcc was refused, called from File "{Path.cwd() / "app.py"}", line 3 in <module>\n'
+        in done.err
+    )
     assert "error: the run is sealed: app.py:3 tried to start a compiler: " in done.err
 
 
@@ -59,19 +67,24 @@ def test_a_compiler_refuses_itself_where_its_start_was_not_seen(cli: Cli, standi
         "run", "--sealed", "--", str(standins.loader), "exec", str(standins.programs / "nvcc"), "a.cu"
     )
     assert done.code == 126
-    assert "refuses to run a compiler" in done.err
+    assert f"running the compiler {standins.programs.parent}" not in done.err  # It is a link.
+    assert "this process is sealed: running the compiler /" in done.err
     assert "tried to run a compiler" in done.err
 
 
 def test_ptx_is_refused_and_machine_code_is_not(cli: Cli, script: Script) -> None:
-    images = [PTX, fatbin(entry(1, 90)), cubin(), fatbin(entry(2, 90), entry(1, 90))]
+    images = [PTX, fatbin(entry(2, 80), entry(1, 80)), cubin(), fatbin(entry(2, 90), entry(1, 90))]
     code = LOAD + "".join(f"print(load({image!r}))\n" for image in images)
     done = cli("run", "--sealed", "--", *script(code))
     assert (done.code, done.out.split()) == (0, ["223", "223", "0", "0"])
-    assert "error: the run is sealed: app.py:6 tried to let the driver compile: ptx" in done.err
+    assert (
+        "error: the run is sealed: app.py:6 tried to load code that the driver must compile: PTX"
+        in done.err
+    )
+    assert "loading PTX was refused (the driver would have to compile it), called from File" in done.err
     warned = cli("run", "--sealed", "warn", "--", *script(code))
     assert warned.out.split() == ["0", "0", "0", "0"]
-    assert "should not let the driver compile: ptx" in warned.err
+    assert "is sealed (warning only): loading PTX was permitted (the driver has to" in warned.err
     assert "error" not in warned.err
 
 
@@ -84,6 +97,75 @@ def test_without_a_verdict_only_refusals_are_kept(cli: Cli, script: Script) -> N
     assert cli("run", "--sealed", "--", *script(LOAD + code + count)).out.split() == ["0", "0"]
     judged = ("run", "--sealed", "--verdict", "v.json", "--")
     assert cli(*judged, *script(LOAD + code + count)).out.split() == ["1", "1"]
+
+
+def test_a_link_of_a_file_is_refused(cli: Cli, script: Script, tmp_path: Path) -> None:
+    (tmp_path / "a.ptx").write_bytes(PTX)
+    (tmp_path / "a.fatbin").write_bytes(fatbin(entry(1, 90, PTX)))
+    (tmp_path / "a.cubin").write_bytes(cubin())
+    code = "for kind, name in (1, b'a.ptx'), (2, b'a.fatbin'), (0, b'a.cubin'):\n"
+    code += "    print(cuda.cuLinkAddFile_v2(None, kind, name, 0, None, None))\n"
+    done = cli("run", "--sealed", "--", *script(LOAD + code))
+    assert done.out.split() == ["223", "223", "0"]
+    assert done.err.count("error: the run is sealed: app.py:8 tried to load code") == 2
+
+
+def test_only_the_last_starts_are_kept_without_a_verdict(cli: Cli, script: Script) -> None:
+    """A server may start programs for ever. Only refusals and compilers have files of their own."""
+    code = (
+        "import os, subprocess\n"
+        "for _ in range(40): subprocess.run(['tool', 'x' * 9000])\n"
+        "place = os.environ['PREHEAT_AUDIT']\n"
+        "files = os.listdir(place)\n"
+        "print(len(files), sum(os.path.getsize(f'{place}/{f}') for f in files))\n"
+    )
+    done = cli("run", "--sealed", "--", *script(code))
+    number, size = map(int, done.out.split())
+    assert number <= 16 + 2
+    assert size < 16 * (65536 + 16384)
+
+
+def test_each_refusal_counts(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, standins: Standins
+) -> None:
+    """Two directories of PATH may have one compiler, which is refused once."""
+    twin = tmp_path / "twin"
+    twin.symlink_to(standins.programs)
+    monkeypatch.setenv("PATH", f"{twin}{os.pathsep}{os.environ['PATH']}")
+    code = "import subprocess\ndef start():\n    try: subprocess.run(['nvcc', 'a.cu'])\n"
+    code += "    except OSError: pass\nstart()\nstart()\n"
+    code += "subprocess.run('nvcc a.cu; nvcc b.cu', shell=True)\n"
+    done = cli("run", "--sealed", "--verdict", "verdict.json", "--", *script(code))
+    assert len(verdict()["refused"]) == 4
+    assert done.err.count("preheat: this process is sealed: starting the compiler") == 4
+
+
+def test_the_search_for_a_library_is_permitted(cli: Cli, script: Script) -> None:
+    """`ctypes.util.find_library` asks gcc, which starts a linker."""
+    code = "import ctypes.util\nprint(ctypes.util.find_library('no-such-library'))"
+    done = cli("run", "--sealed", "--verdict", "verdict.json", "--", *script(code))
+    assert (done.code, done.out) == (0, "None\n"), done.err
+
+
+def test_a_message_does_not_go_into_a_file_of_the_program(cli: Cli, script: Script) -> None:
+    code = (
+        "import os, subprocess\n"
+        "os.close(2)\n"
+        "assert os.open('data', os.O_RDWR | os.O_CREAT) == 2\n"
+        "try: subprocess.run(['nvcc', 'a.cu'])\n"
+        "except OSError: os.write(2, b'mine')\n"
+    )
+    done = cli("run", "--sealed", "--", *script(code))
+    assert Path("data").read_bytes() == b"mine"
+    assert "app.py:4 tried to start a compiler" in done.err
+
+
+def test_many_versions_of_nvrtc_are_said(cli: Cli, standins: Standins, tmp_path: Path) -> None:
+    for number in range(5):
+        shutil.copy(standins.libraries / "libcupti.so.13", tmp_path / f"libnvrtc-{number}.so")
+    done = cli("audit", "--json", "--", str(standins.loader), "versions", str(tmp_path))
+    said = "compiles in the process: it has loaded more than four versions of one compiler library"
+    assert done.report["unseen"] == [said]
 
 
 def test_nvrtc_is_refused(cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +225,34 @@ def test_a_bundle_that_lacks_an_entry_does_not_start(cli: Cli, baked: list[str])
     assert baked
 
 
+def test_a_manifest_is_checked_for_the_gpu_of_the_machine(
+    cli: Cli, baked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [Arch.parse("sm_80")]
+    monkeypatch.setattr(run_command, "gpu_archs", lambda _: gpus)
+    checked = ("run", "--bundle", "kernels.heat", "--sealed", "--manifest", "kernels.toml")
+    done = cli(*checked, "--", *baked)
+    assert done.code == run_command.NOT_STARTED
+    assert done.out == "k.cu sm_80: not baked for this architecture\n"
+    assert "checking for sm_80, the GPU of this machine\n" in done.err
+    done = cli(*checked, "--arch", "sm_90", "--", *baked)  # The option wins.
+    assert done.code == 0
+    assert "warning: this machine has a GPU of sm_80, which --arch does not name\n" in done.err
+    monkeypatch.setenv("PREHEAT_DEVICE", "emulator")
+    assert cli(*checked, "--", *baked).code == 0
+    monkeypatch.delenv("PREHEAT_DEVICE")
+    for present in ([Arch.parse("sm_90")], []):
+        gpus[:] = present
+        done = cli(*checked, "--", *baked)
+        assert done.code == 0, done.err
+        assert "warning" not in done.err
+
+
+def test_without_a_driver_there_is_no_gpu() -> None:
+    assert gpu_archs({"PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}) == []
+    assert gpu_archs({"PYTHONPATH": "/nowhere"}) == []
+
+
 @pytest.fixture
 def unbaked(cli: Cli, baked: list[str]) -> list[str]:
     """The application, changed so that the cache has its kernel and the bundle lacks it."""
@@ -184,6 +294,47 @@ def test_what_is_missing_fails_at_the_request(cli: Cli, baked: list[str]) -> Non
     assert verdict()["modules"]["loaded"] == 0
 
 
+def test_a_program_that_catches_the_refusal_is_not_accounted_for(cli: Cli, baked: list[str]) -> None:
+    code = PREHEAT.replace("void k()", "void missing()").splitlines()[:2]
+    caught = [code[0], "try:", f"    {code[1]}", "except preheat.SealedError: pass"]
+    Path("app.py").write_text("\n".join(caught))
+    done = cli(*SEALED, "--", *baked)
+    assert done.code == run_command.NOT_ACCOUNTED
+    assert verdict()["refused"] == [
+        {"what": "compile", "name": "k.cu", "library": "preheat", "line": "app.py:3"}
+    ]
+    assert "error: the run is sealed: app.py:3 tried to compile: k.cu" in done.err
+
+
+def test_a_program_that_the_compiler_rejects_is_a_compile(cli: Cli, script: Script) -> None:
+    code = "import preheat\ntry: preheat.compile('nonsense', 'sm_90', label='bad.cu')\n"
+    words = script(code + "except preheat.CompileError: pass\n")
+    done = cli("audit", "--json", "--", *words)
+    (row,) = done.report["compiles"]
+    assert (row["name"], row["rejected"], row["library"]) == ("bad.cu", True, "preheat")
+    Path("app.py").write_text(code.replace("nonsense", "other") + "except preheat.CompileError: pass\n")
+    assert "bad.cu (rejected)" in cli("audit", "--", *words).err
+
+
+def test_bundles_are_described_before_the_command(cli: Cli, baked: list[str]) -> None:
+    before = hashlib.sha256(Path("kernels.heat").read_bytes()).hexdigest()
+    Path("app.py").write_text(PREHEAT + "open('kernels.heat', 'ab').write(b'more')\n")
+    done = cli(*SEALED, "--", *baked)
+    assert verdict()["bundles"][0]["sha256"] == before
+    assert done.code == run_command.NOT_ACCOUNTED
+    assert any("it changed during the run" in each for each in verdict()["unseen"])
+
+
+def test_a_verdict_that_cannot_be_written_keeps_the_status(cli: Cli, script: Script) -> None:
+    code = "import os, sys\nos.rmdir('place')\nsys.exit(int(sys.argv[1]))"
+    for status, expected in ((7, 7), (0, 1)):
+        Path("place").mkdir()
+        words = [*script(code), str(status)]
+        done = cli("run", "--verdict", "place/v.json", "--", *words)
+        assert done.code == expected
+        assert "error: cannot write place/v.json: " in done.err
+
+
 def test_a_module_of_unknown_origin_is_a_negative_verdict(cli: Cli, script: Script) -> None:
     done = cli("run", "--verdict", "verdict.json", "--", *script(LOAD + f"load({cubin()!r})"))
     assert done.code == run_command.NOT_ACCOUNTED
@@ -208,11 +359,27 @@ def test_each_setting_is_explained(cli: Cli, tmp_path: Path) -> None:
     names = [line.partition("=")[0] for line in lines if not line.startswith(" ")]
     assert done.code == 0
     assert names == [
-        "PREHEAT_ADAPTERS", "PREHEAT_BUNDLE", "PREHEAT_SEALED", "CUDA_DISABLE_PTX_JIT",
-        "CUDA_CACHE_DISABLE", "FLASHINFER_DISABLE_JIT", "JAX_RAISE_PERSISTENT_CACHE_ERRORS",
-        "TRITON_CACHE_AUTOTUNING",
+        "PREHEAT_ADAPTERS", "PREHEAT_BUNDLE", "PREHEAT_SEALED", "PREHEAT_SEALED_BY",
+        "CUDA_DISABLE_PTX_JIT", "CUDA_CACHE_DISABLE", "FLASHINFER_DISABLE_JIT",
+        "JAX_RAISE_PERSISTENT_CACHE_ERRORS", "TRITON_CACHE_AUTOTUNING",
     ]  # fmt: skip
     assert all(line.startswith("    ") and len(line) > 20 for line in lines[1::2])
+
+
+def test_the_option_wins_over_the_variable_and_the_hint_names_it(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint of the error names what lets the command compile, and that works."""
+    compile_it = script("import preheat\npreheat.compile('__global__ void k() {}', 'sm_90')")
+    monkeypatch.setenv("PREHEAT_SEALED", "warn")
+    refused = cli("run", "--sealed", "--", *compile_it)
+    assert refused.code == 1
+    assert "or let it compile with 'preheat run --sealed warn'\n" in refused.err
+    monkeypatch.setenv("PREHEAT_SEALED", "1")
+    refused = cli("run", "--", *compile_it)
+    assert refused.code == 1
+    assert "or let it compile with PREHEAT_SEALED=warn\n" in refused.err
+    assert cli("run", "--sealed", "warn", "--", *compile_it).code == 0
 
 
 def test_an_empty_cache_is_explained_and_removed(

@@ -15,8 +15,10 @@ import pytest
 from preheat.build import cache_directory, lock_directory
 from preheat.build.builder import Builder
 from preheat.build.cache_directory import open_disk
+from preheat.build.directory_leases import directory_leases
 from preheat.cache import DiskTier, filesystem
 from preheat.cache.filesystem import Mount
+from preheat.cache.remote.lease_request import LeaseRequest
 from preheat.config import Config, node_local_lock_dirs
 from preheat.events import Events
 from preheat.foreign import ForeignRequest
@@ -95,8 +97,8 @@ def test_the_default_lock_directory_is_on_the_node() -> None:
 def test_only_a_shared_directory_has_leases(network: Path, tmp_path: Path) -> None:
     local = Config(cache_dirs=(tmp_path / "cache",), lock_dir=tmp_path / "locks")
     shared = replace(local, cache_dirs=(network / "cache",))
-    assert Builder.open(local)._turns._hosts is None
-    assert Builder.open(shared)._turns._hosts is not None
+    assert Builder.open(local)._turns._leases is None
+    assert Builder.open(shared)._turns._leases is not None
 
 
 def test_a_builder_without_leases_does_not_import_them(tmp_path: Path) -> None:
@@ -206,6 +208,39 @@ def test_a_directory_that_cannot_hold_leases_costs_no_compile(
         assert entry.files == {"file": b"made"}
     assert len(recorder.named("fault")) == 1
     assert recorder.named("fault")[0]["where"] == "lease"
+
+
+def test_a_node_whose_clock_is_ahead_leaves_the_leases_of_other_nodes(
+    network: Path, tmp_path: Path
+) -> None:
+    place = network / "cache"
+    one = DiskTier(place, Events(), lock_dir=tmp_path / "locks", shared=True)
+    two = DiskTier(
+        place, Events(), lock_dir=tmp_path / "locks", shared=True, clock=lambda: time.time() + 7200
+    )
+    request: LeaseRequest[str] = LeaseRequest(
+        directory_leases(one, Events()), digest_of(1), lambda: None, limit=60
+    )
+    assert request.poll() is None
+    assert request.lease is not None
+    lease = place / "v1" / "leases" / digest_of(1)
+    two.put(digest_of(2), blob_of(2))
+    two.sweep()
+    assert lease.stat().st_mode & 0o777 == 0o600
+    request.close()
+
+
+def test_a_full_directory_forms_no_queue(network: Path, tmp_path: Path) -> None:
+    disk = DiskTier(network / "cache", Events(), lock_dir=tmp_path / "locks", shared=True)
+    leases = directory_leases(disk, Events())
+    for number, outcome in ((1, True), (2, False)):
+        request: LeaseRequest[str] = LeaseRequest(leases, digest_of(number), lambda: None, limit=60)
+        assert request.poll() is None
+        assert request.lease is not None
+        if number == 2:
+            disk.put(digest_of(2), blob_of(2))
+        request.lease.release()
+        assert (network / "cache" / "v1" / "leases" / digest_of(number)).exists() == outcome
 
 
 def test_leases_that_nobody_renews_are_removed_after_an_hour(network: Path, tmp_path: Path) -> None:

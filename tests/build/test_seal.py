@@ -16,7 +16,7 @@ from preheat.arch import Arch
 from preheat.artifact import Provenance
 from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
-from preheat.build.seal import in_force, seal, sealed, unseal
+from preheat.build.seal import SEALED_BY, in_force, seal, sealed, unseal
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle, write
 from preheat.config import Config, SealMode
@@ -30,6 +30,7 @@ from preheat.errors import (
     ToolchainNotFoundError,
 )
 from preheat.events import Events, log_events
+from preheat.foreign import ForeignRequest
 from preheat.gpu import Gpu
 from preheat.key import bundle_key
 from preheat.program import Program
@@ -124,6 +125,34 @@ def test_a_seal_names_what_differs_from_the_nearest(
     assert error.differences[0] in str(error)
     assert "record and bake" in str(error.hint)
     assert len(recorded(builder, "sealed")) == 1
+
+
+def test_the_hint_names_what_lifts_the_seal(
+    bare: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hint(builder: Builder) -> str:
+        hints = []
+        for build in (
+            lambda: builder.build(Program.of(SAXPY), "sm_90"),
+            lambda: builder.foreign.obtain(ForeignRequest("mylib", "key"), dict),
+        ):
+            with pytest.raises(SealedError) as refused:
+                build()
+            hints += [refused.value.hint, refused.value.naming("k").hint]
+        (same,) = set(hints)
+        return str(same).partition("or let it compile with ")[2]
+
+    configured = bare(sealed=SealMode.ERROR)
+    assert hint(configured) == "PREHEAT_SEALED=warn"
+    monkeypatch.setenv(SEALED_BY, "run")
+    assert hint(configured) == "'preheat run --sealed warn'"
+    with sealed():
+        assert hint(bare()) == 'preheat.sealed("warn")'
+    seal()
+    try:
+        assert hint(bare()) == 'preheat.seal("warn")'
+    finally:
+        unseal()
 
 
 def test_a_bundle_from_before_include_directories_counted_answers_what_includes_nothing(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, chain
-from preheat.cache.base import CLOSE_SECONDS, WritableTier
+from preheat.cache.base import CLOSE_SECONDS, Filled, Filling, WritableTier
 from preheat.events import Events
 from tests.cache.entries import blob_of, digest_of
 from tests.cache.support import as_nobody, needs_root, remount, tmpfs, tree
@@ -189,6 +189,10 @@ class SlowServer(MemoryTier):
 
     def settle(self, load: float = 0.5) -> None:
         del load
+
+    def fill(self, entries: Sequence[Filling]) -> Filled | None:
+        del entries
+        return None
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         self.waited.append(seconds)

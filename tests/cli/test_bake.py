@@ -292,7 +292,9 @@ def test_check_names_a_changed_header_and_bake_check_says_the_same(cli: Cli) -> 
             "archs": ["sm_90"],
             "bundles": ["k.heat"],
             "missing": [{"title": "a.cu", "arch": "sm_90", "reason": "header v.h changed"}],
+            "to_record": [],
             "unchecked_headers": [],
+            "hints": [],
         }
     os.unlink("v.h")
     gone = cli("check", "k.toml", "--arch", "sm_90", "--bundle", "k.heat")

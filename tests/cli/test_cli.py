@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from preheat import native
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
+from preheat.build.builder import Builder
 from preheat.cache import DiskTier, codec, filesystem
 from preheat.cache.bundle import write
 from preheat.cache.filesystem import Mount
@@ -25,6 +28,7 @@ from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.events import Events, Stats
 from preheat.program import Program
 from preheat.toolchain import Toolchain
+from preheat.toolchain.locate import Located
 from tests.command import Cli, Ran, command_line
 from tests.conftest import SAXPY
 from tests.processes import (
@@ -105,6 +109,37 @@ def test_options_defines_and_names_reach_the_compiler(cli: Cli, tmp_path: Path) 
 def test_ptx_needs_no_architecture(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "e.ptx").write_text(PTX)
     assert cli("compile", "e.ptx", "--json").json()["compiled"][0]["arch"] == "sm_80"
+
+
+TEMPLATES = """
+template <class T> __global__ void block_reduce(T* x) { *x = 1; }
+namespace ns { template <class T, int N> __global__ void warp_reduce(T* x) { *x = N; } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "warning"),
+    [
+        (TEMPLATES, ": its templates block_reduce<…>, ns::warp_reduce<…> need --name"),
+        (TEMPLATES.partition("namespace")[0], ": its template block_reduce<…> needs --name"),
+        ("__device__ int x;", ""),
+    ],
+)
+def test_a_file_without_kernels_is_a_warning(cli: Cli, source: str, warning: str) -> None:
+    Path("reduce.cu").write_text(source)
+    for _ in range(2):  # compiled, and found
+        ran = cli("compile", "reduce.cu", "--arch", "sm_80", "--arch", "sm_90", "--json")
+        assert ran.code == 0
+        assert [row["kernels"] for row in ran.json()["compiled"]] == [[], []]
+        assert ran.err.count("warning:") == 1
+        assert f"warning: reduce.cu has no kernels{warning}\n" in ran.err
+
+
+def test_a_file_with_an_instance_of_a_template_is_no_warning(cli: Cli) -> None:
+    Path("reduce.cu").write_text(TEMPLATES)
+    ran = cli("compile", "reduce.cu", "--arch", "sm_80", "--name", "block_reduce<int>", "--json")
+    assert ran.json()["compiled"][0]["kernels"] == ["block_reduce<int>(int*)"]
+    assert "warning" not in ran.err
 
 
 def test_one_bad_file_does_not_stop_the_others(cli: Cli, saxpy: str, tmp_path: Path) -> None:
@@ -434,6 +469,78 @@ def test_doctor_says_which_package_brings_a_header_that_is_missing(
     assert rows["mma.h"]["fix"].startswith("pip install nvidia-cuda-crt, or 'preheat[cu13]'")
     assert "no such type" in rows["cuda_fp16.h"]["detail"]
     assert "of different releases" in rows["cuda_fp16.h"]["fix"]
+
+
+NO_NVRTC = Located({}, {"nvrtc": "no package has it", "nvJitLink": "no package has it"}, {})
+
+
+@pytest.mark.usefixtures("quick_doctor")
+def test_doctor_warns_without_the_compilers_and_says_when_they_are_needed(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, shared_builder: Builder
+) -> None:
+    """A server with kernels of Triton alone has neither, and works."""
+    library = shared_builder.toolchain.located.library("nvrtc")
+    monkeypatch.setattr(Toolchain, "located", NO_NVRTC)
+    ran = cli("doctor", "--json")
+    rows = {row["what"]: row for row in ran.json()}
+    assert ran.code == 0
+    for name in ("NVRTC", "nvJitLink"):
+        assert rows[name]["verdict"] == "warn"
+        assert "only kernels that preheat compiles need it" in rows[name]["detail"]
+        assert rows[name]["fix"].startswith("pip install 'preheat[cu13]'")
+    # One without the other is not a choice: the installation is broken.
+    monkeypatch.setattr(Toolchain, "located", NO_NVRTC._replace(libraries={"nvrtc": library}))
+    ran = cli("doctor", "--json")
+    rows = {row["what"]: row for row in ran.json()}
+    assert (ran.code, rows["NVRTC"]["verdict"], rows["nvJitLink"]["verdict"]) == (1, "ok", "fail")
+
+
+def fake_triton(place: Path, version: str) -> None:
+    (place / "triton").mkdir(parents=True)
+    (place / "triton" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    info = place / f"triton-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: triton\nVersion: {version}\n")
+
+
+@pytest.mark.usefixtures("quick_doctor")
+def test_doctor_checks_what_a_triton_server_needs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def rows() -> dict[str, dict[str, str]]:
+        return {row["what"]: row for row in cli("doctor", "--json").json()}
+
+    monkeypatch.delenv("CC", raising=False)
+    fake_triton(tmp_path / "packages", "99.1.0")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    triton = rows()["Triton"]
+    assert triton["verdict"] == "warn"
+    assert triton["detail"].startswith("Triton 99.1.0 is not known: the adapter accepts 3.6 to ")
+    assert "install one of these versions" in triton["fix"]
+    monkeypatch.setenv("PREHEAT_SEALED", "1")  # The import of Triton will raise.
+    assert rows()["Triton"]["verdict"] == "fail"
+    assert rows()["C compiler"]["verdict"] == "ok"
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    compiler = rows()["C compiler"]
+    assert compiler["verdict"] == "warn"
+    assert compiler["detail"].startswith("there is no gcc and no clang; Triton compiles host code in C")
+    assert "install gcc" in compiler["fix"]
+
+
+@pytest.mark.usefixtures("quick_doctor")
+def test_doctor_says_nothing_of_triton_where_it_is_not_installed(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "triton":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    names = {row["what"] for row in cli("doctor", "--json").json()}
+    assert not names & {"Triton", "C compiler"}
 
 
 @pytest.mark.usefixtures("quick_doctor")

@@ -173,8 +173,8 @@ def bitonic_sort(rng: Generator, n: int) -> Launch:
                 zeros[t] += before;
                 __syncthreads();
             }
-            unsigned key = k[t];
-            int value = v[t], to = zero ? zeros[t] - 1 : zeros[127] + t - zeros[t];
+            unsigned key = t < n ? k[t] : 0;
+            int value = t < n ? v[t] : 0, to = zero ? zeros[t] - 1 : zeros[127] + t - zeros[t];
             __syncthreads();
             if (t < n) { k[to] = key; v[to] = value; }
             __syncthreads();

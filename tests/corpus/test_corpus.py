@@ -33,13 +33,15 @@ from tests.corpus.case import Array, Brain, Case, Result, unbrain, wide
 THEMES = elementwise, integers, control, reductions, sorting, matrices, grids, networks, simulation
 CASES = [case for theme in THEMES for case in vars(theme).values() if isinstance(case, Case)]
 RUNS = [pytest.param(case, size, id=f"{case.name}-{size}") for case in CASES for size in case.sizes]
-DEVICES = "sm_80", "sm_90", "sm_100", pytest.param("cuda", marks=pytest.mark.gpu)
+DEVICES = "sm_80", "sm_90", "sm_100", "sm_90 sanitized", pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 @pytest.fixture(scope="session", params=DEVICES)
 def opened(request: pytest.FixtureRequest, corpus_builder: Builder) -> Iterator[Gpu]:
-    """Open the emulator for each dialect of PTX, and the GPU."""
-    device = CudaDevice(0) if request.param == "cuda" else EmulatorDevice(0, request.param)
+    """Open the emulator for each dialect of PTX, one that sanitizes, and the GPU."""
+    arch, _, sanitized = request.param.partition(" ")
+    emulated = arch != "cuda"
+    device = EmulatorDevice(0, arch, sanitize=bool(sanitized)) if emulated else CudaDevice(0)
     with Gpu(device, corpus_builder) as gpu:
         yield gpu
 

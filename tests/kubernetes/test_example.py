@@ -53,6 +53,7 @@ def containers() -> Iterator[tuple[str, Object]]:
 
 
 CONTAINERS = dict(containers())
+SERVERS = ("serve/Deployment/server", "serve-triton/Deployment/triton-server")
 
 
 def variables(container: Object) -> dict[str, str]:
@@ -190,18 +191,35 @@ def test_every_pod_is_a_shard() -> None:
     assert f"--shard=auto/{spec['completions']}" in CONTAINERS["bake/Job/bake-kernels/bake"]["command"]
 
 
-def test_the_bundle_that_is_pulled_is_the_one_that_is_run() -> None:
-    pulled = CONTAINERS["serve/Deployment/server/pull"]["command"]
-    run = CONTAINERS["serve/Deployment/server/server"]["command"]
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_bundle_that_is_pulled_is_the_one_that_is_run(name: str) -> None:
+    pulled = CONTAINERS[f"{name}/pull"]["command"]
+    run = CONTAINERS[f"{name}/server"]["command"]
     (pin,) = (word for word in pulled if word.startswith("sha256:"))
     (output,) = (word.partition("=")[2] for word in pulled if word.startswith("--output="))
     assert f"--bundle={output}@{pin}" in run
 
 
-def test_prometheus_finds_the_port() -> None:
-    deployment = ALL["serve/Deployment/server"]
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_is_checked_for_the_gpu_of_its_pod(name: str) -> None:
+    command = CONTAINERS[f"{name}/server"]["command"]
+    assert "--manifest=kernels.toml" in command
+    assert not [word for word in command if word.startswith("--arch")]
+
+
+def test_triton_writes_its_files_to_a_volume() -> None:
+    server = CONTAINERS["serve-triton/Deployment/triton-server/server"]
+    mounts = [mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")]
+    directory = variables(server)["TRITON_CACHE_DIR"]
+    assert any(directory.startswith(f"{mount}/") for mount in mounts)
+    assert server["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_prometheus_finds_the_port(name: str) -> None:
+    deployment = ALL[name]
     annotations = deployment["spec"]["template"]["metadata"]["annotations"]
-    server = CONTAINERS["serve/Deployment/server/server"]
+    server = CONTAINERS[f"{name}/server"]
     (port,) = (port["containerPort"] for port in server["ports"] if port["name"] == "metrics")
     assert annotations["prometheus.io/port"] == str(port)
     assert variables(server)["PREHEAT_METRICS"] == f":{port}"

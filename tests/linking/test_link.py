@@ -18,7 +18,7 @@ from preheat.errors import CompileError, CompilerCrashError, PtxError, TargetErr
 from preheat.link_errors import LinkError
 from preheat.linked_program import BinaryPart, LinkedProgram
 from preheat.program import Program
-from preheat.toolchain import nvjitlink
+from preheat.toolchain import nvjitlink, signature
 from preheat.toolchain.nvjitlink import Input
 from tests.conftest import Recorder
 from tests.linking.support import HELPER, HELPER_PROGRAM, MAIN, MAIN_PROGRAM, linked, on_disk
@@ -46,6 +46,42 @@ def test_a_link_is_stored_with_its_parts(
     hit = open_builder().obtain(linked(lto=lto), SM_90)
     assert (hit.artifact, hit.tier) == (made, "disk")
     assert len(compiled(recorder)) == 3
+
+
+CLASHES = """
+template <class T> __device__ T apply(T x) { return x; }
+extern "C" __global__ void apply(float* x, int n) { *x = n; }
+#define SCALAR float
+template <class T> __device__ void hidden(T x) {}
+extern "C" __global__ void hidden(SCALAR x, float* y) { *y = x; }
+#undef SCALAR
+"""
+
+
+@both
+def test_a_part_with_clashing_names_has_types_or_a_reason(builder: Builder, lto: bool) -> None:
+    main = Program.of(CLASHES, label="main.cu")
+    made = builder.build(LinkedProgram.of([main, HELPER_PROGRAM], lto=lto), SM_90)
+    assert str(made.entry("apply")) == "apply(float*, int)"
+    assert "are unknown, because its name is also the name of other functions" in str(
+        made.entry("hidden")
+    )
+
+
+def test_a_part_that_was_stored_with_an_earlier_probe_has_its_types(
+    builder: Builder, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions before `__preheat_kernel` stored parts under the same keys."""
+    earlier = {"apply": "&__preheat_sig<decltype(apply)>"}
+    with monkeypatch.context() as patch:
+        patch.setattr(signature, "probes", lambda part: earlier if "apply" in part.source else {})
+        builder.build(linked(), SM_90)
+        builder.clear_memory()
+    recorder.seen.clear()
+    other = Program.of(HELPER + "\n", label="other.cu")  # The stored part is linked again.
+    made = builder.build(LinkedProgram.of([MAIN_PROGRAM, other]), SM_90)
+    assert compiled(recorder) == ["other.cu", "main.cu+other.cu"]
+    assert str(made.entry("apply")) == "apply(float*, int)"
 
 
 @both

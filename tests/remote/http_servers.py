@@ -11,6 +11,11 @@ from contextlib import contextmanager
 
 __all__ = ["endless", "gateway", "replying"]
 
+_NOT_IMPLEMENTED = (
+    b"<Error><Code>NotImplemented</Code>"
+    b"<Message>A header implies functionality that is not implemented</Message></Error>"
+)
+
 
 @contextmanager
 def replying(status: int, body: bytes = b"") -> Iterator[int]:
@@ -59,14 +64,21 @@ def endless() -> Iterator[tuple[int, threading.Event]]:
 
 
 @contextmanager
-def gateway(ignored: str | None) -> Iterator[int]:
-    """Run a server that stores objects like S3 but ignores a condition, such as `PUT If-Match`."""
+def gateway(ignored: str | None = None, *, refused: str | None = None) -> Iterator[int]:
+    """Run a server that stores objects like S3 but ignores a condition, such as `PUT If-Match`.
+
+    It answers 501 to requests with the condition `refused`.
+    """
     objects: dict[str, bytes] = {}
 
     def etag(path: str) -> str | None:
         return f'"{hashlib.md5(objects[path]).hexdigest()}"' if path in objects else None
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def refuses(self) -> bool:
+            command, _, name = (refused or "").partition(" ")
+            return self.command == command and name in self.headers
+
         def unmet(self) -> bool:
             failed = {
                 "If-None-Match": self.path in objects,
@@ -88,12 +100,16 @@ def gateway(ignored: str | None) -> Iterator[int]:
 
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.refuses():
+                return self.reply(501, _NOT_IMPLEMENTED)
             if self.unmet():
                 return self.reply(412)
             objects[self.path] = body
             self.reply(200)
 
         def do_DELETE(self) -> None:
+            if self.refuses():
+                return self.reply(501, _NOT_IMPLEMENTED)
             if self.unmet():
                 return self.reply(412)
             objects.pop(self.path, None)

@@ -6,13 +6,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from preheat.cache.remote.engine import RemoteError
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
 
 __all__ = ["MemoryEngine"]
 
 
 class MemoryEngine:
     """Objects in a dictionary. `before` runs before each call, with its verb and name."""
+
+    closes_after_fork = False
 
     def __init__(
         self, *, conditional: bool = True, before: Callable[[str, str], None] | None = None
@@ -32,9 +34,12 @@ class MemoryEngine:
         if self.before is not None:
             self.before(verb, name)
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
         self._enter("read", name)
-        return self.objects.get(name)
+        data = self.objects.get(name)
+        if data is not None and len(data) > most:
+            raise ObjectError(f"the object has more than {most:,} bytes")
+        return data
 
     def write(self, name: str, data: bytes) -> None:
         self._enter("write", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +17,23 @@ from preheat.ahead.check import check
 from preheat.artifact import Artifact
 from preheat.build import remotes
 from preheat.build.builder import Builder
+from preheat.build.host_leases import open_leases
 from preheat.build.lookup import Miss
-from preheat.cache import codec
+from preheat.cache import Chain, codec
+from preheat.cache.base import Filled
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.names import entry_name
 from preheat.config import Config, SealMode
-from preheat.errors import ConfigError, SealedError
+from preheat.errors import ConfigError, InputError, SealedError
 from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.program import Program
 from preheat.signing import SigningKey
+from preheat.sync.remote_store import open_remote
 from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.header_lists import HeaderLists
-from preheat.toolchain.headers import decode_states, is_header_list
+from preheat.toolchain.headers import decode_states, is_header_list, pack_states
 from tests.conftest import SAXPY, Recorder
 from tests.processes import expect_success, start_python
 from tests.remote.memory_engine import MemoryEngine
@@ -58,17 +62,20 @@ class Fleet:
 
     def machine(self, number: int, **settings: object) -> Builder:
         """Open a builder on the machine with this number."""
+        builder = Builder.open(self.config(number, **settings), events=Events(self.recorder))
+        builder.toolchain = self._toolchain
+        self.opened.append(builder)
+        return builder
+
+    def config(self, number: int, **settings: object) -> Config:
+        """Return the settings of a machine."""
         config = Config(
             cache_dirs=(self._place / f"cache-{number}",),
             lock_dir=self._place / f"locks-{number}",
             remote=(OPEN,),
             remote_unsigned=True,
         )
-        config = replace(config, **settings)  # type: ignore[arg-type]
-        builder = Builder.open(config, events=Events(self.recorder))
-        builder.toolchain = self._toolchain
-        self.opened.append(builder)
-        return builder
+        return replace(config, **settings)  # type: ignore[arg-type]
 
     def entries(self) -> dict[str, bytes]:
         """Return the blobs on the server by their digests."""
@@ -329,13 +336,85 @@ def test_a_bake_asks_once_for_what_is_missing_and_fills_the_store(fleet: Fleet, 
     manifest = manifest_of(tmp_path / "m", 4)
     assert bake(manifest, ARCHS, builder=fleet.machine(1)).ok
     leases = {"create": 8, "read": 8, "discard": 8}
-    assert fleet.engine.calls == {"existing": 1, "write": 8, **leases}
+    assert fleet.engine.calls == {"existing": 2, "write": 8, **leases}
     fleet.engine.calls.clear()
     second = fleet.machine(2)
     assert {row.source for row in bake(manifest, ARCHS, builder=second).rows} == {"remote"}
-    assert fleet.engine.calls == {"existing": 1, "read": 8}
+    assert fleet.engine.calls == {"existing": 2, "read": 8}
     assert check(manifest, ARCHS, builder=fleet.machine(3)).ok
-    assert fleet.engine.calls == {"existing": 2, "read": 16}
+    assert fleet.engine.calls == {"existing": 3, "read": 16}
+
+
+def test_a_bake_writes_what_the_cache_has_and_the_store_lacks(fleet: Fleet, tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "m", 3)
+    bake(manifest, ARCHS, builder=fleet.machine(1, remote=()))
+    baked = bake(manifest, ARCHS, builder=fleet.machine(1))
+    assert {row.source for row in baked.rows} == {"disk"}
+    assert baked.stores == (Filled("remote", present=0, written=6, missing=0, reason=""),)
+    assert fleet.engine.calls == {"existing": 1, "write": 6}
+    again = bake(manifest, ARCHS, builder=fleet.machine(1))
+    assert again.stores == (Filled("remote", present=6, written=0, missing=0, reason=""),)
+    assert {row.source for row in bake(manifest, ARCHS, builder=fleet.machine(2)).rows} == {"remote"}
+
+
+def test_a_bake_writes_the_header_states_that_the_store_lacks(fleet: Fleet, tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "m", 1)
+    (tmp_path / "m" / "k0.cu").write_text('#include "by.h"\n__global__ void k(int* x) { *x = BY; }')
+    header = tmp_path / "m" / "by.h"
+    for number, text in ((1, "#define BY 1"), (2, "#define BY 2")):
+        header.write_text(text)
+        bake(manifest, "sm_90", builder=fleet.machine(number, remote=()))
+        assert bake(manifest, "sm_90", builder=fleet.machine(number)).stores[0].written == 1
+    (states,) = [
+        decode_states(codec.unpack_checked(blob).meta)
+        for blob in fleet.entries().values()
+        if is_header_list(blob)
+    ]
+    assert len(states) == 2
+    # The code is there, and a writer of the list has lost the second state.
+    (name,) = [name for name, blob in fleet.entries().items() if is_header_list(blob)]
+    fleet.engine.write(entry_name(name), envelope.wrap(name, pack_states(name, "", states[:1]), None))
+    assert bake(manifest, "sm_90", builder=fleet.machine(2)).stores[0].present == 1
+    assert bake(manifest, "sm_90", builder=fleet.machine(3)).rows[0].source == "remote"
+
+
+def test_a_bake_says_what_a_store_refuses_to_take(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.recorder.forgive = True
+    manifest = manifest_of(tmp_path / "m", 2)
+    bake(manifest, ARCHS, builder=fleet.machine(1, remote=()))
+
+    def refuse(verb: str, *_: object) -> None:
+        if verb == "write":
+            raise RemoteError("the server is full", retryable=False)
+
+    fleet.engine.before = refuse
+    baked = bake(manifest, ARCHS, builder=fleet.machine(1))
+    assert baked.ok
+    (store,) = baked.stores
+    assert (store.present, store.written, store.missing) == (0, 0, 4)
+    assert store.reason == "the server is full"
+    assert len(fleet.recorder.named("fault")) == 1
+    assert len(fleet.recorder.named("dropped")) == 4
+
+
+def test_a_bake_fills_no_store_that_it_may_not_write_to(fleet: Fleet, tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "m", 1)
+    key = SigningKey.new()
+    (tmp_path / "trusted").write_text(key.public.pem())
+    reader = {"remote_unsigned": False, "trusted_keys": (tmp_path / "trusted",)}
+    assert bake(manifest, "sm_90", builder=fleet.machine(1, **reader)).stores == ()
+    assert not fleet.entries()
+
+
+def test_a_bake_in_other_processes_fills_the_store_from_their_answers(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    manifest = manifest_of(tmp_path / "m", 2)
+    without = fleet.config(5, remote=())
+    with ThreadPoolExecutor(2) as executor:
+        baked = bake(manifest, "sm_90", builder=fleet.machine(1), executor=executor, config=without)
+    assert baked.stores == (Filled("remote", present=0, written=2, missing=0, reason=""),)
+    assert bake(manifest, "sm_90", builder=fleet.machine(2)).rows[0].source == "remote"
 
 
 def test_processes_of_adapters_use_the_store_of_their_builder(
@@ -500,6 +579,7 @@ def test_what_others_could_write_in_a_directory_without_keys_is_not_used(
 LAZY = """
 import sys, preheat
 from preheat.build.builder import Builder
+from preheat.build.host_leases import open_leases
 builder = Builder.open()
 names = [tier.name for tier in builder.cache.shared]
 print(names, {"opendal", "redis", "cryptography", "zstandard"} & set(sys.modules))
@@ -510,3 +590,35 @@ def test_opening_a_builder_imports_no_client(tmp_path: Path) -> None:
     env = {"PREHEAT_REMOTE": "s3://bucket/kernels", "PREHEAT_REMOTE_UNSIGNED": "1"}
     process = start_python(LAZY, env={**env, "PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
     assert expect_success(process).split() == ["['remote']", "set()"]
+
+
+# Where leases are
+
+
+@pytest.mark.parametrize(
+    ("urls", "tier"),
+    [
+        ("http://127.0.0.1:1/a redis://127.0.0.1:1/0", "remote.2"),
+        ("dav://127.0.0.1:1/a s3://bucket", "remote.2"),
+        ("redis://127.0.0.1:1/0 s3://bucket", "remote"),
+        ("http://127.0.0.1:1/a dav://127.0.0.1:1/b", "remote.2"),
+        ("http://127.0.0.1:1/a", None),
+    ],
+)
+def test_leases_are_on_the_first_store_that_can_be_written_and_hold_them(
+    urls: str, tier: str | None, events: Events
+) -> None:
+    config = Config(cache_dirs=(), lock_dir=Path(), remote=tuple(urls.split()), remote_unsigned=True)
+    leases = open_leases(Chain(remotes.open_remotes(config, events), events, local=0), events)
+    assert (None if leases is None else leases.server.tier) == tier
+
+
+def test_a_store_on_a_web_server_is_not_written(tmp_path: Path, events: Events) -> None:
+    url = "http://127.0.0.1:1/kernels"
+    key = SigningKey.new()
+    key.save(tmp_path / "key")
+    config = Config(cache_dirs=(), lock_dir=Path(), remote=(url,), signing_key=tmp_path / "key")
+    (tier,) = remotes.open_remotes(config, events)
+    assert not tier.writable
+    with pytest.raises(InputError, match="is read-only"):
+        open_remote(url, config, write=True)

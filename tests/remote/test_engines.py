@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from preheat.cache.remote import file_engine, opendal_lists, redis_engine
-from preheat.cache.remote.engine import names_of
+from preheat.cache.remote.engine import ObjectError, names_of
 from tests.processes import expect_success, read_line, start_process, write_line
 from tests.remote.racers import RACES, prepare
 from tests.remote.stores import Store
@@ -38,6 +38,16 @@ def test_an_object_may_be_large_or_empty(store: Store) -> None:
         engine.write(DIGESTS[0], content)
         assert engine.read(DIGESTS[0]) == content
         assert engine.existing(DIGESTS) == {DIGESTS[0]}
+
+
+def test_an_object_above_the_limit_of_a_read_concerns_that_object(store: Store) -> None:
+    engine = store.open()
+    engine.write(DIGESTS[0], bytes(4097))
+    engine.write(DIGESTS[1], bytes(4096))
+    with pytest.raises(ObjectError):
+        engine.read(DIGESTS[0], most=4096)
+    assert engine.read(DIGESTS[1], most=4096) == bytes(4096)
+    assert engine.read(DIGESTS[0]) == bytes(4097)
 
 
 def test_many_names_are_asked_for_at_once(store: Store) -> None:

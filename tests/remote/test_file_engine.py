@@ -7,14 +7,16 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from preheat.cache.publish import replace
-from preheat.cache.remote.engine import Engine, ObjectError, names_of
+from preheat.cache.remote import file_engine
+from preheat.cache.remote.engine import LEASE_BYTES, Engine, ObjectError, names_of
 from preheat.cache.remote.file_engine import FileEngine
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.url import Remote
@@ -116,6 +118,67 @@ def test_something_else_in_the_place_of_an_object_concerns_that_object(
     assert verified.reason
 
 
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link", "large file"])
+@pytest.mark.parametrize("private", [False, True])
+def test_something_else_in_the_place_of_a_lease_is_refused_at_once(
+    tmp_path: Path, kind: str, private: bool
+) -> None:
+    remote = Remote(service="file", name="file://store", host="", path=str(tmp_path / "store"))
+    engine = FileEngine(remote, timeout=60, private=private)
+    engine.create("v1/leases/name", b"token", seconds=60)
+    path = tmp_path / "store/v1/leases/name"
+    path.unlink()
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.write_bytes(bytes(LEASE_BYTES + 1))
+    for call in (
+        lambda: engine.swap("v1/leases/name", b"token", b"next", seconds=60),
+        lambda: engine.discard("v1/leases/name", b"token"),
+        lambda: engine.read("v1/leases/name", most=LEASE_BYTES),
+    ):
+        assert isinstance(fault(call), ObjectError)
+    assert not engine.create("v1/leases/name", b"other", seconds=60)
+    assert os.listdir(path.parent) == ["name"]
+
+
+def test_a_lease_is_changed_without_waiting_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = private_engine(tmp_path / "store")
+
+    def fsync(_: int) -> None:
+        raise AssertionError("the lock of the lease may be held")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert engine.create("v1/leases/name", b"token", seconds=60)
+    assert engine.swap("v1/leases/name", b"token", b"next", seconds=60)
+    assert engine.discard("v1/leases/name", b"next")
+
+
+def test_nothing_is_written_while_the_lock_of_a_lease_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = private_engine(tmp_path / "store")
+    engine.create("v1/leases/name", b"token", seconds=60)
+    hold = engine._locks.hold
+
+    @contextmanager
+    def refuse_writes(path: str) -> Iterator[Callable[[], None]]:
+        with hold(path) as require, monkeypatch.context() as patch:
+            patch.setattr(os, "write", None)
+            yield require
+
+    monkeypatch.setattr(engine._locks, "hold", refuse_writes)
+    assert engine.swap("v1/leases/name", b"token", b"next", seconds=60)
+    assert engine.read("v1/leases/name") == b"next"
+
+
 @needs_root
 def test_an_object_that_another_user_does_not_share_concerns_that_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,9 +213,23 @@ def test_staged_files_of_writers_that_were_killed_are_removed(
     assert sorted(names_of(store.open())) == [NAME, "v1/ab/other"]
 
 
-def test_a_lock_that_others_take_in_turn_ends_the_call_in_time(
-    open_store: Callable[[str], Store],
+def test_staged_files_are_compared_with_the_clock_of_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    engine = private_engine(tmp_path / "store")
+    engine.write(NAME, b"content")
+    staged = tmp_path / "store/v1/ab/.preheat-1-0.staged"
+    staged.write_bytes(b"half, by a node whose clock is right")
+    ahead = time.time() + 7200
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    private_engine(tmp_path / "store").write(NAME, b"content")
+    assert staged.exists()
+
+
+def test_a_lock_that_others_take_in_turn_ends_the_call_in_time(
+    open_store: Callable[[str], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_engine, "_ABANDONED", 0.5)
     store = open_store("file")
     store.open().create(NAME, b"old", seconds=60)
     folder, name = os.path.split(NAME)

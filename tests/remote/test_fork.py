@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from preheat.cache.remote import envelope
+from preheat.cache.remote.bounded import BoundedEngine
 from preheat.cache.remote.names import entry_name
+from preheat.cache.remote.redis_engine import RedisEngine
+from preheat.cache.remote.server import Server
 from preheat.events import Events
 from tests.cache.entries import blob_of, digest_of
 from tests.processes import SOURCE, TIMEOUT_SECONDS, expect_success, start_python
@@ -50,6 +54,31 @@ def test_a_child_opens_an_engine_of_its_own_and_leaves_that_of_the_parent_alone(
 
     assert in_child(child)
     assert len(opened) == 1
+
+
+def test_a_child_closes_the_engine_of_its_parent_if_the_engine_permits_it(events: Events) -> None:
+    class Closable(MemoryEngine):
+        closes_after_fork = True
+
+    opened: list[Closable] = []
+
+    def open_engine() -> Closable:
+        opened.append(Closable())
+        return opened[-1]
+
+    tier = tier_on(open_engine, events)
+    tier.get(digest_of(1))
+    assert in_child(lambda: opened[0].closed and tier.get(digest_of(1)) is None and len(opened) == 2)
+    assert not opened[0].closed
+
+
+def test_a_child_does_not_keep_the_sockets_of_its_parent(open_store: Callable[[str], Store]) -> None:
+    engine = open_store("redis").open()
+    server = Server("remote", lambda: engine, Events(), timeout=60.0)
+    server.call("read", lambda engine: engine.read("v1/ab/name"))
+    (connection,) = cast(RedisEngine, cast(BoundedEngine, engine).inner)._idle
+    assert in_child(lambda: connection._socket.fileno() == -1)
+    assert connection.usable()
 
 
 def test_a_child_leaves_the_queue_to_the_parent(events: Events) -> None:

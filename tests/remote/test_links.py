@@ -14,7 +14,7 @@ import pytest
 from preheat.cache.remote import links
 from preheat.cache.remote.engines import probe_conditional
 from preheat.cache.remote.file_engine import FileEngine
-from preheat.cache.remote.links import create_by_link, file_content, lock_by_link
+from preheat.cache.remote.links import LinkLocks, LockedError, create_by_link, file_content
 from preheat.cache.remote.url import Remote
 from tests.processes import expect_success, kill, read_line, start_process, write_line
 
@@ -154,9 +154,9 @@ def test_a_link_that_was_not_made_does_not(
 
 _HOLD = """
 import sys, time
-from preheat.cache.remote.links import lock_by_link
+from preheat.cache.remote.links import LinkLocks
 
-with lock_by_link(sys.argv[1], timeout=60):
+with LinkLocks(timeout=60, abandoned=60).hold(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -167,9 +167,50 @@ def test_the_lock_of_a_killed_process_is_broken(lease: str) -> None:
     assert read_line(holder) == "held"
     kill(holder)
     assert file_content(lease) is not None
-    with lock_by_link(lease, timeout=0.6):
+    with LinkLocks(timeout=60, abandoned=0.2).hold(lease):
         assert file_content(lease) is not None
     assert file_content(lease) is None
+
+
+def test_a_dead_lock_is_broken_by_several_calls(lease: str) -> None:
+    """Each call waits for a shorter time than the age of an abandoned lock."""
+    Path(lease).write_bytes(b"of a process that died")
+    locks = LinkLocks(timeout=0.1, abandoned=0.35)
+    failed = 0
+    for _ in range(20):
+        try:
+            with locks.hold(lease):
+                break
+        except LockedError:
+            failed += 1
+    else:
+        raise AssertionError("the lock was never broken")
+    assert failed >= 2
+
+
+def test_the_lock_of_a_living_process_is_kept_for_the_time_of_a_request(
+    lease: str,
+) -> None:
+    """The holder is slow: the other one gives up first, and changes nothing."""
+    with LinkLocks(timeout=1.0, abandoned=10.0).hold(lease) as require:
+        with pytest.raises(LockedError), LinkLocks(timeout=0.6, abandoned=10.0).hold(lease):
+            raise AssertionError("it is held")
+        require()
+
+
+def test_a_holder_that_was_stopped_changes_nothing(lease: str) -> None:
+    with LinkLocks(timeout=1.0, abandoned=0.2).hold(lease) as require:
+        require()
+        time.sleep(0.11)
+        with pytest.raises(LockedError, match="stopped"):
+            require()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_something_else_in_the_place_of_a_lock_is_an_error(lease: str, kind: str) -> None:
+    os.mkfifo(lease) if kind == "pipe" else os.symlink("/dev/zero", lease)
+    with pytest.raises(OSError), LinkLocks(timeout=60, abandoned=60).hold(lease):  # noqa: PT011
+        raise AssertionError("it is held")
 
 
 def test_a_lock_that_is_held_again_and_again_is_not_broken(
@@ -180,13 +221,13 @@ def test_a_lock_that_is_held_again_and_again_is_not_broken(
     monkeypatch.setattr(links, "_break", lambda _, content: broken.append(content))
     monkeypatch.setattr(time, "sleep", lambda _: Path(lease).write_bytes(os.urandom(8)))
     Path(lease).write_bytes(b"another")
-    with pytest.raises(TimeoutError), lock_by_link(lease, timeout=0.2):
+    with pytest.raises(LockedError), LinkLocks(timeout=0.2, abandoned=0.05).hold(lease):
         raise AssertionError("it is held")
     assert broken == []
 
 
 def test_a_process_that_lost_its_lock_does_not_remove_that_of_another(lease: str) -> None:
-    with lock_by_link(lease, timeout=1):
+    with LinkLocks(timeout=1, abandoned=1).hold(lease):
         Path(lease).write_bytes(b"of another process, which broke the lock")
     assert file_content(lease) == b"of another process, which broke the lock"
 

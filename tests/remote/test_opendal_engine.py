@@ -14,16 +14,20 @@ import pytest
 
 from preheat.cache.remote.engine import Engine, ObjectError, names_of
 from preheat.cache.remote.engines import open_engine, probe_conditional
+from preheat.cache.remote.lease import Leases
+from preheat.cache.remote.lease_request import LeaseRequest
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.url import parse_remote
 from preheat.errors import InputError
-from tests.cache.entries import digest_of
+from preheat.events import Events
+from tests.cache.entries import blob_of, digest_of
 from tests.processes import TIMEOUT_SECONDS
 from tests.remote.faults import NAME, fault
 from tests.remote.http_servers import endless, gateway, replying
 from tests.remote.proxy import Proxy
 from tests.remote.servers import Server
 from tests.remote.stores import Store
+from tests.remote.tiers import tier_on
 
 Open = Callable[..., Engine]
 
@@ -109,12 +113,9 @@ def test_an_endless_object_is_not_read_after_the_time_limit(open_url: Open) -> N
         assert ended.wait(TIMEOUT_SECONDS)  # The client has closed the connection.
 
 
-def test_an_object_above_the_limit_is_not_received(
-    open_url: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("preheat.cache.remote.opendal_engine.MAX_OBJECT_BYTES", 1 << 20)
+def test_an_object_above_the_limit_is_not_received(open_url: Open) -> None:
     with endless() as (port, ended):
-        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").read(NAME))
+        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").read(NAME, most=1 << 20))
         assert ended.wait(TIMEOUT_SECONDS)
     assert isinstance(error, ObjectError)
     assert "more than 1,048,576 bytes" in str(error)
@@ -140,6 +141,51 @@ def test_a_probe_finds_a_gateway_that_ignores_a_condition(open_url: Open, ignore
         engine = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=1")
         assert engine.conditional
         assert probe_conditional(engine) == (ignored is None)
+
+
+CONDITIONS = ["PUT If-None-Match", "PUT If-Match", "DELETE If-Match"]
+
+
+@pytest.mark.parametrize("refused", CONDITIONS)
+def test_a_gateway_without_conditions_is_best_effort(open_url: Open, refused: str) -> None:
+    with gateway(refused=refused) as port:
+        engine = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=1")
+        assert engine.create("v1/leases/a", b"1", seconds=60)
+        assert not engine.create("v1/leases/a", b"2", seconds=60)
+        assert not engine.swap("v1/leases/a", b"2", b"3", seconds=60)
+        assert engine.swap("v1/leases/a", b"1", b"2", seconds=60)
+        assert not engine.discard("v1/leases/a", b"1")
+        assert engine.discard("v1/leases/a", b"2")
+        assert not engine.conditional
+        assert engine.read("v1/leases/a") is None
+
+
+@pytest.mark.parametrize("refused", CONDITIONS)
+def test_a_probe_finds_a_gateway_without_conditions(open_url: Open, refused: str) -> None:
+    with gateway(refused=refused) as port:
+        engine = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=1")
+        assert not probe_conditional(engine)
+
+
+@pytest.mark.parametrize("refused", CONDITIONS)
+def test_a_gateway_without_conditions_gets_all_entries(
+    open_url: Open, refused: str, events: Events
+) -> None:
+    """The events fail the test at a fault and at a dropped entry."""
+    with gateway(refused=refused) as port:
+        url = f"s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=1"
+        tier = tier_on(lambda: open_url(url), events)
+        leases = Leases(tier.server, tier.when_written, events, start=lambda _: None)
+        for number in range(4):
+            request: LeaseRequest[str] = LeaseRequest(leases, digest_of(number), lambda: None, limit=60)
+            assert request.poll() is None
+            leases.renew()
+            tier.put(digest_of(number), blob_of(number))
+            if request.lease is not None:
+                request.lease.release()
+            assert tier.flush(TIMEOUT_SECONDS)
+        names = {entry_name(digest_of(number)) for number in range(4)}
+        assert open_url(url).existing(names) == names
 
 
 def test_a_probe_accepts_servers_that_keep_conditions(store: Store) -> None:

@@ -17,7 +17,7 @@ from preheat.cache.remote.engine import Engine, ObjectError, RemoteError, names_
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.resp import Connection
 from preheat.cache.remote.verify import verify
-from tests.processes import wait_for
+from tests.processes import TIMEOUT_SECONDS, wait_for
 from tests.remote.faults import LARGE, NAME, every_call, fault
 from tests.remote.memory_engine import MemoryEngine
 from tests.remote.servers import ESCAPED_PASSWORD, PASSWORD, Server, free_ports, redis_server
@@ -130,12 +130,14 @@ def test_a_scan_that_does_not_advance_is_an_error(open_url: Open) -> None:
     assert "not valid Redis protocol" in str(error)
 
 
-def test_replies_are_limited_together(open_url: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resp, "MAX_OBJECT_BYTES", 1 << 17)
+def test_replies_are_limited_together() -> None:
     with saying(b"$100000\r\n%b\r\n" % bytes(100_000) * 9) as port:
-        engine = open_url(f"redis://127.0.0.1:{port}")
-        assert engine.read(NAME) == bytes(100_000)
-        fault(lambda: engine.existing([f"v1/ab/{each}" for each in range(9)]))
+        connection = Connection.open("127.0.0.1", port, secure=False, timeout=TIMEOUT_SECONDS)
+        get = ["GET", NAME]
+        assert connection.call([get], TIMEOUT_SECONDS, most=1 << 17) == [bytes(100_000)]
+        with pytest.raises(ValueError, match="too long"):
+            connection.call([get] * 8, TIMEOUT_SECONDS, most=1 << 17)
+        connection.close()
 
 
 def test_a_list_has_a_page_for_each_part_of_a_database(

@@ -17,7 +17,7 @@ from preheat.build.key_locks import Busy, Deferral
 from preheat.build.parallel import Runner, run_all
 from preheat.cache.lock import FileLock
 from preheat.cache.remote.engine import RemoteError, names_of
-from preheat.cache.remote.lease import lease_name
+from preheat.cache.remote.lease import LeaseContent, lease_name
 from preheat.cache.remote.names import entry_name
 from preheat.config import Config
 from preheat.errors import CompileError
@@ -158,6 +158,11 @@ def attempt(host: Host, deferral: Deferral, wanted: Program | None = None) -> st
         return None
 
 
+def knows_the_holder(host: Host) -> bool:
+    """Return whether a host has read the lease of another one."""
+    return bool(host.builder.events.stats().get("requests.remote.read_lease"))
+
+
 # Waiting
 
 
@@ -184,16 +189,16 @@ def test_a_deferred_request_keeps_the_lock_and_asks_the_server_only_when_it_is_d
     end, digest = holder
     deferral = Deferral()
     assert attempt(other, deferral) is None
-    assert deferral.kept is not None
+    assert deferral.pending is not None
     assert not other.lock_is_free(digest)  # No other process of this host asks for the lease.
-    deferral.kept[1].request._due = float("inf")
+    deferral.pending[1].request._due = float("inf")
     asked = engine.calls.total()
     assert attempt(other, deferral) is None
     assert not deferral.due()
     assert engine.calls.total() == asked
     end.set()
     wait_for(lambda: entry_name(digest) in engine.objects and lease_name(digest) not in engine.objects)
-    deferral.kept[1].request._due = 0.0
+    deferral.pending[1].request._due = 0.0
     assert deferral.due()
     assert attempt(other, deferral) == "remote"
     assert other.lock_is_free(digest)
@@ -213,7 +218,7 @@ def test_a_deferral_that_is_closed_releases_the_lock(
 def test_cancelled_tasks_release_the_lock(other: Host, holder: tuple[threading.Event, str]) -> None:
     runner = Runner()
     task = runner.submit(lambda deferral: other.builder.obtain(program(), ARCH, deferral=deferral))
-    wait_for(lambda: task.deferral is not None and task.deferral.kept is not None)
+    wait_for(lambda: task.deferral is not None and task.deferral.pending is not None)
     runner.cancel()
     task.wait()
     assert task.cancelled
@@ -326,6 +331,70 @@ def test_after_a_rejected_program_each_host_compiles_for_itself(
     assert other.outcomes("wait") == ["ended"]
 
 
+def test_hosts_do_not_wait_for_each_other_where_the_store_is_full(
+    host: Host, open_host: Callable[..., Host], compiler: Compiler, engine: MemoryEngine
+) -> None:
+    end = compiler.held["k0.cu"] = threading.Event()
+    digest = host.builder.key(program(), ARCH).digest
+    others = [open_host() for _ in range(3)]
+
+    def before(verb: str, _: str) -> None:
+        if verb == "write":
+            raise RemoteError("it is full")
+
+    engine.before = before
+    for each in (host, *others):
+        each.recorder.forgive = True
+    threads = [host.starts(program())]
+    wait_for(lambda: lease_name(digest) in engine.objects and compiler.labels)
+    threads += [each.starts(program()) for each in others]
+    wait_for(lambda: all(map(knows_the_holder, others)))
+    end.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(compiler.labels) == 4
+    wait_for(lambda: host.outcomes("lease") == ["held", "ended"])
+    assert [each.outcomes("wait") for each in others] == [["ended"]] * 3
+
+
+def test_the_locks_of_a_node_are_released_before_the_lease(host: Host, engine: MemoryEngine) -> None:
+    request = ForeignRequest("triton", "0" * 64)
+    free: list[bool] = []
+
+    def before(verb: str, _: str) -> None:
+        if verb == "discard":
+            free.append(host.lock_is_free(request.digest))
+            raise RuntimeError("a defect of an engine")
+
+    claim, _ = host.builder.foreign.claim(request, sys._getframe())
+    engine.before = before
+    with pytest.raises(RuntimeError, match="a defect"):
+        claim.release()
+    assert free == [True]
+
+
+def test_a_slot_is_released_although_giving_the_lease_back_fails(
+    host: Host, engine: MemoryEngine
+) -> None:
+    digest = "ab" * 32
+    turn = host.builder._turns.begin(digest, sys._getframe(), Deferral())
+    turn.take_lock()
+    turn.take_slot()
+    turn.take_lease(lambda: None)
+    slot = turn._slot
+    assert slot is not None
+
+    def before(verb: str, _: str) -> None:
+        if verb == "discard":
+            raise RuntimeError("a defect of an engine")
+
+    engine.before = before
+    with pytest.raises(RuntimeError, match="a defect"):
+        turn.release()
+    assert not slot.held
+    assert host.lock_is_free(digest)
+
+
 # Faults
 
 
@@ -393,6 +462,46 @@ def test_entries_of_other_libraries_are_made_once_among_hosts(
         thread.join(60)
     assert calls == ["0"]
     assert other.outcomes("lease") == ["found"]
+
+
+def test_hosts_do_not_wait_for_each_other_where_another_compiler_fails(
+    host: Host, open_host: Callable[..., Host], engine: MemoryEngine
+) -> None:
+    request = ForeignRequest("triton", "0" * 64)
+    hosts = [host, open_host(), open_host(), open_host()]
+    go_on = threading.Event()
+    errors: list[Exception] = []
+
+    def make() -> dict[str, bytes]:
+        assert go_on.wait(60)
+        raise ValueError("ptxas fatal")
+
+    def obtain(each: Host) -> None:
+        try:
+            each.builder.foreign.obtain(request, make)
+        except ValueError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=obtain, args=(each,)) for each in hosts]
+    threads[0].start()
+    wait_for(lambda: lease_name(request.digest) in engine.objects)
+    for thread in threads[1:]:
+        thread.start()
+    wait_for(lambda: all(map(knows_the_holder, hosts[1:])))
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 4
+    assert host.outcomes("lease") == ["held", "ended"]
+    assert [each.outcomes("wait") for each in hosts[1:]] == [["ended"]] * 3
+
+
+def test_a_claim_that_is_given_up_ends_the_lease(host: Host, engine: MemoryEngine) -> None:
+    request = ForeignRequest("triton", "0" * 64)
+    claim, _ = host.builder.foreign.claim(request, sys._getframe())
+    claim.give_up()
+    assert LeaseContent(engine.objects[lease_name(request.digest)]).ended
+    assert host.lock_is_free(request.digest)
 
 
 def test_a_claim_that_is_released_without_an_entry_gives_the_lease_back(

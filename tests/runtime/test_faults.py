@@ -23,6 +23,7 @@ from tests.conftest import SAXPY, Recorder
 from tests.driver_errors import illegal_address, not_supported
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.runtime.support import KERNELS, PTX, SaxpyCase, saxpy_case
+from tests.threads import run_in_thread
 
 Operation = Callable[[SaxpyCase], object]
 #: Operations of a user, by the call of the device interface that each one makes.
@@ -187,6 +188,51 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
     again = saxpy_case(gpu)
     again.launch(4)
     again.check(4)
+
+
+@pytest.mark.parametrize("warm", [0, 4])
+def test_everything_on_an_emulator_is_usable_after_it_has_recovered(
+    warm: int, open_device: Callable[..., Gpu]
+) -> None:
+    gpu = open_device("emulator")
+    made = saxpy_case(gpu)
+    with gpu.capture() as graph:
+        made.launch()
+    made.launch(warm)
+    for _ in range(2):
+        free = gpu.memory().free
+        short = gpu.zeros(1)
+        with pytest.raises(EmulatorFault, match="past the end"):
+            made.saxpy.launch(2.0, short, short, 4096, grid=16, block=256)
+        assert gpu._context.lost is not None
+        short.close()
+        assert gpu._context.recover()
+        gpu.synchronize()
+        assert gpu.memory().free == free
+    graph.replay()
+    made.launch(2)
+    made.check(warm + 3)
+    assert gpu.kernel(SAXPY, "saxpy")[1, 32](0.0, gpu.zeros(1), gpu.zeros(1), 1) is None
+
+
+def test_a_deferred_stream_and_a_capture_do_not_recover(open_device: Callable[..., Gpu]) -> None:
+    late = open_device("emulator:2", schedule=1)
+    made = saxpy_case(late)
+    overrun(made)
+    with pytest.raises(EmulatorFault):
+        late.synchronize()
+    assert not late._context.recover()
+    gpu = open_device("emulator:3")
+    made = saxpy_case(gpu)
+    graph = gpu.capture()
+    graph.begin()
+    with pytest.raises(EmulatorFault):
+        run_in_thread(lambda: overrun(made))
+    assert not gpu._context.recover()
+    with pytest.raises(ContextLostError):
+        graph.end()
+    gpu.reset()
+    assert not made.saxpy._context.recover()
 
 
 def test_a_fault_of_one_emulator_does_not_affect_the_others(open_device: Callable[..., Gpu]) -> None:

@@ -17,6 +17,7 @@ from preheat.errors import (
     EmulatorFault,
     InputError,
     LaunchError,
+    PreheatError,
     StaleBufferError,
     TargetError,
     UnknownEntryError,
@@ -25,6 +26,7 @@ from preheat.gpu import Gpu, device
 from preheat.program import Program
 from preheat.runtime.operands import Pointer
 from tests.conftest import SAXPY
+from tests.frames import own_frames
 from tests.runtime.support import KERNELS, PTX, SaxpyCase, saxpy_case
 
 
@@ -327,6 +329,14 @@ DEVICES = (
         InputError, ("arch, patience and schedule belong to the emulator: a GPU has its own",)),
 )  # fmt: skip
 
+
+def check_traceback(error: BaseException, frames: int = 1) -> None:
+    """Require a traceback without errors that preheat has handled, and with few of its frames."""
+    assert error.__context__ is None or error.__suppress_context__
+    if isinstance(error, PreheatError):
+        assert len(own_frames(error)) <= frames
+
+
 MISUSES = (*LAUNCHES, *GEOMETRIES, *ARRAYS, *PROGRAMS, *DEVICES)
 
 
@@ -339,6 +349,7 @@ def test_a_mistake_is_refused_with_a_helpful_message(
     with pytest.raises(misuse.error) as caught:
         misuse.do(setup)
     assert type(caught.value) is misuse.error
+    check_traceback(caught.value)
     for words in misuse.says:
         assert words in str(caught.value)
     if misuse.hint is not None:
@@ -411,3 +422,54 @@ def test_the_emulator_stops_at_what_a_gpu_would_not_survive(
         misuse.do(setup)
     for words in misuse.says:
         assert words in str(caught.value)
+    check_traceback(caught.value, frames=2)  # Those of the emulator, which the native core calls.
+
+
+@pytest.mark.parametrize("warm", [0, 4], ids=["first", "quick"])
+def test_an_error_of_a_closed_device_shows_the_call_only(
+    warm: int, open_device: Callable[..., Gpu]
+) -> None:
+    setup = saxpy_case(open_device("emulator"))
+    setup.launch(warm)
+    bound = setup.saxpy.bind(2.0, setup.x, setup.y, setup.n, grid=5, block=64)
+    setup.gpu.close()
+    uses: tuple[Callable[[], object], ...] = (
+        setup.launch,
+        bound,
+        lambda: setup.saxpy[7, 64],
+        lambda: setup.saxpy.launch(2.0, setup.x, setup.y, setup.n, grid=6, block=64),
+        lambda: setup.saxpy.geometry(1, 1),
+        lambda: setup.gpu.zeros(3),
+        lambda: setup.gpu.kernel(SAXPY, "saxpy"),
+        setup.gpu.stream,
+        lambda: setup.gpu.capture().begin(),
+        setup.x.numpy,
+    )
+    for use in uses:
+        with pytest.raises(PreheatError) as caught:
+            use()
+        check_traceback(caught.value)
+
+
+CLASH = """
+#define SCALAR unsigned short
+template <class T> __device__ void foo(T x) {}
+extern "C" __global__ void foo(SCALAR x, float* y) { *y = x; }
+extern "C" __global__ void k(float a, float* y) { y[0] = a; }
+#undef SCALAR
+"""
+
+
+def test_an_error_about_an_argument_of_unknown_type_says_why_it_is_unknown(device: Gpu) -> None:
+    module = device.module(CLASH)
+    unknown = (
+        "the C++ types of foo are unknown, because foo is also the name of other functions; rename"
+    )
+    assert unknown in str(module["foo"].entry)
+    with pytest.raises(LaunchError) as caught:
+        module["foo"][1, 1]("x", device.zeros(1))
+    assert unknown in (caught.value.hint or "")
+    with pytest.raises(LaunchError) as caught:
+        module["k"][1, 1](1.5, device.zeros(2, "int64"))
+    assert str(caught.value) == "k, argument 1: float* cannot take an array of int64"
+    assert "unknown" not in (caught.value.hint or "")

@@ -121,6 +121,17 @@ def test_a_large_page_is_sent_whole() -> None:
     assert reply.partition(b"\r\n\r\n")[2] == page.encode()
 
 
+def test_a_page_that_cannot_be_made_is_one_error_and_not_the_end_of_the_server() -> None:
+    pages = iter([BOTH])
+    served = MetricsServer(Address("127.0.0.1", 0), lambda: next(pages))
+    assert get(served.port) == BOTH
+    for _ in range(2):
+        reply = raw(served.port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 500 Internal Server Error")
+        assert b"the counters cannot be read: StopIteration()" in reply
+    served.close()
+
+
 @pytest.mark.parametrize("host", ["::1", ""])
 def test_ipv6(host: str) -> None:
     try:
@@ -270,7 +281,7 @@ def test_a_taken_port_is_one_event(tmp_path: Path, server: MetricsServer) -> Non
 def test_an_address_that_cannot_be_used_is_one_event(
     host: str, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_decided", False)
+    monkeypatch.setattr(server_module, "_served_or_disabled", False)
     recorder.forgive = True
     for _ in range(2):
         serve(Address(host, 9000), events)
@@ -283,7 +294,7 @@ def test_a_process_that_can_start_no_thread_gets_an_event_and_keeps_no_socket(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(server_module, "_decided", False)
+    monkeypatch.setattr(server_module, "_served_or_disabled", False)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     recorder.forgive = True
     port = free_port()

@@ -11,14 +11,18 @@ from preheat.key import SCHEMA
 from preheat.toolchain import nvjitlink, nvrtc, signature, worker
 
 # No key names these words: an entry made with other words would be found under the same key. So when
-# one changes, raise `SCHEMA` in key.py and write the new words here.
+# one changes and gives other code, raise `SCHEMA` in key.py and write the new words here.
 WORDS = {
     2: {
         "cuda": (
             ["--gpu-architecture=sm_90", "-Xptxas=-v", "--no-cache", "--frandom-seed=preheat"],
             ["-I@0", "-I@cuda", "--fdevice-time-trace=trace", "--the-program's-own"],
             "/preheat/k.cu",
-            "\ntemplate<class T> __device__ char __preheat_sig;\n",
+            # Before `__preheat_kernel` the code was the same, and only types of some kernels were lost.
+            "\n\ntemplate<class T> __device__ char __preheat_sig;\n"
+            "template<class... A> struct __preheat_function { typedef void type(A...); };\n"
+            "template<class... A> __device__ __preheat_function<A...> "
+            "__preheat_kernel(void (*)(A...));\n",
         ),
         "ptx": ["-arch=sm_90", "-Xptxas=-v", "-no-cache", "--the-program's-own"],
     }

@@ -133,7 +133,7 @@ def test_types_and_sizes_belong_together(typed: dict[str, EntryPoint]) -> None:
 )
 def test_an_extern_c_kernel_is_probed_whatever_stands_in_front(head: str) -> None:
     program = Program.of(f'extern "C" {head} k(float* x, int n) {{ *x = n; }}\n')
-    assert signature.probe_names(program) == ("k",)
+    assert list(signature.probes(program)) == ["k"]
 
 
 def test_launch_bounds_after_the_return_type_cost_no_second_compile(
@@ -183,14 +183,105 @@ def test_a_kernel_that_is_declared_first_is_one_kernel(toolchain: Toolchain) -> 
     [
         'extern "C" {\n#if 0\n__global__ void gone(int* x) {}\n#endif\n'
         "__global__ void k(float* x) { *x = 1; }\n}",
+        '#define K(name) extern "C" __global__ void name\nK(gone)() {}\n#undef K\n'
+        'extern "C" __global__ void k(float* x) { *x = 1; }',
         'namespace hidden { extern "C" __global__ void k(float* x) { *x = 1; } }',
         'extern "C" __global__ void k(float* x) { *x = 1; }\n// a line that goes on \\',
     ],
 )
-def test_a_wrong_guess_costs_the_types_and_not_the_compile(toolchain: Toolchain, source: str) -> None:
-    (found,) = toolchain.compile(Program.of(source), SM_90).entries
-    assert (found.name, types(found)) == ("k", [None])
-    assert [p.kind for p in found.parameters] == ["u64"]
+def test_a_wrong_guess_costs_no_types_of_other_kernels(toolchain: Toolchain, source: str) -> None:
+    assert types(entries(toolchain, source)["k"]) == ["float*"]
+
+
+# The other function, and how often the compiler is called.
+CLASHES = {
+    "a function that returns a value": ("__device__ float foo(float x) { return x; }", 1),
+    "a function that returns void": ("__device__ void foo(float x) {}", 2),
+    "a template": ("template <class T> __device__ T foo(T x) { return x; }", 2),
+    "a kernel": ("__global__ void foo(int x) {}", 2),
+}
+
+
+@pytest.mark.parametrize("clash", CLASHES)
+def test_a_kernel_with_the_name_of_another_function_has_its_types(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch, clash: str
+) -> None:
+    other, compiles = CLASHES[clash]
+    call = Mock(wraps=toolchain.pool.call)
+    monkeypatch.setattr(toolchain.pool, "call", call)
+    source = f"""
+    extern "C" __global__ void k(float a, float* y) {{ *y = a; }}
+    {other}
+    extern "C" __global__ void foo(
+        const float* x, /* out */ float (*y)[4] = nullptr, int n = (1, 2)) {{}}
+    """
+    compiled = toolchain.compile(Program.of(source), SM_90)
+    found = {e.name: types(e) for e in compiled.entries}
+    assert found["k"] == ["float", "float*"]
+    assert found["foo"] == ["float const*", "float (*) [4]", "int"]
+    assert [each.args[0]["do"] for each in call.mock_calls].count("cuda") == compiles
+
+
+def test_a_kernel_with_the_name_of_a_function_of_cuda_has_its_types(toolchain: Toolchain) -> None:
+    source = """
+    #include <cuda_fp16.h>
+    extern "C" __global__ void hexp(__half x, __half* y) { *y = hexp(x); }
+    """
+    assert types(entries(toolchain, source)["hexp"]) == ["__half", "__half*"]
+
+
+UNKNOWN = {
+    "is also the name of other functions; rename": """
+        #define SCALAR float
+        template <class T> __device__ void foo(T x) {}
+        extern "C" __global__ void foo(SCALAR x, float* y) { *y = x; }
+        #undef SCALAR""",
+    "comes from a macro or a header file; declare it in the source": """
+        #define KERNEL(name) extern "C" __global__ void name
+        KERNEL(foo)(float x, float* y) { *y = x; }""",
+}
+
+
+@pytest.mark.parametrize("reason", UNKNOWN)
+def test_a_kernel_that_cannot_be_probed_says_so_and_the_others_have_their_types(
+    toolchain: Toolchain, reason: str
+) -> None:
+    source = UNKNOWN[reason] + '\nextern "C" __global__ void k(float a, float* y) { *y = a; }'
+    found = entries(toolchain, source)
+    assert types(found["k"]) == ["float", "float*"]
+    assert str(found["k"]) == "k(float, float*)"
+    assert found["k"].untyped is None
+    assert types(found["foo"]) == [None, None]
+    assert found["foo"].prototype == "foo(f32, u64)"
+    assert str(found["foo"]).startswith("foo(f32, u64): the C++ types of foo are unknown, because ")
+    assert reason in str(found["foo"])
+
+
+def test_cpp11_which_has_no_probes_says_so(toolchain: Toolchain) -> None:
+    source = 'extern "C" __global__ void k(float* x) { *x = 1; }'
+    (found,) = toolchain.compile(Program.of(source, options=["-std=c++11"]), SM_90).entries
+    assert types(found) == [None]
+    assert found.untyped == "C++11 has no templates of variables; compile the program as C++14 or newer"
+
+
+@pytest.mark.parametrize(
+    ("declared", "cast"),
+    [
+        ("k(float* x, int n = 3)", "void (*)(float* x, int n)"),
+        ("k()", "void (*)()"),
+        ("k(int (*f)(int, int), int g)", "void (*)(int (*f)(int, int), int g)"),
+        ("k(char c = ',')", "void (*)(char c)"),
+        ("k(float* x\n#ifdef N\n, int n\n#endif\n)", None),
+        ("k(float* x", None),
+    ],
+)
+def test_the_second_probe_has_the_parameters_of_the_declaration(
+    declared: str, cast: str | None
+) -> None:
+    program = Program.of(f'extern "C" __global__ void {declared} {{}}')
+    assert signature.probes(program) == {"k": "&__preheat_sig<decltype(__preheat_kernel(k))::type>"}
+    expected = {} if cast is None else {"k": f"&__preheat_sig<decltype(static_cast<{cast}>(k))>"}
+    assert signature.cast_probes(program) == expected
 
 
 def test_an_error_next_to_a_wrong_guess_is_reported_without_the_probe(toolchain: Toolchain) -> None:
@@ -205,7 +296,7 @@ def test_an_error_next_to_a_wrong_guess_is_reported_without_the_probe(toolchain:
 
 def test_a_program_with_only_plain_kernels_is_not_probed() -> None:
     source = '__global__ void k(int x) {}\nextern "C" __device__ int f() { return 1; }\n'
-    assert signature.probe_names(Program.of(source)) == ()
+    assert signature.probes(Program.of(source)) == {}
 
 
 # Names

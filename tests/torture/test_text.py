@@ -30,9 +30,9 @@ def language(text: str) -> None:
 
 
 def kernels(text: str) -> None:
-    assert isinstance(
-        signature.probe_names(Program.of(f'"C" __global__ {text}', language="cuda")), tuple
-    )
+    program = Program.of(f'"C" __global__ {text}', language="cuda")
+    assert isinstance(signature.probes(program), dict)
+    assert isinstance(signature.cast_probes(program), dict)
 
 
 def headers(text: str) -> None:

@@ -42,7 +42,12 @@ def _answer(name: str, request: dict[str, Any]) -> dict[str, Any]:
     except (Exception, SystemExit) as error:  # whatever the library or the application raises
         return {"error": f"{type(error).__name__}: {error}", "hint": None}
     entries = [[entry.kind, entry.key, entry.variant, entry.label] for entry in needed.entries]
-    return {"entries": entries, "notes": needed.notes, "made": _compiles() > before}
+    return {
+        "entries": entries,
+        "notes": needed.notes,
+        "outdated": needed.outdated,
+        "made": _compiles() > before,
+    }
 
 
 def _compiles() -> float:

@@ -15,19 +15,33 @@ from preheat.callsite import call_site, format_site
 from preheat.errors import AdapterError
 from preheat.foreign import ForeignEntry, ForeignRequest
 
-__all__ = ["Adapter", "RequiredEntries", "Row", "directory_of", "obtain", "require_version"]
+__all__ = [
+    "Adapter",
+    "RequiredEntries",
+    "Row",
+    "directory_of",
+    "not_importable",
+    "obtain",
+    "require_version",
+]
 
 #: What a recording keeps of one request of a library, as JSON values. Every row has "root", the
 #: directory from which its modules are imported, or "" for installed ones; "env", the variables that
 #: are set when the request is made again; and "recorded", facts that are not part of the request.
+#: A row with "kept" describes an entry that `bake` cannot make, such as a measurement. The content of
+#: the entry is kept beside the manifest.
 Row = Mapping[str, Any]
 
 
 class RequiredEntries(NamedTuple):
-    """The entries that a launch needs. `notes` say what a user of the entries should know."""
+    """The entries that a launch needs. `notes` say what a user of the entries should know.
+
+    `outdated` says why the recording cannot be used at all, such as another version of the library.
+    """
 
     entries: tuple[ForeignRequest, ...]
     notes: tuple[str, ...] = ()
+    outdated: str = ""
 
 
 class Adapter(ABC):
@@ -78,6 +92,15 @@ def require_version(library: str, found: str, oldest: tuple[int, ...], newest: t
             f"{library} {found} is not known: the adapter accepts {first} to {last}",
             hint="install one of these versions, or a newer preheat",
         )
+
+
+def not_importable(error: Exception, row: Row) -> AdapterError:
+    """Return the error for a function that a bake cannot import."""
+    searched = f" and {row['root']}" if row["root"] else ""
+    return AdapterError(
+        f"{error} (searched: PYTHONPATH{searched})",
+        hint="put the module beside the manifest, or its directory on PYTHONPATH",
+    )
 
 
 def directory_of(module: ModuleType) -> str:

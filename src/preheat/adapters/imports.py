@@ -49,10 +49,14 @@ def activate(value: str | None = None) -> None:
         sys.meta_path.insert(0, _Finder(waiting))
 
 
-def child_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which every Python installs adapters, unless it says otherwise."""
+def child_environment(env: Mapping[str, str], adapters: str = "auto") -> dict[str, str]:
+    """Return an environment in which every Python installs `adapters`, unless it names others.
+
+    An empty variable names none. Without `adapters` it stays empty, and a command of preheat inside of
+    the command may still choose.
+    """
     path = os.pathsep.join(filter(None, (_SITE, env.get("PYTHONPATH"))))
-    return {VARIABLE: "auto", **env, "PYTHONPATH": path}
+    return {**env, VARIABLE: env.get(VARIABLE) or adapters, "PYTHONPATH": path}
 
 
 class _Finder(MetaPathFinder):

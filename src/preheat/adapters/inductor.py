@@ -187,7 +187,7 @@ def _obey_seal(store: ForeignStore) -> None:
         if store.sealed is not SealMode.OFF:
             request = ForeignRequest(_KIND, "graph", label=_label(gm), arch=_arch())
             store.permit(request, _ABSENT, called_by=_caller)
-            store.missed(request, _ABSENT)
+            store.missed(request, _ABSENT, called_by=_caller)
         return stock(gm, *arguments, **options)
 
     compile_fx.fx_codegen_and_compile = fx_codegen_and_compile

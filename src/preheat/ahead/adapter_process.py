@@ -39,36 +39,53 @@ _SHARED = (
 
 
 class Answer(NamedTuple):
-    """The entries that a request needs, notes about them, and whether any had to be made."""
+    """The entries that a request needs, notes about them, and whether any had to be made.
+
+    `outdated` says why the recording cannot be used; it is empty otherwise.
+    """
 
     entries: list[ForeignRequest]
     notes: list[str]
     made: bool
+    outdated: str = ""
 
 
 class AdapterProcesses:
     """Starts processes when they are needed, and keeps them for the next request."""
 
     def __init__(self, builder: Builder) -> None:
-        self._place = tempfile.mkdtemp(prefix="preheat-adapters-")
-        disk = builder.disk
-        # Without a cache directory, entries are handed over in one that is removed in the end.
-        self.cache_dir = f"{self._place}/cache" if disk is None else str(disk.root)
-        self.own_cache = disk is None
+        self._directory: str | None = None
+        self._disk = builder.disk
         self._passed = {"PREHEAT_LOCK_DIR", *(_SHARED if builder.cache.shared else ())}
         self._idle: dict[_GROUP, list[_Process]] = {}
         self._all: list[_Process] = []
         self._lock = Lock()
         self._own_builder: Builder | None = None
 
+    @property
+    def own_cache(self) -> bool:
+        """Whether the processes have a cache of their own, because the builder has no directory."""
+        return self._disk is None
+
     def store(self, builder: Builder) -> ForeignStore:
         """Return where the processes store entries: with `builder`, or in a cache of their own."""
         if not self.own_cache:
             return builder.foreign
+        cache_dir = self._cache_dir()
         with self._lock:
             if self._own_builder is None:
-                self._own_builder = Builder.open(cache_dir=self.cache_dir)
+                self._own_builder = Builder.open(cache_dir=cache_dir)
             return self._own_builder.foreign
+
+    def _temporary(self) -> str:
+        """Return the directory of these processes, which the first use makes and `close` removes."""
+        with self._lock:
+            if self._directory is None:
+                self._directory = tempfile.mkdtemp(prefix="preheat-adapters-")
+            return self._directory
+
+    def _cache_dir(self) -> str:
+        return f"{self._temporary()}/cache" if self._disk is None else str(self._disk.root)
 
     def bake(self, item: ForeignProgram, arch: Arch) -> Answer:
         """Make the entries of a request."""
@@ -91,15 +108,16 @@ class AdapterProcesses:
             ForeignRequest(kind, key, variant, label, arch)
             for kind, key, variant, label in answer["entries"]
         ]
-        return Answer(entries, answer["notes"], answer["made"])
+        return Answer(entries, answer["notes"], answer["made"], answer["outdated"])
 
     def _ask(
         self, verb: str, item: ForeignProgram, env: Mapping[str, str], title: str, **more: str
     ) -> dict[str, Any]:
         """Return the answer of a process. Raises `AdapterError`, with `title`, where it is an error."""
-        group = (item.kind, item.root, tuple(sorted(env.items())))
+        group = (item.kind, item.import_root, tuple(sorted(env.items())))
         process = self._take(group)
-        answer = process.ask({"verb": verb, "row": item.row, "coverage": item.coverage, **more})
+        row = {**item.row, "root": item.import_root}
+        answer = process.ask({"verb": verb, "row": row, "coverage": item.coverage, **more})
         with self._lock:
             self._idle.setdefault(group, []).append(process)
         if "error" in answer:
@@ -125,8 +143,8 @@ class AdapterProcesses:
             **kept,
             **env,
             "PYTHONPATH": path,
-            "PREHEAT_CACHE_DIR": self.cache_dir,
-            "TRITON_CACHE_DIR": f"{self._place}/triton",
+            "PREHEAT_CACHE_DIR": self._cache_dir(),
+            "TRITON_CACHE_DIR": f"{self._temporary()}/triton",
             "CUDA_VISIBLE_DEVICES": "",
         }
 
@@ -139,7 +157,8 @@ class AdapterProcesses:
             for process in processes:
                 process.close()
         finally:
-            shutil.rmtree(self._place, ignore_errors=True)
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class _Process:

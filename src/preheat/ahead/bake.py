@@ -14,13 +14,16 @@ from preheat.ahead.bundles import merge_entries, meta, require_place
 from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_foreign, plan_foreign
 from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job
 from preheat.ahead.manifest import GraphKeys, Manifest, require_programs
+from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.ahead.shards import Shard
+from preheat.ahead.shared_entries import fill_stores
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
 from preheat.build.together import estimate
+from preheat.cache.base import Filled
 from preheat.cache.bundle import write
 from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode
@@ -56,6 +59,9 @@ class BakeResult:
         seconds: The time of the whole bake.
         path: The bundle, if one was written.
         nbytes: The size of the bundle.
+        stores: A row for each shared store that this process may write to: how many entries it had
+            (`present`), how many were written to it in the end (`written`), and how many it lacks
+            (`missing`), with a `reason`.
 
     Examples:
         >>> result = preheat.bake("kernels.toml", "sm_90")
@@ -68,6 +74,7 @@ class BakeResult:
     seconds: float = 0.0
     path: Path | None = None
     nbytes: int = 0
+    stores: tuple[Filled, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -92,7 +99,8 @@ def bake(
     """Compile every program of a manifest, and write a bundle.
 
     The longest compiles start first. Adapters make the requests of other libraries, in processes of
-    their own. Programs that are finished when a bake ends early are in the cache.
+    their own. Programs that are finished when a bake ends early are in the cache. In the end, entries
+    that a shared store lacks are written to it.
 
     Args:
         manifest: A manifest, or the path of one.
@@ -130,6 +138,7 @@ def bake(
         require_place(output)
     manifest = require_programs(manifest)
     todo = plan_all(manifest, archs, shard)
+    recorded = RecordedEntries(manifest.recorded)
     # Bundles, a seal and a recording are settings for runs.
     config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
     results = _Results(on_done)
@@ -142,7 +151,7 @@ def bake(
         [job for job in todo if isinstance(job, Job)], builder, config, jobs, on_start, results.add
     )
     requests = [job for job in todo if isinstance(job, ForeignJob)]
-    _run_adapters(requests, builder, config, jobs, on_start, results.add)
+    _run_adapters(requests, recorded, builder, config, jobs, on_start, results.add)
     outputs, ambiguous = _without_ambiguous(results.programs)
     unreadable = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
     failures = [*unreadable, *results.failures, *ambiguous]
@@ -153,7 +162,8 @@ def bake(
     path = Path(output) if output is not None and (outputs or foreign or not failures) else None
     nbytes = 0 if path is None else _write(path, outputs, foreign, manifest.graphs, key)
     rows = (*sorted(each.row for each in outputs), *map(_foreign_row, foreign))
-    return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes)
+    stores = fill_stores(outputs, foreign, builder, config)
+    return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes, stores)
 
 
 def plan_all(
@@ -250,7 +260,7 @@ def _write(
     key: Signer | None,
 ) -> int:
     by_key: dict[str, BundleEntry] = {}
-    for _, entry in outputs:
+    for _, entry, _ in outputs:
         known = by_key.get(entry.key)
         by_key[entry.key] = entry if known is None else merge_entries(known, entry)
     entries = {digest: blob for entry in by_key.values() for digest, blob in entry.encode().items()}
@@ -314,7 +324,7 @@ def _run_here(
         look_ahead(used.cache, used.toolchain, wanted)
         with used.expect(wanted, most=jobs):
             run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
-        used.cache.close()  # What was baked is on shared stores when the bake ends.
+        used.cache.close()  # What was compiled is on shared stores before they are asked for it.
     finally:
         if builder is None:
             used.close()
@@ -322,6 +332,7 @@ def _run_here(
 
 def _run_adapters(
     todo: Sequence[ForeignJob],
+    recorded: RecordedEntries,
     builder: Builder | None,
     config: Config,
     jobs: int | None,
@@ -337,4 +348,4 @@ def _run_adapters(
             on_start(job)
 
     used = builder or Builder.open(config)
-    bake_foreign(todo, used, jobs=jobs, on_start=started, on_done=on_done)
+    bake_foreign(todo, used, recorded, jobs=jobs, on_start=started, on_done=on_done)

@@ -34,7 +34,7 @@ def bake_elsewhere(
     """Run jobs on an executor, the longest first, and return those that have to run in this process.
 
     The latter are requests of other libraries that cannot be made again: their entries are copied from
-    the cache of this machine. A fleet that has no worker is a `fault` event.
+    the recording, or from the cache of this machine. A fleet that has no worker is a `fault` event.
     """
     used = fleet(executor) if isinstance(executor, str) else executor
     sent = sorted(filter(_can_travel, todo), key=lambda job: -job.estimate)
@@ -47,7 +47,7 @@ def bake_elsewhere(
 
 
 def _can_travel(job: AnyJob) -> bool:
-    return isinstance(job, Job) or bool(job.item.request)
+    return isinstance(job, Job) or not job.item.kept
 
 
 def _result(job: AnyJob, outcome: Answer | BaseException, memo: Memo) -> Result:

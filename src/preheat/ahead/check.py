@@ -10,11 +10,20 @@ from typing import NamedTuple
 
 from preheat.ahead.bake import Job, parse_archs, plan
 from preheat.ahead.bundles import archs as baked_archs
-from preheat.ahead.foreign import NOT_ASKED, missing_foreign, plan_foreign
+from preheat.ahead.foreign import (
+    COPY_AGAIN,
+    DAMAGED,
+    NOT_ASKED,
+    RECORD_AGAIN,
+    missing_foreign,
+    plan_foreign,
+)
 from preheat.ahead.manifest import Manifest, require_programs
+from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
+from preheat.build.bundle_entries import DAMAGED_ENTRY
 from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import Miss
 from preheat.errors import InputError
@@ -25,6 +34,7 @@ __all__ = ["CheckResult", "MissingProgram", "check"]
 _MOST_EXPLAINED = 25
 _EXPLAIN_SECONDS = 1.0  # for all of them together
 _OTHER_ARCH = "not baked for this architecture"
+_CORRECT = "correct the manifest, or record again"
 
 
 class MissingProgram(NamedTuple):
@@ -45,6 +55,10 @@ class CheckResult:
         missing: The programs that are not stored, with the reasons.
         unchecked_headers: Header files that the code was made from and that do not exist here, so that
             they cannot be compared.
+        bakeable: How many of the missing programs a bake makes.
+        hints: What to do about the other ones.
+        to_record: Those of the missing programs that need a new recording, such as results of
+            autotuning for another architecture.
 
     Examples:
         >>> baked = preheat.bake("kernels.toml", "sm_90")
@@ -56,6 +70,9 @@ class CheckResult:
     archs: tuple[Arch, ...]
     missing: tuple[MissingProgram, ...]
     unchecked_headers: tuple[str, ...] = ()
+    bakeable: int = 0
+    hints: tuple[str, ...] = ()
+    to_record: tuple[MissingProgram, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -97,6 +114,7 @@ def check(
     programs = len({id(job.item) for job in todo}) + len(manifest.unreadable)
     targets = tuple(sorted({job.arch for job in todo}))
     missing = [MissingProgram(title, None, str(error)) for title, error in manifest.unreadable]
+    hints = [error.hint or _CORRECT for _, error in manifest.unreadable]
     unchecked: set[str] = set()
     wanted = ((job.item.program, arch) for job in todo for arch in _candidates(job))
     look_ahead(builder.cache, builder.toolchain, wanted, once=False)
@@ -106,22 +124,36 @@ def check(
         found = _lookup(builder, job)
         if isinstance(found, Artifact):
             unchecked |= _missing_headers(builder, job, found)
-            reason = _missing_entry(found, job.item.entries)
+            error = _missing_entry(found, job.item.entries)
+            reason, hint = (None, "") if error is None else (str(error), error.hint or _CORRECT)
         elif builder.cache.unanswered != unanswered:
-            reason = NOT_ASKED
+            reason, hint = NOT_ASKED, ""
+        elif found.reason.startswith(DAMAGED_ENTRY):
+            reason, hint = DAMAGED, COPY_AGAIN
         else:
             explain = len(missing) < _MOST_EXPLAINED and time.monotonic() < deadline
-            reason = _reason(builder, job, found, targets, explain=explain)
+            reason, hint = _reason(builder, job, found, targets, explain=explain), ""
         if reason is not None:
             missing.append(MissingProgram(job.item.title, job.arch, reason))
+            hints.append(hint)
     requests = plan_foreign(manifest, parse_archs(archs))
-    missing += (
-        MissingProgram(job.item.title, job.arch, reason)
-        for job, reason in missing_foreign(requests, builder)
-    )
+    recorded = RecordedEntries(manifest.recorded)
+    for request, reason, hint in missing_foreign(requests, builder, recorded):
+        missing.append(MissingProgram(request.item.title, request.arch, reason))
+        hints.append(hint)
     targets = tuple(sorted({*targets, *(job.arch for job in requests if job.arch is not None)}))
     programs += len({job.item.identity for job in requests})
-    return CheckResult(programs, targets, tuple(missing), tuple(sorted(unchecked)))
+    return CheckResult(
+        programs,
+        targets,
+        tuple(missing),
+        tuple(sorted(unchecked)),
+        bakeable=hints.count(""),
+        hints=tuple(dict.fromkeys(filter(None, hints))),
+        to_record=tuple(
+            each for each, hint in zip(missing, hints, strict=True) if hint == RECORD_AGAIN
+        ),
+    )
 
 
 def _candidates(job: Job) -> Iterable[Arch]:
@@ -140,13 +172,13 @@ def _lookup(builder: Builder, job: Job) -> Artifact | Miss:
     return min(misses, key=lambda miss: miss.reason.startswith("absent"))
 
 
-def _missing_entry(artifact: Artifact, entries: Iterable[str]) -> str | None:
-    """Return the message for the first of `entries` that the code does not have."""
+def _missing_entry(artifact: Artifact, entries: Iterable[str]) -> InputError | None:
+    """Return the error for the first of `entries` that the code does not have."""
     for name in entries:
         try:
             artifact.entry(name)
         except InputError as error:
-            return str(error)
+            return error
     return None
 
 

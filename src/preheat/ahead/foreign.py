@@ -8,19 +8,26 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from typing import NamedTuple
 
-from preheat.ahead.adapter_process import AdapterProcesses
+from preheat.ahead.adapter_process import AdapterProcesses, Answer
 from preheat.ahead.manifest import ForeignProgram, Manifest
+from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Deferral
 from preheat.build.parallel import Task, run_all
+from preheat.cache.bundle import Bundle
+from preheat.cache.codec import DamagedEntryError
 from preheat.errors import AdapterError, PreheatError
 from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = [
+    "COPY_AGAIN",
+    "DAMAGED",
     "NOT_ASKED",
+    "RECORD_AGAIN",
     "BakedForeign",
     "ForeignJob",
+    "MissingForeign",
     "bake_foreign",
     "bake_request",
     "closures",
@@ -30,12 +37,25 @@ __all__ = [
 
 #: The reason for a missing program when that is not known for certain.
 NOT_ASKED = "not on this machine, and a shared store could not be asked"
+#: The reason for a program whose entry in a bundle has a wrong checksum, and the hint.
+DAMAGED = "damaged: copy the bundle again"
+COPY_AGAIN = "copy the bundle again, and check it: 'preheat bundle verify FILE' lists what is damaged"
+#: The hint for a program that a bake alone cannot make.
+RECORD_AGAIN = (
+    "record again with --fresh, on a GPU of each architecture and with the versions of this machine, "
+    "and then bake"
+)
+_NOT_LOADED = (
+    "a check needs the library and the modules of the application, in the versions of the bake"
+)
 _ESTIMATE = 1.0  # seconds for a request that was never measured
 _OTHER_KEY = (
     "its key is not the recorded one, although nothing that was recorded has changed; "
     "a sealed run may miss it"
 )
 _COPIED = "it cannot be compiled again; the recorded entry was copied"
+_MEASURED = "the measured result of the recording was copied"
+_RECORD_AGAIN = "record again with --fresh, or bake with the version of the recording"
 
 
 class ForeignJob(NamedTuple):
@@ -76,7 +96,7 @@ def closures(manifest: Manifest, builder: Builder) -> list[tuple[ForeignProgram,
 
     A request whose number cannot be determined is left out: its bake reports the error.
     """
-    wanted = [item for item in manifest.foreign if item.request and item.coverage == "closure"]
+    wanted = [item for item in manifest.foreign if not item.kept and item.coverage == "closure"]
     found = []
     if wanted:
         with closing(AdapterProcesses(builder)) as processes:
@@ -89,17 +109,20 @@ def closures(manifest: Manifest, builder: Builder) -> list[tuple[ForeignProgram,
 def bake_foreign(
     todo: Sequence[ForeignJob],
     builder: Builder,
+    recorded: RecordedEntries,
     *,
     jobs: int | None,
     on_start: Callable[[ForeignJob], None],
     on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
 ) -> None:
-    """Make the entries of all jobs in processes of their adapters. A failure is a result as well."""
+    """Make the entries of all jobs in processes of their adapters. A failure is a result as well.
 
+    `recorded` has the entries that cannot be made again.
+    """
     with closing(AdapterProcesses(builder)) as processes:
         kept = [job.item for job in todo if not job.item.request]
         builder.cache.look_ahead(r.digest for item in kept for r in recorded_requests(item))
-        run = functools.partial(bake_request, builder, processes)
+        run = functools.partial(bake_request, builder, processes, recorded=recorded)
         # What is kept comes last: a job that makes its entries may have made those as well.
         for makes in (True, False):
             part = [job for job in todo if bool(job.item.request) is makes]
@@ -127,18 +150,28 @@ def _run_all(
 
 
 def bake_request(
-    builder: Builder, processes: AdapterProcesses, job: ForeignJob, deferral: Deferral | None = None
+    builder: Builder,
+    processes: AdapterProcesses,
+    job: ForeignJob,
+    deferral: Deferral | None = None,
+    *,
+    recorded: RecordedEntries | None = None,
 ) -> BakedForeign:
     """Return the entries of one job; `AdapterError` where they cannot be made.
 
-    `deferral` has no effect: the adapter waits in its own process.
+    `deferral` has no effect: the adapter waits in its own process. `recorded` has the entries that
+    cannot be made again.
     """
     del deferral
     if not job.item.request:
-        return _recorded(builder, job)
+        return _copied(builder, job, recorded)
     assert job.arch is not None
-    store = processes.store(builder)
     answer = processes.bake(job.item, job.arch)
+    if answer.outdated:
+        raise AdapterError(f"{job}: {answer.outdated}", hint=_RECORD_AGAIN)
+    if job.item.kept:
+        return _measured(builder, job, answer, recorded)
+    store = processes.store(builder)
     found = [store.get(request) for request in answer.entries]
     entries = tuple(entry for entry in found if entry is not None)
     if len(entries) < len(found):
@@ -158,28 +191,89 @@ def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
     return [_OTHER_KEY]
 
 
-def _recorded(builder: Builder, job: ForeignJob) -> BakedForeign:
+def _measured(
+    builder: Builder, job: ForeignJob, answer: Answer, recorded: RecordedEntries | None
+) -> BakedForeign:
+    """Return the measurements of a request. They belong to the source and the architecture."""
+    assert job.arch is not None
+    found = [_find(builder, request, recorded) for request in answer.entries]
+    entries = tuple(entry for entry in found if entry is not None)
+    if len(entries) < len(found):
+        missing = unmeasured(job, answer.notes)
+        if missing is None:  # The recording has it, and its content is not here.
+            raise _not_here(job, "its measured result is", recorded)
+        hint = f"record on a GPU of {job.arch}"
+        if job.arch.plain not in _archs(job.item):
+            hint += ", and add that recording: preheat record -o MANIFEST --merge OTHER"
+        raise AdapterError(f"{job}: {missing}", hint=hint)
+    return BakedForeign(job, entries, (_MEASURED,))
+
+
+def unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
+    """Return why no recording has a measurement for a job; None when a recording has it.
+
+    The measurement itself was looked for, and was not found.
+    """
+    assert job.arch is not None
+    own = _archs(job.item)
+    if job.arch.plain not in own:
+        return f"a result is measured on a GPU, and there is one for {_listed(own)} only"
+    if notes:
+        return (
+            f"its result was measured before a change, and must be measured again: {'; '.join(notes)}"
+        )
+    return None
+
+
+def _copied(builder: Builder, job: ForeignJob, recorded: RecordedEntries | None) -> BakedForeign:
     """Return the recorded entries of a request that its adapter cannot make again."""
     item = job.item
-    if job.arch is not None and job.arch.plain not in {arch.plain for arch in item.archs}:
-        own = ", ".join(map(str, item.archs))
+    if job.arch is not None and job.arch.plain not in _archs(item):
         raise AdapterError(
-            f"{job} cannot be made: it was recorded for {own}, and its code cannot be imported",
-            hint=f"record it on a GPU of {job.arch}, and merge the bundles",
+            f"{job} cannot be made: {only_recorded_for(item)}",
+            hint=f"record on a GPU of {job.arch}, and add that recording: "
+            "preheat record -o MANIFEST --merge OTHER",
         )
-    found = [builder.foreign.get(request) for request in recorded_requests(item)]
+    found = [_find(builder, request, recorded) for request in recorded_requests(item)]
     wanted = [entry for entry in found if entry is not None and _runs_on(entry, job.arch)]
     if not wanted:
-        raise AdapterError(
-            f"{job}: none of the {len(found)} recorded entries is in the cache, and they cannot be "
-            "compiled again",
-            hint="record again, and bake with the same cache",
-        )
+        which = "its recorded entry is" if len(found) == 1 else f"its {len(found)} recorded entries are"
+        raise _not_here(job, which, recorded)
     notes = [_COPIED] if item.archs else []
     if missing := found.count(None):
         gone = f"{missing} of {len(found)} recorded entries are no longer in the cache"
         notes.append(f"{gone}; 'preheat record --fresh' drops them from the manifest")
     return BakedForeign(job, tuple(wanted), tuple(notes))
+
+
+def _not_here(job: ForeignJob, which: str, recorded: RecordedEntries | None) -> AdapterError:
+    """Return the error for entries that were recorded on another machine, and did not come along."""
+    hint = f"record again{'' if job.arch is None else f' on a GPU of {job.arch}'}"
+    if recorded is not None and recorded.absent:
+        hint = f"copy {recorded.absent[0]} from the machine that recorded, or {hint}"
+    return AdapterError(f"{job}: {which} neither beside the manifest nor in the cache", hint=hint)
+
+
+def only_recorded_for(item: ForeignProgram) -> str:
+    """Return why an entry that is copied from a recording exists for some architectures only."""
+    own = _listed(_archs(item))
+    return f"it was recorded for {own}, and only a run on a GPU makes it for another architecture"
+
+
+def _listed(archs: Iterable[Arch]) -> str:
+    return ", ".join(map(str, sorted(archs)))
+
+
+def _archs(item: ForeignProgram) -> set[Arch]:
+    return {arch.plain for arch in item.archs}
+
+
+def _find(
+    builder: Builder, request: ForeignRequest, recorded: RecordedEntries | None
+) -> ForeignEntry | None:
+    """Return an entry of the recording, or else of the cache of this machine."""
+    found = None if recorded is None else recorded.get(request)
+    return builder.foreign.get(request) if found is None else found
 
 
 def _runs_on(entry: ForeignEntry, arch: Arch | None) -> bool:
@@ -192,21 +286,35 @@ def recorded_requests(item: ForeignProgram) -> list[ForeignRequest]:
     return [ForeignRequest.referenced(item.kind, text, item.name, arch) for text in item.entries]
 
 
-def missing_foreign(todo: Iterable[ForeignJob], builder: Builder) -> list[tuple[ForeignJob, str]]:
+class MissingForeign(NamedTuple):
+    """A job whose entries a run would not find, and the reason. Without a `hint`, a bake makes them."""
+
+    job: ForeignJob
+    reason: str
+    hint: str = ""
+
+
+def missing_foreign(
+    todo: Iterable[ForeignJob], builder: Builder, recorded: RecordedEntries | None = None
+) -> list[MissingForeign]:
     """Return the jobs whose entries a run through `builder` would not find, each with the reason."""
-    missing: list[tuple[ForeignJob, str]] = []
+    missing: list[MissingForeign] = []
     todo = list(todo)
     if not todo:
         return missing
     with closing(AdapterProcesses(builder)) as processes:
-        needed = [_needed(job, processes) for job in todo]
+        needed = [_needed(job, processes, recorded) for job in todo]
     known = [each for each in needed if isinstance(each, _Needed)]
     builder.cache.look_ahead((r.digest for each in known for r in each.requests), once=False)
     for job, each in zip(todo, needed, strict=True):
+        if isinstance(each, MissingForeign):
+            missing.append(each)
+            continue
         unanswered = builder.cache.unanswered
-        reason = each if isinstance(each, str) else _reason(job, builder, each)
-        if reason is not None:
-            missing.append((job, reason if builder.cache.unanswered == unanswered else NOT_ASKED))
+        found = _missing(job, builder, each)
+        if found is not None:
+            asked = builder.cache.unanswered == unanswered
+            missing.append(found if asked else MissingForeign(job, NOT_ASKED))
     return missing
 
 
@@ -217,31 +325,59 @@ class _Needed(NamedTuple):
     notes: list[str]
 
 
-def _needed(job: ForeignJob, processes: AdapterProcesses) -> _Needed | str:
+def _needed(
+    job: ForeignJob, processes: AdapterProcesses, recorded: RecordedEntries | None
+) -> _Needed | MissingForeign:
     """Return the entries that a job needs, or why they are not known."""
-    if not job.item.request:
-        return _Needed(recorded_requests(job.item), [])
+    item = job.item
+    if not item.request:
+        if job.arch is not None and job.arch.plain not in _archs(item):
+            return MissingForeign(job, only_recorded_for(item), RECORD_AGAIN)
+        return _Needed([r for r in recorded_requests(item) if _may_run_on(r, job, recorded)], [])
     assert job.arch is not None
     try:
-        requests, notes, _ = processes.keys(job.item, job.arch)
+        answer = processes.keys(item, job.arch)
     except AdapterError as error:
-        return str(error).removeprefix(f"{job}: ")
-    return _Needed(requests, notes)
+        return MissingForeign(job, str(error).removeprefix(f"{job}: "), error.hint or _NOT_LOADED)
+    if answer.outdated:
+        return MissingForeign(job, answer.outdated, RECORD_AGAIN)
+    return _Needed(answer.entries, answer.notes)
 
 
-def _reason(job: ForeignJob, builder: Builder, needed: _Needed) -> str | None:
+def _may_run_on(request: ForeignRequest, job: ForeignJob, recorded: RecordedEntries | None) -> bool:
+    """Return False for an entry that was recorded for another architecture than that of the job."""
+    entry = None if recorded is None else recorded.get(request)
+    return entry is None or _runs_on(entry, job.arch)
+
+
+def _missing(job: ForeignJob, builder: Builder, needed: _Needed) -> MissingForeign | None:
     """Return why entries of a job are missing; None when all are stored."""
     requests, notes = needed
     absent = [request for request in requests if builder.foreign.get(request) is None]
     if not absent:
         return None
-    if notes:
-        return "; ".join(notes)
+    if any(damaged_in(bundle, request.digest) for bundle in builder.bundles for request in absent):
+        return MissingForeign(job, DAMAGED, COPY_AGAIN)
+    if job.item.request and job.item.kept and (reason := unmeasured(job, notes)):
+        return MissingForeign(job, reason, RECORD_AGAIN)
+    return MissingForeign(job, "; ".join(notes) or _reason(job, builder, len(absent), len(requests)))
+
+
+def _reason(job: ForeignJob, builder: Builder, absent: int, needed: int) -> str:
     there = {
         entry.target for entry in builder.foreign.all(job.item.kind) if entry.label == job.item.name
     }
     if there and str(job.arch) not in there:
         return "not baked for this architecture"
-    return (
-        "not baked" if len(absent) == len(requests) else f"{len(absent)} of {len(requests)} not baked"
-    )
+    return "not baked" if absent == needed else f"{absent} of {needed} not baked"
+
+
+def damaged_in(bundle: Bundle, digest: str) -> bool:
+    """Return whether a bundle has an entry whose checksum is wrong."""
+    try:
+        bundle.get(digest)
+    except DamagedEntryError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from preheat.ahead.manifest import ManifestProgram
@@ -10,7 +11,7 @@ from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.key_locks import Deferral
-from preheat.errors import PreheatError, UnknownEntryError, copy_error
+from preheat.errors import PreheatError, ToolchainError, UnknownEntryError, copy_error
 from preheat.program import Program
 
 __all__ = ["BakedProgram", "FailedProgram", "Job", "Output", "run_job"]
@@ -59,10 +60,14 @@ class FailedProgram(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a job returns from the thread or process that ran it."""
+    """What a job returns from the thread or process that ran it.
+
+    `request` is the digest under which caches have the program; it is empty if they cannot have it.
+    """
 
     row: BakedProgram
     entry: BundleEntry
+    request: str = ""
 
 
 def run_job(builder: Builder, job: Job, deferral: Deferral | None = None) -> Output:
@@ -84,7 +89,10 @@ def run_job(builder: Builder, job: Job, deferral: Deferral | None = None) -> Out
         changed=job.item.changed,
         include=program.include_spellings,
     )
-    return Output(row, entry)
+    request = ""
+    with suppress(ToolchainError):  # A bundle may have had it, where there is no compiler.
+        request = builder.key(program, job.arch).digest
+    return Output(row, entry, request)
 
 
 def _require_entry(artifact: Artifact, name: str, program: Program) -> None:

@@ -35,10 +35,12 @@ from preheat.ahead.manifest import (
     ManifestProgram,
     key_literal,
 )
+from preheat.ahead.manifest.recorded import ENTRY_SUFFIX
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.cache.lock import FileLock, hold
+from preheat.cache.publish import replace as publish
 from preheat.callsite import CallSite, call_site, format_site
 from preheat.errors import InputError
 from preheat.events import Events, warn
@@ -159,12 +161,23 @@ class Recorder:
         with self._lock:
             found = self._foreign.get((key, format_site(site)))
             if found is None:
+                if row is None or row.get("kept"):
+                    self._keep(entry)
                 found = (_foreign_fields(entry, row, site), _RequestCount())
                 self._foreign[key, format_site(site)] = found
             values, count = found
             count.total += 1
             if count.total >= 2 * count.written:
                 self._write_foreign_count(values, count)
+
+    def _keep(self, entry: ForeignEntry) -> None:
+        """Write an entry that a bake cannot make again to the directory of the recording."""
+        if not self._first("kept", entry.digest):
+            return
+        spool = spool_directory(self._manifest)
+        path = f"{spool}/{entry.digest}{ENTRY_SUFFIX}"
+        blob = entry.encode(provenance=False)
+        _create_in(spool, lambda: publish(path, [blob], durable=False))
 
     def _record_graph(self, name: str, key: str) -> None:
         with self._lock:
@@ -300,9 +313,14 @@ def merge_into(manifest: Path, *others: Manifest, fresh: bool = False) -> int:
             Manifest().merged(*others).write(manifest, fresh=True)
         elif ended or others:
             with _naming_spool(spool if ended else None):
-                read_existing(manifest).merged(*map(_read_spool, ended), *others).write(manifest)
+                recorded = Manifest(recorded=(str(spool),) if ended else ())
+                parts = (*map(_read_spool, ended), recorded, *others)
+                read_existing(manifest).merged(*parts).write(manifest)
         for file in ended:
             file.unlink()
+        if len(files) == len(ended):  # Others may still need theirs.
+            for file in spool.glob(f"*{ENTRY_SUFFIX}"):
+                file.unlink()
     return len(files) - len(ended)
 
 

@@ -133,14 +133,14 @@ def _run_with(builder: Builder, processes: AdapterProcesses, work: Work) -> Outp
     if absent:
         job = job._replace(item=replace(job.item, program=_with_empty(job.item.program, absent)))
     try:
-        row, entry = run_job(builder, job)
+        row, entry, request = run_job(builder, job)
     except CompileError as error:
         if not absent:
             raise
         where = f"{socket.gethostname()} has no directory {absent[0]}, where {job} may have headers"
         raise InputError(f"{where}\n{error}", hint=HEADERS_HINT) from None
     # A bundle has no source texts, so they need not travel.
-    return Output(row, replace(entry, artifact=replace(entry.artifact, sources={})))
+    return Output(row, replace(entry, artifact=replace(entry.artifact, sources={})), request)
 
 
 def _with_empty(program: Program, absent: list[str]) -> Program:

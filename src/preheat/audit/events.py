@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Event", "EventLog", "read_events"]
+from preheat.files import read_whole
+
+__all__ = ["PREHEAT_EVENTS", "Event", "EventLog", "is_running", "read_events"]
 
 #: The file in the directory of an audit to which preheat itself appends its events.
 PREHEAT_EVENTS = "preheat.events"
@@ -74,7 +76,7 @@ def read_events(directory: Path) -> EventLog:
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        return [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        return [line for line in read_whole(path).split(b"\n") if line.strip()]
     except OSError:
         return []  # No process of the command has written there.
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from preheat.audit import fatbin
 from preheat.audit.events import Event, EventLog
 from preheat.audit.fatbin import FatbinEntry, compiled_on, parse_fatbin
-from preheat.audit.sites import Caller, caller_of
+from preheat.audit.sites import Caller, caller_of_event
+from preheat.files import read_whole
 
 __all__ = ["Image", "Load", "canonical", "read_loads"]
 
@@ -103,7 +104,7 @@ def _load(event: Event, examined: _Examined, capability: int | None) -> Load:
         kind in ("ptx", "ltoir") or compiled_on(entries, capability),
         event.number("seconds"),
         int(event.number("result")),
-        caller_of(event.text("site"), event.text("caller")),
+        caller_of_event(event),
         event.text("caller"),
     )
 
@@ -113,7 +114,7 @@ def _bytes(event: Event, directory: Path) -> bytes | None:
     size = int(event.number("bytes"))
     try:
         if saved := os.path.basename(event.text("saved")):
-            return (directory / saved).read_bytes()
+            return read_whole(directory / saved)
         path = event.text("file")
         if not path:
             return None
@@ -142,7 +143,7 @@ def canonical(data: bytes) -> bytes:
     if data.startswith(struct.pack("<I", fatbin.MAGIC)):
         return data
     if not data.startswith(b"\x7fELF") or len(data) < _ELF.size:
-        return data.rstrip(b"\0")  # PTX ends at its first NUL.
+        return data.rstrip(b"\0")  # PTX may be followed by NUL bytes.
     image = data + b"\0"
     head = _ELF.unpack_from(image)
     segments, sections = head[5], head[6]

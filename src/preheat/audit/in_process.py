@@ -16,10 +16,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["start"]
+__all__ = ["Reporter", "start"]
 
 # A number that nothing raises. `faulthandler` is registered for it, and its handler is called directly.
 _SIGNAL = signal.SIGRTMIN + 13
@@ -29,21 +30,19 @@ _TRITON = "triton.compiler.compiler"
 def start(env: Mapping[str, str]) -> None:
     """Connect this interpreter to the audit that `env` describes.
 
-    A part that fails is left out, and the program goes on.
+    A part that fails is left out and reported, and the program goes on.
     """
     report = Reporter(env.get("PREHEAT_AUDIT", ""))
-    try:
-        _name_lines(env["PREHEAT_AUDIT_LIBRARY"])
-        if "PREHEAT_AUDIT_ONLY" not in env:
-            sys.meta_path.insert(0, _Finder(report))
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        report({"event": "unseen", "what": "Python lines", "why": why})
+    with report.failures("Python lines"):
+        # It is loaded already, unless the program has another LD_PRELOAD.
+        report.library = ctypes.CDLL(env["PREHEAT_AUDIT_LIBRARY"])
+        _name_lines(report.library)
+    if "PREHEAT_AUDIT_ONLY" not in env:
+        sys.meta_path.insert(0, _Finder(report))
 
 
-def _name_lines(path: str) -> None:
+def _name_lines(library: ctypes.CDLL) -> None:
     """Give the audit library the handler of `faulthandler`, which writes frames without the GIL."""
-    library = ctypes.CDLL(path)  # It is loaded already, unless the program has another LD_PRELOAD.
     file = library.preheat_audit_python_file(_SIGNAL)
     if file >= 0:
         faulthandler.register(_SIGNAL, file=file, all_threads=False, chain=False)
@@ -54,22 +53,37 @@ def _name_lines(path: str) -> None:
 
 
 class Reporter:
-    """Appends events to the file of this process, as the audit library does."""
+    """Appends events to the file of this process, by the audit library if it could be loaded."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
+        self.library: Any = None
 
     def __call__(self, fields: dict[str, Any]) -> None:
-        line = json.dumps({"time": round(time.monotonic(), 6), "pid": os.getpid(), **fields})
+        event = {"time": round(time.monotonic(), 6), "pid": os.getpid(), **fields}
+        line = json.dumps(event).encode("utf-8", "backslashreplace") + b"\n"
+        if self.library is not None:
+            self.library.preheat_audit_append(line, ctypes.c_size_t(len(line)))
+            return
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        name = f"{os.getpid()}-{os.geteuid()}.jsonl"
         try:
-            file = os.open(os.path.join(self._directory, f"{os.getpid()}.jsonl"), flags, 0o600)
+            file = os.open(os.path.join(self._directory, name), flags, 0o600)
         except OSError:
             return  # The audit has ended, and its directory is gone.
         try:
-            os.write(file, line.encode("utf-8", "backslashreplace") + b"\n")
+            os.write(file, line)
         finally:
             os.close(file)
+
+    @contextmanager
+    def failures(self, what: str) -> Iterator[None]:
+        """Report an error of the block: what the audit does not see because of it."""
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self({"event": "unseen", "what": what, "why": why})
 
 
 # Triton
@@ -97,7 +111,8 @@ class _Finder:
             def exec_module(module: Any) -> None:
                 execute(module)
                 sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-                _wrap_triton(module, self._report)
+                with self._report.failures("compiles by Triton"):
+                    _wrap_triton(module, self._report)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -116,20 +131,23 @@ def _wrap_triton(module: Any, report: Reporter) -> None:
 
         cls.make_ir = counted
 
+    original = module.compile
     for name in ("ASTSource", "IRSource"):
         if hasattr(getattr(module, name, None), "make_ir"):
             wrap_source(getattr(module, name))
-    original = module.compile
 
     def compile(src: Any, *args: Any, **more: Any) -> Any:
         made.any = False
         started = time.monotonic()
+        result = 1  # until it returns
         try:
-            return original(src, *args, **more)
+            compiled = original(src, *args, **more)
+            result = 0
+            return compiled
         finally:
             if made.any:
                 seconds = round(time.monotonic() - started, 6)
-                event = {"event": "compile", "compiler": "Triton", "seconds": seconds, "result": 0}
+                event = {"event": "compile", "compiler": "Triton", "seconds": seconds, "result": result}
                 report({**event, "name": str(getattr(src, "name", "")), "site": _frames()})
 
     module.compile = functools.wraps(original)(compile)

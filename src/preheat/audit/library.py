@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.audit.events import PREHEAT_EVENTS
+from preheat.audit.nested import outer_audit
 from preheat.config import SealMode
 from preheat.errors import InputError
 
@@ -47,13 +48,15 @@ def audited_environment(
 ) -> Audited:
     """Return an environment whose processes report to `directory`, which exists.
 
-    Without `reports`, they report what they refuse alone, which takes no space however long they run.
-    A process that is sealed refuses to compile. Without `cupti`, only explicit loads are seen. An
-    injection library, an events file and a choice of CUPTI (PREHEAT_AUDIT_CUPTI) that the environment
-    has already stay.
+    Without `reports`, they report refusals only, which takes little space however long they run. A
+    sealed process refuses to compile. Without `cupti`, only
+    explicit loads are seen. An injection library, an events file and a choice of CUPTI
+    (PREHEAT_AUDIT_CUPTI) that the environment has already stay, unless they are those of an outer
+    audit.
     """
     library = _loadable(require_library(), directory)
     notes = []
+    env = _without_outer(env)
     made = {
         **env,
         "PREHEAT_AUDIT": str(directory),
@@ -65,16 +68,32 @@ def audited_environment(
     if not reports:
         return Audited({**made, "PREHEAT_AUDIT_ONLY": "refusals"}, ())
     if env.get("PREHEAT_EVENTS"):
-        notes.append("the names of preheat's own kernels: PREHEAT_EVENTS names another file")
+        notes.append("compiles and refusals by preheat: PREHEAT_EVENTS names another file")
     else:
         made["PREHEAT_EVENTS"] = str(directory / PREHEAT_EVENTS)
     if cupti and env.get(_INJECTION):
-        notes.append(f"modules that the CUDA runtime loads: {_INJECTION} is {env[_INJECTION]}")
+        notes.append(f"modules loaded by the CUDA runtime: {_INJECTION} is {env[_INJECTION]}")
     elif cupti:
         made[_INJECTION] = str(library)
         found = env.get("PREHEAT_AUDIT_CUPTI") or ":".join(map(str, _find_cupti(env)))
         made["PREHEAT_AUDIT_CUPTI"] = found or "libcupti.so"
     return Audited(made, tuple(notes))
+
+
+def _without_outer(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the settings of an audit in which this process runs."""
+    kept = {name: value for name, value in env.items() if name != "PREHEAT_AUDIT_ONLY"}
+    outer = outer_audit(env)
+    if outer is None:
+        return kept
+    if kept.get("PREHEAT_EVENTS") == str(outer / PREHEAT_EVENTS):
+        del kept["PREHEAT_EVENTS"]
+    library = kept.get("PREHEAT_AUDIT_LIBRARY")
+    if library and kept.get(_INJECTION) == library:
+        del kept[_INJECTION]
+    preloads = kept.get("LD_PRELOAD", "").split(":")
+    kept["LD_PRELOAD"] = ":".join(path for path in preloads if path != library)
+    return kept
 
 
 def _loadable(library: Path, directory: Path) -> Path:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import getpass
 import hashlib
 import os
+import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -79,11 +82,22 @@ def _size(file: _CachedFile) -> int:
 
 def _directories(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     home = env.get("HOME", "")
-    triton = env.get("TRITON_CACHE_DIR") or (f"{home}/.triton/cache" if home else "")
+    triton_home = env.get("TRITON_HOME") or home
+    triton = env.get("TRITON_CACHE_DIR") or (f"{triton_home}/.triton/cache" if triton_home else "")
     if triton:
         yield "Triton", Path(triton)
-    if inductor := env.get("TORCHINDUCTOR_CACHE_DIR"):
-        yield "Inductor", Path(inductor)
+    yield "Inductor", Path(env.get("TORCHINDUCTOR_CACHE_DIR") or _inductor_default(env))
     cupy = env.get("CUPY_CACHE_DIR") or (f"{home}/.cupy/kernel_cache" if home else "")
     if cupy:
         yield "CuPy", Path(cupy)
+
+
+def _inductor_default(env: Mapping[str, str]) -> str:
+    """Return the directory that Inductor uses without a setting: one for each user."""
+    names = (env.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME"))
+    try:
+        user = next(filter(None, names), None) or getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())  # The user has no name.
+    directory = env.get("TMPDIR") or tempfile.gettempdir()
+    return os.path.join(directory, "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))

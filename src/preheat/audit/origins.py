@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,11 +125,9 @@ def _blob(bundle: Bundle, digest: str) -> bytes | None:
 
 
 def _title(meta: Mapping[str, Any]) -> str:
+    """Return the name of an entry: the library, if it is not preheat, and the label."""
     kind, label = str(meta.get("kind", "")), str(meta.get("label", ""))
-    return " ".join(_words(kind, label))
-
-
-def _words(kind: str, label: str) -> Iterator[str]:
-    if kind.startswith("foreign"):
-        yield kind.partition(":")[2] or kind.removeprefix("foreign").strip(" -/")
-    yield label
+    if not kind.startswith("foreign"):
+        return label
+    library = kind.partition(":")[2] or kind.removeprefix("foreign").strip(" -/")
+    return f"{library} {label}"

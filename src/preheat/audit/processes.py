@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from preheat.audit.events import Event, EventLog, is_running
-from preheat.audit.sites import Caller, caller_of
+from preheat.audit.sites import Caller, caller_of_event
 
-__all__ = ["Process", "compilers", "read_processes", "starter", "still_running"]
+__all__ = ["Process", "Processes", "compilers", "read_processes", "starter", "still_running"]
 
 _MOST_PARENTS = 64
+_SHELLS = ("sh", "bash", "dash", "zsh")
+#: The file that starts the compiler processes of preheat, whose compiles preheat itself reports.
+_WORKER = "/preheat/toolchain/process.py"
 
 
 @dataclass(frozen=True)
 class Process:
     """A program in a process. `role` is `compiler`, `probe` (a compiler that is asked a question) or
-    empty. `by` is the call that started it, and `hidden` says why the program itself is not seen.
+    empty. `by` is the call that started it. `program` is the path of the program that ran last.
     """
 
     pid: int
     parent: int
     path: str
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     role: str
     started: float
     ended: float | None = None
     status: int | None = None
     by: Caller | None = None
-    hidden: str = ""
-    seen: bool = False  # It has loaded the audit library.
-    inside: bool = field(default=False)  # A compiler started it.
+    program: str = ""
+    birth: int = 0  # the time of its start, in the units of the kernel; 0 if it is not known
+    reported: bool = False  # It has loaded the audit library, at any time.
+    seen: bool = False  # The program that ran last was started with the audit library.
+    hidden: str = ""  # why it was not
+    worker: bool = False  # It is a compiler process of preheat.
+    started_by_compiler: bool = False
 
     @property
     def name(self) -> str:
         """The name of the program."""
-        return os.path.basename(self.words[0] if self.words else self.path) or self.path
+        return os.path.basename(self.argv[0] if self.argv else self.path) or self.path
 
     @property
     def seconds(self) -> float | None:
@@ -44,92 +51,149 @@ class Process:
         return None if self.ended is None else max(0.0, self.ended - self.started)
 
 
-def read_processes(log: EventLog) -> dict[int, Process]:
-    """Return the processes by id. A process that executes another program keeps its place and start."""
-    found: dict[int, Process] = {}
-    shells = list(log.named("shell"))
-    for event in log.named("process", "exec", "exit", "reaped"):
+class Processes:
+    """All processes of a command. The kernel uses an id again when its process has ended."""
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, list[Process]] = {}
+        self._before_exec: dict[int, Process | None] = {}
+
+    def __iter__(self) -> Iterator[Process]:
+        return (each for found in self._by_pid.values() for each in found)
+
+    def at(self, pid: int, time: float) -> Process | None:
+        """Return the process that had an id at a time."""
+        found = self._by_pid.get(pid, [])
+        return next((each for each in reversed(found) if each.started <= time), None)
+
+    def apply(self, event: Event, shells: list[Event]) -> None:
+        """Update the process that an event is about."""
         pid = int(event.number("child")) or event.pid
-        known = found.get(pid)
-        if event.name == "exit" and known is not None:
-            found[pid] = replace(known, ended=event.time)
-        elif event.name == "reaped" and known is not None:
-            ended = known.ended if known.ended is not None else event.time
-            found[pid] = replace(known, ended=ended, status=int(event.number("status")))
+        found = self._by_pid.setdefault(pid, [])
+        last = found[-1] if found else None
+        if event.name == "exit" and last is not None:
+            found[-1] = replace(last, ended=event.time)
+        elif event.name == "reaped" and last is not None and last.status is None:
+            ended = event.time if last.ended is None else last.ended
+            found[-1] = replace(last, ended=ended, status=int(event.number("status")))
+        elif event.name == "exec_failed" and pid in self._before_exec:
+            before = self._before_exec.pop(pid)
+            found[-1:] = [] if before is None else [before]
         elif event.name in ("process", "exec"):
-            found[pid] = _started(event, pid, known, shells)
+            known = last if last is not None and _is_same(last, event) else None
+            if event.name == "exec":
+                self._before_exec[pid] = known
+            made = _first(event, pid, shells) if known is None else _next(event, known)
+            found[len(found) if known is None else -1 :] = [made]
+
+
+def read_processes(log: EventLog) -> Processes:
+    """Return the processes. A process that executes another program keeps its place and start."""
+    found = Processes()
+    shells = list(log.named("shell"))
+    for event in log.named("process", "exec", "exec_failed", "exit", "reaped"):
+        found.apply(event, shells)
     return found
 
 
-def _started(event: Event, pid: int, known: Process | None, shells: list[Event]) -> Process:
-    role, words = event.text("role"), event.words("argv")
-    by = caller_of(event.text("site"), event.text("caller")) if event.text("site") else None
-    if known is None or known.status is not None:  # The id of a process that ended may be used again.
-        if by is None and event.name == "process":
-            by = _shell_of(event, shells)
-        parent = int(event.number("parent"))
-        seen = event.name == "process"
-        return Process(
-            pid, parent, event.text("path"), words, role, event.time, by=by,
-            hidden=event.text("hidden"), seen=seen,
-        )  # fmt: skip
-    if known.role and not role:
-        # A compiler may be a script: its interpreter has no role, and the process stays a compiler.
-        return replace(known, seen=known.seen or event.name == "process", by=known.by or by)
-    path = known.path if known.role else event.text("path")
-    return replace(
-        known, path=path, words=known.words if known.role else words, role=known.role or role,
-        by=known.by or by, hidden=event.text("hidden") or known.hidden, ended=None,
-        seen=known.seen or event.name == "process",
+def _is_same(known: Process, event: Event) -> bool:
+    """Return whether an event is about a known process, and not about a later one with its id."""
+    birth = int(event.number("birth"))
+    if known.ended is not None or (birth and known.birth and birth != known.birth):
+        return False
+    return not event.number("child")  # A process that was spawned is a new one.
+
+
+def _caller(event: Event) -> Caller | None:
+    return caller_of_event(event) if event.text("site") else None
+
+
+def _first(event: Event, pid: int, shells: list[Event]) -> Process:
+    """Return the process of its first event."""
+    by = _caller(event)
+    if by is None and event.name == "process":
+        by = _shell_of(event, shells)
+    return _observed(
+        Process(
+            pid, int(event.number("parent")), event.text("path"), event.words("argv"),
+            event.text("role"), event.time, by=by,
+        ),
+        event,
     )  # fmt: skip
+
+
+def _next(event: Event, known: Process) -> Process:
+    """Return a process that executes another program, or reports itself."""
+    role, by = event.text("role"), known.by or _caller(event)
+    if by is None and role and not known.role and known.reported and known.name not in _SHELLS:
+        by = Caller(known.name, known.name)  # The program became the compiler.
+    known = replace(known, by=by)
+    # A compiler may be a script: its interpreter has no role, and the process stays a compiler.
+    if not known.role or (known.role == "probe" and role == "compiler"):
+        known = replace(known, path=event.text("path"), argv=event.words("argv"), role=role)
+    return _observed(known, event)
+
+
+def _observed(process: Process, event: Event) -> Process:
+    """Note whether the program was started with the audit library. Only the program itself can tell."""
+    birth = int(event.number("birth")) or process.birth
+    process = replace(process, birth=birth, program=event.text("path"))
+    if event.name == "exec":
+        worker = process.worker or _WORKER in event.text("site")
+        return replace(process, seen=False, hidden=event.text("hidden"), worker=worker)
+    seen = bool(event.number("preloaded"))
+    return replace(process, reported=True, seen=seen, hidden="" if seen else process.hidden)
 
 
 def _shell_of(event: Event, shells: list[Event]) -> Caller | None:
     """Return who called `popen` or `system`, for the shell that the call started."""
-    parent = int(event.number("parent"))
-    calls = [
-        shell
-        for shell in shells
-        if shell.pid == parent
-        and shell.time <= event.time
-        and shell.text("command") in event.words("argv")
-    ]
-    return caller_of(calls[-1].text("site"), calls[-1].text("caller")) if calls else None
+    parent, argv = int(event.number("parent")), event.words("argv")
+    for shell in reversed(shells):
+        command = shell.text("command")
+        if shell.pid == parent and shell.time <= event.time and _has(argv, command):
+            return caller_of_event(shell)
+    return None
 
 
-def compilers(processes: Mapping[int, Process]) -> Iterator[Process]:
+def _has(argv: tuple[str, ...], command: str) -> bool:
+    """Return whether a command is an argument. Both are cut in events, and not at the same place."""
+    return any(word == command or (word and command.startswith(word)) for word in argv[-1:])
+
+
+def compilers(processes: Processes) -> Iterator[Process]:
     """Yield the compilers and probes, with the call that led to them, in the order of their starts."""
-    for process in sorted(processes.values(), key=lambda each: each.started):
+    for process in sorted(processes, key=lambda each: each.started):
         if process.role:
-            by, inside = _origin(process, processes)
-            yield replace(process, by=by, inside=inside)
+            by, started_by_compiler = _origin(process, processes)
+            yield replace(process, by=by, started_by_compiler=started_by_compiler)
 
 
-def _origin(process: Process, processes: Mapping[int, Process]) -> tuple[Caller, bool]:
+def _origin(process: Process, processes: Processes) -> tuple[Caller, bool]:
     """Return the call at the top of a chain of shells and compilers, and if a compiler is in it."""
-    inside, at = False, process
+    started_by_compiler, at = False, process
     for _ in range(_MOST_PARENTS):
         if at.by is not None:
-            return at.by, inside
-        parent = processes.get(at.parent)
+            return at.by, started_by_compiler
+        parent = processes.at(at.parent, at.started)
         if parent is None or parent.pid == at.pid:
             break
-        inside = inside or bool(parent.role)
-        if not parent.role and parent.name not in ("sh", "bash", "dash", "zsh"):
-            return Caller(parent.name, parent.name), inside
+        started_by_compiler = started_by_compiler or bool(parent.role)
+        if not parent.role and parent.name not in _SHELLS:
+            return Caller(parent.name, parent.name), started_by_compiler
         at = parent
-    return Caller(at.name, at.name), inside
+    return Caller(at.name, at.name), started_by_compiler
 
 
-def starter(pid: int, parent: int, processes: Mapping[int, Process]) -> Caller:
+def starter(event: Event, processes: Processes) -> Caller:
     """Return the call that led to a process which may be a fork that executed no program."""
-    known = processes.get(pid)
+    pid, parent = event.pid, int(event.number("parent"))
+    known = processes.at(pid, event.time)
     if known is not None and not known.role:
-        return _origin(replace(known, pid=0, parent=pid, by=None), processes)[0]
-    return _origin(known or Process(pid, parent, "", (), "", 0.0), processes)[0]
+        return _origin(replace(known, pid=0, parent=pid, started=event.time, by=None), processes)[0]
+    return _origin(known or Process(pid, parent, "", (), "", event.time), processes)[0]
 
 
-def still_running(log: EventLog, processes: Mapping[int, Process]) -> tuple[Process, ...]:
+def still_running(log: EventLog, processes: Processes) -> tuple[Process, ...]:
     """Return the processes that run on although the command has ended."""
-    left = (each for each in processes.values() if each.status is None and not each.role)
+    left = (each for each in processes if each.ended is None and not each.role)
     return tuple(each for each in left if is_running(each.pid, log.directory))

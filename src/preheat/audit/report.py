@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,20 @@ from preheat.audit.images import Load
 from preheat.audit.origins import Origin, Origins
 from preheat.audit.processes import (
     Process,
+    Processes,
     compilers,
     read_processes,
     starter,
     still_running,
 )
-from preheat.audit.sites import Caller, caller_of
+from preheat.audit.sites import Caller, caller_of_event
+from preheat.config import SealMode
 
-__all__ = ["Activity", "LibraryRow", "Module", "Refusal", "Report", "make_report", "total_seconds"]
+__all__ = ["Compile", "LibraryRow", "Module", "Refusal", "Report", "make_report", "total_seconds"]
 
-#: Programs that tell about the machine. Some are statically linked, and none of them loads a module.
+#: Programs of the system that describe the machine. Some are statically linked. They load no module.
 _HARMLESS = {"ldconfig", "ldconfig.real", "nvidia-smi", "uname", "lscpu", "file", "getconf"}
+_SYSTEM = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/")
 #: Adapters by the name of the package that they are for, where the names differ.
 _ADAPTERS = {"cuda.core": "cuda_core", "numba_cuda": "numba", "torch": "inductor"}
 
@@ -40,7 +43,7 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Activity:
+class Compile:
     """A compile: in the process, by a compiler that was started, or by the driver."""
 
     kind: str
@@ -49,6 +52,7 @@ class Activity:
     started: float
     ended: float
     pid: int
+    rejected: bool = False  # The compiler returned an error.
 
     @property
     def seconds(self) -> float:
@@ -58,7 +62,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a sealed process refused or, with a seal that warns, did."""
+    """An action that the seal forbids. With a seal that only warns, it happened."""
 
     what: str
     name: str
@@ -68,7 +72,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class LibraryRow:
-    """What the compiles of one library came to. `bake` is the command that makes them ahead of time."""
+    """Totals of one library: compiles, time and modules.
+
+    `bake` is the command that compiles its kernels ahead of time.
+    """
 
     library: str
     compiles: int
@@ -87,7 +94,7 @@ class Report:
     processes: int
     modules: tuple[Module, ...]
     compilers: tuple[Process, ...]
-    activities: tuple[Activity, ...]
+    compiles: tuple[Compile, ...]
     refusals: tuple[Refusal, ...]
     unseen: tuple[str, ...]
     capability: int | None = None
@@ -107,15 +114,15 @@ class Report:
     @property
     def clean(self) -> bool:
         """Whether nothing was compiled, nothing was refused, and every module is accounted for."""
-        return not (self.activities or self.refusals or self.unaccounted)
+        return not (self.compiles or self.refusals or self.unaccounted)
 
     def libraries(self) -> tuple[LibraryRow, ...]:
-        """Return what each library compiled, the one that lost the most time first."""
-        names = {each.by.library for each in self.activities}
+        """Return the totals of each library that compiled, the one that lost the most time first."""
+        names = {each.by.library for each in self.compiles}
         loads = Counter(each.load.by.library for each in self.loaded)
         rows = []
         for name in names:
-            mine = [each for each in self.activities if each.by.library == name]
+            mine = [each for each in self.compiles if each.by.library == name]
             bake = self._bake(name)
             rows.append(LibraryRow(name, len(mine), total_seconds(mine), loads[name], bake))
         return tuple(sorted(rows, key=lambda row: (-row.seconds, row.library)))
@@ -141,17 +148,17 @@ class Report:
             "modules": [_module_json(each) for each in self.modules],
             "resident_modules": self.resident,
             "compilers": [_process_json(each) for each in self.compilers],
-            "compiles": [_activity_json(each) for each in self.activities],
+            "compiles": [_compile_json(each) for each in self.compiles],
             "refused": [_refusal_json(each) for each in self.refusals],
             "libraries": [vars(row) for row in self.libraries()],
             "unseen": list(self.unseen),
         }
 
 
-def total_seconds(activities: Iterable[Activity]) -> float:
-    """Return how long at least one of the activities ran: those that overlap count once."""
+def total_seconds(compiles: Iterable[Compile]) -> float:
+    """Return how long at least one of the compiles ran: those that overlap count once."""
     total, until = 0.0, float("-inf")
-    for each in sorted(activities, key=lambda each: each.started):
+    for each in sorted(compiles, key=lambda each: each.started):
         total += max(0.0, each.ended - max(each.started, until))
         until = max(until, each.ended)
     return total
@@ -167,23 +174,31 @@ def make_report(
     seconds: float,
     notes: Sequence[str] = (),
     cupti: bool = False,
+    parent: int | None = None,
+    seal: SealMode = SealMode.OFF,
 ) -> Report:
-    """Join what the processes of a command have written. CUPTI was asked for, or not."""
+    """Join what the processes of a command have written.
+
+    `cupti` says whether CUPTI was asked for. `parent` is the process that started the command, and
+    `seal` is the seal of the command.
+    """
     processes = read_processes(log)
     started = tuple(compilers(processes))
-    compiles = [*_in_process(log), *_of_preheat(log)]
-    activities = [*compiles, *_started(started, compiles, processes), *_by_driver(loads)]
+    in_processes = [*_in_process(log), *_by_preheat(log)]
+    compiles = [*in_processes, *_started(started, in_processes, processes), *_by_driver(loads)]
+    unseen = [*notes, *_root_unseen(processes, command, parent), *_without_cupti(log, cupti)]
+    unseen += _without_seal(log, seal)
     capability = next((int(event.number("capability")) for event in log.named("device")), None)
     return Report(
         tuple(command),
         status,
         seconds,
-        sum(each.seen for each in processes.values()),
+        sum(each.reported for each in processes),
         tuple(Module(load, origins.of(load)) for load in loads),
         started,
-        tuple(sorted(activities, key=lambda each: each.started)),
-        tuple(_refusals(log, processes)),
-        tuple(_unseen(log, processes, [*notes, *_without_cupti(log, cupti)])),
+        tuple(sorted(compiles, key=lambda each: each.started)),
+        (*_refusals(log, processes), *_refusals_by_preheat(log)),
+        (*unseen, *_unseen(log, processes)),
         capability,
         sum(1 for _ in log.named("resident")),
         any(True for _ in log.named("cupti")),
@@ -193,113 +208,166 @@ def make_report(
 # Compiles
 
 
-def _in_process(log: EventLog) -> Iterator[Activity]:
+def _in_process(log: EventLog) -> Iterator[Compile]:
     """Yield the compiles of NVRTC and others that the audit library or its Python side saw."""
     named = bool(log.preheat)
     for event in log.named("compile"):
-        by = caller_of(event.text("site"), event.text("caller"))
+        by = caller_of_event(event)
         if named and by.library == "preheat":
             continue  # The events of preheat itself name the program.
-        seconds, compiler = event.number("seconds"), event.text("compiler")
-        name = event.text("name")
-        yield Activity(compiler, name, by, event.time - seconds, event.time, event.pid)
+        started = event.time - event.number("seconds")
+        rejected = bool(event.number("result"))
+        yield Compile(
+            event.text("compiler"), event.text("name"), by, started, event.time, event.pid, rejected
+        )
 
 
-def _of_preheat(log: EventLog) -> Iterator[Activity]:
+def _by_preheat(log: EventLog) -> Iterator[Compile]:
     """Yield the compiles of preheat's own kernels, and the graphs of Inductor."""
     offset = time.time() - time.monotonic()
     for row in log.preheat:
-        if row.get("event") != "compile":
+        if row.get("event") not in ("compile", "reject"):
             continue
-        program, seconds = str(row.get("program", "")), float(row.get("seconds") or 0)
-        kind = program.partition(" ")[0]
-        if kind in adapters.known() and kind != "inductor":
+        program, seconds = str(row.get("program", "")), _number(row.get("seconds"))
+        if _adapter_of(program) not in (None, "inductor"):
             continue  # The library that compiled it was seen itself.
-        ended = float(row.get("time") or 0) - offset
-        by = Caller("torch" if kind == "inductor" else "preheat")
-        yield Activity("preheat", program, by, ended - seconds, ended, 0)
+        ended = _number(row.get("time")) - offset
+        by, rejected = Caller(_library_of(program)), row["event"] == "reject"
+        yield Compile("preheat", program, by, ended - seconds, ended, 0, rejected)
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _adapter_of(program: str) -> str | None:
+    """Return the adapter that a program of another library belongs to, by its first word."""
+    kind = program.partition(" ")[0]
+    return kind if kind in adapters.known() else None
+
+
+def _library_of(program: str) -> str:
+    kind = _adapter_of(program)
+    return "preheat" if kind is None else "torch" if kind == "inductor" else kind
 
 
 def _started(
-    started: Iterable[Process], compiles: Sequence[Activity], processes: Mapping[int, Process]
-) -> Iterator[Activity]:
-    """Yield the compilers that were started, but for those that are a part of another compile."""
+    started: Iterable[Process], compiles: Sequence[Compile], processes: Processes
+) -> Iterator[Compile]:
+    """Yield the compilers that were started, except those that are a part of another compile."""
     for process in started:
-        if process.role != "compiler" or process.inside or process.by is None:
+        if process.role != "compiler" or process.started_by_compiler or process.by is None:
             continue
         parents = _parents(process, processes)
         if any(c.pid in parents and c.started <= process.started <= c.ended for c in compiles):
             continue
         ended = process.started if process.ended is None else process.ended
-        yield Activity("program", process.name, process.by, process.started, ended, process.pid)
+        yield Compile("program", process.name, process.by, process.started, ended, process.pid)
 
 
-def _parents(process: Process, processes: Mapping[int, Process]) -> set[int]:
+def _parents(process: Process, processes: Processes) -> set[int]:
     found: set[int] = set()
     at: Process | None = process
     while at is not None and at.parent not in found:
         found.add(at.parent)
-        at = processes.get(at.parent)
+        at = processes.at(at.parent, at.started)
     return found
 
 
-def _by_driver(loads: Iterable[Load]) -> Iterator[Activity]:
+def _by_driver(loads: Iterable[Load]) -> Iterator[Compile]:
     """Yield the loads for which the driver compiled, and the links of them."""
     for load in loads:
         linked = load.call == "cuLinkComplete"
         if (load.compiled or linked) and not load.result:
             name = load.image.kind
             started = load.time - load.seconds
-            yield Activity("driver", name, load.by, started, load.time, load.pid)
+            yield Compile("driver", name, load.by, started, load.time, load.pid)
 
 
-# The rest
+# Refusals
 
 
-def _refusals(log: EventLog, processes: Mapping[int, Process]) -> Iterator[Refusal]:
-    """Yield each refusal once: a shell tries every directory of PATH."""
-    seen: set[tuple[int, str, str]] = set()
+def _refusals(log: EventLog, processes: Processes) -> Iterator[Refusal]:
+    """Yield the refusals. A process that is refused a compiler may try each directory of PATH."""
+    starts: set[tuple[int, str, str]] = set()
     for event in log.named("refused"):
         what, name = event.text("what"), event.text("name")
-        key = (event.pid, what, os.path.basename(name))
-        if what != "let the driver compile" and key in seen:
-            continue
-        seen.add(key)
-        by = caller_of(event.text("site"), event.text("caller"))
-        if not event.text("site") and what.endswith("a compiler"):
-            by = starter(event.pid, int(event.number("parent")), processes)
+        by = caller_of_event(event)
+        if what.endswith("a compiler"):
+            start = (event.pid, os.path.basename(name), event.text("site"))
+            if start in starts:
+                continue
+            starts.add(start)
+            by = by if event.text("site") else starter(event, processes)
         yield Refusal(what, name, by, event.text("seal") == "error")
+
+
+def _refusals_by_preheat(log: EventLog) -> Iterator[Refusal]:
+    """Yield the requests for which preheat itself raised `SealedError`, or warned."""
+    for row in log.preheat:
+        if row.get("event") == "sealed":
+            program, place = str(row.get("program", "")), str(row.get("caller") or "")
+            by = Caller(_library_of(program), os.path.basename(place))
+            yield Refusal("compile", program, by, row.get("mode") == "error")
+
+
+# What was not seen
+
+
+def _root_unseen(processes: Processes, command: Sequence[str], parent: int | None) -> Iterator[str]:
+    """Say that the command itself has not loaded the audit library, although its children may have."""
+    if not any(each.reported for each in processes):
+        yield "everything: no process of the command loaded the audit library"
+    elif parent not in (None, *(each.parent for each in processes if each.reported)):
+        yield f"activity of {os.path.basename(command[0])}: the audit library was not loaded"
 
 
 def _without_cupti(log: EventLog, wanted: bool) -> Iterator[str]:
     """Say which processes loaded modules although the driver did not start CUPTI in them."""
-    told = {event.pid for event in log.named("cupti", "unseen")}
-    pids = sorted({event.pid for event in log.named("load")} - told)
-    if wanted and pids:
-        yield f"modules that the CUDA runtime loads: no CUPTI in {', '.join(map(str, pids))}"
+    told = {event.pid for event in log.named("cupti")}
+    told |= {event.pid for event in log.named("unseen") if event.text("what") == "modules"}
+    for pid in sorted({event.pid for event in log.named("load")} - told) if wanted else ():
+        yield f"modules loaded by the CUDA runtime in process {pid}: CUPTI was not active there"
 
 
-def _unseen(log: EventLog, processes: Mapping[int, Process], notes: Sequence[str]) -> Iterator[str]:
-    yield from notes
-    if not processes:
-        yield "all of it: no process of the command loaded the audit library"
+def _unseen(log: EventLog, processes: Processes) -> Iterator[str]:
     reasons: Counter[str] = Counter()
     for event in log.named("unseen"):
         reasons[f"{event.text('what')}: {event.text('why')}"] += 1
-    for process in processes.values():
-        if process.hidden and not process.seen and not _is_known(process):
-            reasons[f"what {process.name} does: {process.hidden}"] += 1
+    for process in processes:
+        if not process.seen and not process.worker and not _is_harmless(process):
+            why = process.hidden or "the audit library was not loaded"
+            reasons[f"activity of {_program_name(process)}: {why}"] += 1
+    for event in log.named("shell"):
+        if why := event.text("hidden"):
+            reasons[f"activity of a shell: {why}"] += 1
     for reason, number in reasons.items():
         yield reason + (f" ({number} times)" if number > 1 else "")
     for process in still_running(log, processes):
-        yield f"what {process.name} (process {process.pid}) does from now on: it still runs"
+        yield f"{process.name} (process {process.pid}) was still running when the report was written"
     if log.damaged:
         yield f"{log.damaged} events that were not written completely"
 
 
-def _is_known(process: Process) -> bool:
-    """Return whether it is known what a program does: it is harmless, or a compiler of preheat."""
-    return process.name in _HARMLESS or (process.by is not None and process.by.library == "preheat")
+def _program_name(process: Process) -> str:
+    """Return the name of the program that ran last, which may be the interpreter of a script."""
+    return process.name if process.program == process.path else os.path.basename(process.program)
+
+
+def _is_harmless(process: Process) -> bool:
+    return process.program.startswith(_SYSTEM) and os.path.basename(process.program) in _HARMLESS
+
+
+def _without_seal(log: EventLog, seal: SealMode) -> Iterator[str]:
+    """Say which programs ran with a weaker seal than that of the command."""
+    seals = {mode.name.lower(): mode for mode in SealMode}
+    for event in log.named("process"):
+        if seals.get(event.text("seal"), seal) < seal:
+            name = os.path.basename(event.text("path"))
+            yield f"refusals in {name}: it ran without the seal of the command"
+
+
+# JSON
 
 
 def _module_json(module: Module) -> dict[str, Any]:
@@ -326,21 +394,22 @@ def _process_json(process: Process) -> dict[str, Any]:
         "pid": process.pid,
         "parent": process.parent,
         "path": process.path,
-        "argv": list(process.words),
+        "argv": list(process.argv),
         "probe": process.role == "probe",
-        "started_by_compiler": process.inside,
+        "started_by_compiler": process.started_by_compiler,
         "seconds": None if process.seconds is None else round(process.seconds, 6),
         "status": process.status,
         **_by_json(process.by),
     }
 
 
-def _activity_json(activity: Activity) -> dict[str, Any]:
+def _compile_json(compile: Compile) -> dict[str, Any]:
     return {
-        "compiler": activity.kind,
-        "name": activity.name,
-        "seconds": round(activity.seconds, 6),
-        **_by_json(activity.by),
+        "compiler": compile.kind,
+        "name": compile.name,
+        "seconds": round(compile.seconds, 6),
+        "rejected": compile.rejected,
+        **_by_json(compile.by),
     }
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from preheat.audit.events import EventLog, read_events
+from preheat.audit.events import PREHEAT_EVENTS, EventLog, read_events
 from preheat.audit.images import read_loads
 from preheat.audit.library import audited_environment
+from preheat.audit.nested import announced_bundles, hand_over, outer_audit, outer_seal
 from preheat.audit.origins import Origins
 from preheat.audit.processes import read_processes, still_running
 from preheat.audit.report import Report, make_report
@@ -34,6 +36,13 @@ class AuditSession:
     ) -> None:
         self._config = Config.from_env(env)
         self._directory = directory
+        _admit_other_users(directory)
+        self._outer = outer_audit(env)
+        if self._outer is not None and "PREHEAT_AUDIT_ONLY" not in env:  # The outer audit reports all.
+            cupti = cupti if reports else "PREHEAT_AUDIT_CUPTI" in env
+            reports = True
+        seal = max(seal, outer_seal(env))
+        self._seal = seal
         self.env, self._notes = audited_environment(
             env, directory, seal=seal, cupti=cupti, reports=reports
         )
@@ -45,7 +54,7 @@ class AuditSession:
         seconds = time.monotonic() - self._started
         log = self._read()
         bundles, notes = [], list(self._notes)
-        for path in self._config.bundles:
+        for path in (*self._config.bundles, *announced_bundles(log)):
             try:
                 self._require(path)
                 bundles.append(path)
@@ -55,8 +64,14 @@ class AuditSession:
         loads = read_loads(log, self._directory)
         return make_report(
             log, loads, origins, command=command, status=status, seconds=seconds, notes=notes,
-            cupti="PREHEAT_AUDIT_CUPTI" in self.env,
+            cupti="PREHEAT_AUDIT_CUPTI" in self.env, parent=os.getpid(),
+            seal=self._seal,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Hand the reports over to an outer audit, if there is one."""
+        if self._outer is not None:
+            hand_over(self._directory, self._outer)
 
     def _require(self, path: Path) -> None:
         """Raise `InputError` for a bundle that the processes of the command do not use either."""
@@ -95,11 +110,39 @@ def audit_session(
 ) -> Iterator[AuditSession]:
     """Yield a session with a directory of its own. It is removed in the end, unless `keep` names it.
 
-    Without `reports`, the report has what was refused, and nothing else.
+    Without `reports`, the report has what was refused, and nothing else. Raises `InputError` if `keep`
+    is not empty: the events of two runs cannot be told apart.
     """
     if keep is not None:
-        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield AuditSession(env, keep.resolve(), seal=seal, cupti=cupti, reports=reports)
+        _prepare_kept(keep)
+        session = AuditSession(env, keep.resolve(), seal=seal, cupti=cupti, reports=reports)
+        with closing(session):
+            yield session
         return
     with TemporaryDirectory(prefix="preheat-audit-", ignore_cleanup_errors=True) as place:
-        yield AuditSession(env, Path(place).resolve(), seal=seal, cupti=cupti, reports=reports)
+        session = AuditSession(env, Path(place).resolve(), seal=seal, cupti=cupti, reports=reports)
+        with closing(session):
+            yield session
+
+
+def _prepare_kept(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        used = any(directory.iterdir())
+    except OSError as fault:
+        reason = fault.strerror or str(fault)
+        raise InputError(f"cannot keep events in {directory}: {reason}") from None
+    if used:
+        raise InputError(f"{directory} is not empty", hint="name a new directory with --keep")
+
+
+def _admit_other_users(directory: Path) -> None:
+    """Let the processes of root write their events after they have changed their user.
+
+    Other users can create files in the directory. They can neither list it nor read or replace files.
+    """
+    if os.geteuid() == 0:
+        os.chmod(directory, 0o1733)
+        events = directory / PREHEAT_EVENTS
+        events.touch()
+        os.chmod(events, 0o622)

@@ -6,7 +6,9 @@ import os
 import re
 from dataclasses import dataclass
 
-__all__ = ["UNKNOWN", "Caller", "caller_of", "package_of"]
+from preheat.audit.events import Event
+
+__all__ = ["UNKNOWN", "Caller", "caller_of", "caller_of_event", "library_of", "package_of"]
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)(?:/([^/]+))?")
@@ -54,22 +56,28 @@ def library_of(path: str) -> str:
     return next((name for name in _COMPILING if f"/{name}/" in path), "")
 
 
-def caller_of(frames: str, object_path: str = "") -> Caller:
+def caller_of_event(event: Event) -> Caller:
+    """Return who made the call that an event reports."""
+    return caller_of(event.text("site"), event.text("caller"), event.text("program"))
+
+
+def caller_of(frames: str, object_path: str = "", program: str = "") -> Caller:
     """Read the frames of a call, innermost first, as `faulthandler` writes them.
 
+    `program` is the innermost frame of the program, for events that have no room for all frames.
     Without frames, the caller is the library or program `object_path`.
     """
-    library = line = outermost = ""
-    for path, number, _ in _FRAME.findall(frames):
+    library = line = innermost = ""
+    for path, number, _ in _FRAME.findall(f"{frames}\n  {program}"):
         if _STANDARD.search(path):
             continue
         owner = library_of(path)
-        outermost = outermost or f"{os.path.basename(path)}:{number}"
+        innermost = innermost or f"{os.path.basename(path)}:{number}"
         library = library or owner
         if not owner and not line:
             line = f"{os.path.basename(path)}:{number}"
             library = library or os.path.basename(path)
-    if outermost:
-        return Caller(library or "unknown", line or outermost)
+    if innermost:
+        return Caller(library or "unknown", line or innermost)
     name = package_of(object_path) or library_of(object_path) or os.path.basename(object_path)
     return Caller(name, os.path.basename(object_path)) if name else UNKNOWN

@@ -1,10 +1,12 @@
-"""What an operator keeps of a run: which bundle, which modules, and if all are accounted for."""
+"""The verdict of a run: its bundles, its modules, and whether all modules are accounted for."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,56 @@ from preheat.audit.report import Report
 from preheat.config import SealMode
 from preheat.pins import split_pin
 
-__all__ = ["file_digest", "make_verdict"]
+__all__ = ["BundleFile", "describe_bundles", "make_verdict"]
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@dataclass(frozen=True)
+class BundleFile:
+    """A bundle as it was before the command. Digest and size are None if it could not be read."""
+
+    path: Path
+    digest: str | None = None
+    bytes: int | None = None
+    identity: tuple[int, ...] = ()
+
+    def is_unchanged(self) -> bool:
+        """Return whether the same file is still at the path."""
+        return _identity(self.path) == self.identity
 
 
-def make_verdict(report: Report, bundles: Sequence[Path], seal: SealMode) -> dict[str, Any]:
-    """Return the verdict as JSON values. `accounted` is True when nothing at all is left open."""
+def describe_bundles(bundles: Sequence[Path]) -> tuple[BundleFile, ...]:
+    """Return the bundles, which may have pins, as they are now. Call it before the command starts."""
+    return tuple(_describe(split_pin(path)[0]) for path in bundles)
+
+
+def _describe(path: Path) -> BundleFile:
+    identity = _identity(path)
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return BundleFile(path, digest, os.fstat(file.fileno()).st_size, identity)
+    except OSError:
+        return BundleFile(path, identity=identity)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def make_verdict(report: Report, bundles: Sequence[BundleFile], seal: SealMode) -> dict[str, Any]:
+    """Return the verdict as JSON values.
+
+    `accounted` is True when nothing was compiled, refused, unaccounted for or unseen.
+    """
+    changed = [each.path for each in bundles if not each.is_unchanged()]
+    unseen = [
+        *report.unseen,
+        *(f"the content of {path}: it changed during the run" for path in changed),
+    ]
     origins = Counter(each.origin.kind for each in report.loaded)
     return {
         "version": 1,
@@ -32,10 +73,9 @@ def make_verdict(report: Report, bundles: Sequence[Path], seal: SealMode) -> dic
         "exit_status": report.status,
         "sealed": seal.name.lower(),
         "bundles": [
-            {"path": str(path), "sha256": file_digest(path), "bytes": path.stat().st_size}
-            for path, _ in map(split_pin, bundles)
+            {"path": str(each.path), "sha256": each.digest, "bytes": each.bytes} for each in bundles
         ],
-        "accounted": report.clean and not report.unseen,
+        "accounted": report.clean and not unseen,
         "modules": {
             "loaded": len(report.loaded),
             "accounted": len(report.loaded) - len(report.unaccounted),
@@ -54,12 +94,18 @@ def make_verdict(report: Report, bundles: Sequence[Path], seal: SealMode) -> dic
             for each in report.unaccounted
         ],
         "compiled": [
-            {"compiler": each.kind, "name": each.name, "library": each.by.library, "line": each.by.line}
-            for each in report.activities
+            {
+                "compiler": each.kind,
+                "name": each.name,
+                "rejected": each.rejected,
+                "library": each.by.library,
+                "line": each.by.line,
+            }
+            for each in report.compiles
         ],
         "refused": [
             {"what": each.what, "name": each.name, "library": each.by.library, "line": each.by.line}
             for each in report.refusals
         ],
-        "unseen": list(report.unseen),
+        "unseen": unseen,
     }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from preheat import fork
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
+from preheat.build import seal
 from preheat.build.at_exit import close_at_exit
 from preheat.build.background import Background
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
@@ -24,7 +25,6 @@ from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
 from preheat.build.monitoring import expose_counters
 from preheat.build.request import Request
-from preheat.build.seal import in_force
 from preheat.build.signers import required_signers
 from preheat.build.turn import Turn, Turns
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
@@ -258,6 +258,9 @@ class Builder:
                 return stored
             self.events.emit("miss", reason=found.reason, **_fields(request))
             return self._compile(request, found, turn)
+        except Exception:
+            turn.no_entry()
+            raise
         finally:
             turn.release()
 
@@ -271,11 +274,12 @@ class Builder:
             seconds = time.perf_counter() - started
             self.events.emit("reject", seconds=seconds, **_fields(request))
             self._failures.remember(request, error)
-            if turn is not None:
-                turn.no_entry()
             raise
-        if turn is not None and turn.lease is not None and self._compiler.untracked(artifact):
-            turn.no_entry()
+        if turn is not None and turn.lease is not None:
+            if self._compiler.untracked(artifact):
+                turn.no_entry()
+            elif artifact.digest != request.digest:
+                turn.stored(artifact.digest)
         self._counters.write(_JOURNAL_COMPILES)
         return Hit(artifact, "compiler")
 
@@ -406,7 +410,7 @@ class Builder:
     @property
     def sealed(self) -> SealMode:
         """The strictest of the mode in the settings and that of `preheat.seal`."""
-        mode = in_force()
+        mode = seal.in_force()
         return mode if mode > self._sealed else self._sealed
 
     def permit(self, program: Program, arch: Arch | str, miss: Miss) -> None:
@@ -432,6 +436,7 @@ class Builder:
             reason="; ".join([miss.reason, *self._bundles.rejected, *unasked_stores(self.cache)]),
             nearest=None if near is None else str(near),
             differences=() if near is None else near.differences,
+            hint=seal.hint(),
             **where,
         )
 

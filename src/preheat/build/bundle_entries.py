@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from preheat.cache.signatures import Verifier
 
 __all__ = [
+    "DAMAGED_ENTRY",
     "BundleEntry",
     "MountedBundles",
     "code_keys",
@@ -40,6 +41,8 @@ __all__ = [
 
 InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by digest
 _NONE: InUse = MappingProxyType({})
+#: The beginning of the reason for an entry whose checksum is wrong.
+DAMAGED_ENTRY = "damaged: the entry in"
 # Stored in every bundle, so the word cannot change. The artifacts in a bundle have another kind.
 _ENTRY_KIND = "promise"
 
@@ -261,7 +264,7 @@ class MountedBundles:
                 yield f"unreadable: {bundle.path} cannot be read: {fault}"
             except codec.DamagedEntryError as bad:
                 self._events.emit("damaged", tier="bundle", key=key, reason=str(bad))
-                yield f"damaged: the entry in {bundle.path} failed its check"
+                yield f"{DAMAGED_ENTRY} {bundle.path} failed its check"
             else:
                 if found is not None:
                     rest = (found.state, found.entries, found.untracked_reason, found.include)

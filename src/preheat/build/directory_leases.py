@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 from preheat.cache import DiskTier
-from preheat.cache.layer import FORMAT
 from preheat.cache.remote import lease
 from preheat.cache.remote.bounded import BoundedEngine
 from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.file_engine import FileEngine
 from preheat.cache.remote.lease import Leases
+from preheat.cache.remote.names import LEASES
 from preheat.cache.remote.server import Server
 from preheat.cache.remote.url import Remote
 from preheat.events import Events
@@ -24,7 +24,13 @@ _TIMEOUT = 5.0  # seconds for one request to the filesystem
 def directory_leases(disk: DiskTier, events: Events) -> Leases:
     """Return leases in the directory of `disk`, beside its entries. Nothing is written yet."""
     server = Server("lease", partial(_open_engine, disk), events, timeout=_TIMEOUT)
-    return Leases(server, _at_once, events, seconds=lease.LEASE_SECONDS)
+    return Leases(
+        server,
+        _at_once,
+        events,
+        was_dropped=lambda digest: not disk.holds(digest),
+        seconds=lease.LEASE_SECONDS,
+    )
 
 
 def _at_once(callback: Callable[[], object]) -> None:
@@ -34,8 +40,9 @@ def _at_once(callback: Callable[[], object]) -> None:
 
 def _open_engine(disk: DiskTier) -> BoundedEngine:
     try:
-        disk.make_directory(f"{disk.root}/{FORMAT}/leases")
+        disk.make_directory(f"{disk.root}/{LEASES}".rstrip("/"))
     except OSError as fault:
         raise RemoteError(f"{disk.root}: {fault.strerror or fault}") from None
     remote = Remote(service="file", name=f"file://{disk.root}", host="", path=str(disk.root))
-    return BoundedEngine(FileEngine(remote, timeout=0.9 * _TIMEOUT), timeout=_TIMEOUT)
+    engine = FileEngine(remote, timeout=0.9 * _TIMEOUT, mode=0o600)
+    return BoundedEngine(engine, timeout=_TIMEOUT)

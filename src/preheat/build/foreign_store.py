@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import FrameType
 
 from preheat.artifact import Provenance
+from preheat.build import seal
 from preheat.build.bundle_entries import MountedBundles
 from preheat.build.cache_directory import unasked_stores
 from preheat.build.counters import Counters
@@ -21,11 +22,13 @@ from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.singleflight import SingleFlight
 
-__all__ = ["ABSENT", "Claim", "ForeignStore", "created_now"]
+__all__ = ["ABSENT", "UNMEASURED", "Claim", "ForeignStore", "created_now"]
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters
 #: Why an entry that nobody has stored is missed.
 ABSENT = "absent: it is in no bundle and in no cache"
+#: The same for the result of a measurement.
+UNMEASURED = "unmeasured: its result is in no bundle and in no cache"
 
 
 class Claim:
@@ -35,10 +38,19 @@ class Claim:
         self._turn: Turn | None = turn
 
     def release(self) -> None:
-        """Let the others continue."""
+        """Let the others continue. Hosts that wait find the entry, or one of them makes it."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.release()
+
+    def give_up(self) -> None:
+        """Let the others continue, and tell the hosts that wait that no entry will come of this claim.
+
+        Each of them then makes the entry for itself, as after a compile that failed.
+        """
+        if self._turn is not None:
+            self._turn.no_entry()
+        self.release()
 
 
 class ForeignStore:
@@ -108,19 +120,30 @@ class ForeignStore:
         if found is not None:
             return found
         self.permit(request, ABSENT, called_by=called_by)
-        return self._flights.run(request.digest, lambda: self._obtain_alone(request, make))
+        return self._flights.run(request.digest, lambda: self._obtain_alone(request, make, called_by))
 
     def _obtain_alone(
-        self, request: ForeignRequest, make: Callable[[], Mapping[str, bytes]]
+        self,
+        request: ForeignRequest,
+        make: Callable[[], Mapping[str, bytes]],
+        called_by: Callable[[], str],
     ) -> ForeignEntry:
         claim, entry = self.claim(request, sys._getframe())
         try:
-            return self._make(request, make) if entry is None else entry
+            return self._make(request, make, called_by) if entry is None else entry
+        except Exception:
+            claim.give_up()
+            raise
         finally:
             claim.release()
 
-    def _make(self, request: ForeignRequest, make: Callable[[], Mapping[str, bytes]]) -> ForeignEntry:
-        self.missed(request, ABSENT)
+    def _make(
+        self,
+        request: ForeignRequest,
+        make: Callable[[], Mapping[str, bytes]],
+        called_by: Callable[[], str],
+    ) -> ForeignEntry:
+        self.missed(request, ABSENT, called_by=called_by)
         started = time.perf_counter()
         files = make()
         provenance = created_now(time.perf_counter() - started)
@@ -149,13 +172,18 @@ class ForeignStore:
             claim.release()
             raise
 
-    def missed(self, request: ForeignRequest, reason: str) -> None:
-        """Count a miss, and in a process that is sealed with a warning, warn."""
+    def missed(
+        self, request: ForeignRequest, reason: str, *, called_by: Callable[[], str] = caller
+    ) -> None:
+        """Count a miss, and in a process that is sealed with a warning, warn.
+
+        `called_by` returns the line that the warning names.
+        """
         self.events.emit(
             "miss", key=request.digest, program=request.title, arch=request.target, reason=reason
         )
         if self.sealed is SealMode.WARN:
-            self._report_sealed(request, reason)
+            self._report_sealed(request, reason, called_by())
 
     def made(self, entry: ForeignEntry) -> None:
         """Store an entry that was just made, and count that it was."""
@@ -188,12 +216,13 @@ class ForeignStore:
             caller=line,
             nearest=nearest,
             differences=differences,
+            hint=seal.hint(),
         )
 
-    def _report_sealed(self, request: ForeignRequest, reason: str, line: str | None = None) -> None:
+    def _report_sealed(self, request: ForeignRequest, reason: str, line: str) -> None:
         self.events.emit(
             "sealed", mode=self.sealed.name.lower(), program=request.title, arch=request.target,
-            caller=line or caller(), reason=reason,
+            caller=line, reason=reason,
         )  # fmt: skip
 
     def all(self, kind: str | None = None) -> Iterator[ForeignEntry]:

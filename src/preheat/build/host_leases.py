@@ -1,51 +1,39 @@
-"""One compile among hosts: leases on a server that they share."""
+"""The leases by which hosts compile a key only once: on a server, or in a shared cache directory."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TypeVar
 
 from preheat.build.directory_leases import directory_leases
 from preheat.cache import Chain, DiskTier
 from preheat.cache.remote import lease
 from preheat.cache.remote.lease import Leases
-from preheat.cache.remote.lease_request import LeaseRequest
 from preheat.cache.remote.tier import RemoteTier
 from preheat.events import Events
 
-__all__ = ["HostLeases", "open_leases"]
-
-T = TypeVar("T")
+__all__ = ["open_leases"]
 
 
-class HostLeases:
-    """Requests for leases, each with the same limit of time."""
+def open_leases(cache: Chain, events: Events) -> Leases | None:
+    """Return leases on the first server of a cache that can hold them and that this process may write.
 
-    def __init__(self, leases: Leases, *, wait: float) -> None:
-        self._leases = leases
-        self._wait = wait
-
-    def request(self, digest: str, look: Callable[[], T | None]) -> LeaseRequest[T]:
-        """Ask for the lease of a key; `look` returns its entry once that is stored."""
-        return LeaseRequest(self._leases, digest, look, limit=self._wait)
-
-    def close(self) -> None:
-        """Give all leases back, each once what was stored before is on the server."""
-        self._leases.close()
-
-
-def open_leases(cache: Chain, events: Events, *, wait: float) -> HostLeases | None:
-    """Return leases on the first server of a cache that this process may write; None without one.
-
-    A process that may not write could not store what the others would wait for. Where there is no
-    server, a cache directory on a network filesystem keeps the leases.
+    A process that may not write could not store what the others would wait for. Without such a server,
+    a cache directory on a network filesystem keeps the leases. Without one, a server that has no atomic
+    operations is asked once more for an entry before it is made. None if nothing is shared.
     """
-    for tier in cache.shared:
-        if isinstance(tier, RemoteTier) and tier.writable:
-            seconds = lease.LEASE_SECONDS
-            leases = Leases(tier.server, tier.when_written, events, seconds=seconds)
-            return HostLeases(leases, wait=wait)
+    writable = [tier for tier in cache.shared if isinstance(tier, RemoteTier) and tier.writable]
+    for tier in writable:
+        if tier.server.can_hold_leases:
+            return _server_leases(tier, events)
     for local in cache.tiers:
         if isinstance(local, DiskTier) and local.shared:
-            return HostLeases(directory_leases(local, events), wait=wait)
-    return None
+            return directory_leases(local, events)
+    return _server_leases(writable[0], events) if writable else None
+
+
+def _server_leases(tier: RemoteTier, events: Events) -> Leases:
+    return Leases(
+        tier.server,
+        tier.when_written,
+        events,
+        was_dropped=tier.was_dropped,
+        seconds=lease.LEASE_SECONDS,
+    )

@@ -18,7 +18,7 @@ from preheat.events import Events
 if TYPE_CHECKING:  # Imported only where there is a server.
     from preheat.cache.remote.lease_request import LeaseRequest
 
-__all__ = ["Busy", "Deferral", "Kept", "KeyLocks", "parallel_compiles"]
+__all__ = ["Busy", "Deferral", "KeyLocks", "PendingLease", "parallel_compiles"]
 
 _SLOT_WAIT = 1.0  # seconds after which a request is compiled without a slot
 
@@ -30,8 +30,10 @@ class Busy(BaseException):
     """
 
 
-class Kept(NamedTuple):
-    """What an attempt leaves to the next one while another host compiles the key."""
+class PendingLease(NamedTuple):
+    """The lock and the lease request that an attempt passes to the next one while another host compiles
+    the key.
+    """
 
     lock: FileLock | None
     request: LeaseRequest[Any]
@@ -42,40 +44,40 @@ class Deferral:
     """What a request keeps from one attempt to the next. An attempt raises `Busy` instead of waiting.
 
     `missed` is the result of the lookup, which is not repeated. `since` is when the first attempt found
-    that another process compiles the key, and `slot_since` when the first one found no slot. `kept` is
-    set while another host compiles the key. The owner of the deferral calls `close` at the end.
+    that another process compiles the key, and `slot_since` when the first one found no slot. `pending`
+    is set while another host compiles the key. The owner of the deferral calls `close` at the end.
     """
 
     missed: Miss | None = None
     since: float | None = None
     slot_since: float | None = None
-    kept: tuple[str, Kept] | None = None
+    pending: tuple[str, PendingLease] | None = None
 
-    def keep(self, digest: str, kept: Kept) -> None:
-        """Leave `kept` to the next attempt. The lock stays held when this attempt ends."""
-        if kept.lock is not None:
-            kept.lock.detach()
+    def keep(self, digest: str, pending: PendingLease) -> None:
+        """Pass `pending` to the next attempt. The lock stays held when this attempt ends."""
+        if pending.lock is not None:
+            pending.lock.detach()
         self.slot_since = None
-        self.kept = (digest, kept)
+        self.pending = (digest, pending)
 
-    def resume(self, digest: str) -> Kept | None:
-        """Return what the last attempt kept. Raises `Busy` before the server is asked again."""
-        if self.kept is None or self.kept[0] != digest:  # A replaced compiler changes the digest.
+    def resume(self, digest: str) -> PendingLease | None:
+        """Return what the last attempt has passed on. Raises `Busy` before the next poll is due."""
+        if self.pending is None or self.pending[0] != digest:  # A replaced compiler changes the digest.
             self.close()
             return None
-        kept = self.kept[1]
-        if kept.request.pause() > 0:
+        pending = self.pending[1]
+        if pending.request.pause() > 0:
             raise Busy
-        self.kept = None
-        return kept
+        self.pending = None
+        return pending
 
     def due(self) -> bool:
         """Return whether the server is to be asked now whether another host has compiled the key."""
-        return self.kept is not None and self.kept[1].request.pause() <= 0
+        return self.pending is not None and self.pending[1].request.pause() <= 0
 
     def close(self) -> None:
-        """Release what an attempt kept for another one, which will not follow."""
-        ended, self.kept = self.kept, None
+        """Release what an attempt has passed on, if no other attempt follows."""
+        ended, self.pending = self.pending, None
         if ended is not None:
             ended[1].request.close()
             if ended[1].lock is not None:

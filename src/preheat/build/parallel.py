@@ -16,7 +16,7 @@ from preheat.build.key_locks import Busy, Deferral, parallel_compiles
 from preheat.callsite import acting_for, call_site
 from preheat.locks import Lock
 from preheat.toolchain.cancel import Cancellation, Cancelled
-from preheat.turns import Turns
+from preheat.turns import ThreadTurns
 
 __all__ = ["Runner", "Task", "run_all"]
 
@@ -117,7 +117,7 @@ class Runner:
         self._threads = 0
         self._lock = Lock()
         self._cancellation = Cancellation()
-        self._turns = Turns(_TURNS)
+        self._turns = ThreadTurns(_TURNS)
 
     def submit(
         self, run: Callable[[Deferral], R], report: Callable[[], object] | None = None

@@ -81,13 +81,15 @@ def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
             partial(_open, remote, config),
             events,
             timeout=config.remote_timeout,
+            can_hold_leases=remote.can_hold_leases,
         )
+        may_write = not signed or config.signing_key is not None
         tiers.append(
             RemoteTier(
                 server,
                 events,
                 read_keys=partial(_read_keys, remote, config),
-                writable=not signed or config.signing_key is not None,
+                writable=may_write and not remote.read_only,
                 merger=HeaderLists(),
             )
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from preheat.config import SealMode
+from preheat.config import SealMode, environ
 
-__all__ = ["in_force", "seal", "sealed", "unseal"]
+__all__ = ["SEALED_BY", "hint", "in_force", "seal", "sealed", "unseal"]
 
+#: The variable by which `preheat run --sealed` tells that its option sealed the command.
+SEALED_BY = "PREHEAT_SEALED_BY"
 
 _fixed = SealMode.OFF
 _inside: list[SealMode] = []
@@ -62,6 +64,18 @@ def sealed(mode: str = "error") -> Iterator[None]:
         yield
     finally:
         _inside.remove(wanted)
+
+
+def hint() -> str:
+    """Return the hint of a `SealedError`: it names what has sealed this process, in the mode "warn"."""
+    lifted_by = "PREHEAT_SEALED=warn"
+    if SealMode.ERROR in _inside:
+        lifted_by = 'preheat.sealed("warn")'
+    elif _fixed is SealMode.ERROR:
+        lifted_by = 'preheat.seal("warn")'
+    elif environ().get(SEALED_BY) == "run":  # The option sets PREHEAT_SEALED, whatever it was.
+        lifted_by = "'preheat run --sealed warn'"
+    return f"record and bake what the process needs, or let it compile with {lifted_by}"
 
 
 def in_force() -> SealMode:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
-from preheat.build.key_locks import Busy, Deferral, Kept, KeyLocks
+from preheat.build.key_locks import Busy, Deferral, KeyLocks, PendingLease
 from preheat.cache import Chain, DiskTier
 from preheat.cache.lock import FileLock
 from preheat.events import Events
 from preheat.locks import Call, no_fork
 
 if TYPE_CHECKING:  # Imported only where there is a server.
-    from preheat.build.host_leases import HostLeases
-    from preheat.cache.remote.lease import Lease
+    from preheat.cache.remote.lease import Lease, Leases
+    from preheat.cache.remote.lease_request import LeaseRequest
 
 __all__ = ["Turn", "Turns"]
 
@@ -27,19 +27,20 @@ class Turns:
 
     def __init__(self, locks: KeyLocks, cache: Chain, events: Events, *, wait: float) -> None:
         self._locks = locks
-        self._hosts = _host_leases(cache, events, wait) if _is_shared(cache) else None
+        self._leases = _open_leases(cache, events) if _is_shared(cache) else None
+        self._wait = wait
 
     def begin(self, digest: str, owner: FrameType, deferral: Deferral | None = None) -> Turn:
         """Return a turn that holds nothing yet. `owner` is the frame that calls `release`.
 
         Raises `Busy` where the last attempt of `deferral` waits for another host.
         """
-        return Turn(self._locks, self._hosts, digest, owner, deferral)
+        return Turn(self._locks, self._leases, digest, owner, deferral, wait=self._wait)
 
     def close(self) -> None:
         """Give all leases back, each once what was stored before is on the server."""
-        if self._hosts is not None:
-            self._hosts.close()
+        if self._leases is not None:
+            self._leases.close()
 
 
 def _is_shared(cache: Chain) -> bool:
@@ -48,11 +49,20 @@ def _is_shared(cache: Chain) -> bool:
     return bool(cache.shared) or any(disk.shared for disk in disks)
 
 
-def _host_leases(cache: Chain, events: Events, wait: float) -> HostLeases | None:
+def _open_leases(cache: Chain, events: Events) -> Leases | None:
     with no_fork:
         from preheat.build.host_leases import open_leases
 
-    return open_leases(cache, events, wait=wait)
+    return open_leases(cache, events)
+
+
+def _request_lease(
+    leases: Leases, digest: str, look: Callable[[], T | None], limit: float
+) -> LeaseRequest[T]:
+    with no_fork:
+        from preheat.cache.remote.lease_request import LeaseRequest
+
+    return LeaseRequest(leases, digest, look, limit=limit)
 
 
 class Turn:
@@ -66,47 +76,56 @@ class Turn:
     def __init__(
         self,
         locks: KeyLocks,
-        hosts: HostLeases | None,
+        leases: Leases | None,
         digest: str,
         owner: FrameType,
         deferral: Deferral | None = None,
+        *,
+        wait: float,
     ) -> None:
         self._locks = locks
-        self._hosts = hosts
+        self._leases = leases
+        self._wait = wait  # seconds, for another host
         self._digest = digest
         self._deferral = deferral
-        self._kept = None if deferral is None else deferral.resume(digest)
-        self._lock = locks.lock(digest, owner) if self._kept is None else self._kept.lock
+        self._pending = None if deferral is None else deferral.resume(digest)
+        self._lock = locks.lock(digest, owner) if self._pending is None else self._pending.lock
         self._resumed = self._lock is not None and self._lock.held
-        self._owner = None if hosts is None else Call(owner)
+        self._owner = None if leases is None else Call(owner)
         self._slot: FileLock | None = None
         self.lease: Lease | None = None  # among hosts, once it was taken
+        self._ends_lease = False
+        self._entries: tuple[str, ...] = ()
 
     def take_lock(self) -> None:
         """Take the lock of the key on this node, or go on without it after a bounded wait."""
-        if self._lock is not None and self._kept is None:
+        if self._lock is not None and self._pending is None:
             self._locks.acquire(self._lock, self._deferral)
 
     def take_slot(self) -> None:
         """Take one of the slots for compiles of this node, if the caller has other work meanwhile."""
-        # A claimed key is compiled already, and one that waited for another host rarely is.
+        # No slot is needed for a claimed key, whose compile has already started. A key that waited for
+        # another host is rarely compiled here.
         if self._deferral is not None and not self._resumed:
             self._slot = self._locks.slot(self._deferral)
 
     def take_lease(self, look: Callable[[], T | None]) -> T | None:
         """Take the lease among hosts, or return what `look` found when another host has stored it.
 
-        The wait is bounded. It ends without the lease when the server has a fault, and at once where
-        there is no server, or where a process of this node was waited for in vain.
+        The wait is bounded. It ends without a lease if the server has a fault. There is no wait if
+        there is no server, or if the lock of this node could not be taken.
         """
-        if self._hosts is None or (self._lock is not None and not self._lock.held):
+        if self._leases is None or (self._lock is not None and not self._lock.held):
             return None
-        request = self._hosts.request(self._digest, look) if self._kept is None else self._kept.request
+        if self._pending is None:
+            request = _request_lease(self._leases, self._digest, look, self._wait)
+        else:
+            request = self._pending.request
         request.owner = self._owner
         try:
             while (pause := request.poll()) is not None:
                 if self._deferral is not None:
-                    self._defer(self._deferral, Kept(self._lock, request))
+                    self._defer(self._deferral, PendingLease(self._lock, request))
                 time.sleep(pause)
         except Busy:
             raise
@@ -116,25 +135,43 @@ class Turn:
         self.lease = request.lease
         return request.found
 
-    def _defer(self, deferral: Deferral, kept: Kept) -> None:
+    def _defer(self, deferral: Deferral, pending: PendingLease) -> None:
         """Keep the lock, so that one process of this node asks for the lease, and raise `Busy`."""
-        deferral.keep(self._digest, kept)
+        deferral.keep(self._digest, pending)
         self._lock = None
         raise Busy
 
     def no_entry(self) -> None:
-        """Tell the hosts that wait that no entry will come of this compile."""
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            lease.end()
+        """Let `release` tell the hosts that wait that no entry will come of this compile."""
+        self._ends_lease = True
+
+    def stored(self, digest: str) -> None:
+        """Name the entry of the code, if its digest is another one than that of the request.
+
+        If it cannot be written, `release` ends the lease.
+        """
+        self._entries = (digest,)
 
     def release(self) -> None:
-        """Let other processes and, once the entry is on the server, other hosts continue."""
+        """Let other processes and, once the entry is on the server, other hosts continue.
+
+        The processes of this node do not wait for the request to the server.
+        """
         lease, self.lease = self.lease, None
-        if lease is not None:
-            lease.release()
-        for lock in (self._slot, self._lock):
-            if lock is not None:
-                lock.release()
-        if self._owner is not None:
-            self._owner.end()
+        try:
+            for lock in (self._slot, self._lock):
+                if lock is not None:
+                    lock.release()
+        finally:
+            try:
+                if lease is not None:
+                    self._give_back(lease)
+            finally:
+                if self._owner is not None:
+                    self._owner.end()
+
+    def _give_back(self, lease: Lease) -> None:
+        if self._ends_lease:
+            lease.end()
+        else:
+            lease.release(*self._entries)

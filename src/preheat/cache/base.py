@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["CLOSE_SECONDS", "Found", "Holder", "Merger", "SharedTier", "Tier", "WritableTier"]
+__all__ = [
+    "CLOSE_SECONDS",
+    "Filled",
+    "Filling",
+    "Found",
+    "Holder",
+    "Merger",
+    "SharedTier",
+    "Tier",
+    "WritableTier",
+]
 
 CLOSE_SECONDS = 10.0  # that the end of a process waits for writes to servers, at most
 
@@ -61,8 +71,38 @@ class SharedTier(WritableTier, Protocol):
     def settle(self, load: float = 0.5) -> None:
         """Wait while more than this part of the queue is not written yet, but not for long."""
 
+    def fill(self, entries: Sequence[Filling]) -> Filled | None:
+        """Write the entries that the server does not have, and wait for that.
+
+        Returns None for a server that this process may not write to.
+        """
+
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Write what is queued, and wait for that for up to `seconds`."""
+
+
+class Filling(NamedTuple):
+    """An entry that a server must have, and a function that returns its bytes.
+
+    `header_list` is the list of header states that leads to the entry, if there is one.
+    """
+
+    digest: str
+    read: Callable[[], bytes]
+    header_list: Filling | None = None
+
+
+class Filled(NamedTuple):
+    """How many of the given entries a server had, how many were written, and how many are missing.
+
+    `reason` says why an entry is missing.
+    """
+
+    tier: str
+    present: int
+    written: int
+    missing: int
+    reason: str
 
 
 class Merger(Protocol):

@@ -6,7 +6,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec
 
-from preheat.cache.base import CLOSE_SECONDS, Found, Holder, Merger, SharedTier, Tier, WritableTier
+from preheat.cache.base import (
+    CLOSE_SECONDS,
+    Filled,
+    Filling,
+    Found,
+    Holder,
+    Merger,
+    SharedTier,
+    Tier,
+    WritableTier,
+)
 from preheat.events import Events
 
 __all__ = ["Chain"]
@@ -119,6 +129,10 @@ class Chain:
         wanted = [digest for digest in digests if not any(holds(digest) for holds in holders)]
         for shared in self.shared:
             shared.look_ahead(wanted, once=once)
+
+    def fill_shared(self, entries: Sequence[Filling]) -> list[Filled]:
+        """Write the entries that servers do not have; return the result for each writable server."""
+        return [filled for shared in self.shared if (filled := shared.fill(entries)) is not None]
 
     def settle(self, load: float = 0.5) -> None:
         """Wait while the queues of servers are fuller than `load`, from 0 to 1, but not for long."""

@@ -316,9 +316,11 @@ class DiskTier(LayerTier):
         total = Swept()
         # A lease that is held is written every few seconds, and one that was released is removed.
         alone = (f"{self._base}/staged", f"{self._base}/leases")
+        # Files of a directory that nodes share may have stamps of other clocks than that of this node.
+        now = None if self.shared else self._clock()
         for place, beside in (*((path, False) for path in alone), (str(self.root), True)):
             with suppress(OSError):
-                total = _sum(total, Swept(*publish.sweep(place, self._clock(), beside=beside)))
+                total = _sum(total, Swept(*publish.sweep(place, now, beside=beside)))
         return total
 
     def _sweep_versions(self) -> Swept:

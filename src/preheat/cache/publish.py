@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +44,7 @@ def publish(path: Path, parts: Iterable[bytes]) -> int:
     with suppress(OSError), opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
         os.fsync(directory)
     with suppress(OSError):
-        sweep(str(path.parent), time.time(), beside=True)
+        sweep(str(path.parent), os.stat(path).st_mtime, beside=True)
     return size
 
 
@@ -95,10 +94,12 @@ def is_staged(name: str) -> bool:
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
-def sweep(directory: str, now: float, *, beside: bool = False) -> tuple[int, int]:
+def sweep(directory: str, now: float | None = None, *, beside: bool = False) -> tuple[int, int]:
     """Remove staged files whose writer must have ended; return their number and their bytes.
 
-    With `beside`, the directory contains other files too, which stay.
+    `now` is the time by the clock that stamps the files. By default a file is written to find it out,
+    because a directory that nodes share has stamps of other clocks than that of this node. With
+    `beside`, the directory contains other files too, which stay.
     """
     gone = freed = 0
     with os.scandir(directory) as found:
@@ -107,11 +108,24 @@ def sweep(directory: str, now: float, *, beside: bool = False) -> tuple[int, int
                 continue
             with suppress(FileNotFoundError, IsADirectoryError):
                 status = file.stat(follow_symlinks=False)
+                if now is None:
+                    now = _time_of(directory)
                 if now - status.st_mtime > ORPHANED:
                     os.unlink(file.path)
                     gone += 1
                     freed += status.st_size
     return gone, freed
+
+
+def _time_of(directory: str) -> float:
+    """Return the present time by the clock that stamps the files of a directory."""
+    path = f"{directory}/{staged_name()}"
+    try:
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as file:
+            return os.fstat(file).st_mtime
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def _write(descriptor: int, part: bytes) -> int:

@@ -144,10 +144,13 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
     return file
 
 
-def read_file(path: str, *, trust: bool = False, retry: bool = True) -> tuple[bytes, os.stat_result]:
+def read_file(
+    path: str, *, trust: bool = False, retry: bool = True, most: int = MAX_FILE_BYTES
+) -> tuple[bytes, os.stat_result]:
     """Return the bytes and the status of a file in a directory that was checked. No link is followed.
 
-    Raises `OSError` for anything but a regular file, `DistrustedError` for one that others can write.
+    Raises `OSError` for anything but a regular file of at most `most` bytes, and `DistrustedError` for
+    one that others can write.
     With `retry`, the file is opened again after an error that may pass in a moment.
     """
     # Without `owned`, `retried` and a `with` statement: every hit from the disk runs this. The file is
@@ -160,7 +163,7 @@ def read_file(path: str, *, trust: bool = False, retry: bool = True) -> tuple[by
         private = status.st_mode & _KIND_AND_WRITERS == stat.S_IFREG and status.st_uid == os.geteuid()
         if not private:
             _require_file(status, trust=trust)
-        if status.st_size > MAX_FILE_BYTES:
+        if status.st_size > most:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes are too many", path)
         return os.read(file, status.st_size + 1), status
     except OSError as fault:
@@ -169,7 +172,7 @@ def read_file(path: str, *, trust: bool = False, retry: bool = True) -> tuple[by
     finally:
         if file is not None:
             file.close()
-    return retried(read_file, path, trust=trust, retry=False)
+    return retried(read_file, path, trust=trust, retry=False, most=most)
 
 
 def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:

@@ -53,9 +53,9 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        from preheat.telemetry.server import keep_quiet
+        from preheat.telemetry.server import disable_server
 
-        keep_quiet()
+        disable_server()
         command: click.Command = importlib.import_module(f"preheat.cli.{cmd_name}").command
         return command
 

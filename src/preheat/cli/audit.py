@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from preheat.adapters.imports import VARIABLE
 from preheat.audit.session import audit_session
 from preheat.cache.publish import publish, unwritable_reason
 from preheat.cli.audit_text import report_lines
@@ -23,6 +22,7 @@ Examples:
   preheat audit -- python serve.py
   preheat audit --report audit.json -- torchrun --nproc-per-node 8 train.py
   preheat audit --json -- ./server | jq '.libraries'
+  preheat audit -- preheat run --bundle kernels.heat --sealed -- python serve.py
 
 \b
 The command need not use preheat, and it runs as it does without the audit: nothing is stored, and no
@@ -64,10 +64,10 @@ def command(
     """Run COMMAND and report every module and every compiler of its processes."""
     if target is not None and (why := unwritable_reason(target.absolute())):
         raise InputError(f"cannot write {target}: {why}", hint="name another file with --report")
-    env = {VARIABLE: "off", **environ()}
-    with audit_session(env, cupti=not no_cupti, keep=keep) as session:
+    with audit_session(environ(), cupti=not no_cupti, keep=keep) as session:
         try:
-            status = run_command(words, session.env, output=_STDERR if as_json else None)
+            output = _STDERR if as_json else None
+            status = run_command(words, session.env, output=output, adapters="")
         except CannotRunError as error:
             print_error(str(error), error.hint)
             return error.status

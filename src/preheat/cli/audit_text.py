@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from preheat.audit.processes import Process
-from preheat.audit.report import Activity, Module, Report, total_seconds
+from preheat.audit.report import Compile, Module, Refusal, Report, total_seconds
 from preheat.cli.output import columns, count, duration, size
 
 __all__ = ["report_lines"]
@@ -22,9 +22,9 @@ def report_lines(report: Report) -> Iterator[str]:
     ended = f"exit status {report.status} after {duration(report.seconds)}"
     yield f"{command}: {ended}, {_processes(report.processes)}"
     yield from _modules(report.modules)
-    yield from _compiles(report.activities)
+    yield from _compiles(report.compiles)
     yield from _compilers(report.compilers)
-    yield from _refused(report)
+    yield from _refused(report.refusals)
     yield from _libraries(report)
     yield from _unseen(report)
 
@@ -97,19 +97,23 @@ def _short(text: str) -> str:
     return f"{kind}: {detail}" if detail else kind
 
 
-def _compiles(activities: Iterable[Activity]) -> Iterator[str]:
+def _compiles(compiles: Iterable[Compile]) -> Iterator[str]:
     rows = [
-        [each.kind, each.name, duration(each.seconds), str(each.by), each.by.library]
-        for each in sorted(activities, key=lambda each: -each.seconds)
+        [each.kind, _name(each), duration(each.seconds), str(each.by), each.by.library]
+        for each in sorted(compiles, key=lambda each: -each.seconds)
         if each.kind not in ("program", "driver")
     ]
     head = ["COMPILER", "NAME", "TIME", "BY", "LIBRARY"]
-    yield from _table("Compiles inside of processes", head, rows, (2,))
+    yield from _table("Compiles inside processes", head, rows, (2,))
+
+
+def _name(compile: Compile) -> str:
+    return f"{compile.name} (rejected)".lstrip() if compile.rejected else compile.name
 
 
 def _compilers(processes: Sequence[Process]) -> Iterator[str]:
-    roots = [each for each in processes if not each.inside and each.role == "compiler"]
-    inside = sum(each.inside for each in processes)
+    roots = [each for each in processes if not each.started_by_compiler and each.role == "compiler"]
+    more = sum(each.started_by_compiler for each in processes)
     rows = [
         [
             each.name,
@@ -123,22 +127,38 @@ def _compilers(processes: Sequence[Process]) -> Iterator[str]:
     ]
     head = ["PROGRAM", "TIME", "PROCESS", "PARENT", "BY", "LIBRARY"]
     yield from _table("Compilers that were started", head, rows, (1, 2, 3))
-    if rows and inside:
-        yield f"  They started {count(inside, 'compiler')} themselves."
-    probes = [each for each in processes if each.role == "probe" and not each.inside]
+    if rows and more:
+        yield f"  These compilers started {more:,} more."
+    probes = [each for each in processes if each.role == "probe" and not each.started_by_compiler]
     if probes:
-        names = sorted({f"{each.name} {' '.join(each.words[1:2])}".strip() for each in probes})
+        names = sorted({f"{each.name} {' '.join(each.argv[1:2])}".strip() for each in probes})
+        queries = (
+            "1 version or help query"
+            if len(probes) == 1
+            else f"{len(probes):,} version or help queries"
+        )
         yield ""
-        asked = f"{count(len(probes), 'question')} to compilers"
-        yield f"{asked}, which compile nothing: {', '.join(names)}"
+        yield f"{queries} to compilers (nothing was compiled): {', '.join(names)}"
 
 
-def _refused(report: Report) -> Iterator[str]:
-    for each in dict.fromkeys(report.refusals):
-        verb = "refused to" if each.refused else "was not to"
+#: What a process does that only warns, in the past tense.
+_DONE = {
+    "start a compiler": "started a compiler",
+    "run a compiler": "ran a compiler",
+    "load code that the driver must compile": "loaded code that the driver had to compile",
+    "compile": "compiled",
+}
+
+
+def _refused(refusals: Iterable[Refusal]) -> Iterator[str]:
+    for each in dict.fromkeys(refusals):
+        action = (
+            f"refused to {each.what}"
+            if each.refused
+            else f"{_DONE.get(each.what, each.what)} (warning only)"
+        )
         yield ""
-        asked = f"asked by {each.by} ({each.by.library})"
-        yield f"A sealed process {verb} {each.what}: {each.name}, {asked}"
+        yield f"A sealed process {action}: {each.name}, called from {each.by} ({each.by.library})"
 
 
 def _libraries(report: Report) -> Iterator[str]:
@@ -154,13 +174,13 @@ def _libraries(report: Report) -> Iterator[str]:
     ]
     head = ["LIBRARY", "COMPILES", "TIME LOST", "MODULES"]
     yield from columns([head, *rows], right=(1, 2, 3))
-    total = duration(total_seconds(report.activities))
-    yield f"{count(len(report.activities), 'compile')}, during {total} of {duration(report.seconds)}"
+    total = duration(total_seconds(report.compiles))
+    yield f"{count(len(report.compiles), 'compile')}, during {total} of {duration(report.seconds)}"
     bakes = {row.bake: row.library for row in reversed(libraries) if row.bake}
     for command, library in bakes.items():
         names = ", ".join(row.library for row in libraries if row.bake == command) or library
         yield ""
-        yield f"hint: this bakes the kernels of {names} ahead of time:"
+        yield f"hint: to compile the kernels of {names} ahead of time:"
         yield f"  {command}"
 
 

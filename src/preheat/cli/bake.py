@@ -11,13 +11,14 @@ import click
 
 from preheat.ahead.bake import BakedProgram, BakeResult, FailedProgram, Job, bake, plan_all
 from preheat.ahead.foreign import ForeignJob, closures
-from preheat.ahead.manifest import Manifest, require_programs
+from preheat.ahead.manifest import Manifest, require_programs, with_coverage
 from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.build.builder import Builder
+from preheat.cache.base import Filled
 from preheat.cli.check import run_check
 from preheat.cli.output import columns, count, duration, print_error, print_json, print_message, size
-from preheat.cli.programs import archs_option
+from preheat.cli.programs import archs_option, coverage_option
 from preheat.cli.signatures import signing_key
 from preheat.errors import InputError, PreheatError
 from preheat.progress import progress
@@ -28,6 +29,7 @@ _EPILOG = """\b
 Examples:
   preheat bake kernels.toml --arch sm_90 --arch sm_100
   preheat bake kernels.toml --arch sm_90 -j 4 -o build/kernels.heat
+  preheat bake kernels.toml --arch sm_90 --coverage weak
   preheat bake kernels.toml --arch sm_90 --sign
   preheat bake kernels.toml --arch sm_90 --check
   preheat bake kernels.toml --arch sm_90 --on dask://scheduler:8786
@@ -38,12 +40,16 @@ Examples:
 A bake needs no GPU. Programs in the cache are not compiled again, so a bake that was interrupted
 continues where it stopped. Exit status 1 when a program could not be baked: the bundle then has the
 others. Exit status 2 when the manifest lists nothing.
+
+In the end, entries that a store in PREHEAT_REMOTE lacks are written to it. A store that fails does not
+change the exit status: a message says what it lacks, and --json has it under "stores".
 """
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("manifest", type=click.Path(path_type=Path))
 @archs_option("as recorded")
+@coverage_option
 @click.option(
     "-j",
     "--jobs",
@@ -74,6 +80,7 @@ others. Exit status 2 when the manifest lists nothing.
 def command(
     manifest: Path,
     archs: tuple[str, ...],
+    coverage: str | None,
     jobs: int | None,
     address: str | None,
     shard: str | None,
@@ -94,9 +101,9 @@ def command(
             raise InputError("--check reads a whole bundle, and takes neither --on nor --shard")
         if not output.exists():
             raise PreheatError(f"{output} does not exist: nothing is baked yet")
-        return run_check(manifest, archs, [output], as_json=as_json)
+        return run_check(manifest, archs, [output], as_json=as_json, coverage=coverage)
     key = signing_key() if sign else None  # Fail now and not after an hour of compiling.
-    listed = require_programs(manifest)
+    listed = with_coverage(require_programs(manifest), coverage)
     _show_closures(listed)
     settings = {"jobs": jobs, "executor": address, "shard": part, "output": output, "key": key}
     baked = _bake(listed, [Arch.parse(arch) for arch in archs], **settings)
@@ -191,6 +198,18 @@ def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: boo
     else:
         made = f"{len(baked.rows):,} baked, {size(baked.nbytes)}, in {duration(baked.seconds)}"
         print_message(f"{output}: {made}{failed}{' and are not in the bundle' if failed else ''}")
+    for store in baked.stores:
+        print_message(_on_store(store))
+
+
+def _on_store(store: Filled) -> str:
+    """Say how many of the baked entries a shared store has."""
+    total = store.present + store.written + store.missing
+    if store.missing:
+        lacks = f"{store.missing:,} of {count(total, 'entry')}"
+        return f"warning: the shared store {store.tier} lacks {lacks}: {store.reason}"
+    copied = f", {store.written:,} of them copied from this machine" if store.written else ""
+    return f"the shared store {store.tier} has {count(total, 'entry')}{copied}"
 
 
 def _summary(baked: BakeResult) -> Iterator[tuple[str, ...]]:
@@ -227,4 +246,5 @@ def _as_dict(baked: BakeResult) -> dict[str, Any]:
             {"program": title, "arch": arch, "error": str(error), "hint": error.hint}
             for title, arch, error in baked.failures
         ],
+        "stores": [store._asdict() for store in baked.stores],
     }

@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 
 from preheat.ahead.check import CheckResult, check
-from preheat.ahead.manifest import require_programs
+from preheat.ahead.foreign import RECORD_AGAIN
+from preheat.ahead.manifest import require_programs, with_coverage
 from preheat.build.builder import Builder
 from preheat.cli.output import count, print_json, print_message
-from preheat.cli.programs import archs_option
+from preheat.cli.programs import archs_option, coverage_option
 from preheat.config import Config, SealMode
 
 __all__ = ["command", "run_check"]
@@ -32,6 +33,7 @@ program is missing, 2 when the manifest lists nothing.
 @click.command(epilog=_EPILOG)
 @click.argument("manifest", type=click.Path(path_type=Path))
 @archs_option("as recorded")
+@coverage_option
 @click.option(
     "--bundle",
     "bundles",
@@ -41,14 +43,27 @@ program is missing, 2 when the manifest lists nothing.
     help="Bundle that the run will mount; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def command(manifest: Path, archs: tuple[str, ...], bundles: tuple[Path, ...], as_json: bool) -> int:
+def command(
+    manifest: Path,
+    archs: tuple[str, ...],
+    coverage: str | None,
+    bundles: tuple[Path, ...],
+    as_json: bool,
+) -> int:
     """Check that a sealed run finds every program that MANIFEST lists. Nothing is compiled."""
-    return run_check(manifest, archs, bundles, as_json=as_json)
+    return run_check(manifest, archs, bundles, as_json=as_json, coverage=coverage)
 
 
-def run_check(manifest: Path, archs: Sequence[str], bundles: Sequence[Path], *, as_json: bool) -> int:
+def run_check(
+    manifest: Path,
+    archs: Sequence[str],
+    bundles: Sequence[Path],
+    *,
+    as_json: bool,
+    coverage: str | None = None,
+) -> int:
     """Print what a sealed run would not find, and return the exit status."""
-    listed = require_programs(manifest)
+    listed = with_coverage(require_programs(manifest), coverage)
     config = replace(Config.from_env(), sealed=SealMode.ERROR)
     bundles = bundles or config.bundles
     if bundles:  # The cache of this machine says nothing about other machines.
@@ -69,7 +84,9 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
                 "archs": checked.archs,
                 "bundles": bundles,
                 "missing": [program._asdict() for program in checked.missing],
+                "to_record": [program._asdict() for program in checked.to_record],
                 "unchecked_headers": checked.unchecked_headers,
+                "hints": checked.hints,
             }
         )
     else:
@@ -89,7 +106,16 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
                 "\n\nhint: 'preheat doctor' says why it could not be asked"
             )
             return
-        print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes what is missing")
+        if checked.bakeable:
+            bakes = "what is missing" if not checked.hints else f"{checked.bakeable:,} of them"
+            print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes {bakes}")
+        for hint in checked.hints:
+            if hint == RECORD_AGAIN:
+                all_of_it = len(checked.to_record) == len(checked.missing)
+                what = "what is missing" if all_of_it else f"{len(checked.to_record):,} of them"
+                print_message(f"\nhint: a bake cannot make {what}: {hint}")
+            else:
+                print_message(f"\nhint: {hint}")
     elif checked.programs:
         print_message(f"{scope}: everything is in {place}")
     else:

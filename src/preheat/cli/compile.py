@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from preheat.arch import Arch
+from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Deferral
 from preheat.build.lookup import Hit
@@ -37,7 +38,8 @@ Examples:
   preheat compile main.cu helper.cu libdevice.a --link --arch sm_90
 
 Headers are searched first in the directory of the file. Linked files are written under the name of
-the first one. Exit status 1 when a file does not compile; the others are still compiled.
+the first one. Exit status 1 when a file does not compile; the others are still compiled. A file
+without kernels is a warning: a template becomes a kernel by --name.
 """
 # Where a tier keeps its entries, in words.
 _PLACES = {
@@ -100,12 +102,18 @@ def command(
 
         tasks = run_all(jobs, compile_one, on_start=started, on_done=ended)
     reasons = {(fields["program"], fields["arch"]): fields["reason"] for fields in uncached}
+    warnings: dict[str, None] = {}
     for (file, _, arch), task in zip(jobs, tasks, strict=True):
         try:
-            rows.append(_row(file, arch, task.outcome(), reasons, output))
+            hit = task.outcome()
+            rows.append(_row(file, arch, hit, reasons, output))
+            if not hit.artifact.entries:
+                warnings[_without_kernels(file, hit.artifact)] = None
         except PreheatError as error:
             failures.append((file, arch, error))
     _report(rows, failures, as_json=as_json)
+    for warning in warnings:
+        print_message(f"warning: {warning}")
     return 1 if failures else 0
 
 
@@ -138,9 +146,20 @@ def _row(
         "uncached": uncached.get((artifact.label, str(arch))),
         "seconds": artifact.provenance.seconds,
         "bytes": len(artifact.cubin),
-        "kernels": [str(entry) for entry in artifact.entries],
+        "kernels": [entry.prototype for entry in artifact.entries],
         "written": written,
     }
+
+
+def _without_kernels(file: str, artifact: Artifact) -> str:
+    """Return the warning about a file whose code has no kernels."""
+    templates = [f"{name.partition('<')[0]}<…>" for name in artifact.templates]
+    if not templates:
+        return f"{file} has no kernels"
+    named = ", ".join(dict.fromkeys(templates))
+    whose = "its templates" if len(templates) > 1 else "its template"
+    verb = "need" if len(templates) > 1 else "needs"
+    return f"{file} has no kernels: {whose} {named} {verb} --name"
 
 
 def _write(path: Path, blob: bytes) -> None:

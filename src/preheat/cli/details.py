@@ -132,7 +132,9 @@ def _as_dict(entry: EntryPoint) -> dict[str, Any]:
 
 
 def _kernel(entry: EntryPoint) -> Iterator[str]:
-    yield str(entry) + (f"  [{entry.name}]" if entry.cpp else "")
+    yield entry.prototype + (f"  [{entry.name}]" if entry.cpp else "")
+    if entry.remark:
+        yield f"  {entry.remark}"
     for index, parameter in enumerate(entry.parameters):
         where = f"offset {parameter.offset}, {count(parameter.size, 'byte')}, {parameter.kind}"
         yield f"  {index}: {parameter}  ({where})"

@@ -21,11 +21,13 @@ from preheat._version import __version__
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.lock_directory import shared_reason
+from preheat.build.seal import SEALED_BY
 from preheat.cache.filesystem import filesystem_of
 from preheat.cache.remote.url import name_of
 from preheat.cache.trust import unusable_reason
 from preheat.cli.findings import Finding
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
+from preheat.cli.triton_checks import triton_findings
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
@@ -63,7 +65,11 @@ _EMULATOR = (
     "compiling needs no GPU, and the emulator runs kernels on the CPU: preheat.device('emulator'), "
     "or PREHEAT_DEVICE=auto for the GPU where there is one"
 )
+_COMPILERS = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
+_NOT_NEEDED = "only kernels that preheat compiles need it, and those of Triton do not"
 _MISSING = "cannot open source file"
+#: Variables that `preheat audit` and `preheat run` set for their commands.
+_SET_BY_COMMANDS = ("PREHEAT_AUDIT", SEALED_BY)
 _SHARED = "other nodes share it: a lease among them decides who compiles, and locks are elsewhere"
 
 
@@ -73,7 +79,9 @@ def command(as_json: bool) -> int:
     """Check compilers, directories and settings, and suggest a fix for every problem.
 
     Compiles small kernels that include cuda_fp16.h, mma.h, cooperative groups and CUB: a few seconds.
-    Exit status 1 when something preheat needs does not work.
+    If Triton is installed, its version and the C compiler for its host code are checked. A line begins
+    with ok, warn or fail, and a hint below the list names the remedy. Exit status 1 when something
+    preheat needs does not work.
     """
     findings = list(_findings())
     failed = sum(finding.verdict == "fail" for finding in findings)
@@ -99,6 +107,7 @@ def _findings() -> Iterator[Finding]:
     yield from _versions()
     if config is not None:
         yield from _compilers(config)
+        yield from triton_findings(config.sealed)
         yield from _keys(config)
         yield from _bundles(config)
     yield from _gpus()
@@ -146,7 +155,8 @@ def _settings() -> Iterator[Finding]:
         else:
             yield Finding(variable.name, "ok", text or f"not set; {variable.default}")
     known = {variable.name for variable in VARIABLES}
-    for name in sorted(name for name in env if name.startswith("PREHEAT_") and name not in known):
+    named = (name for name in env if name.startswith("PREHEAT_") and name not in known)
+    for name in sorted(name for name in named if not name.startswith(_SET_BY_COMMANDS)):
         hint = did_you_mean(name, known) or "see docs/environment.md"
         yield Finding(name, "warn", "this variable is unknown", hint)
 
@@ -158,22 +168,33 @@ def _compilers(config: Config) -> Iterator[Finding]:
     except PreheatError as error:
         yield Finding("compilers", "fail", str(error), error.hint or "")
         return
-    for name in ("nvrtc", "nvJitLink"):
+    for name, title in _COMPILERS.items():
         try:
             library = located.library(name)
         except PreheatError as error:
-            sealed = builder.sealed is SealMode.ERROR
-            detail = f"{error} (not needed, because the process is sealed)" if sealed else str(error)
-            yield Finding(name, "ok" if sealed else "fail", detail, "" if sealed else error.hint or "")
+            yield _no_compiler(title, error, located, sealed=builder.sealed is SealMode.ERROR)
         else:
             detail = f"{library.version} at {library.path}, build {library.build[:12]}"
-            yield Finding(library.title, "ok", detail)
+            yield Finding(title, "ok", detail)
     for label, directory in located.roots.items():
         yield Finding(f"{label} headers", "ok", directory)
     if not located.missing:
         yield from _linker_version(located)
         yield from _test_compiles(builder)
     builder.close()
+
+
+def _no_compiler(title: str, error: PreheatError, located: Located, *, sealed: bool) -> Finding:
+    """Return the finding for a compiler that is missing.
+
+    A server with kernels of other libraries needs none, and a sealed process compiles nothing. One
+    compiler without the other is a broken installation.
+    """
+    if sealed:
+        return Finding(title, "ok", f"{error} (not needed, because the process is sealed)")
+    if located.libraries:
+        return Finding(title, "fail", str(error), error.hint or "")
+    return Finding(title, "warn", f"{error}; {_NOT_NEEDED}", error.hint or "")
 
 
 def _linker_version(located: Located) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from preheat.ahead.manifest import COVERAGES
 from preheat.arch import Arch
 from preheat.errors import DeviceError, InputError
 from preheat.linked_program import BINARY_SUFFIXES, BinaryPart, LinkedProgram
@@ -21,6 +22,7 @@ __all__ = [
     "LinkOptions",
     "ProgramOptions",
     "archs_option",
+    "coverage_option",
     "link_options",
     "program_options",
     "targets",
@@ -120,6 +122,13 @@ def archs_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., A
     """Return the option `--arch`, with its `default` in words."""
     text = f"Architecture, such as sm_90a; repeatable. Default: {default}."
     return click.option("--arch", "archs", multiple=True, metavar="ARCH", help=text)
+
+
+def coverage_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option `--coverage`. The command receives None where it is not given."""
+    text = "Variants of kernels of other libraries: recorded, closure or weak. Default: as in MANIFEST."
+    choices = click.Choice(COVERAGES)
+    return click.option("--coverage", type=choices, metavar="WHICH", help=text)(command)
 
 
 def link_options(command: Callable[..., Any]) -> Callable[..., Any]:

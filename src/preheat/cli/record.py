@@ -20,6 +20,7 @@ from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import count, print_error, print_json, print_message
 from preheat.config import environ
 from preheat.errors import InputError
+from preheat.pins import split_pin
 from preheat.program import Program
 
 __all__ = ["command"]
@@ -29,7 +30,11 @@ Examples:
   preheat record -- python serve.py --port 8000
   preheat record -o decode.toml --fresh -- torchrun --nproc-per-node 8 decode.py
   preheat record -o all.toml --merge a.toml --merge b.toml
-  PREHEAT_RECORD=kernels.toml python serve.py        (the same without this command)
+  PREHEAT_RECORD=kernels.toml python serve.py        (the same, if serve.py imports preheat)
+
+\b
+A program need not import preheat to be recorded by this command. The variable alone does nothing for a
+program that does not import preheat, and kernels of other libraries also need PREHEAT_ADAPTERS=auto.
 
 \b
 The command keeps its input and output (with --json, its output goes to stderr). The exit status is that
@@ -91,8 +96,8 @@ def command(
             recording = merge_into(place)
             if fresh and (made := read_existing(place)) != before:
                 added.append(made)
-        if added:
-            merge_into(target, *added, fresh=fresh)
+            if added:
+                merge_into(target, *added, fresh=fresh)
         after = before if fresh and not added else read_existing(target)
         summary = _Summary.of(before, after, everything=not words)
     except InputError as error:
@@ -196,7 +201,7 @@ class _Summary:
                 {
                     "kind": item.kind,
                     "name": item.name,
-                    "can_be_baked": bool(item.request),
+                    "can_be_baked": not item.kept,
                     "arch": [str(arch) for arch in item.archs],
                     "coverage": item.coverage,
                     "seconds": item.seconds,
@@ -212,6 +217,9 @@ class _Summary:
 def _report(summary: _Summary, output: Path, status: int) -> None:
     if summary.programs or summary.foreign:
         print_message(f"recorded {summary} → {output}")
+        for path in summary.manifest.recorded:
+            name = split_pin(path)[0].name
+            print_message(f"what a bake cannot make again is in {name}: copy it with the manifest")
     elif status:
         print_message(f"nothing was recorded: the command ended with exit status {status}")
     else:

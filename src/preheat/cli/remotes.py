@@ -51,7 +51,8 @@ def remote_findings(config: Config) -> Iterator[Finding]:
 
 def _finding(remote: Remote, tier: RemoteTier, found: Probe, config: Config) -> Finding:
     unsigned = trust_policy(remote, config) is not TrustPolicy.SIGNED
-    detail = f"{remote.name}: {', '.join(_properties(tier, found, unsigned=unsigned))}"
+    properties = _properties(tier, found, unsigned=unsigned, read_only=remote.read_only)
+    detail = f"{remote.name}: {', '.join(properties)}"
     if fix := _fix(found):
         return Finding("shared store", "warn", detail, fix)
     if unsigned and remote.network:
@@ -103,9 +104,12 @@ def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteTier]
         tier.server.close()
 
 
-def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool) -> Iterator[str]:
+def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool, read_only: bool) -> Iterator[str]:
     yield f"{duration(found.seconds)} a request"
     yield "unsigned entries are accepted, and none is signed" if unsigned else "entries are signed"
+    if read_only:
+        yield "read only"
+        return
     if not tier.writable:
         yield "read only, because there is no key to sign with"
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,15 +11,18 @@ from tempfile import TemporaryDirectory
 import click
 
 from preheat.ahead.manifest import require_programs
+from preheat.arch import Arch
 from preheat.audit.library import LIBRARY, require_library
+from preheat.audit.nested import announce_bundles
 from preheat.audit.report import Report
 from preheat.audit.session import AuditSession, audit_session
-from preheat.audit.verdict import make_verdict
+from preheat.audit.verdict import BundleFile, describe_bundles, make_verdict
 from preheat.cache.publish import publish, unwritable_reason
 from preheat.cache.trust import unusable_reason
 from preheat.cli.bundle_file import BUNDLE
 from preheat.cli.check import run_check
 from preheat.cli.child import CannotRunError, run_command
+from preheat.cli.gpus import gpu_archs
 from preheat.cli.output import count, print_error, print_message
 from preheat.cli.programs import archs_option
 from preheat.cli.run_settings import Setting, run_settings
@@ -70,19 +73,21 @@ command succeeded, but --verdict says that something was compiled or is not acco
     is_flag=False,
     flag_value="error",
     type=click.Choice(["error", "warn"]),
-    help="Compile nothing: a kernel that is missing is an error, or with 'warn' a warning.",
+    help="Compile nothing: a kernel that is missing is an error, or with 'warn' a warning. "
+    "The option wins over PREHEAT_SEALED.",
 )
 @click.option(
     "--manifest",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Check first that the bundles have all of this manifest. If not, COMMAND is not started.",
+    help="Check first that the bundles have all of this manifest for the GPUs of this machine, or for "
+    "--arch. If not, COMMAND is not started.",
 )
 @click.option(
     "--empty-cache",
     is_flag=True,
     help="Use an empty temporary cache, and no shared one, as on a new machine.",
 )
-@archs_option("as recorded")
+@archs_option("those of the GPUs of this machine, or as recorded where there is none")
 @click.option(
     "--verdict",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -151,14 +156,30 @@ def _run_checked(
     if verdict is not None:
         _require_writable(verdict)
     config = Config.from_env(env)
-    if manifest is not None and run_check(manifest, archs, config.bundles, as_json=False):
-        print_error("the command was not started, because a sealed run would lack what is missing")
-        return NOT_STARTED
+    if manifest is not None:
+        archs = _checked_archs(archs, config, env)
+        if run_check(manifest, archs, config.bundles, as_json=False):
+            print_error("the command was not started, because a sealed run would lack what is missing")
+            return NOT_STARTED
     try:
         return _run(words, env, config, verdict)
     except CannotRunError as error:
         print_error(str(error), error.hint)
         return error.status
+
+
+def _checked_archs(given: tuple[str, ...], config: Config, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the given architectures, or those of the GPUs that the command sees, if it uses any."""
+    gpus = [] if config.device.startswith("emulator") else gpu_archs(env)
+    if not given:
+        if gpus:
+            print_message(f"checking for {', '.join(map(str, gpus))}, the GPU of this machine")
+        return tuple(map(str, gpus))
+    named = {Arch.parse(text).plain for text in given}
+    for gpu in gpus:
+        if gpu not in named:
+            print_message(f"warning: this machine has a GPU of {gpu}, which --arch does not name")
+    return given
 
 
 def _require_writable(verdict: Path) -> None:
@@ -169,18 +190,25 @@ def _require_writable(verdict: Path) -> None:
 
 def _run(words: Sequence[str], env: dict[str, str], config: Config, verdict: Path | None) -> int:
     """Run the command, in an audit if it is sealed or a verdict is wanted."""
+    announce_bundles(environ(), config.bundles)
     if verdict is None and (config.sealed is SealMode.OFF or not LIBRARY.is_file()):
         if config.sealed is not SealMode.OFF:
             print_message("there is no audit library: compilers that are started are not refused")
         return run_command(words, env)
     judged = verdict is not None
+    bundles = describe_bundles(config.bundles) if judged else ()
     with audit_session(env, seal=config.sealed, cupti=judged, reports=judged) as session:
         status = run_command(words, session.env)
-        return _judge(session, words, status, config, verdict)
+        return _judge(session, words, status, config, verdict, bundles)
 
 
 def _judge(
-    session: AuditSession, words: Sequence[str], status: int, config: Config, verdict: Path | None
+    session: AuditSession,
+    words: Sequence[str],
+    status: int,
+    config: Config,
+    verdict: Path | None,
+    bundles: Sequence[BundleFile],
 ) -> int:
     """Say what was refused, write the verdict, and return the exit status."""
     report = session.report(words, status)
@@ -188,11 +216,15 @@ def _judge(
         print_error(f"the run is sealed: {each.by} tried to {each.what}: {each.name}")
     if verdict is None:
         return status
-    made = make_verdict(report, config.bundles, config.sealed)
-    publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"])
+    made = make_verdict(report, bundles, config.sealed)
+    try:
+        publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"])
+    except OSError as fault:
+        print_error(f"cannot write {verdict}: {fault.strerror or fault}")
+        return status or 1
     if config.bundles and config.sealed is not SealMode.OFF:
         _report_cached(made["modules"]["by_origin"].get("store", 0))
-    print_message(f"{_summary(report)} → {verdict}")
+    print_message(f"{_summary(report, accounted=made['accounted'])} → {verdict}")
     return NOT_ACCOUNTED if not status and not made["accounted"] else status
 
 
@@ -203,13 +235,13 @@ def _report_cached(modules: int) -> None:
         print_message(f"{came}: --empty-cache runs with the bundles alone")
 
 
-def _summary(report: Report) -> str:
+def _summary(report: Report, *, accounted: bool) -> str:
     loaded = count(len(report.loaded), "module")
-    if report.clean and not report.unseen:
+    if accounted:
         return f"nothing was compiled, and {loaded} loaded, all accounted for"
     parts = [
-        f"{count(len(report.activities), 'compile')}, {len(report.refusals):,} refused",
+        f"{count(len(report.compiles), 'compile')}, {len(report.refusals):,} refused",
         f"{len(report.unaccounted):,} of {loaded} not accounted for",
-        *(["some of it not seen"] if report.unseen else []),
+        *(["some activity not seen"] if report.unseen or report.clean else []),
     ]
     return ", ".join(parts)

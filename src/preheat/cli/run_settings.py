@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from preheat.adapters.imports import VARIABLE
 from preheat.ahead.manifest import Manifest
+from preheat.build.seal import SEALED_BY
 from preheat.config import SealMode
 from preheat.errors import InputError
 from preheat.pins import split_pin
@@ -74,7 +75,9 @@ def run_settings(
         yield from _only_cache(env, empty_cache)
     if sealed is not None:
         value = "1" if sealed is SealMode.ERROR else "warn"
-        yield Setting("PREHEAT_SEALED", value, "what no bundle and no cache has is not compiled")
+        why = "what no bundle and no cache has is not compiled; the option wins over the variable"
+        yield Setting("PREHEAT_SEALED", value, why)
+        yield Setting(SEALED_BY, "run", "errors name the option, and not the variable")
     if sealed is SealMode.ERROR:
         yield from _SEALED
     for name, value in sorted(_recorded(manifest).items() if manifest is not None else ()):

@@ -16,6 +16,7 @@ from preheat.errors import (
     DriverError,
     GraphError,
     InputError,
+    PreheatError,
 )
 from preheat.graph import trees
 from preheat.graph.cache_entries import Entries, EntryKey
@@ -28,6 +29,7 @@ from preheat.messages import count
 from preheat.runtime.active_capture import WARM_GRAPHS
 from preheat.runtime.context import Context
 from preheat.runtime.host import integer
+from preheat.tracebacks import short_methods, shorten_traceback
 
 __all__ = ["NOT_REPLAYED", "GraphCache"]
 
@@ -36,6 +38,12 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[[Any], object])
 
 
+@short_methods(
+    without={
+        "after_fork", "install", "register_warmer", "replay", "replay_step", "require_capacity", "run",
+        "run_step", "warm_key", "warm_step", "warm_steps",
+    }
+)  # fmt: skip
 class GraphCache:
     """A cache of graphs by key, made by `gpu.graphs`. It is safe from any thread.
 
@@ -118,12 +126,16 @@ class GraphCache:
             >>> graphs.run("ones", lambda: x.fill(1)).numpy()
             array([1., 1.], dtype=float32)
         """
-        if type(key) is not str and type(key) is not int:
-            key = key_of(key)
-        result: R = self.replay_step(key, (), owner, copy)
-        if result is NOT_REPLAYED:
-            result = self.run_step(key, lambda _: body(), (), owner=owner, copy=copy)
-        return result
+        try:
+            if type(key) is not str and type(key) is not int:
+                key = key_of(key)
+            result: R = self.replay_step(key, (), owner, copy)
+            if result is NOT_REPLAYED:
+                result = self.run_step(key, lambda _: body(), (), owner=owner, copy=copy)
+            return result
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     def replay_step(self, key: Hashable, arrays: Sequence[Any], owner: object, copy: bool) -> Any:
         """Replay the graph of a key as `run_step` does, if no more than that is to be done.
@@ -185,29 +197,33 @@ class GraphCache:
             >>> gpu.graphs().replay("ones")
             False
         """
-        if type(key) is not str and type(key) is not int:
-            key = key_of(key)
-        entries = self._entries
-        entry = (None if owner is None else entries.owner_token(owner), key)
-        if scalars or entries.context.lost_or_capturing is not None or entries.collected:
-            cached = entries.find(entry)
-        else:  # This is what `find` does then. A graph that is unusable says so when it is replayed.
-            cached = entries.graphs.get(entry)
-            if cached is not None and cached.last_use != entries.latest_use:
-                entries.latest_use = cached.last_use = entries.next_use()
-        if cached is None:
-            return False
         try:
-            if scalars:
-                cached.graph.replay(**scalars)
-            else:
-                cached.graph.replay()
-        except GraphError:
-            if cached.usable:
-                raise
-            entries.drop(entry, cached)
-            return False
-        return True
+            if type(key) is not str and type(key) is not int:
+                key = key_of(key)
+            entries = self._entries
+            entry = (None if owner is None else entries.owner_token(owner), key)
+            if scalars or entries.context.lost_or_capturing is not None or entries.collected:
+                cached = entries.find(entry)
+            else:  # This is what `find` does then. An unusable graph says so when it is replayed.
+                cached = entries.graphs.get(entry)
+                if cached is not None and cached.last_use != entries.latest_use:
+                    entries.latest_use = cached.last_use = entries.next_use()
+            if cached is None:
+                return False
+            try:
+                if scalars:
+                    cached.graph.replay(**scalars)
+                else:
+                    cached.graph.replay()
+            except GraphError:
+                if cached.usable:
+                    raise
+                entries.drop(entry, cached)
+                return False
+            return True
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     # Warming
 

@@ -122,8 +122,10 @@ class Entries:
         if token is not None and token() is owner:
             return token
         try:
-            new = _OwnerRef(owner, self._on_collected)
+            new: _OwnerRef | None = _OwnerRef(owner, self._on_collected)
         except TypeError:
+            new = None
+        if new is None:
             return hashable(owner, "an owner")
         with self.lock:
             token = self.owners.get(id(owner))

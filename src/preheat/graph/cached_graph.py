@@ -93,7 +93,10 @@ class CachedGraph:
         lock = self.lock
         try:
             del lock[0]
+            taken = True
         except KeyError:  # Another thread holds it.
+            taken = False  # Errors below must not have this one as their context.
+        if not taken:
             return run_locked(lock, partial(self._run, arrays, copy))
         try:
             if copy or arrays or not self._nothing_to_copy:

@@ -9,6 +9,7 @@ from preheat.errors import GraphError
 from preheat.graph.nodes import Node
 from preheat.locks import no_fork
 from preheat.messages import count
+from preheat.tracebacks import short_methods
 
 TYPE_CHECKING = False  # Type checkers assume True.
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = ["Drawable"]
 _MOST_INLINE = 1500  # boxes in a notebook; such a picture has a megabyte
 
 
+@short_methods()
 class Drawable:
     """What can be drawn: something with nodes. `Graph` has the rest."""
 

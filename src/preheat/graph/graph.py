@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
-from preheat.errors import CaptureError, GraphError, InputError
+from preheat.errors import CaptureError, GraphError, InputError, PreheatError
 from preheat.graph.capture import MODES, Capture
 from preheat.graph.difference import diff
 from preheat.graph.drawable import Drawable
@@ -36,6 +36,7 @@ from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import run_locked
 from preheat.runtime.libraries import StreamHandle
 from preheat.runtime.stream import raw_stream
+from preheat.tracebacks import short_methods, shorten_traceback
 
 __all__ = ["RESERVED", "Graph", "State"]
 
@@ -58,6 +59,7 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
+@short_methods(without={"record_read"})
 class Graph(Drawable):
     """Work that is captured once and replayed. `gpu.capture` returns it.
 
@@ -244,8 +246,10 @@ class Graph(Drawable):
     def __enter__(self) -> Graph:
         try:
             return self.begin()
-        except BaseException:  # An interrupt may come between `begin` and the body.
+        except BaseException as error:  # An interrupt may come between `begin` and the body.
             self._abort()
+            if isinstance(error, PreheatError):
+                shorten_traceback(error)
             raise
 
     def __exit__(
@@ -256,7 +260,11 @@ class Graph(Drawable):
     ) -> None:
         del kind, traceback
         if error is None:
-            self.end().instantiate()
+            try:
+                self.end().instantiate()
+            except PreheatError as fault:
+                shorten_traceback(fault)
+                raise
         elif self._capture is not None:
             capture = self._capture
             try:

@@ -9,12 +9,13 @@ from functools import partial
 from types import MethodType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
-from preheat.errors import InputError
+from preheat.errors import InputError, PreheatError
 from preheat.graph import trees
 from preheat.graph.cache import NOT_REPLAYED, GraphCache
 from preheat.graph.cached_graph import Step
 from preheat.graph.call_key import NO_NAMES, ArgumentReader, CallKey
 from preheat.graph.keys import key_of, key_text, stable_repr
+from preheat.tracebacks import short_methods, shorten_traceback
 
 __all__ = ["Graphed", "Method", "call_key_text"]
 
@@ -23,6 +24,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[[Any], object])
 
 
+@short_methods(without={"require_capacity", "warm_key"})
 class Graphed(Generic[P, R]):
     """A function whose calls are captured and replayed, made by `gpu.graphed`.
 
@@ -70,7 +72,11 @@ class Graphed(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, or replay the graph of a call like this one: see `GraphCache.run`."""
-        return self._call((), args, kwargs)
+        try:
+            return self._call((), args, kwargs)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     def warm(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> None:
         """Execute and capture each call, those with the largest arrays first: see `GraphCache.warm`.

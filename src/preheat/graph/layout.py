@@ -246,21 +246,21 @@ def _align(rows: Sequence[Sequence[_Place]], left: float) -> None:
     for sweep in range(_SWEEPS):
         downwards = sweep % 2 == 0
         for row in rows if downwards else reversed(rows):
-            _spread(row, [_wish(place, inside, downwards=downwards) for place in row])
+            _spread(row, [_preferred_x(place, inside, downwards=downwards) for place in row])
     shift = left - min(place.x - place.width / 2 for row in rows for place in row)
     for row in rows:
         for place in row:
             place.x += shift
 
 
-def _wish(place: _Place, inside: set[int], *, downwards: bool) -> float:
-    """Return where a place would like to be: at the mean of its neighbours in the same column."""
+def _preferred_x(place: _Place, inside: set[int], *, downwards: bool) -> float:
+    """Return the mean x of the neighbours of a place in the same column, or its own x."""
     neighbours = [each for each in (place.before if downwards else place.after) if id(each) in inside]
     return fmean(each.x for each in neighbours) if neighbours else place.x
 
 
-def _spread(row: Sequence[_Place], wishes: Sequence[float]) -> None:
-    """Place a row as close to `wishes` as possible, with the order and the gaps kept.
+def _spread(row: Sequence[_Place], preferred: Sequence[float]) -> None:
+    """Place a row as close to `preferred` as possible, with the order and the gaps kept.
 
     This is the least-squares solution: places that would come too close form a group, which moves as
     one, and groups merge until none is too close to the next one.
@@ -268,9 +268,9 @@ def _spread(row: Sequence[_Place], wishes: Sequence[float]) -> None:
     offsets = [0.0]
     for left, right in pairwise(row):
         offsets.append(offsets[-1] + _distance(left, right))
-    groups: list[tuple[float, int]] = []  # the mean wish of a group, less the offsets, and its size
-    for wish, offset in zip(wishes, offsets, strict=True):
-        mean, size = wish - offset, 1
+    groups: list[tuple[float, int]] = []  # the mean x of a group, less the offsets, and its size
+    for x, offset in zip(preferred, offsets, strict=True):
+        mean, size = x - offset, 1
         while groups and groups[-1][0] >= mean:
             other, others = groups.pop()
             mean, size = (mean * size + other * others) / (size + others), size + others

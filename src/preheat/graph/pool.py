@@ -25,6 +25,7 @@ from preheat.runtime.active_capture import ALLOCATE, FREE, FROM_HOST, MEASURE_PO
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array, integer, shape_of
+from preheat.tracebacks import short_methods
 
 __all__ = ["Pool"]
 
@@ -33,6 +34,7 @@ _ALIGN = 256
 _MIN_BLOCK = 2 << 20  # the least that a pool grows by when it grows by itself
 
 
+@short_methods(without={"admit_capture", "after_fork", "frame"})
 class Pool:
     """Device memory that is allocated before a capture and handed out inside it. See `gpu.pool`.
 

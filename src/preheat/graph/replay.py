@@ -19,7 +19,7 @@ from preheat import fork, native
 from preheat.callsite import caller
 from preheat.devices import base
 from preheat.devices.base import NOT_SUBMITTED
-from preheat.errors import CaptureError, DriverError, StaleGraphError
+from preheat.errors import CaptureError, DriverError, PreheatError, StaleGraphError
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.frames import ScratchBuffer
 from preheat.graph.nodes import first_user
@@ -30,6 +30,7 @@ from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
 from preheat.runtime.stream import raw_stream, record_event
+from preheat.tracebacks import shorten_traceback
 
 __all__ = ["CAPTURE_AGAIN", "ReplayFunction", "Replayer"]
 
@@ -109,35 +110,42 @@ class Replayer:
 
     def replay(self, /, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
         """Replay the graph: see `Graph.replay`."""
-        setter = self.setters.get(tuple(scalars)) if scalars else None
-        unprepared = synchronize or stream is not None or (scalars and setter is None)
-        if unprepared or self.context.lost_or_capturing is not None:
-            self.run(stream, scalars, synchronize)
-            return
-        values = [] if setter is None else [*map(self.work.pack, scalars, scalars.values())]
-        lock = self.lock
         try:
-            del lock[0]
-        except KeyError:  # Another thread holds it.
-            self.run(None, scalars, False)
-            return
-        try:
-            launch = self.launch
-            if launch is not None:
-                self.context.last_replayed = self.name
-                if setter is not None:
-                    self._set(setter, scalars, values)
-                status = launch()
-                if not status[0]:
-                    self.num_replays += 1
-                elif status is NOT_SUBMITTED:
-                    launch = None
-                else:
-                    self.raise_launch_error(status)
-        finally:
-            lock[0] = True
-        if launch is None:
-            self.run(None, scalars, False)
+            setter = self.setters.get(tuple(scalars)) if scalars else None
+            unprepared = synchronize or stream is not None or (scalars and setter is None)
+            if unprepared or self.context.lost_or_capturing is not None:
+                self.run(stream, scalars, synchronize)
+                return
+            values = [] if setter is None else [*map(self.work.pack, scalars, scalars.values())]
+            lock = self.lock
+            try:
+                del lock[0]
+                taken = True
+            except KeyError:  # Another thread holds it.
+                taken = False  # Errors below must not have this one as their context.
+            if not taken:
+                self.run(None, scalars, False)
+                return
+            try:
+                launch = self.launch
+                if launch is not None:
+                    self.context.last_replayed = self.name
+                    if setter is not None:
+                        self._set(setter, scalars, values)
+                    status = launch()
+                    if not status[0]:
+                        self.num_replays += 1
+                    elif status is NOT_SUBMITTED:
+                        launch = None
+                    else:
+                        self.raise_launch_error(status)
+            finally:
+                lock[0] = True
+            if launch is None:
+                self.run(None, scalars, False)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     def run(self, stream: object, scalars: dict[str, Any], synchronize: bool) -> None:
         """Replay the graph with every check, and in order with other uses of its memory."""

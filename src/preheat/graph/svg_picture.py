@@ -59,7 +59,7 @@ _STYLE: svg.Style = {
     "tip-removed": ("fill: #cf222e", "fill: #f85149"),
 }
 _CLASS_OF_MARK = {Mark.ADDED: "added", Mark.REMOVED: "removed", Mark.CHANGED: "changed"}
-_MEANING = {"kernel": "kernel", "memory": "fill or copy", "foreign": "of another library"}
+_MEANING = {"kernel": "kernel", "memory": "fill or copy", "foreign": "work of another library"}
 
 
 def as_svg(picture: Picture) -> str:

@@ -18,6 +18,7 @@ from preheat.gpu import Gpu
 from preheat.graph.replay import Replayer
 from preheat.kernels.op import dimension
 from preheat.runtime.kernel import Kernel
+from preheat.tracebacks import short_methods
 
 __all__ = ["DecodeKernel", "DecodeState", "Decoded"]
 
@@ -44,6 +45,7 @@ class Decoded(NamedTuple):
     overrun: tuple[int, ...]
 
 
+@short_methods(without={"by_value", "on_device"})
 class DecodeState:
     """Token, position and valid length of each sequence, int32 on the device at fixed addresses.
 
@@ -319,4 +321,4 @@ class DecodeKernel:
         return self.by_value, state.by_value()
 
     def __repr__(self) -> str:
-        return f"<DecodeKernel {self.by_value.entry} or {self.on_device.entry}>"
+        return f"<DecodeKernel {self.by_value.entry.prototype} or {self.on_device.entry.prototype}>"

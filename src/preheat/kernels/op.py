@@ -145,7 +145,8 @@ def memoize(make: Callable[P, R]) -> Callable[P, R]:
             result: R = cached(*args, **kwargs)
             return result
         except TypeError:  # An argument is not hashable. `make` raises an error that names it.
-            return make(*args, **kwargs)
+            pass
+        return make(*args, **kwargs)
 
     return memoized
 

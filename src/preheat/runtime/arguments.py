@@ -228,6 +228,7 @@ class Signature:
 
     def __init__(self, entry: EntryPoint) -> None:
         self.kernel = entry.cpp or entry.name  # its title
+        self._entry = entry
         self.parameters = entry.parameters
         self.params, self.layout, self.memory_positions = _shared_parts(entry.parameters)
 
@@ -235,6 +236,13 @@ class Signature:
     def expected(self) -> str:
         """The number and types of the parameters, for messages."""
         return f"{len(self.params)} ({', '.join(param.title for param in self.params)})"
+
+    def hint(self, position: int, hint: str | None) -> str | None:
+        """Return the hint of an argument that does not fit, with a remark if its type is unknown."""
+        remark = self._entry.remark
+        if remark is None or self.params[position].parameter.type is not None:
+            return hint
+        return remark if hint is None else f"{hint}; {remark}"
 
     def check_count(self, args: Sequence[object]) -> None:
         """Raise `LaunchError` for too many or too few arguments."""

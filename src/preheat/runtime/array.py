@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType, dtype_of
-from preheat.errors import InputError, StaleBufferError, short_repr
+from preheat.errors import InputError, PreheatError, StaleBufferError, short_repr
 from preheat.runtime import export
 from preheat.runtime.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.runtime.context import Context
@@ -19,6 +19,7 @@ from preheat.runtime.memory import Buffer
 from preheat.runtime.order import Section
 from preheat.runtime.stream import raw_stream
 from preheat.runtime.uses import Uses
+from preheat.tracebacks import short_methods, shorten_traceback
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +33,7 @@ _READ = "a.numpy() has its elements on the host"
 NO_RIGHTS = Uses()
 
 
+@short_methods(without={"require_usable"})
 class Array:
     """A contiguous array in device memory.
 
@@ -104,6 +106,13 @@ class Array:
 
     def __getitem__(self, index: Any) -> Array:
         """Return a contiguous view: integers for leading axes, then one slice with step 1."""
+        try:
+            return self._view(index)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
+
+    def _view(self, index: Any) -> Array:
         parts = index if isinstance(index, tuple) else (index,)
         parts = parts[:-1] if parts and parts[-1] is ... else parts
         if len(parts) > self.ndim:
@@ -379,6 +388,7 @@ def _axis_span(shape: tuple[int, ...], axis: int, part: Any) -> tuple[int, tuple
     return at % extent, ()
 
 
+@short_methods()
 class Scalar(Array):
     """One value at a fixed device address, made by `gpu.scalar`.
 

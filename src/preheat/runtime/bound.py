@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from preheat.errors import PreheatError
 from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.launch import UNORDERED, Launch, ordered
+from preheat.tracebacks import shorten_traceback
 
 __all__ = ["Bound"]
 
@@ -43,12 +45,16 @@ class Bound:
 
     def __call__(self) -> None:
         """Launch."""
-        if not self._checked or self._context.lost_or_capturing is not None:
-            self._launch_checked()
-            return
-        status = self._submit(self._pointers, 0)
-        if status[0]:
-            self._launch.raise_for_status(status)
+        try:
+            if not self._checked or self._context.lost_or_capturing is not None:
+                self._launch_checked()
+                return
+            status = self._submit(self._pointers, 0)
+            if status[0]:
+                self._launch.raise_for_status(status)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     def _launch_checked(self) -> None:
         """Launch with all checks and in order, and try to make the next launch a fast one."""

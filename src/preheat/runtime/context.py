@@ -78,7 +78,7 @@ class Context:
     """
 
     __slots__ = (  # The native core reads them at their offsets.
-        "__weakref__", "_cause", "_drain_lock", "_held_until_done", "_remedy", "_state_lock",
+        "__weakref__", "_cause", "_drain_lock", "_held_until_done", "_intact", "_remedy", "_state_lock",
         "_synchronizing", "capture_lock", "captures_by_thread", "deferred_cleanups", "device", "events",
         "idle_capture_streams", "idle_streams", "kernel_fill", "last_replayed", "lost",
         "lost_or_capturing", "modules", "order", "recovers", "resolve_lock", "resources", "stream",
@@ -91,6 +91,7 @@ class Context:
         self.lost: ContextLostError | None = None
         self._cause: DeviceError | None = None
         self.recovers = True
+        self._intact = False  # whether the fault that `lost` reports has left everything usable
         self._remedy = ""
         self.captures_by_thread: dict[int, ActiveCapture] = {}
         self.lost_or_capturing: object = None
@@ -212,8 +213,11 @@ class Context:
         """
         plain = error.plain if isinstance(error, EmulatorFault) else None
         located = plain is not None and plain is self._cause
-        if self.lost is not None and not located:
-            return
+        if (self.lost is None) if located else (self.lost is not None):
+            return  # `recover` was called in the meantime, or there was a fault before.
+        # Work on host memory is executed when it is submitted, so that nothing waits behind the fault.
+        immediate = isinstance(error, EmulatorFault) and self.device.dlpack[0] == base.ON_HOST
+        intact = immediate and not self.captures_by_thread
         self._cause = error
         if self.last_replayed is not None:
             error.args = (f"{error}\nthe last graph replayed was {self.last_replayed}",)
@@ -224,6 +228,7 @@ class Context:
             reason = f"{self.device.name} is lost since: {error}"
             remedy = _RESET if recovers else _NEW_PROCESS
             self._lose(reason, remedy, recovers=recovers, only_first=not located)
+            self._intact = recovers and (self._intact if located else intact)
         if not located:
             self.events.emit("lost", device=self.device.name, reason=str(error))
 
@@ -240,6 +245,21 @@ class Context:
             self.lost_or_capturing = self.lost
 
         run_locked(self._state_lock, lose)
+
+    def recover(self) -> bool:
+        """Make a context usable again that a fault of a kernel has ended, with everything in it.
+
+        This is possible on an emulator without a schedule, and outside of captures. Return False if
+        only a reset of the device helps. Memory that the kernel was writing may have any contents.
+        """
+
+        def recover() -> bool:
+            if self._intact:
+                self.lost = None
+                self.lost_or_capturing = self.captures_by_thread or None
+            return self._intact
+
+        return run_locked(self._state_lock, recover)
 
     def close(self) -> None:
         """Release everything once the work of the device has completed."""
@@ -278,6 +298,7 @@ class Context:
         This replaces an earlier reason: after a reset, the caller need not act on the fault before.
         """
         self._lose(f"{self.device.name}: {reason}", remedy, recovers=recovers)
+        self._intact = False
         for queue in (
             self.deferred_cleanups,
             self.unused_modules,

@@ -34,10 +34,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from preheat.artifact import Parameter
+from preheat.errors import PreheatError
 from preheat.runtime.arguments import ParamSpec, Signature, new_param_buffer, param_specs
 from preheat.runtime.launch import Launch
 from preheat.runtime.libraries import LIBRARIES
 from preheat.runtime.operands import tensor_kind
+from preheat.tracebacks import shorten_traceback
 
 __all__ = ["can_be_fast", "fast_launch"]
 
@@ -170,6 +172,8 @@ def _maker(
     scope: dict[str, Any] = {
         "Unfit": (LookupError, AttributeError, TypeError, ValueError, OverflowError, RuntimeError),
         "missing": object(),
+        "PreheatError": PreheatError,
+        "shorten_traceback": shorten_traceback,
     }
     exec(compile(text, f"{__file__}: generated", "exec"), scope)
     return scope["make"]
@@ -278,6 +282,9 @@ _RECORD = """
                 if buffer is not None:
                     try:
                         return record(capture, owner, ({given}))
+                    except PreheatError as error:
+                        shorten_traceback(error)
+                        raise
                     finally:
                         give(buffer)
 """
@@ -296,10 +303,18 @@ def make(launch, own_submit, stream, new_buffer, {values}):
 {record}
             if not buffers:  # Other threads use them all, or interrupts lost them.
                 give(new_buffer())
-            return run(*[a for a in ({given}) if a is not missing], *more, **named)
-        status = submit(pointers, 0)
-        give(buffer)
-        if status[0]:
-            raise_for_status(status)
+            try:
+                return run(*[a for a in ({given}) if a is not missing], *more, **named)
+            except PreheatError as error:
+                shorten_traceback(error)
+                raise
+        try:
+            status = submit(pointers, 0)
+            give(buffer)
+            if status[0]:
+                raise_for_status(status)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
     return fast_launch
 """

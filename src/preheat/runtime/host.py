@@ -49,7 +49,7 @@ def packer(dtype: DType) -> Callable[[Any], bytes]:
             try:
                 return pack(value)
             except (struct.error, OverflowError):
-                return element_bytes(value, dtype)  # It raises the error.
+                pass  # The function below raises an error with a message, and without a context.
         return element_bytes(value, dtype)
 
     return pack_number

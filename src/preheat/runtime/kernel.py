@@ -12,18 +12,20 @@ from preheat import native
 from preheat.artifact import Artifact, EntryPoint, check_name
 from preheat.devices import base
 from preheat.dtypes import DType, dtype_of
-from preheat.errors import InputError, LaunchError, short_repr
+from preheat.errors import InputError, LaunchError, PreheatError, short_repr
 from preheat.locks import no_fork
 from preheat.messages import did_you_mean
 from preheat.runtime.active_capture import FROM_HOST, RESOLVE_KERNEL, TO_HOST
 from preheat.runtime.arguments import Signature
 from preheat.runtime.bound import Bound
 from preheat.runtime.context import Context
-from preheat.runtime.fast_launch import can_be_fast, fast_launch
+from preheat.runtime.fast_launch import can_be_fast
 from preheat.runtime.host import converted, host_array, host_bytes
 from preheat.runtime.launch import Launch
+from preheat.runtime.launcher import Launcher
 from preheat.runtime.native_launch import native_launcher
 from preheat.runtime.stream import raw_stream
+from preheat.tracebacks import short_methods, shorten_traceback
 
 __all__ = ["Kernel", "Module", "SymbolView"]
 
@@ -36,6 +38,7 @@ _OF_CUPY = {"get_function": "module['name']", "get_global": "module.symbol('name
 _MOST_LAUNCHERS = 512  # of one kernel
 
 
+@short_methods(without={"function"})
 class Module:
     """A program that is loaded on one device, made by `gpu.module`. `module["name"]` is a kernel.
 
@@ -58,7 +61,11 @@ class Module:
         context.modules.add(self)
 
     def __getitem__(self, name: str) -> Kernel:
-        return Kernel(self, self.artifact.entry(name))
+        try:
+            return Kernel(self, self.artifact.entry(name))
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     def __iter__(self) -> Iterator[str]:
         return map(self.artifact.name_of, self.artifact.entries)
@@ -135,7 +142,7 @@ class Module:
             raise AttributeError(f"a Module has no attribute {name!r}{instead}", name=name, obj=self)
 
     def __repr__(self) -> str:
-        kernels = ", ".join(map(str, self.artifact.entries)) or "no kernels"
+        kernels = ", ".join(entry.prototype for entry in self.artifact.entries) or "no kernels"
         return f"<Module {self.artifact.label} on {self.context.device.name}: {kernels}>"
 
     def __del__(self) -> None:
@@ -143,6 +150,7 @@ class Module:
             self.context.unused_modules.append(self.raw)
 
 
+@short_methods()
 class SymbolView:
     """A variable of a module on the device, made by `Module.symbol`. It keeps the module loaded.
 
@@ -223,6 +231,7 @@ class SymbolView:
         return f"<variable {self.name}, {self.nbytes} bytes on {self._module.context.device.name}>"
 
 
+@short_methods(without={"launch", "replace"})
 class Kernel:
     """A kernel that can be launched: `kernel[grid, block](*args)`.
 
@@ -334,9 +343,14 @@ class Kernel:
     def __getitem__(self, config: Any) -> Callable[..., None]:
         """Return a launcher for this grid and block, each an integer or a tuple of up to three."""
         try:
-            return self._launchers[config]
-        except (KeyError, TypeError):
+            try:
+                return self._launchers[config]
+            except (KeyError, TypeError):
+                pass  # Errors below must not have this one as their context.
             return self._configure(config)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Raise `LaunchError`: a launch needs a grid and a block."""
@@ -358,7 +372,7 @@ class Kernel:
                 hint="several axes are a tuple: kernel[(8, 4), (32, 8)]; the rest goes by name: "
                 "kernel.launch(…, grid=, block=, shared=, stream=)",
             )
-        return self._remember(config, self._launch(self.geometry(*config), None))
+        return self._remember(config, self._launch(self._geometry(*config), None))
 
     def _remember(self, key: object, launch: Launch) -> Callable[..., None]:
         """Return the launch as a callable, which `key` finds again."""
@@ -366,9 +380,9 @@ class Kernel:
             self._launchers.clear()
         launcher: Callable[..., None] | None = None
         if native.core is not None and can_be_fast(launch):
-            launcher = native_launcher(launch, _Launcher(launch))
+            launcher = native_launcher(launch, Launcher(launch))
         if launcher is None:
-            launcher = _Launcher(launch, weakref.ref(self), key)
+            launcher = Launcher(launch, weakref.ref(self), key)
         self.replace(key, launcher)
         return launcher
 
@@ -412,16 +426,22 @@ class Kernel:
             >>> x, y = gpu.array([1, 2], "float32"), gpu.zeros(2)
             >>> gpu.kernel(SAXPY, "saxpy").launch(2.0, x, y, 2, grid=1, block=32)
         """
-        if named:
-            self._signature.refuse_names(named)
-        raw = None if stream is None else raw_stream(self._context, stream)
-        key = (grid, block, shared, cluster, cooperative, programmatic, raw and raw.id)
         try:
-            launcher = self._launchers[key]
-        except (KeyError, TypeError):
-            geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
-            launcher = self._remember(key, self._launch(geometry, raw))
-        launcher(*args)
+            if named:
+                self._signature.refuse_names(named)
+            raw = None if stream is None else raw_stream(self._context, stream)
+            key = (grid, block, shared, cluster, cooperative, programmatic, raw and raw.id)
+            try:
+                launcher = self._launchers[key]
+            except (KeyError, TypeError):
+                launcher = None
+            if launcher is None:
+                geometry = self._geometry(grid, block, shared, cluster, cooperative, programmatic)
+                launcher = self._remember(key, self._launch(geometry, raw))
+            launcher(*args)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     def bind(
         self,
@@ -446,13 +466,13 @@ class Kernel:
         """
         if named:
             self._signature.refuse_names(named)
-        geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
+        geometry = self._geometry(grid, block, shared, cluster, cooperative, programmatic)
         launch = self._launch(geometry, None if stream is None else raw_stream(self._context, stream))
         return Bound(launch, args, stream)
 
     def prepare(self, grid: object, block: object) -> Launch:
         """Return a launch with this grid and block, for any arguments and stream."""
-        return self._launch(self.geometry(grid, block), None)
+        return self._launch(self._geometry(grid, block), None)
 
     def _launch(self, geometry: base.Geometry, stream: base.Stream | None) -> Launch:
         module = self.module
@@ -483,6 +503,17 @@ class Kernel:
             >>> gpu.kernel(SAXPY, "saxpy").geometry(4, (16, 16)).block
             (16, 16, 1)
         """
+        return self._geometry(grid, block, shared, cluster, cooperative, programmatic)
+
+    def _geometry(
+        self,
+        grid: object,
+        block: object,
+        shared: int = 0,
+        cluster: object = None,
+        cooperative: bool = False,
+        programmatic: bool = False,
+    ) -> base.Geometry:
         geometry = self._sized(grid, block, shared)
         if cluster is not None or cooperative or programmatic:
             geometry = geometry._replace(
@@ -576,34 +607,4 @@ class Kernel:
         return hash((id(self.module), self.entry.name))
 
     def __repr__(self) -> str:
-        return f"<Kernel {self.entry} on {self._context.device.name}>"
-
-
-class _Launcher:
-    """A launch whose second call generates the fast function that replaces it in `kernel`."""
-
-    __slots__ = ("_fast", "_kernel", "_key", "_launch", "_seen")
-
-    def __init__(
-        self, launch: Launch, kernel: Callable[[], Kernel | None] = lambda: None, key: object = None
-    ) -> None:
-        self._launch = launch
-        self._kernel = kernel
-        self._key = key
-        self._seen = False
-        self._fast: Callable[..., None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<launch of {self._launch.signature.kernel}>"
-
-    def __call__(self, *args: Any, **named: Any) -> None:
-        if self._fast is not None:  # The caller kept this object.
-            self._fast(*args, **named)
-            return
-        self._launch.run(*args, **named)
-        if self._seen:
-            fast = fast_launch(self._launch, args)
-            if (kernel := self._kernel()) is not None:
-                kernel.replace(self._key, fast)
-            self._fast = fast  # Only now: an interrupt before would leave this object in its place.
-        self._seen = True
+        return f"<Kernel {self.entry.prototype} on {self._context.device.name}>"

@@ -18,7 +18,14 @@ from preheat.callsite import call_site
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType
-from preheat.errors import DeviceError, InputError, LaunchError, StaleBufferError, short_repr
+from preheat.errors import (
+    DeviceError,
+    InputError,
+    LaunchError,
+    PreheatError,
+    StaleBufferError,
+    short_repr,
+)
 from preheat.runtime.active_capture import ActiveCapture
 from preheat.runtime.arguments import (
     ArgumentMismatch,
@@ -32,6 +39,7 @@ from preheat.runtime.context import Context
 from preheat.runtime.operands import Operand, Pointer, Strided, TensorKind, tensor_kind
 from preheat.runtime.stream import record_event
 from preheat.runtime.uses import Uses, add_use
+from preheat.tracebacks import shorten_traceback
 
 UNORDERED = -1  # for DLPack: the producer need not order anything, here because of a capture
 MANY_STREAMS = 64  # streams for which one launch, or one graph, stays prepared
@@ -226,7 +234,8 @@ class Call(ABC):
 
     def _refused(self, mismatch: ArgumentMismatch | InputError, position: int) -> LaunchError:
         kind = StaleBufferError if isinstance(mismatch, _FreedMemory) else LaunchError
-        return kind(self.signature.kernel, str(mismatch), argument=position, hint=mismatch.hint)
+        hint = self.signature.hint(position, mismatch.hint)
+        return kind(self.signature.kernel, str(mismatch), argument=position, hint=hint)
 
     # Streams
 
@@ -322,7 +331,11 @@ class Launch(Call):
 
     def raise_for_status(self, status: tuple[int, ...]) -> None:
         """Raise the error that the status of a launch means."""
-        self.context.device.check(status, f"launch of {self.signature.kernel}")
+        try:
+            self.context.device.check(status, f"launch of {self.signature.kernel}")
+        except PreheatError as error:  # The native core calls this method.
+            shorten_traceback(error)
+            raise
 
     def prepared(self, stream: base.Stream) -> base.Submit:
         """Return the device's prepared launch for one stream."""

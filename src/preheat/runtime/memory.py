@@ -105,9 +105,13 @@ class Buffer:
             self._close_uses()
 
         self.context.order.run_locked(close)
-        if closed[0] and self.context.lost is None and not self.uses.shared:
+        if not closed[0] or self.uses.shared:
+            return
+        if self.context.lost is None:
             self._exported_memory = ()
             self._deallocator()()
+        elif not self._exported_memory:  # The context may recover.
+            self.context.deferred_cleanups.append(self._deallocator())
 
     def _close_uses(self) -> None:
         self.uses.close()

@@ -119,7 +119,8 @@ def tensor_kind(value: object) -> TensorKind | None:
     try:
         return _kinds[kind]
     except KeyError:
-        return _kinds.setdefault(kind, _find(kind))
+        pass
+    return _kinds.setdefault(kind, _find(kind))
 
 
 def _from_torch(value: Any, stream: int) -> Operand:

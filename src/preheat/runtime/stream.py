@@ -7,12 +7,14 @@ from preheat.devices import base
 from preheat.errors import CaptureError, InputError
 from preheat.runtime.active_capture import SYNCHRONIZE, TIME_EVENT, WAIT_OUTSIDE, CapturePoint
 from preheat.runtime.context import Context
+from preheat.tracebacks import short_methods
 
 __all__ = ["Event", "Stream", "raw_stream", "record_event", "record_in", "wait_in"]
 
 _RECREATE = "make the stream again: gpu.stream()"
 
 
+@short_methods(without={"require_alive", "require_outside"})
 class Event:
     """A point in the work of a stream. The event is destroyed when the object is dropped.
 
@@ -118,6 +120,7 @@ def record_event(context: Context, stream: base.Stream, *, timing: bool = False)
     return Event(context, stream.record(timing=timing), timing=timing)
 
 
+@short_methods()
 class Stream:
     """A queue of work, made by `gpu.stream`. Work in it runs in order, concurrently with other streams.
 

@@ -81,7 +81,8 @@ class RemoteStore:
 
 def open_remote(url: str, config: Config, *, write: bool) -> RemoteStore:
     """Open a shared store; `InputError` when it cannot be used. No request is made yet."""
-    name = parse_remote(url).name
+    remote = parse_remote(url)
+    name = remote.name
     reasons: list[str] = []
     events = Events()
     events.subscribe(
@@ -90,6 +91,11 @@ def open_remote(url: str, config: Config, *, write: bool) -> RemoteStore:
     tiers = open_remotes(patient(replace(config, remote=(url,))), events)
     if not tiers:
         raise InputError("; ".join(reasons))
+    if write and remote.read_only:
+        raise InputError(
+            f"{name} is read-only: preheat does not write to a web server",
+            hint="use a URL that can be written, such as dav://, s3:// or file://",
+        )
     if write and not tiers[0].writable:
         raise InputError(
             f"{name} cannot be written without a key, because its readers need a signature",

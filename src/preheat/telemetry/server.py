@@ -25,7 +25,7 @@ from preheat.telemetry.metrics import counter_families, gauge
 if TYPE_CHECKING:  # Imported only when a process listens.
     from socket import socket
 
-__all__ = ["MetricsServer", "keep_quiet", "process_page", "serve"]
+__all__ = ["MetricsServer", "disable_server", "process_page", "serve"]
 
 _CLIENT_SECONDS = 5.0  # from the connection to the end of the reply
 _MOST_CLIENTS = 64
@@ -38,6 +38,7 @@ _STATUS = {
     404: "Not Found",
     405: "Method Not Allowed",
     431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
 }
 
 
@@ -168,15 +169,19 @@ class MetricsServer:
             return _reply(431, "the request is too long\n")
         method, target = _parsed(request)
         if not method:
-            return _reply(400, "this is not a request of HTTP\n")
+            return _reply(400, "this is not an HTTP request\n")
         if method not in ("GET", "HEAD"):
             return _reply(405, "only GET and HEAD are answered\n")
         match target.partition("?")[0]:
             case "/metrics":
-                return _reply(200, self._page(), head=method == "HEAD")
+                try:
+                    page = self._page()
+                except Exception as error:  # The next request may succeed.
+                    return _reply(500, f"the counters cannot be read: {error!r}\n")
+                return _reply(200, page, head=method == "HEAD")
             case "/healthz":
                 return _reply(200, "ok\n", head=method == "HEAD")
-        return _reply(404, "there is /metrics, and /healthz\n", head=method == "HEAD")
+        return _reply(404, "the pages are /metrics and /healthz\n", head=method == "HEAD")
 
 
 _READ, _WRITE = 1, 2  # as in `selectors`
@@ -249,13 +254,17 @@ def _reply(status: int, body: str, *, head: bool = False) -> bytes:
 # Once in a process
 
 _lock = Lock()
-_decided = False  # whether this process, or one that it was forked from, listens or must not
+# Whether this process, or one that it was forked from, has a server or must not have one.
+_served_or_disabled = False
 
 
-def keep_quiet() -> None:
-    """Never listen in this process: it is a tool, whose commands may listen themselves."""
-    global _decided
-    _decided = True
+def disable_server() -> None:
+    """Disable the server in this process.
+
+    The command line of preheat calls this. A program that it starts may listen.
+    """
+    global _served_or_disabled
+    _served_or_disabled = True
 
 
 def serve(address: Address, events: Events) -> None:
@@ -263,14 +272,14 @@ def serve(address: Address, events: Events) -> None:
 
     An address that cannot be used is a `fault` event. Children that are forked later do not listen.
     """
-    global _decided
+    global _served_or_disabled
     with _lock:
-        if _decided:
+        if _served_or_disabled:
             return
-        _decided = True
+        _served_or_disabled = True
     try:
         server = MetricsServer(address)
-    except (OSError, ValueError, RuntimeError) as fault:  # ValueError: the host is no name.
+    except (OSError, ValueError, RuntimeError) as fault:  # ValueError: the host name is invalid.
         events.fault("metrics", f"listen on {address}", fault)
         return
     _servers.append(server)

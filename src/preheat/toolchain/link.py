@@ -64,7 +64,7 @@ def link(
     failed = partial(_error, pool, program, arch, parts)
     if twice := _defined_twice(parts):  # nvJitLink accepts some of these, and crashes at others.
         raise failed("", multiple=twice)
-    probes = _probes(program, compiled)
+    probes, unknown = _probes(program, compiled)
     entries = [name for part in parts if part.ptx is not None for name in part.ptx.module.entries]
     message = {
         "do": "link",
@@ -89,6 +89,7 @@ def link(
             demangled,
             {entry: demangled.get(probe, "") for entry, probe in probes.items()},
             report.resources(logs),
+            unknown,
         ),
         names=_names(program, compiled),
         log=kept,
@@ -130,15 +131,24 @@ def _ptx_part(part: Program, name: str, arch: Arch) -> _Part:
     return _Part("ptx", name, part.source.encode(), PtxPart(name, part.source, module))
 
 
-def _probes(program: LinkedProgram, compiled: Mapping[int, Artifact]) -> dict[str, str]:
-    """Return the mangled probe of each kernel that has one, by the name of the kernel in the code."""
+def _probes(
+    program: LinkedProgram, compiled: Mapping[int, Artifact]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the mangled probe of each kernel that has one, by the name of the kernel in the code.
+
+    The second table says why the C++ types of other kernels are unknown.
+    """
     found = {}
+    unknown = {}
     for index, part in program.sources.items():
         lowered = compiled[index].names
-        for name, probe in signature.probes(signature.probe_names(part)).items():
-            if probe in lowered:
-                found[lowered.get(name, name)] = lowered[probe]
-    return found
+        for name, probes in signature.all_probes(part).items():
+            accepted = [lowered[probe] for probe in probes if probe in lowered]
+            if accepted:
+                found[lowered.get(name, name)] = accepted[0]
+            else:
+                unknown[name] = signature.REJECTED
+    return found, unknown
 
 
 def _names(program: LinkedProgram, compiled: Mapping[int, Artifact]) -> dict[str, str]:

@@ -9,7 +9,9 @@ from preheat.artifact import Resources
 from preheat.errors import Diagnostic
 from preheat.program import Program
 
-__all__ = ["diagnostics", "localized", "rejected_names", "resources", "split_timing"]
+__all__ = [
+    "diagnostics", "localized", "rejected_expressions", "rejected_names", "resources", "split_timing",
+]  # fmt: skip
 
 _FRONT = re.compile(
     r"(?P<file>\S.*?)\((?P<line>\d+)\): (?P<severity>[\w ]*?error|warning)(?: #[\w-]+)?: "
@@ -90,14 +92,10 @@ def _line_of(text: str, number: int | None) -> str | None:
     return lines[number - 1].strip() if number and number <= len(lines) else None
 
 
-def rejected_names(
-    rows: Iterable[Diagnostic], names: Iterable[str], probes: Mapping[str, str]
-) -> dict[str, str]:
-    """Return why the compiler rejected name expressions: its messages, by name.
+def rejected_expressions(rows: Iterable[Diagnostic]) -> dict[str, list[str]]:
+    """Return the messages of the compiler about name expressions, by expression.
 
-    The compiler explains only one of two expressions with the same error, so the message about the
-    probe of a name counts for the name. The result is empty if there are other errors, which may be
-    the reason why the names are unknown.
+    The result is empty if there are other errors, which may be the reason why expressions are rejected.
     """
     errors = [row for row in rows if row.severity != "warning"]
     if any(row.file != _NAME_MAP for row in errors):
@@ -106,6 +104,18 @@ def rejected_names(
     for row in errors:
         expression = (row.source or "").removeprefix("#pragma nv_mangled_name").strip()
         messages.setdefault(expression, []).append(row.message.partition(_ECHO)[0])
+    return messages
+
+
+def rejected_names(
+    rows: Iterable[Diagnostic], names: Iterable[str], probes: Mapping[str, str]
+) -> dict[str, str]:
+    """Return why the compiler rejected name expressions: its messages, by name.
+
+    The compiler explains only one of two expressions with the same error, so the message about the
+    probe of a name counts for the name. The result is empty if there are other errors.
+    """
+    messages = rejected_expressions(rows)
     faults = {}
     for name in names:
         if name in messages:

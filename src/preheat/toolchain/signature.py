@@ -14,28 +14,87 @@ from preheat.toolchain import ptx
 from preheat.toolchain.text import split_commas
 
 __all__ = [
-    "PROBE", "declared", "entry_points", "kernel_names", "parameter_types", "probe_names", "probes",
-    "qualified_name",
+    "PROBE", "REJECTED", "UNSEEN", "all_probes", "cast_probes", "declared", "entry_points",
+    "kernel_names", "parameter_types", "probes", "qualified_name", "unknown_because",
 ]  # fmt: skip
 
-#: Appended to a program. Instantiated with the type of a function, its mangled name contains that type,
-#: which the names of `extern "C"` functions do not.
-PROBE = "\ntemplate<class T> __device__ char __preheat_sig;\n"
+#: Appended to a program. Instantiated with the type of a function, the mangled name of `__preheat_sig`
+#: contains that type, which the names of `extern "C"` functions do not. `__preheat_kernel` selects the
+#: only function of an overload set that returns void, as kernels do. The empty line ends a comment
+#: whose last character is a backslash.
+PROBE = (
+    "\n\ntemplate<class T> __device__ char __preheat_sig;\n"
+    "template<class... A> struct __preheat_function { typedef void type(A...); };\n"
+    "template<class... A> __device__ __preheat_function<A...> __preheat_kernel(void (*)(A...));\n"
+)
 _PROBE_NAME = "__preheat_sig"
+#: Why types are unknown: the compiler has rejected the probe of a kernel.
+REJECTED = (
+    "its name is also the name of other functions, or hidden in another scope; "
+    "rename the kernel, or declare it outside of other scopes"
+)
+#: Why types are unknown: the source has no declaration of the kernel, and so there is no probe.
+UNSEEN = (
+    "its declaration comes from a macro or a header file; "
+    'declare it in the source, in the form `extern "C" __global__ void name(…);`'
+)
 _TOKEN = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|\w+|::|[(){};<>]')
 _KERNEL = {"__global__", "void"}  # In either order.
+_PARENTHESIS = re.compile(r"[(){};]")
+_NOT_A_TYPE = re.compile(r"""[#"']|\b__grid_constant__\b""")
 _ATTRIBUTE = re.compile(r"__\w+__")  # Such as `__launch_bounds__`, which takes arguments as well.
 
 
-def probe_names(program: Program) -> tuple[str, ...]:
-    """Return the functions whose C++ types need a probe: `extern "C"` kernels and name expressions.
+def probes(program: Program) -> dict[str, str]:
+    """Return the name expression that probes each kernel whose C++ types need one, by its name.
 
-    The source is only scanned, so the result may be wrong. Then the caller compiles without probes.
+    These kernels are name expressions and `extern "C"` kernels. The source is only scanned, so that the
+    compiler may reject a probe. Then the caller tries that of `cast_probes`, and at last none.
     """
-    found = dict.fromkeys(program.names)
+    found = {}
+    for name in program.names:
+        found[name] = f"&{_PROBE_NAME}<decltype({name})>"
     if '"C"' in program.source:
-        found.update({k.name: None for k in _kernels(program.source) if k.extern_c})
-    return tuple(found)
+        for kernel in _kernels(program.source):
+            if kernel.extern_c and kernel.name not in found:
+                name = kernel.qualifier + kernel.name
+                found[kernel.name] = f"&{_PROBE_NAME}<decltype(__preheat_kernel({name}))::type>"
+    return found
+
+
+def cast_probes(program: Program) -> dict[str, str]:
+    """Return expressions that select `extern "C"` kernels by their parameters, as the source has them.
+
+    They probe kernels among functions that return void, and among templates.
+    """
+    text = stripped(program.source, strings=True)
+    found: dict[str, str] = {}
+    for kernel in _kernels(program.source):
+        if kernel.extern_c and kernel.name not in found:
+            parameters = _parameter_text(text, kernel.opened)
+            if parameters is not None:
+                cast = f"static_cast<void (*)({parameters})>({kernel.qualifier}{kernel.name})"
+                found[kernel.name] = f"&{_PROBE_NAME}<decltype({cast})>"
+    return found
+
+
+def all_probes(program: Program) -> dict[str, tuple[str, ...]]:
+    """Return every expression that may have probed each kernel of a program, by its name.
+
+    The last one is that of stored artifacts which were compiled before `__preheat_kernel` existed.
+    """
+    casts = cast_probes(program)
+    return {
+        name: (probe, casts.get(name, ""), f"&{_PROBE_NAME}<decltype({name})>")
+        for name, probe in probes(program).items()
+    }
+
+
+def unknown_because(name: str, messages: Iterable[str]) -> str:
+    """Return why the types of a kernel are unknown and what to do, for what the compiler says of it."""
+    if any("is undefined" in message for message in messages):
+        return f"the end of the program cannot refer to {name}; declare {name} outside of other scopes"
+    return f"{name} is also the name of other functions; rename the kernel or these functions"
 
 
 def declared(program: Program) -> tuple[list[str], list[str]]:
@@ -46,8 +105,8 @@ def declared(program: Program) -> tuple[list[str], list[str]]:
     """
     texts = (program.source, *(text for _, text in program.headers))
     found = dict.fromkeys(kernel for text in texts for kernel in _kernels(text))
-    kernels = [kernel.name for kernel in found if kernel.template is None]
-    return kernels, [f"{k.name}<{k.template}>" for k in found if k.template is not None]
+    kernels = dict.fromkeys(kernel.name for kernel in found if kernel.template is None)
+    return list(kernels), [f"{k.name}<{k.template}>" for k in found if k.template is not None]
 
 
 def kernel_names(source: str) -> list[str]:
@@ -56,11 +115,17 @@ def kernel_names(source: str) -> list[str]:
 
 
 class _Kernel(NamedTuple):
-    """A declared kernel. `template` contains the parameters of a template."""
+    """A declared kernel. `template` contains the parameters of a template.
+
+    The name of an `extern "C"` kernel is its symbol, and does not contain `qualifier`. `opened` is the
+    place of its parameters in the text without comments.
+    """
 
     name: str
     template: str | None
     extern_c: bool
+    qualifier: str = ""
+    opened: int = 0
 
 
 class _Block(NamedTuple):
@@ -89,7 +154,7 @@ def _scan(source: str) -> Iterator[_Kernel]:
         if token == "(":
             parentheses += 1
             if parentheses == 1 and not angles and declaration.names_kernel:
-                yield declaration.kernel(blocks[-1])
+                yield declaration.kernel(blocks[-1], found.end())
                 declaration = _Declaration()  # Nothing else is declared before the body.
         elif token == ")":
             parentheses = max(parentheses - 1, 0)
@@ -151,11 +216,11 @@ class _Declaration:
         """Whether the last word is the name of a kernel, provided that a parenthesis follows."""
         return self._before == _KERNEL and not _ATTRIBUTE.fullmatch(self.last)
 
-    def kernel(self, block: _Block) -> _Kernel:
-        """Return the kernel that is declared here, in `block`."""
-        extern_c = self.extern_c or block.extern_c
-        name = self.last if extern_c else f"{block.qualifier}{self.last}"
-        return _Kernel(name, self._template, extern_c)
+    def kernel(self, block: _Block, opened: int) -> _Kernel:
+        """Return the kernel that is declared here, in `block`. Its parameters begin at `opened`."""
+        if not (self.extern_c or block.extern_c):
+            return _Kernel(f"{block.qualifier}{self.last}", self._template, extern_c=False)
+        return _Kernel(self.last, self._template, True, block.qualifier, opened)
 
     def block(self, outer: _Block) -> _Block:
         """Return the block that begins here, in `outer`."""
@@ -163,9 +228,23 @@ class _Declaration:
         return _Block(outer.qualifier + inner, outer.extern_c or self.extern_c)
 
 
-def probes(names: Iterable[str]) -> dict[str, str]:
-    """Return the name expression that probes each function."""
-    return {name: f"&{_PROBE_NAME}<decltype({name})>" for name in names}
+def _parameter_text(text: str, opened: int) -> str | None:
+    """Return the parameters whose parenthesis was opened before `opened`, without default arguments.
+
+    The result is None if the parenthesis is not closed, or if there are directives or literals in it.
+    """
+    depth = 1
+    for found in _PARENTHESIS.finditer(text, opened):
+        if found[0] in "{};":
+            return None
+        depth += 1 if found[0] == "(" else -1
+        if depth == 0:
+            inside = text[opened : found.start()]
+            if _NOT_A_TYPE.search(inside):
+                return None
+            parts = (part.partition("=")[0].strip() for part in split_commas(inside))
+            return ", ".join(" ".join(part.split()) for part in parts)
+    return None
 
 
 def entry_points(
@@ -173,17 +252,21 @@ def entry_points(
     demangled: Mapping[str, str],
     signatures: Mapping[str, str],
     resources: Mapping[str, Resources],
+    unknown: Mapping[str, str] | None = None,
 ) -> tuple[EntryPoint, ...]:
     """Return the kernels of a module.
 
     `demangled` maps mangled names to C++ names, `signatures` maps entry names to demangled probes.
+    `unknown` says why the types of a kernel are unknown, for kernels that C++ declares.
     """
     found = []
     for name, function in module.entries.items():
         spelled = signatures.get(name) or demangled.get(name)
         types: Sequence[str | None] = parameter_types(spelled) if spelled else ()
+        untyped = None
         if len(types) != len(function.params):
             types = [None] * len(function.params)
+            untyped = (unknown or {}).get(name)
         found.append(
             EntryPoint(
                 name=name,
@@ -194,6 +277,7 @@ def entry_points(
                 cpp=qualified_name(demangled[name]) if name in demangled else None,
                 resources=resources.get(name),
                 directives=function.directives,
+                untyped=untyped,
             )
         )
     return tuple(found)

@@ -78,15 +78,37 @@ def compile_cuda(
     for directory in program.include:
         if not Path(directory).is_dir():
             raise InputError(f"{program.label}: include directory {directory} does not exist")
-    probes = signature.probes(signature.probe_names(program))
-    try:
-        return _nvrtc(pool, library, program, arch, roots, probes)
-    except CompileError as error:
-        _require_names(program, probes, error.rows)
-        # Probes come from scanning the source and may be wrong. Then compile without them.
-        if not probes or not any(p in error.log for p in ("__preheat_sig", "__nv_name_map")):
-            raise
-    return _nvrtc(pool, library, program, arch, roots, {})
+    probes = signature.probes(program)
+    unknown: dict[str, str] = {}  # Why kernels have no probe.
+    others: dict[str, str] | None = None
+    while True:
+        try:
+            return _nvrtc(pool, library, program, arch, roots, probes, unknown)
+        except CompileError as error:
+            _require_names(program, probes, error.rows)
+            # Probes come from scanning the source and may be wrong.
+            if not probes or not any(p in error.log for p in ("__preheat_", "__nv_name_map")):
+                raise
+            messages = report.rejected_expressions(error.rows)
+            rejected = {name: messages[p] for name, p in probes.items() if p in messages}
+            if not rejected:
+                unknown = dict.fromkeys(probes, _why_no_probe(error))
+                probes = {}
+                continue
+        for name, why in rejected.items():
+            unknown.setdefault(name, signature.unknown_because(name, why))
+        others = signature.cast_probes(program) if others is None else {}
+        replaced = {name: others[name] for name in rejected if name in others}
+        probes = {name: p for name, p in probes.items() if name not in rejected} | replaced
+
+
+def _why_no_probe(error: CompileError) -> str:
+    """Return why no kernel of a program can be probed, for the error of a compile with probes."""
+    rows = [row.message for row in error.rows if row.severity != "warning"]
+    if any("__preheat_sig" in row for row in rows):
+        return "C++11 has no templates of variables; compile the program as C++14 or newer"
+    why = rows[0] if rows else "its name expressions are not in the code"
+    return f"the compiler rejects the code that finds them: {why}"
 
 
 def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[Diagnostic]) -> None:
@@ -102,8 +124,7 @@ def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[D
 
 def early_request(library: str, program: Program, arch: Arch, roots: Mapping[str, str]) -> bytes:
     """Return the first request that `compile_cuda` makes, as a worker gets it."""
-    probes = signature.probes(signature.probe_names(program))
-    message, blocks = _request(library, program, arch, roots, probes)
+    message, blocks = _request(library, program, arch, roots, signature.probes(program))
     return frames.encode({**message, "trace": True}, blocks)
 
 
@@ -140,6 +161,7 @@ def _nvrtc(
     arch: Arch,
     roots: Mapping[str, str],
     probes: Mapping[str, str],
+    unknown: Mapping[str, str],
 ) -> Compiled:
     reply, made = _traced(pool, *_request(library, program, arch, roots, probes))
     log = accepted(reply, program, arch, roots)
@@ -151,12 +173,13 @@ def _nvrtc(
         lowered.get(name, name): demangled.get(lowered[probe], "") for name, probe in probes.items()
     }
     module = reply.get("module") or _parsed(made["ptx"])
+    unknown = {**dict.fromkeys(module.entries, signature.UNSEEN), **unknown}
     opened = reply["opened"]
     text, timing = report.split_timing(log)
     return Compiled(
         cubin=made["cubin"],
         ptx=made["ptx"],
-        entries=signature.entry_points(module, demangled, signatures, report.resources(log)),
+        entries=signature.entry_points(module, demangled, signatures, report.resources(log), unknown),
         names={name: lowered[name] for name in program.names},
         log=text,
         timing=timing,

@@ -177,7 +177,7 @@ def test_a_function_that_is_gone_is_an_error_with_a_hint(baked: World, world: Wo
     ran = world.preheat("bake", "kernels.toml", "--arch", "sm_90")
     assert ran.code == 1
     assert "kernels:halve cannot be imported" in ran.err
-    assert "hint: record again, in the environment of the bake" in ran.err
+    assert "hint: put the module beside the manifest, or its directory on PYTHONPATH" in ran.err
 
 
 def test_rows_are_json(baked: World) -> None:

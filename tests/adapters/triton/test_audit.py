@@ -66,7 +66,7 @@ def test_a_sealed_run_accounts_for_every_module(baked: World) -> None:
     assert verdict["modules"]["accounted"] == KERNELS
     assert (verdict["compiled"], verdict["refused"]) == ([], [])
     (unseen,) = verdict["unseen"]
-    assert unseen.startswith("modules that the CUDA runtime loads: no CUPTI in ")
+    assert unseen.startswith("modules loaded by the CUDA runtime in process ")
     assert ran.code == 4
 
 
@@ -89,3 +89,28 @@ def test_without_one_entry_nothing_starts_or_its_kernel_is_named(baked: World) -
     assert "SealedError" in ran.err
     assert "add" in ran.err
     assert "app.py:" in ran.err
+
+
+@pytest.mark.parametrize("seal", [[], ["--sealed"]])
+def test_an_audit_of_a_run_shows_the_kernels_of_its_bundle(baked: World, seal: list[str]) -> None:
+    world = baked.sibling(f"nested{len(seal)}")
+    run = [sys.executable, "-m", "preheat", "run", "--bundle", str(baked.root / "kernels.heat"), *seal]
+    words = ["audit", "--json", "--", *run, "--", sys.executable, str(world.app / "app.py")]
+    report = json.loads(world.preheat(*words, cc=90).ok().out)
+    assert [row["origin"] for row in report["modules"]] == ["bundle"] * KERNELS
+    assert (report["compiles"], report["refused"]) == ([], [])
+
+
+def test_a_manifest_is_checked_for_the_gpu_that_the_driver_has(baked: World) -> None:
+    """The bundle has kernels for sm_90. A pod on another GPU does not start."""
+    manifest = ["--manifest", str(baked.root / "kernels.toml")]
+    bundle = baked.root / "kernels.heat"
+    world = baked.sibling("other-gpu")
+    ran = world.preheat(*sealed(world, bundle, *manifest), cc=120)
+    assert (ran.code, ran.launches) == (3, [])
+    assert "sm_120: not baked for this architecture" in ran.out
+    assert "checking for sm_120, the GPU of this machine" in ran.err
+    world = baked.sibling("same-gpu")
+    ran = world.preheat(*sealed(world, bundle, *manifest), cc=90)
+    assert "checking for sm_90, the GPU of this machine" in ran.err
+    assert len(ran.launches) > 0

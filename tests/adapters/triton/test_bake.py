@@ -131,9 +131,44 @@ def test_a_check_reports_other_versions(baked: World) -> None:
     ran = place.preheat("check", str(manifest), "--json", "--arch", "sm_90")
     reasons = [row["reason"] for row in json.loads(ran.out)["missing"]]
     assert f"recorded with Python 3.8, and this is {facts['python']}" in reasons
-    assert f"recorded with Triton 3.4.0, and this is {facts['triton']}" in reasons
+    assert f"recorded with Triton 3.4.0, and this is {facts['triton']}: record again" in reasons
     assert "recorded with another build of Triton" in reasons
     assert ran.code == 1
+
+
+def test_a_recording_of_another_version_is_refused(baked: World) -> None:
+    """Its requests have other assumptions, so a bake would make kernels that nobody asks for."""
+    text = (baked.root / "kernels.toml").read_text()
+    now = json.loads(text.partition("\nrecorded = '")[2].partition("'")[0])["triton"]
+    manifest = baked.root / "older.toml"  # beside the application, to which the paths are relative
+    manifest.write_text(text.replace(f'"triton":"{now}"', '"triton":"3.4.0"'))
+    place = baked.sibling("older")
+    reason = f"recorded with Triton 3.4.0, and this is {now}: record again"
+    ran = place.preheat("bake", str(manifest), "--arch", "sm_90", "-o", str(place.root / "k.heat"))
+    assert ran.code == 1
+    assert f"error: triton kernels:mm for sm_90: {reason}\n\nhint: record again" in ran.err
+    # The bundle has the kernels for this version, and the check knows that the recording is older.
+    bundle = str(baked.root / "kernels.heat")
+    ran = place.preheat("check", str(manifest), "--arch", "sm_90", "--bundle", bundle)
+    assert ran.code == 1
+    assert f"triton kernels:mm sm_90: {reason}" in ran.out
+    assert "hint: a bake cannot make what is missing: record again" in ran.err
+
+
+def test_a_module_that_is_not_found_is_looked_for_beside_the_manifest(world: World) -> None:
+    manifest = world.record()
+    build = world.sibling("build")
+    shutil.copy(manifest, build.root / "kernels.toml")
+    world.app.rename(world.root / "moved")
+    words = ("bake", "kernels.toml", "--arch", "sm_90")
+    ran = build.preheat(*words)
+    assert ran.code == 1
+    assert "triton kernels:add for sm_90: kernels:add cannot be imported: No module" in ran.err
+    assert f"(searched: PYTHONPATH and {build.root})" in ran.err
+    assert "hint: put the module beside the manifest, or its directory on PYTHONPATH" in ran.err
+    for file in (world.root / "moved").glob("*.py"):
+        shutil.copy(file, build.root)
+    build.preheat(*words).ok()
 
 
 # Functions that another process cannot import
@@ -167,7 +202,8 @@ def test_what_cannot_be_imported_is_kept_for_its_architecture(world: World) -> N
     assert all(not item.request and item.entries for item in items.values())
 
     bundle = world.root / "kept.heat"
-    ran = world.preheat("bake", str(manifest), "-o", str(bundle)).ok()
+    # Another machine, which has nothing in its cache: the code is beside the manifest.
+    ran = world.sibling("bake").preheat("bake", str(manifest), "-o", str(bundle)).ok()
     kept = "it cannot be compiled again; the recorded entry was copied"
     assert f"triton script:script for sm_90: {kept}" in ran.err
     assert f"triton script:make.<locals>.local for sm_90: {kept}" in ran.err
@@ -180,10 +216,17 @@ def test_what_cannot_be_imported_is_kept_for_its_architecture(world: World) -> N
     ran = world.preheat("bake", str(manifest), "--arch", "sm_100", "-o", str(world.root / "no.heat"))
     assert ran.code == 1
     assert (
-        "triton script:script for sm_100 cannot be made: it was recorded for sm_90, and its code "
-        "cannot be imported" in ran.err
+        "triton script:script for sm_100 cannot be made: it was recorded for sm_90, and only a run on "
+        "a GPU makes it for another architecture" in ran.err
     )
-    assert "record it on a GPU of sm_100, and merge the bundles" in ran.err
+    assert (
+        "record on a GPU of sm_100, and add that recording: preheat record -o MANIFEST --merge OTHER"
+        in ran.err
+    )
+    missing = check(world.sibling("other"), str(manifest), "--bundle", str(bundle), "--arch", "sm_100")
+    assert missing["triton script:script", "sm_100"] == (
+        "it was recorded for sm_90, and only a run on a GPU makes it for another architecture"
+    )
 
 
 def test_a_script_that_only_defines_functions_is_imported(world: World) -> None:

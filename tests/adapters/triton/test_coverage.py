@@ -112,8 +112,14 @@ def test_the_exact_variant_is_used_where_it_is_there(world: World, baked: World)
     (world.root / "launches.json").write_text(
         json.dumps([[[0, 0, 0], [64] * 6], [[0, 0, 8], [64] * 6]])
     )
-    ran = world.run(MM, sealed=bundle)
+    events = world.root / "events.jsonl"
+    ran = world.run(MM, sealed=bundle, PREHEAT_EVENTS=str(events))
     assert ran.stats["weak"] == 1
+    (weak,) = (
+        row for row in map(json.loads, events.read_text().splitlines()) if row["event"] == "weak"
+    )
+    # The variant of the launch: the third pointer is not aligned.
+    assert "b_ptr: *bf16, divisible by 16, c_ptr: *bf16, M: i32, divisible by 16" in weak["variant"]
     missing = MM.replace("BM=32", "BM=64")
     ran = world.attempt(missing, sealed=bundle)
     assert ran.code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -111,7 +112,9 @@ def test_a_result_of_tuning_is_stored_found_and_baked(world: World) -> None:
     line = PRELUDE.count("\n") + 1
     assert re.search(
         rf"SealedError: program\d\.py:{line}: triton kernels:tuned tuned for \(4096, .*\) \(sm_90\) "
-        "cannot be compiled in this sealed process: it is in no bundle and in no cache",
+        r"cannot be measured in this sealed process: its result is in no bundle and in no cache; there "
+        r"are results for \(8192, 'fp32'\)\nhint: record a launch with these values on a GPU of sm_90, "
+        "and bake",
         missing.err,
     )
 
@@ -147,7 +150,9 @@ print("tuned")
 def test_a_result_of_tuning_that_json_cannot_hold_is_measured_by_each_process(world: World) -> None:
     """Triton alone measures it as well, because nobody asked for its cache of results."""
     for _ in range(2):
-        assert world.run(UNSTORED).out.startswith("tuned")
+        ran = world.run(UNSTORED)
+        assert ran.out.startswith("tuned")
+        assert ran.stats["uncached"] == 1
 
 
 UNWRITABLE = """
@@ -177,3 +182,55 @@ def test_a_sealed_process_that_cannot_write_triton_s_directory_starts(baked: Wor
     assert [name for name, *_ in ran.launches] == ["add", "add"]
     assert ran.compilers == []
     assert list(temporary.iterdir()) == []
+
+
+REFUSED = """
+refused = []
+preheat.default_builder().events.subscribe(lambda name, fields: refused.append(fields), "refused")
+k.add[(4,)](x, y, o, 4096, 1.5, BLOCK=1024)
+k.add[(4,)](x, y, o, 4097, 1.5, BLOCK=1024)
+print([each["path"] for each in refused], refused and refused[0]["reason"])
+print([line.split()[-1] for line in open("/proc/self/maps") if "/cuda_utils" in line])
+"""
+
+
+@pytest.mark.parametrize("whose", ["of another user", "writable for all", "with a writable parent"])
+def test_files_are_not_loaded_from_a_directory_that_others_can_write(baked: World, whose: str) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a directory to another user")
+    place = baked.sibling(whose.replace(" ", "-"))
+    parent = place.root / "shared"
+    directory = parent / "triton"
+    directory.mkdir(parents=True)
+    {
+        "of another user": lambda: os.chown(directory, 12345, 12345),
+        "writable for all": lambda: directory.chmod(0o777),
+        "with a writable parent": lambda: parent.chmod(0o777),
+    }[whose]()
+    bundle = baked.root / "kernels.heat"
+    ran = place.run(REFUSED, sealed=bundle, TRITON_CACHE_DIR=str(directory))
+    assert ran.out.splitlines()[0].startswith(f"[{str(directory)!r}] ")
+    expected = "belongs to user 12345" if whose == "of another user" else "mode 0777"
+    assert expected in ran.out.splitlines()[0]
+    assert "preheat-triton-" in ran.out.splitlines()[1]
+    assert str(directory) not in ran.out.splitlines()[1]
+    assert list(directory.iterdir()) == []
+    # Whoever trusts everybody says so.
+    settings = {"TRITON_CACHE_DIR": str(directory), "PREHEAT_TRUST_CACHE_DIR": "1"}
+    ran = place.run(REFUSED, sealed=bundle, **settings)
+    assert ran.out.splitlines()[0] == "[] []"
+    assert str(directory) in ran.out.splitlines()[1]
+
+
+def test_a_file_that_others_can_write_is_replaced(baked: World) -> None:
+    place = baked.sibling("replaced")
+    directory = place.root / "triton"
+    code = "k.add[(4,)](x, y, o, 4096, 1.5, BLOCK=1024)\n"
+    settings = {"sealed": baked.root / "kernels.heat", "TRITON_CACHE_DIR": str(directory)}
+    place.run(code, **settings)
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    for file in files:
+        file.chmod(0o666)
+    place.run(code, **settings)
+    assert files
+    assert not [file for file in files if file.stat().st_mode & 0o022]

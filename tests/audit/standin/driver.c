@@ -25,6 +25,7 @@ typedef struct { void *context, *handle, *descriptor; } ResourceData;
 typedef struct { uint32_t id; size_t bytes; const char *cubin; } ModuleData;
 typedef struct { void **made; const void *image; } LoadParameters;
 typedef struct { void *state; int type; void *data; size_t size; } LinkParameters;
+typedef struct { void *state; int type; const char *path; } LinkFileParameters;
 typedef void (*Callback)(void *, int, uint32_t, const void *);
 
 static Callback subscriber;
@@ -84,6 +85,11 @@ int cuLinkAddData_v2(void *s, int type, void *data, size_t size, const char *nam
     (void)name, (void)n, (void)o, (void)v;
     LinkParameters parameters = {s, type, data, size};
     return around(382, "cuLinkAddData_v2", &parameters, 0);
+}
+int cuLinkAddFile_v2(void *s, int type, const char *path, unsigned n, int *o, void **v) {
+    (void)n, (void)o, (void)v;
+    LinkFileParameters parameters = {s, type, path};
+    return around(383, "cuLinkAddFile_v2", &parameters, 0);
 }
 int cuLinkComplete(void *s, void **cubin, size_t *size) {
     (void)s;

@@ -5,14 +5,28 @@
 //     loader popen COMMAND       run a command by popen
 //     loader spawn PROGRAM ARG   start a program by posix_spawn
 //     loader exec PROGRAM ARG    start a program by the system call alone
+//     loader versions DIR        find the compile function of five copies of a compiler library
+//     loader stack               wait for a child on a stack of 16 KiB
+//     loader fork                run a command in a child while another thread holds the loader
+//     loader sandbox             load PTX at the end of a page, without process_vm_readv
+//     loader execlp PROGRAM ARG  start a program by execlp
+//     loader end                 end by _Exit, which runs no handlers
 //     loader next                fail if a search after the driver finds the driver
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <link.h>
+#include <pthread.h>
 #include <spawn.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,6 +67,79 @@ static char *read_file(const char *path) {
     return data;
 }
 
+// Find the compile function in five copies of a library, which a test has made.
+static int load_versions(const char *place) {
+    for (int i = 0; i < 5; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/libnvrtc-%d.so", place, i);
+        void *library = dlopen(path, RTLD_NOW);
+        if (!library || !dlsym(library, "nvrtcCompileProgram")) return 9;
+    }
+    return 0;
+}
+
+static void *wait_for_child(void *status) {
+    waitpid(-1, status, 0);
+    return NULL;
+}
+static int wait_on_small_stack(void) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    int status = 1;
+    if (!fork()) _exit(0);
+    pthread_attr_init(&attributes);
+    if (pthread_attr_setstacksize(&attributes, 16384)) return 9;
+    if (pthread_create(&thread, &attributes, wait_for_child, &status)) return 9;
+    pthread_join(thread, NULL);
+    return status;
+}
+
+static volatile int holding;
+static int hold(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)info, (void)size, (void)data;
+    holding = 1;
+    usleep(1000000);
+    return 1;
+}
+static void *hold_loader(void *data) {
+    dl_iterate_phdr(hold, NULL);
+    return data;
+}
+static int fork_while_held(void) {
+    pthread_t thread;
+    int status = 0;
+    pthread_create(&thread, NULL, hold_loader, NULL);
+    while (!holding) usleep(1000);
+    pid_t child = fork();
+    if (!child) {
+        alarm(5);  // ends a child that waits for the lock
+        void *module;
+        int result = system("true");
+        _exit(result || cuModuleLoadData(&module, ".version 8.0"));
+    }
+    waitpid(child, &status, 0);
+    pthread_join(thread, NULL);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 9;
+}
+
+static int load_in_sandbox(void) {
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {4, rules};
+    static const char ptx[] = ".version 8.0\n.target sm_90\n.address_size 64\n";
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        return 77;
+    char *page = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    munmap(page + 4096, 4096);
+    void *module;
+    cuInit(0);
+    return cuModuleLoadData(&module, memcpy(page + 4096 - sizeof ptx, ptx, sizeof ptx));
+}
+
 int main(int count, char **words) {
     void *module;
     if (count < 2) return 9;
@@ -81,6 +168,12 @@ int main(int count, char **words) {
         return WEXITSTATUS(status);
     }
     if (!strcmp(words[1], "exec")) return (int)syscall(SYS_execve, words[2], words + 2, environ);
+    if (!strcmp(words[1], "execlp")) return execlp(words[2], words[2], words[3], (char *)NULL);
+    if (!strcmp(words[1], "versions")) return load_versions(words[2]);
+    if (!strcmp(words[1], "stack")) return wait_on_small_stack();
+    if (!strcmp(words[1], "fork")) return fork_while_held();
+    if (!strcmp(words[1], "sandbox")) return load_in_sandbox();
+    if (!strcmp(words[1], "end")) _Exit(0);
     if (!strcmp(words[1], "next")) return standin_next();
     return 9;
 }

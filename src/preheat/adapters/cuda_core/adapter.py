@@ -83,7 +83,7 @@ def _enter(root: str) -> None:
     except OSError as fault:
         raise AdapterError(
             f"the program includes files from {root}: {fault.strerror}",
-            hint="record again, in the environment of the bake",
+            hint="put the headers beside the manifest, in the place that they have in the recording",
         ) from None
 
 

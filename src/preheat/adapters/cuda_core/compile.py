@@ -194,8 +194,12 @@ def _compile_uncached(
 ) -> Any:
     request = ForeignRequest(KIND, "uncached", label=inputs.label, arch=inputs.arch)
     reason = f"uncacheable: {why}"
-    store.permit(request, reason, called_by=lambda: format_site(call_site(library())))
-    store.missed(request, reason)
+
+    def called_by() -> str:
+        return format_site(call_site(library()))
+
+    store.permit(request, reason, called_by=called_by)
+    store.missed(request, reason, called_by=called_by)
     code = compile(logs)
     _report_uncached(store, request, why)
     return code

@@ -62,7 +62,8 @@ def _converter(kind: type) -> _Convert:
     try:
         return _converters[kind]
     except KeyError:
-        return _converters.setdefault(kind, _find(kind))
+        pass
+    return _converters.setdefault(kind, _find(kind))
 
 
 def _find(kind: type) -> _Convert:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version
+from preheat.adapters.base import Adapter, RequiredEntries, Row, not_importable, require_version
 from preheat.adapters.modules import NotPortableError
 from preheat.arch import Arch
 from preheat.build.builder import Builder
@@ -96,7 +96,7 @@ def _imported(row: Row, arch: Arch) -> KernelRequest:
     try:
         asked = request_of(row, arch)
     except NotPortableError as error:
-        raise AdapterError(str(error), hint="record again, in the environment of the bake") from error
+        raise not_importable(error, row) from error
     _identity(asked)
     return asked
 

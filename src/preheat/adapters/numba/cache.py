@@ -58,6 +58,11 @@ class StoreCache(_Cache):  # type: ignore[misc]
         if claim is not None:
             claim.release()
 
+    def give_up(self) -> None:
+        """Release what was claimed since `begin`, for which there will be no entry."""
+        if self._claim is not None:
+            self._claim.give_up()
+
     # What a dispatcher calls
 
     @property
@@ -90,6 +95,7 @@ class StoreCache(_Cache):  # type: ignore[misc]
     def _leave(self, asked: KernelRequest, reason: str) -> None:
         request = asked.nameless
         self._store.events.emit("uncached", program=request.title, arch=request.target, reason=reason)
+        self.give_up()
 
     def enable(self) -> None:
         """Do nothing: the cache is in use."""
@@ -128,7 +134,7 @@ class StoreCache(_Cache):  # type: ignore[misc]
         return kernel
 
     def _begin_compile(self, request: ForeignRequest, reason: str) -> None:
-        self._store.missed(request, reason)
+        self._store.missed(request, reason, called_by=_caller)
         self._started = time.perf_counter()
 
     def _decoded(self, asked: KernelRequest, entry: ForeignEntry | None) -> Any:
@@ -213,6 +219,9 @@ def install(store: ForeignStore) -> None:
             self._cache.begin(sys._getframe())
             try:
                 return stock(self, sig)
+            except Exception:
+                self._cache.give_up()
+                raise
             finally:
                 self._cache.end()
 

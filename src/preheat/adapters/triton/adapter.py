@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version
+from preheat.adapters.base import Adapter, RequiredEntries, Row, not_importable, require_version
 from preheat.adapters.modules import NotPortableError
 from preheat.adapters.triton import coverage as variants
-from preheat.adapters.triton import host, identity, request
-from preheat.adapters.triton.rows import changed_environment, changes, source_of
-from preheat.adapters.triton.state import MissedError, State, Tuning, set_state, state
+from preheat.adapters.triton import host, identity, request, tuning
+from preheat.adapters.triton.rows import changed_environment, changes, outdated, source_of
+from preheat.adapters.triton.state import MissedError, State, set_state, state
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.lock import release_lost
 from preheat.config import Config, SealMode
-from preheat.errors import AdapterError
 from preheat.foreign import ForeignRequest
 
 __all__ = ["TritonAdapter"]
@@ -46,7 +45,7 @@ class TritonAdapter(Adapter):
         request.install()
         host.install()
         _release_claims()
-        _name_tuning()
+        tuning.install()
         if Config.from_env().weak_kernels:
             _use_weak_kernels()
         knobs.autotuning.cache = True  # Otherwise each process measures every configuration.
@@ -57,8 +56,12 @@ class TritonAdapter(Adapter):
         from triton import compile as triton_compile
         from triton._C.libtriton import get_cache_invalidating_env_vars
 
+        if reason := outdated(row):
+            return RequiredEntries((), outdated=reason)
         for name in set(get_cache_invalidating_env_vars()) - set(row["env"]):
             del os.environ[name]  # It would enter the key, and was not set when the row was recorded.
+        if tuning.is_tuned(row):
+            return _tuned(row, arch)
         target = _target(arch)
         found: dict[str, ForeignRequest] = {}
         source, notes = _retraced(row)
@@ -83,18 +86,23 @@ class TritonAdapter(Adapter):
         from triton._C.libtriton import get_cache_invalidating_env_vars
         from triton.compiler import compiler
 
+        if reason := outdated(row):
+            return RequiredEntries((), outdated=reason)
+        if tuning.is_tuned(row):
+            needed = _tuned(row, arch)
+            return needed._replace(notes=(*needed.notes, *changed_environment(row)))
         target = _target(arch)
         backend = compiler.make_backend(target)
         source, notes = _retraced(row)
         env = get_cache_invalidating_env_vars()
-        needed: dict[str, ForeignRequest] = {}
+        found: dict[str, ForeignRequest] = {}
         for each in _sources(row, source, target, coverage):
             options = backend.parse_options(dict(row["options"], **each.parse_options()))
             key = request.key_of(compiler.get_cache_key(each, backend, options, env))
             wanted = request.CompileRequest(each, backend, options, env, key).request
-            needed[wanted.digest] = wanted
-            needed |= {entry.digest: entry for entry in _host_code(each, wanted)}
-        return RequiredEntries(tuple(needed.values()), (*notes, *changed_environment(row)))
+            found[wanted.digest] = wanted
+            found |= {entry.digest: entry for entry in _host_code(each, wanted)}
+        return RequiredEntries(tuple(found.values()), (*notes, *changed_environment(row)))
 
 
 def _host_code(source: Any, wanted: ForeignRequest) -> list[ForeignRequest]:
@@ -116,8 +124,15 @@ def _retraced(row: Row) -> tuple[Any, list[str]]:
     try:
         source = source_of(row)
     except NotPortableError as error:
-        raise AdapterError(str(error), hint="record again, in the environment of the bake") from error
-    return source, changes(row, source)
+        raise not_importable(error, row) from error
+    return source, changes(row, source.fn)
+
+
+def _tuned(row: Row, arch: Arch) -> RequiredEntries:
+    try:
+        return tuning.required(row, arch)
+    except NotPortableError as error:
+        raise not_importable(error, row) from error
 
 
 def _sources(row: Row, source: Any, target: Any, coverage: str) -> Iterator[Any]:
@@ -152,48 +167,6 @@ def _release_claims() -> None:
             raise
 
     identity.replace_everywhere("compile", stock, compile)
-
-
-def _name_tuning() -> None:
-    """Name the function and the key of a tuning result, of which the cache manager knows a digest."""
-    from triton.runtime.autotuner import Autotuner
-
-    stock: Callable[..., bool] = Autotuner.check_disk_cache
-
-    def check_disk_cache(self: Any, tuning_key: Any, configs: Any, bench_fn: Any) -> bool:
-        def measure() -> Any:
-            with state().tuning_of(None):  # Kernels that are compiled meanwhile have their own names.
-                return bench_fn()
-
-        if not _survives_json(tuning_key, configs):  # Triton would fail to store it, or change it.
-            measure()
-            return False
-        with state().tuning_of(Tuning(_tuned_name(self), str(tuning_key), _current_arch())):
-            return stock(self, tuning_key, configs, measure)
-
-    Autotuner.check_disk_cache = check_disk_cache
-
-
-def _tuned_name(function: Any) -> str:
-    """Return `module:qualname` of an autotuned function, as far as it is known."""
-    python = function.base_fn
-    return f"{python.__module__}:{python.__qualname__}"
-
-
-def _survives_json(tuning_key: Any, configs: Any) -> bool:
-    """Return whether a tuning result is the same after it was stored as JSON."""
-    try:
-        values = [list(tuning_key), *(config.kwargs for config in configs)]
-        same: bool = json.loads(json.dumps(values)) == values
-    except (TypeError, ValueError):
-        return False
-    return same
-
-
-def _current_arch() -> Arch:
-    from triton.runtime import driver
-
-    return Arch.parse(f"sm_{driver.active.get_current_target().arch}")
 
 
 def _use_weak_kernels() -> None:
@@ -237,6 +210,9 @@ def _weak_kernel(
         except MissedError:
             continue
         name = f"{function.fn.__module__}:{function.fn.__qualname__}"
-        now.store.events.emit("weak", program=f"triton {name}", caller=now.caller(), key=kernel.hash)
+        variant = request.specialisation_text(exact)
+        now.store.events.emit(
+            "weak", program=f"triton {name}", caller=now.caller(), key=kernel.hash, variant=variant
+        )
         return kernel
     return None

@@ -23,9 +23,10 @@ from triton.runtime.cache import FileCacheManager
 from preheat import adapters
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import request_of_call, take_request
-from preheat.adapters.triton.state import MissedError, state
-from preheat.build.foreign_store import ABSENT, Claim, created_now
+from preheat.adapters.triton.state import MissedError, state, tuned_label
+from preheat.build.foreign_store import ABSENT, UNMEASURED, Claim, created_now
 from preheat.cache.publish import replace as publish
+from preheat.cache.trust import make_private, read_file
 from preheat.config import SealMode
 from preheat.errors import InputError
 from preheat.foreign import ForeignEntry, ForeignRequest
@@ -37,8 +38,9 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
     """Finds the files of one key in the store, and stores them.
 
     The files are also written to the directory of Triton's own cache, where Inductor and users look for
-    them. A process that cannot write there uses a temporary directory. Only what the store verified is
-    returned.
+    them. A process that cannot write there uses a temporary directory, and so does a process that must
+    not trust the directory, because another user could change the code in it. Only what the store
+    verified is returned.
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
@@ -72,7 +74,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             # The claim belongs to the call of `compile`: a compile that fails gives it up.
             self._claim, entry = store.claim(request, sys._getframe(1))
             if entry is None or knobs.compilation.always_compile:
-                store.missed(request, ABSENT)
+                store.missed(request, ABSENT, called_by=state().caller)
                 self._started = time.perf_counter()
                 return None
             self._claim.release()
@@ -95,12 +97,14 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         if knobs.compilation.override:  # It may be code of the user, under the key of the real one.
             reason = "TRITON_KERNEL_OVERRIDE is set"
             state().store.events.emit("uncached", program=entry.title, arch=entry.target, reason=reason)
+            if self._claim is not None:
+                self._claim.give_up()
         else:
             state().store.made(entry)
             if self._asked is not None:
                 state().report_kernel(self._asked, entry)
-        if self._claim is not None:
-            self._claim.release()
+            if self._claim is not None:
+                self._claim.release()
         return self._write_group(filename, dict(group))
 
     # Single files: host code and tuning results
@@ -118,9 +122,10 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         entry = state().store.get(request)
         if entry is None or filename not in entry.files:
             self._permit(request)
-            state().store.missed(request, ABSENT)
+            reason = ABSENT if state().tuning is None else UNMEASURED
+            state().store.missed(request, reason, called_by=state().caller)
             return None
-        state().report_entry(entry)
+        self._report_file(entry)
         return self._materialise(entry.files)[filename]
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
@@ -136,7 +141,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
                 provenance=created_now(0.0),
             )  # fmt: skip
             state().store.put(entry)
-            state().report_entry(entry)
+            self._report_file(entry)
         else:
             self._files[filename] = content
         return self._write(filename, content)
@@ -149,8 +154,16 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         tuning = state().tuning
         if tuning is None:
             return ForeignRequest(KIND, self.key, filename, label=filename)
-        label = f"{tuning.function} tuned for {tuning.key}"
+        label = tuned_label(tuning.function, tuning.key)
         return ForeignRequest(KIND, self.key, filename, label, tuning.arch)
+
+    def _report_file(self, entry: ForeignEntry) -> None:
+        """Report the use of an entry that is a single file."""
+        tuning = state().tuning
+        if tuning is None:
+            state().report_entry(entry)
+        else:
+            state().report_tuning(tuning, entry)
 
     def _permit(self, request: ForeignRequest) -> None:
         """Raise in a sealed process."""
@@ -161,6 +174,8 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             raise MissedError
         if knobs.compilation.always_compile:
             store.permit(request, "TRITON_ALWAYS_COMPILE is set", called_by=state().caller)
+        if self._asked is None and (tuning := state().tuning) is not None:
+            state().refuse_tuning(request, tuning)
         state().refuse(request, self._asked, ABSENT)
 
     # The files
@@ -182,30 +197,34 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         place = state().private_directory
         if place is None:
             try:
-                return self._write_below(knobs.cache.dir, filename, content)
-            except OSError as fault:  # There is no home, or the file system is read-only.
+                return self._write_below(knobs.cache.dir, filename, content, trust=state().trust)
+            except OSError as fault:  # There is no home, it is read-only, or others can write there.
                 place = state().use_private_directory(knobs.cache.dir, fault)
-        return self._write_below(place, filename, content)
+        return self._write_below(place, filename, content, trust=True)
 
-    def _write_below(self, cache: str, filename: str, content: bytes) -> str:
+    def _write_below(self, cache: str, filename: str, content: bytes, *, trust: bool) -> str:
         directory = os.path.join(cache, self.key)
         path = self._paths[filename] = os.path.join(directory, self._variant, filename)
-        _write_once(path, content)
+        _write_once(path, content, trust=trust)
         if self._variant:
-            _link_once(path, os.path.join(directory, filename), content)
+            _link_once(path, os.path.join(directory, filename), content, trust=trust)
         return path
 
 
-def _write_once(path: str, content: bytes) -> None:
-    """Write a file in one step, unless it has this content already."""
-    with suppress(OSError), open(path, "rb") as file:
-        if file.read() == content:
+def _write_once(path: str, content: bytes, *, trust: bool) -> None:
+    """Write a file in one step, unless it has this content already and no other user can change it.
+
+    Unless it is trusted, a directory in which another user could replace the file raises
+    `DistrustedError`.
+    """
+    make_private(Path(path).parent, trust=trust)
+    with suppress(OSError):
+        if read_file(path, trust=trust)[0] == content:
             return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     publish(path, [content], durable=False)
 
 
-def _link_once(path: str, other: str, content: bytes) -> None:
+def _link_once(path: str, other: str, content: bytes, *, trust: bool) -> None:
     """Make `other` the same file as `path`, which has this content, in one step."""
     with suppress(FileNotFoundError):
         if os.path.samestat(os.stat(path), os.stat(other)):
@@ -214,6 +233,6 @@ def _link_once(path: str, other: str, content: bytes) -> None:
     try:
         os.link(path, staged)
     except OSError:  # The file system has no hard links.
-        _write_once(other, content)
+        _write_once(other, content, trust=trust)
     else:
         os.replace(staged, other)

@@ -17,7 +17,10 @@ from preheat.arch import Arch
 from preheat.foreign import ForeignRequest
 from preheat.lazy import lazy
 
-__all__ = ["CompileRequest", "install", "key_of", "request_of_call", "take_request", "variant_text"]
+__all__ = [
+    "CompileRequest", "install", "key_of", "request_of_call", "specialisation_text", "take_request",
+    "variant_text",
+]  # fmt: skip
 
 _last = threading.local()
 
@@ -90,6 +93,11 @@ def _options(asked: CompileRequest) -> Iterator[tuple[str, str]]:
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
     return {f"${name}": value for name, value in sorted(env.items())}
+
+
+def specialisation_text(source: Any) -> str:
+    """Return the arguments of a kernel with their types and what is assumed of them, on one line."""
+    return variant_text(dict(_arguments(source)))
 
 
 def variant_text(properties: Mapping[str, str]) -> str:

@@ -15,7 +15,10 @@ from preheat.adapters.triton.identity import build_digest
 if TYPE_CHECKING:
     from preheat.adapters.triton.request import CompileRequest
 
-__all__ = ["changed_environment", "changes", "chosen_options", "row_of", "source_of"]
+__all__ = [
+    "changed_environment", "changes", "chosen_options", "enter_root", "facts_of", "outdated", "row_of",
+    "source_of",
+]  # fmt: skip
 
 # Options that the backend derives from the architecture. They are derived again for another one.
 _DERIVED = {
@@ -29,8 +32,6 @@ _FROM_SETTINGS = {"ptx_options"}
 
 def row_of(asked: CompileRequest) -> Row | None:
     """Return the row of a request; None when it cannot be made again by another process."""
-    import triton
-
     try:
         function = asked.source.fn
         name = values.name_of(function)
@@ -46,16 +47,23 @@ def row_of(asked: CompileRequest) -> Row | None:
             "attrs": [[list(path), value] for path, value in asked.source.attrs.items()],
             "options": _plain(chosen_options(asked)),
             "env": dict(asked.env),
-            "recorded": {
-                "line": function.starting_line_number,
-                "source": function.cache_key,
-                "triton": triton.__version__,
-                "build": build_digest(),
-                "python": _python_version(),
-            },
+            "recorded": facts_of(function),
         }
     except (NotPortableError, AttributeError):  # AttributeError: a file of IR has no function.
         return None
+
+
+def facts_of(function: Any) -> dict[str, Any]:
+    """Return what is recorded of a function and of Triton, to explain a key that differs later."""
+    import triton
+
+    return {
+        "line": function.starting_line_number,
+        "source": function.cache_key,
+        "triton": triton.__version__,
+        "build": build_digest(),
+        "python": _python_version(),
+    }
 
 
 def chosen_options(asked: CompileRequest) -> dict[str, Any]:
@@ -85,13 +93,18 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def enter_root(row: Row) -> None:
+    """Put the directory of the modules of a row on the path."""
+    root = row["root"]
+    if root and root not in sys.path:
+        sys.path.insert(0, root)
+
+
 def source_of(row: Row) -> Any:
     """Return the source that `triton.compile` takes. Raises `NotPortableError` if it cannot be made."""
     from triton.compiler import ASTSource
 
-    root = row["root"]
-    if root and root not in sys.path:
-        sys.path.insert(0, root)
+    enter_root(row)
     function = values.resolve(row["function"])
     return ASTSource(
         function,
@@ -101,21 +114,29 @@ def source_of(row: Row) -> Any:
     )
 
 
-def changes(row: Row, source: Any) -> list[str]:
-    """Return what has changed since a request was recorded, and makes its key another one."""
+def outdated(row: Row) -> str:
+    """Return why a recording cannot be used at all; an empty text when it can.
+
+    Another version of Triton may assume something else of the same arguments, so a bake of the
+    recorded request would make kernels that no launch asks for.
+    """
     import triton
 
+    before, now = row["recorded"]["triton"], triton.__version__
+    return "" if before == now else f"recorded with Triton {before}, and this is {now}: record again"
+
+
+def changes(row: Row, function: Any) -> list[str]:
+    """Return what has changed since a request was recorded, and makes its key another one."""
     before = row["recorded"]
     found = []
-    if before["triton"] != triton.__version__:
-        found.append(f"recorded with Triton {before['triton']}, and this is {triton.__version__}")
-    elif before["build"] != build_digest():
+    if before["build"] != build_digest():
         found.append("recorded with another build of Triton")
     if before["python"] != _python_version():
         found.append(f"recorded with Python {before['python']}, and this is {_python_version()}")
-    if before["line"] != source.fn.starting_line_number:
-        found.append(f"moved from line {before['line']} to line {source.fn.starting_line_number}")
-    elif before["source"] != source.fn.cache_key:
+    if before["line"] != function.starting_line_number:
+        found.append(f"moved from line {before['line']} to line {function.starting_line_number}")
+    elif before["source"] != function.cache_key:
         found.append("its source, or that of a function that it calls, has changed")
     return found
 

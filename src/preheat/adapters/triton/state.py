@@ -14,15 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import variant_text
 from preheat.arch import Arch
-from preheat.build.foreign_store import ForeignStore
+from preheat.build.foreign_store import UNMEASURED, ForeignStore
+from preheat.cache.trust import DistrustedError
 from preheat.callsite import call_site, format_site
+from preheat.config import Config
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.locks import Lock
 
 if TYPE_CHECKING:
     from preheat.adapters.triton.request import CompileRequest
 
-__all__ = ["MissedError", "State", "Tuning", "set_state", "state"]
+__all__ = ["MissedError", "State", "Tuning", "set_state", "state", "tuned_label"]
+
+
+_TUNED_FOR = " tuned for "
+_MOST_KEYS = 8  # that an error lists
 
 
 class MissedError(Exception):
@@ -30,18 +36,32 @@ class MissedError(Exception):
 
 
 class Tuning(NamedTuple):
-    """The function that is being tuned, the values that its choice depends on, and the target."""
+    """The function that is being tuned, the values that its choice depends on, and the target.
+
+    `configs` are the configurations to choose from, as Triton writes them.
+    """
 
     function: str
     key: str
     arch: Arch
+    autotuner: Any
+    configs: tuple[str, ...]
+
+
+def tuned_label(function: str, key: str) -> str:
+    """Return the label of the result of tuning a function for the values of a key."""
+    return f"{function}{_TUNED_FOR}{key}"
 
 
 class State:
-    """The store of the process, and what its threads are doing."""
+    """The store of the process, and what its threads are doing.
+
+    `trust` is True if directories of Triton are used although other users can write there.
+    """
 
     def __init__(self, store: ForeignStore) -> None:
         self.store = store
+        self.trust = Config.from_env().trust_cache_dir
         self._thread = threading.local()
         self._lock = Lock()
         self._private: tuple[int, str] | None = None
@@ -53,11 +73,17 @@ class State:
         return directory if process == os.getpid() else None  # A fork makes its own.
 
     def use_private_directory(self, instead_of: str, fault: OSError) -> str:
-        """Return the temporary directory for what could not be written, made and reported once."""
+        """Return the temporary directory for what could not be written, made and reported once.
+
+        It is also used where another user could change the files: a `DistrustedError` says why.
+        """
         with self._lock:
             if found := self.private_directory:
                 return found
-            self.store.events.fault(instead_of, "write", fault)
+            if isinstance(fault, DistrustedError):
+                self.store.events.emit("refused", path=instead_of, reason=str(fault))
+            else:
+                self.store.events.fault(instead_of, "write", fault)
             made = tempfile.mkdtemp(prefix="preheat-triton-")
             self._private = (os.getpid(), made)
             atexit.register(self._remove_private_directory)
@@ -124,6 +150,13 @@ class State:
         if self.store.events.has_sink("foreign_request"):
             self._emit(entry, None)
 
+    def report_tuning(self, tuning: Tuning, entry: ForeignEntry) -> None:
+        """Report that a result of tuning was found or measured."""
+        if self.store.events.has_sink("foreign_request"):
+            from preheat.adapters.triton.tuning import row_of
+
+            self._emit(entry, row_of(tuning, entry.key))
+
     def _collect(self, entry: ForeignEntry) -> None:
         if self.collected is not None:
             self.collected.append(entry.request)
@@ -142,6 +175,25 @@ class State:
             request, reason, called_by=self.caller, nearest=nearest, differences=differences
         )
 
+    def refuse_tuning(self, request: ForeignRequest, tuning: Tuning) -> None:
+        """Raise the `SealedError` of a result of tuning that is missing, with the results there are."""
+        self.store.permit(
+            request, f"{UNMEASURED}; {self._known_results(request, tuning)}", called_by=self.caller
+        )
+
+    def _known_results(self, request: ForeignRequest, tuning: Tuning) -> str:
+        """Return for which keys of a function there are results."""
+        start = f"{tuning.function}{_TUNED_FOR}"
+        found = {
+            f"{entry.label.removeprefix(start)}{_difference(request, entry)}"
+            for entry in self.store.all(KIND)
+            if entry.label.startswith(start)
+        }
+        if not found:
+            return f"there is no result of {tuning.function}"
+        more = f" and {len(found) - _MOST_KEYS} more" if len(found) > _MOST_KEYS else ""
+        return f"there are results for {', '.join(sorted(found)[:_MOST_KEYS])}{more}"
+
     def _nearest(self, asked: CompileRequest) -> tuple[str | None, tuple[str, ...]]:
         """Return the stored variant of the function that differs least, and how it differs."""
         wanted = {"arch": str(asked.arch), **asked.properties}
@@ -159,6 +211,14 @@ class State:
         return best[1], best[2] or (
             "nothing that the entry lists: another build of Triton, or the line of the function",
         )
+
+
+def _difference(request: ForeignRequest, entry: ForeignEntry) -> str:
+    """Return how a result differs from the requested one, except for the values of its key."""
+    if entry.target != request.target:
+        return f" on {entry.target}"
+    other = "of another source, other configurations or another build of Triton"
+    return f" ({other})" if entry.label == request.label else ""
 
 
 def _differences(there: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:

@@ -14,13 +14,13 @@ __all__ = ["DaskExecutor"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CONNECT = 30  # seconds to wait for the scheduler
+_CONNECT = 30  # seconds to wait for an answer of the scheduler
 
 
 class DaskExecutor(Executor):
     """Runs jobs on the workers of the Dask cluster at `place`, or of a new one for `local`.
 
-    Dask runs the job of a worker that died again, on another worker and a few times by itself.
+    When a worker dies, Dask runs its job again on another worker, up to a limit.
     """
 
     def __init__(self, place: str) -> None:
@@ -32,9 +32,11 @@ class DaskExecutor(Executor):
         try:
             self._client = distributed.Client(address, timeout=_CONNECT, set_as_default=False)
         except (OSError, ValueError) as fault:
+            if self._cluster is not None:
+                self._cluster.close()
             hint = "the address is that of the scheduler, such as dask://scheduler:8786"
             raise ToolchainError(f"cannot reach dask://{place}: {fault}", hint=hint) from None
-        # Without `pure=False`, equal jobs would be one, also those of another bake.
+        # Without `pure=False`, Dask would run equal jobs once, even those of another bake.
         self._executor = self._client.get_executor(pure=False)
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -43,11 +45,15 @@ class DaskExecutor(Executor):
         return future
 
     def slots(self) -> int:
-        """Return how many jobs the workers can run at the same time."""
-        return sum(self._client.nthreads().values())
+        """Return how many jobs the workers can run at the same time. Raises `TimeoutError`."""
+        workers = self._client.sync(self._client.scheduler.ncores, callback_timeout=_CONNECT)
+        return sum(workers.values())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster. Calls that have not ended are cancelled unless `wait` is given alone."""
+        """Leave the cluster.
+
+        With `wait` and without `cancel_futures`, it waits for all calls. Otherwise it cancels them.
+        """
         self._executor.shutdown(wait=wait and not cancel_futures)
         self._client.close()
         if self._cluster is not None:

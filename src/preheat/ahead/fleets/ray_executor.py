@@ -18,7 +18,8 @@ R = TypeVar("R")
 class RayExecutor(Executor):
     """Runs jobs as tasks of the Ray cluster at `place`; see `preheat.ahead.fleets`.
 
-    A task uses one CPU. A process that uses Ray already stays connected in the end.
+    A task uses one CPU. A process that is already connected to Ray uses that connection, whatever
+    `place` is, and the connection is left open.
     """
 
     def __init__(self, place: str) -> None:
@@ -39,6 +40,8 @@ class RayExecutor(Executor):
                 self._ray.cancel(reference)
 
         def copy(theirs: Future[R]) -> None:
+            if theirs.cancelled():
+                ours.cancel()
             if not ours.set_running_or_notify_cancel():
                 return
             if (error := theirs.exception()) is not None:
@@ -75,7 +78,9 @@ def _connect(ray: Any, place: str) -> None:
     try:
         ray.init(**settings)
     except (OSError, RuntimeError, ValueError) as fault:
-        hint = "ray://HOST:10001 is the client server of the head, which may want RAY_AUTH_MODE=token; "
+        hint = (
+            "ray://HOST:10001 is the client server of the head, which may require RAY_AUTH_MODE=token; "
+        )
         hint += "ray://auto needs a node of Ray on this machine"
         raise ToolchainError(f"cannot reach ray://{place}: {fault}", hint=hint) from None
 

@@ -1,4 +1,4 @@
-"""Reports that a fleet has no worker. Its engine would wait for one without limit, and say nothing."""
+"""Reports that a fleet has no workers. Its engine would wait for one without a limit or a message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fleet(Protocol):
 
 
 class FleetWatch:
-    """Called again and again during a bake, it emits one `fault` event if there is no worker.
+    """Called periodically during a bake; emits one `fault` event when the fleet has no workers.
 
     The first question comes after a minute. Executors that are not a `Fleet` are not asked.
     """
@@ -49,5 +49,5 @@ class FleetWatch:
             return
         if not slots:
             self._reported = True
-            why = ToolchainError("it has no worker; the bake waits until one starts")
+            why = ToolchainError("the cluster has no workers; the bake continues when one starts")
             self._events.fault(self._name, "start a job", why)

@@ -1,6 +1,7 @@
 """Manifests: the programs an application needs and the graphs it replays, as TOML that people edit.
 
     version = 1
+    recorded = "kernels.recorded.heat@sha256:…"  # entries that cannot be made again, if there are any
 
     [[program]]
     label = "saxpy.cu"             # when it is not the name of the file
@@ -59,7 +60,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from preheat.ahead.manifest.items import (
@@ -85,6 +86,7 @@ __all__ = [
     "UnreadableProgram",
     "key_literal",
     "require_programs",
+    "with_coverage",
 ]
 
 
@@ -99,6 +101,7 @@ class Manifest:
         graphs: The graph keys.
         unreadable: The programs of a manifest file whose source could not be read.
         foreign: The requests of other libraries.
+        recorded: The bundles with entries of `foreign` that cannot be made again, each with its pin.
 
     Examples:
         >>> manifest = preheat.Manifest.read("kernels.toml")
@@ -110,6 +113,7 @@ class Manifest:
     graphs: tuple[GraphKeys, ...] = ()
     unreadable: tuple[UnreadableProgram, ...] = ()
     foreign: tuple[ForeignProgram, ...] = ()
+    recorded: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -124,17 +128,21 @@ class Manifest:
             >>> len(preheat.Manifest.read("kernels.toml").programs)
             1
         """
-        items, foreign, graphs = Reader(path).read()
+        reader = Reader(path)
+        items, foreign, graphs = reader.read()
+        recorded = reader.recorded()
         return cls(
             tuple(item for item in items if isinstance(item, ManifestProgram)),
             tuple(graphs),
             tuple(item for item in items if isinstance(item, UnreadableProgram)),
             tuple(foreign),
+            (recorded,) if recorded else (),
         ).merged()
 
     def write(self, path: str | os.PathLike[str], *, fresh: bool = False) -> None:
         """Write the manifest to `path` in one step, and the generated sources beside it.
 
+        Entries of other libraries that cannot be made again are written to a bundle beside it.
         Programs and graphs that this manifest does not have are removed from the file, and so are
         programs that were `unreadable`.
 
@@ -151,7 +159,8 @@ class Manifest:
         """
         merged = self.merged()
         try:
-            write_manifest(path, merged.programs, merged.foreign, merged.graphs, fresh=fresh)
+            tables = (merged.programs, merged.foreign, merged.graphs)
+            write_manifest(path, *tables, recorded=merged.recorded, fresh=fresh)
         except OSError as fault:
             raise InputError(f"cannot write {path}: {fault.strerror or fault}") from fault
         except UnicodeEncodeError as bad:
@@ -183,6 +192,7 @@ class Manifest:
             tuple(GraphKeys(name, tuple(graphs[name])) for name in sorted(graphs)),
             tuple(bad for manifest in (self, *others) for bad in manifest.unreadable),
             tuple(foreign[identity] for identity in sorted(foreign)),
+            tuple(dict.fromkeys(path for manifest in (self, *others) for path in manifest.recorded)),
         )
 
     def jobs(self, archs: Sequence[Arch] | None = None) -> list[tuple[ManifestProgram, Arch]]:
@@ -237,6 +247,17 @@ def _mark_ambiguous_titles(items: Iterable[ManifestProgram]) -> tuple[ManifestPr
     for item in unmarked:
         include_lists.setdefault(item.title, set()).add(item.program.include_spellings)
     return tuple(replace(item, ambiguous_title=len(include_lists[item.title]) > 1) for item in unmarked)
+
+
+def with_coverage(manifest: Manifest, coverage: str | None) -> Manifest:
+    """Return the manifest with another coverage of all requests that a bake can make; see `COVERAGES`.
+
+    None leaves the coverage as it is.
+    """
+    if coverage is None:
+        return manifest
+    foreign = (item if item.kept else replace(item, coverage=coverage) for item in manifest.foreign)
+    return replace(manifest, foreign=tuple(foreign))
 
 
 def require_programs(manifest: Manifest | str | os.PathLike[str]) -> Manifest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ __all__ = ["Entry", "edited", "rendered"]
 _WIDTH = 100  # A list that does not fit on a line of this width gets one line for each item.
 _KINDS = ("program", "link", "foreign", "graph")  # in the order of a new file
 _UNORDERED = ("entries", "arch", "by")  # lists whose order has no meaning
+_RECORDED = re.compile(r"^recorded[ \t]*=.*\n", re.M)
 _INTRO = """\
 # The kernels an application needs; `preheat bake` compiles them.
 # Review and edit it as you like: in a [[program]] only `file` or `source` must be there.
@@ -63,14 +65,18 @@ class _Block:
         return self.above + document.as_string()
 
 
-def rendered(entries: Iterable[Entry]) -> str:
-    """Return the text of a new manifest. It depends on nothing but `entries`."""
-    return f"{_INTRO}version = {VERSION}\n" + "".join(str(_new_block(entry)) for entry in entries)
+def rendered(entries: Iterable[Entry], recorded: str = "") -> str:
+    """Return the text of a new manifest. It depends on nothing but the arguments."""
+    top = _with_recorded(f"{_INTRO}version = {VERSION}\n", recorded)
+    return top + "".join(str(_new_block(entry)) for entry in entries)
 
 
-def edited(text: str, identities: Mapping[str, Sequence[Any]], entries: Sequence[Entry]) -> str | None:
+def edited(
+    text: str, identities: Mapping[str, Sequence[Any]], entries: Sequence[Entry], recorded: str = ""
+) -> str | None:
     """Return the manifest `text` with its tables changed to `entries`.
 
+    `recorded` is the bundle with the entries that cannot be made again, if there is one.
     `identities` has the identity of each table of `text` by kind, in the order of the file. Returns
     None for a text that cannot be edited, such as one in which the tables are not written as
     `[[program]]`.
@@ -78,11 +84,19 @@ def edited(text: str, identities: Mapping[str, Sequence[Any]], entries: Sequence
     try:
         top, blocks, end = _parsed(text, identities)
         _update(blocks, entries)
-        result = "".join([top, *_rendered_blocks(blocks), end])
+        result = "".join([_with_recorded(top, recorded), *_rendered_blocks(blocks), end])
         # Comments are worth less than programs: verify that the edited text says the right thing.
-        return result if _comparable(tomllib.loads(result)) == _comparable(_grouped(entries)) else None
+        wanted = _grouped(entries) | ({"recorded": recorded} if recorded else {})
+        return result if _comparable(tomllib.loads(result)) == _comparable(wanted) else None
     except (TOMLKitError, ValueError, TypeError, RecursionError):
         return None
+
+
+def _with_recorded(top: str, recorded: str) -> str:
+    """Return the text above the tables with the line of the bundle of recorded entries."""
+    line = f"recorded = {json.dumps(recorded)}\n" if recorded else ""
+    changed, count = _RECORDED.subn(lambda _: line, top, count=1)
+    return changed if count else top + line
 
 
 def _new_block(entry: Entry) -> _Block:
@@ -246,7 +260,7 @@ def _comparable(data: Mapping[str, Any]) -> object:
         for kind in _KINDS
         for row in data.get(kind, ())
     ]
-    return data["version"], sorted(rows)
+    return data["version"], data.get("recorded", ""), sorted(rows)
 
 
 def _plain(key: str, value: Any) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -108,6 +109,7 @@ class ForeignProgram:
     make it again; it is empty for an entry that can only be kept as it was made. `recorded` has the
     facts of the recording, also as JSON. `root` is the directory from which modules are imported.
     `entries` are those that were used: the key of the library, and a variant after a space.
+    `directory` is that of the manifest, where modules are looked for if there is no `root`.
     """
 
     kind: str
@@ -121,6 +123,7 @@ class ForeignProgram:
     seconds: float = 0.0
     asked: int = 0
     callers: tuple[str, ...] = ()
+    directory: str = field(default="", compare=False)
 
     @property
     def title(self) -> str:
@@ -138,6 +141,18 @@ class ForeignProgram:
         facts = json.loads(self.recorded or "{}")
         return {**json.loads(self.request), "root": self.root, "recorded": facts}
 
+    @property
+    def import_root(self) -> str:
+        """The directory from which modules are imported on this machine."""
+        if self.root and self.directory and not os.path.isdir(self.root):
+            return self.directory
+        return self.root
+
+    @property
+    def kept(self) -> bool:
+        """True for an entry that is copied from the recording, because it cannot be made again."""
+        return not self.request or bool(json.loads(self.request).get("kept"))
+
     def merged(self, other: ForeignProgram) -> ForeignProgram:
         """Return the union of two recordings of one request. The facts are those of the later one."""
         same = not other.recorded or other.recorded == self.recorded or not self.request
@@ -150,6 +165,7 @@ class ForeignProgram:
             seconds=max(self.seconds, other.seconds),
             asked=self.asked + other.asked,
             callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
+            directory=other.directory or self.directory,
         )
 
 

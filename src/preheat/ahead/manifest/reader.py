@@ -26,6 +26,7 @@ from preheat.cache.bundle import MAGIC
 from preheat.errors import InputError, did_you_mean
 from preheat.files import read_whole
 from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
+from preheat.pins import split_pin
 from preheat.portable_paths import is_spelling, spelled_in_manifest
 from preheat.program import Program
 
@@ -33,6 +34,7 @@ __all__ = ["DIGEST_DIGITS", "VERSION", "Reader", "language_of", "sha256"]
 
 VERSION = 1
 DIGEST_DIGITS = 16  # of a SHA-256 in the name of a stored text
+_RECORDED_HINT = "'preheat record' writes this line; it ends with @sha256: and 64 digits"
 
 
 def sha256(text: str) -> str:
@@ -73,6 +75,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 }
 _TOP = {
     "version": "a whole number",
+    "recorded": "text",
     "program": "written as [[program]]",
     "link": "written as [[link]]",
     "foreign": "written as [[foreign]]",
@@ -145,6 +148,22 @@ class Reader:
         programs = [self._item(table) for table in self._tables(top, "program")]
         programs += [self._link(table) for table in self._tables(top, "link")]
         return programs, foreign, graphs
+
+    def recorded(self) -> str:
+        """Return the path of the bundle with entries that cannot be made again, with its pin.
+
+        The text is empty for a manifest without such entries.
+        """
+        name: str = self._top().get("recorded", "")
+        if not name:
+            return ""
+        try:
+            place, pin = split_pin(name)
+        except InputError as bad:
+            raise self._error(str(bad), key="recorded", hint=_RECORDED_HINT) from None
+        if pin is None:
+            raise self._error("recorded has no SHA-256", key="recorded", hint=_RECORDED_HINT)
+        return f"{self._resolve(str(place))}@sha256:{pin}"
 
     def count(self, kind: str) -> int:
         """Return the number of tables of a kind."""
@@ -225,6 +244,7 @@ class Reader:
             seconds=float(values.get("seconds", 0)),
             asked=values.get("asked", 0),
             callers=tuple(values.get("by", ())),
+            directory=self.directory,
         )
 
     def _item(self, table: _Table) -> ManifestProgram | UnreadableProgram:

@@ -16,11 +16,13 @@ from preheat.ahead.manifest.items import (
     UnreadableProgram,
 )
 from preheat.ahead.manifest.reader import DIGEST_DIGITS, Reader, language_of, sha256
+from preheat.ahead.manifest.recorded import recorded_name, write_recorded
 from preheat.cache.publish import publish
 from preheat.errors import InputError
 from preheat.files import read_whole
 from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
 from preheat.locks import no_fork
+from preheat.pins import split_pin
 from preheat.portable_paths import FILE, spelled_in_manifest
 from preheat.program import Program
 
@@ -36,9 +38,14 @@ def write_manifest(
     foreign: Sequence[ForeignProgram],
     graphs: Sequence[GraphKeys],
     *,
+    recorded: Sequence[str],
     fresh: bool,
 ) -> None:
-    """Write a manifest to `path`. Unless `fresh` is given, edit the manifest that is there."""
+    """Write a manifest to `path`. Unless `fresh` is given, edit the manifest that is there.
+
+    `recorded` are the bundles with entries that cannot be made again. Those that `foreign` refers to
+    are written to one bundle beside the manifest.
+    """
     with no_fork:  # A child forked during the import could not import the module itself.
         from preheat.ahead.manifest import document
 
@@ -49,8 +56,21 @@ def write_manifest(
         document.Entry("graph", name, {"name": name, "keys": list(keys)}) for name, keys in graphs
     ]
     existing = None if fresh else _existing(path)
-    text = None if existing is None else document.edited(*existing, entries)
-    _publish(writer.path, (text or document.rendered(entries)).encode())
+    kept = write_recorded(writer.path, foreign, recorded)
+    text = None if existing is None else document.edited(*existing, entries, kept)
+    before = _named_bundle(path)
+    _publish(writer.path, (text or document.rendered(entries, kept)).encode())
+    if before is not None and not kept:
+        before.unlink(missing_ok=True)
+
+
+def _named_bundle(path: str | os.PathLike[str]) -> Path | None:
+    """Return the bundle that `preheat record` has written beside the manifest at `path`, if any."""
+    try:
+        place, _ = split_pin(Reader(path).recorded())
+    except InputError:
+        return None
+    return place if place.name == recorded_name(os.path.realpath(path)) else None
 
 
 def _existing(path: str | os.PathLike[str]) -> tuple[str, dict[str, list[Any]]] | None:

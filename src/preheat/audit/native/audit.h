@@ -1,4 +1,4 @@
-/* The audit library: it tells which modules reach the driver and which compilers are started.
+/* The audit library: it reports which modules reach the driver and which compilers are started.
 
    One shared library has two roles. As LD_PRELOAD it wraps the calls that load modules, that compile in
    the process and that start programs, and it can refuse them. As CUDA_INJECTION64_PATH it subscribes to
@@ -8,13 +8,15 @@
      events.c   one line of JSON for each event
      site.c     the Python line, or the library, that made a call
      image.c    the kind, the size and the place of a module
+     roles.c    which programs are compilers, and which of their runs compile nothing
      programs.c the wrapped functions that start programs
      loads.c    the wrapped functions of the driver and of compilers
      cupti.c    the subscriber of CUPTI
 
    PREHEAT_AUDIT names the directory of the events. Without it, the library does nothing. With
-   PREHEAT_AUDIT_ONLY=refusals, it reports neither loads nor compiles. The code here
-   also runs between vfork and exec: there it uses no heap and takes no lock that it waits for. */
+   PREHEAT_AUDIT_ONLY=refusals, it reports neither loads nor compiles. The code here also runs between
+   vfork and exec, and on small stacks: there it uses no heap, takes no lock that it waits for, and keeps
+   large buffers in memory of their own (`map_memory`). */
 #ifndef PREHEAT_AUDIT_H
 #define PREHEAT_AUDIT_H
 
@@ -25,44 +27,66 @@
 #define EXPORT __attribute__((visibility("default")))
 #define CALLER __builtin_return_address(0)
 
-enum { LINE_BYTES = 12288, PATH_BYTES = 4096, SITE_BYTES = 4096 };
+enum { LINE_BYTES = 16384, PATH_BYTES = 4096, SITE_BYTES = 65536 };
 
 /* events.c */
 typedef struct {
-    char data[LINE_BYTES];
-    size_t length;
+    char* data;
+    size_t size, length;
+    int recent; /* It may be dropped later, in a process that reports refusals only. */
 } Line;
 
 typedef enum { SEAL_OFF, SEAL_WARN, SEAL_ERROR } Seal;
 
+/* What a sealed process refuses. */
+typedef enum { REFUSED_START, REFUSED_RUN, REFUSED_LOAD, REFUSED_COMPILE } Refused;
+
+/* The buffers of one event. */
+typedef struct {
+    char text[LINE_BYTES];
+    char site[SITE_BYTES];
+    char object[PATH_BYTES];
+    char path[PATH_BYTES];
+} Scratch;
+
 extern char audit_directory[PATH_BYTES]; /* empty: the audit is off */
 extern char audit_library[PATH_BYTES];   /* the path of this library */
 extern Seal audit_seal;
-extern int audit_reports; /* 0: only starts and refusals are reported, in servers that run for long */
+extern int audit_reports; /* 0: only refusals are kept, in servers that run for long */
+extern pid_t audit_self;  /* the process that loaded this library; a forked child is another one */
 
+void* map_memory(size_t size); /* zeroed pages, or NULL */
+void unmap_memory(void* memory, size_t size);
+
+void prepare_events(void);
 double audit_now(void);
-void line_begin(Line* line, const char* event);
+void line_begin(Line* line, char* buffer, size_t size, const char* event, double time);
 void line_text(Line* line, const char* key, const char* text);
 void line_integer(Line* line, const char* key, long long value);
 void line_seconds(Line* line, const char* key, double seconds);
-void line_words(Line* line, const char* key, char* const words[]);
-void line_write(Line* line);          /* appends the line to the file of this process */
+void line_strings(Line* line, const char* key, char* const strings[]);
+void line_site(Line* line, const char* site); /* Call it last: it takes the room that is left. */
+int line_write(Line* line);                   /* appends the line to the file of this process */
 void audit_debug(const char* format, ...) __attribute__((format(printf, 1, 2)));
-void audit_complain(const char* what, const char* name, const char* site, const char* caller);
-void audit_say_unseen(const char* what, const char* why);
+/* The strings may be fields of `scratch`, except `text`. */
+void report_refusal(Scratch* scratch, Refused what, const char* name, const char* caller);
+void report_unseen(const char* what, const char* why);
 
 /* site.c */
+void prepare_sites(void);
 size_t audit_site(char* out, size_t size); /* frames of the calling thread; 0 if there are none */
 const char* object_of(const void* address, char* out, size_t size);
 const char* calling_object(char* out, size_t size);
 void prepare_backtraces(void);
+/* Find the file that an address is mapped from, and the offset in it, without a lock of the loader. */
+int mapped_file(const void* address, char* out, size_t size, unsigned long long* offset);
 
 /* image.c */
 typedef struct {
-    const char* kind; /* cubin, fatbin, ptx, ltoir, archive, file, unknown */
+    const char* kind; /* cubin, fatbin, ptx, ltoir, object, archive, linked, file, unknown */
     unsigned long long bytes;
     unsigned long long offset;       /* of the image in `file` */
-    int ptx, code;                   /* entries of a fat binary: of PTX or IR, of machine code */
+    int ptx, code;                   /* entries of a fat binary: PTX or IR, machine code for the device */
     char file[PATH_BYTES];           /* the file that the image is in, or "" */
     char saved[64];                  /* the name of the copy in the directory of the audit, or "" */
 } Image;
@@ -70,8 +94,9 @@ typedef struct {
 /* `size` is 0 where the caller does not give it. `input` is a CUjitInputType, or -1. With `keep`, an image
    that is in no file is copied. */
 void describe_image(Image* image, const void* address, size_t size, int input, int keep);
-void describe_file(Image* image, const char* path);
+void describe_file(Image* image, const char* path, int input);
 int needs_compiler(const Image* image);
+const char* image_name(const Image* image); /* the kind as messages name it */
 
 /* Reports a load. It is the same line for both roles. */
 typedef struct {
@@ -79,17 +104,22 @@ typedef struct {
     const char* by;
     double started;
     int result;
-    const char* site;
     const char* caller;
 } Load;
-void report_load(const Image* image, const Load* load);
+void report_load(Scratch* scratch, const Image* image, const Load* load);
 
-/* Reports the compute capability of the device, once in each process. `find` returns driver functions. */
-void prepare_device(void* (*find)(const char*));
+/* Reports the compute capability of the device, once in each process. */
+void prepare_device(void);
 void report_device(void);
+int device_capability(void); /* such as 90; 0 if it is not known */
+
+/* roles.c */
+const char* role_of(const char* path, char* const argv[]); /* "compiler", "probe", or "" */
+const char* base_name(const char* path);
 
 /* loads.c */
 void* real_dlsym(void* handle, const char* name);
+void* find_driver(const char* name);
 
 /* cupti.c */
 extern int cupti_active; /* CUPTI reports the loads of this process */

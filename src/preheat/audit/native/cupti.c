@@ -7,6 +7,7 @@
 #include "audit.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,14 +74,26 @@ static struct {
 } cupti;
 
 /* A load that is under way in a thread. It is allocated at the first load of the thread, because every
-   thread of every program would have to make room for it otherwise. */
+   thread of every program would have to make room for it otherwise, and freed when the thread ends. */
 typedef struct {
     int depth;
     Image image;
     Load load;
-    char site[SITE_BYTES], object[PATH_BYTES];
+    Scratch scratch;
 } Current;
 static _Thread_local Current* current;
+static pthread_key_t ends_with_thread;
+
+static void free_current(void* memory) {
+    current = NULL;
+    unmap_memory(memory, sizeof(Current));
+}
+
+static Current* current_load(void) {
+    if (!current && (current = map_memory(sizeof *current)))
+        pthread_setspecific(ends_with_thread, current);
+    return current;
+}
 
 static void describe(uint32_t id, const void* parameters) {
     const LoadParameters* load = parameters;
@@ -88,8 +101,8 @@ static void describe(uint32_t id, const void* parameters) {
     const LinkFileParameters* file = parameters;
     switch (id) {
     case ID_MODULE_LOAD:
-    case ID_LIBRARY_LOAD_FILE: describe_file(&current->image, load->image); break;
-    case ID_LINK_ADD_FILE: describe_file(&current->image, file->path); break;
+    case ID_LIBRARY_LOAD_FILE: describe_file(&current->image, load->image, -1); break;
+    case ID_LINK_ADD_FILE: describe_file(&current->image, file->path, file->type); break;
     case ID_LINK_ADD_DATA: describe_image(&current->image, data->data, data->size, data->type, 1); break;
     case ID_LINK_COMPLETE:
         memset(&current->image, 0, sizeof current->image);
@@ -99,31 +112,33 @@ static void describe(uint32_t id, const void* parameters) {
     }
 }
 
-static void entered(uint32_t id, const CallbackData* call) {
-    if (!current && !(current = calloc(1, sizeof *current)))
+static void on_enter(uint32_t id, const CallbackData* call) {
+    if (!current_load())
         return;
     if (current->depth++)
         return; /* The outer call is the one that the program made. */
+    Scratch* scratch = &current->scratch;
     describe(id, call->parameters);
-    calling_object(current->object, sizeof current->object);
-    const char* site = audit_site(current->site, sizeof current->site) ? current->site : NULL;
-    current->load = (Load){call->function, "cupti", audit_now(), 0, site, current->object};
+    calling_object(scratch->object, sizeof scratch->object);
+    audit_site(scratch->site, sizeof scratch->site);
+    current->load = (Load){call->function, "cupti", audit_now(), 0, scratch->object};
 }
 
-static void left(const CallbackData* call) {
+static void on_exit_call(const CallbackData* call) {
     if (!current || !current->depth || --current->depth)
         return;
     current->load.result = call->result ? *(const int*)call->result : -1;
-    report_load(&current->image, &current->load);
+    report_load(&current->scratch, &current->image, &current->load);
     if (!current->load.result)
         report_device();
 }
 
 /* A module is on a device now. With lazy loading that may be long after its image was loaded. */
-static void resident(const ResourceData* resource) {
+static void on_module_loaded(const ResourceData* resource) {
     const ModuleData* module = resource->descriptor;
+    char buffer[512];
     Line line;
-    line_begin(&line, "resident");
+    line_begin(&line, buffer, sizeof buffer, "resident", audit_now());
     if (module) {
         line_integer(&line, "module", module->id);
         line_integer(&line, "bytes", (long long)module->bytes);
@@ -132,17 +147,17 @@ static void resident(const ResourceData* resource) {
     line_write(&line);
 }
 
-static void called(void* unused, int domain, uint32_t id, const void* data) {
+static void on_callback(void* unused, int domain, uint32_t id, const void* data) {
     (void)unused;
     if (!data)
         return;
     const CallbackData* call = data;
     if (domain == DOMAIN_RESOURCE)
-        resident(data);
+        on_module_loaded(data);
     else if (domain == DOMAIN_DRIVER && call->site == API_ENTER)
-        entered(id, call);
+        on_enter(id, call);
     else if (domain == DOMAIN_DRIVER && call->site == API_EXIT)
-        left(call);
+        on_exit_call(call);
 }
 
 /* Open CUPTI: the one that the program has, those that the audit found, and what the loader finds. */
@@ -178,7 +193,7 @@ static int subscribe(void) {
                                    ID_MODULE_LOAD_FAT, ID_LINK_COMPLETE,    ID_LINK_ADD_DATA,
                                    ID_LINK_ADD_FILE,   ID_LIBRARY_LOAD_DATA, ID_LIBRARY_LOAD_FILE};
     void* subscriber = NULL;
-    int result = cupti.subscribe(&subscriber, called, NULL);
+    int result = cupti.subscribe(&subscriber, on_callback, NULL);
     if (result)
         return result;
     int enabled = 0;
@@ -192,15 +207,10 @@ static int subscribe(void) {
     return enabled ? 0 : -1;
 }
 
-static void* find_driver(const char* name) {
-    void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    return driver ? dlsym(driver, name) : NULL;
-}
-
 /* Say why CUPTI does not see the modules of this process. */
 static void fail(const char* why) {
     audit_debug("CUPTI: %s", why);
-    audit_say_unseen("modules", why);
+    report_unseen("modules", why);
 }
 
 EXPORT int InitializeInjection(void) {
@@ -223,8 +233,12 @@ EXPORT int InitializeInjection(void) {
         fail(why);
         return 1;
     }
+    if (pthread_key_create(&ends_with_thread, free_current)) {
+        fail("the process has no key for its threads left");
+        return 1;
+    }
     prepare_backtraces();
-    prepare_device(find_driver);
+    prepare_device();
     int result = subscribe();
     if (result == ALREADY_SUBSCRIBED || result == SUBSCRIBED_ELSEWHERE) {
         fail("a profiler holds CUPTI, which has room for one subscriber");
@@ -234,7 +248,8 @@ EXPORT int InitializeInjection(void) {
     } else {
         cupti_active = 1;
         Line line;
-        line_begin(&line, "cupti");
+        char buffer[PATH_BYTES + 512];
+        line_begin(&line, buffer, sizeof buffer, "cupti", audit_now());
         line_text(&line, "path", name);
         line_integer(&line, "version", version);
         line_write(&line);

@@ -1,25 +1,65 @@
 /* Events: one line of JSON each, appended by one write to the file of the process.
 
    The file is opened for each event. So a program may close all descriptors, fork, exec, or be killed:
-   what was written before stays, and lines never mix. */
+   what was written before stays, and lines never mix. A process that has lost its access to the directory
+   (it changed its user or its root) writes to the file that it had opened at its start, if it is root. */
 #define _GNU_SOURCE
 #include "audit.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { LONGEST_TEXT = 3000, LONGEST_WORDS = 3000, CLOSING = 16 };
+enum { LONGEST_TEXT = 4000, CLOSING = 16, SMALL_LINE = 1024, LOWEST_FILE = 700 };
+enum { RECENT_FILES = 16, RECENT_BYTES = 65536 }; /* of events that may be dropped */
 
 char audit_directory[PATH_BYTES];
 char audit_library[PATH_BYTES];
 Seal audit_seal;
 int audit_reports = 1;
+pid_t audit_self;
+
+/* A descriptor and the file that it had at first. The program may have another file there by now. */
+typedef struct {
+    int file;
+    dev_t device;
+    ino_t inode;
+} Kept;
+static Kept opened_early = {-1, 0, 0}, standard_error = {-1, 0, 0};
+static atomic_int lost; /* events that could not be written */
+
+static void keep(Kept* kept, int file) {
+    struct stat status;
+    if (file < 0 || fstat(file, &status))
+        return;
+    *kept = (Kept){file, status.st_dev, status.st_ino};
+}
+
+static int is_same(const Kept* kept) {
+    struct stat status;
+    return kept->file >= 0 && !fstat(kept->file, &status) && status.st_dev == kept->device &&
+           status.st_ino == kept->inode;
+}
+
+void* map_memory(size_t size) {
+    void* memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void unmap_memory(void* memory, size_t size) {
+    int error = errno;
+    if (memory)
+        munmap(memory, size);
+    errno = error;
+}
 
 double audit_now(void) {
     struct timespec now;
@@ -27,101 +67,218 @@ double audit_now(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+/* Lines. Numbers are printed here, because `printf` needs a large stack and may allocate memory. */
+
+static size_t put_digits(char* out, unsigned long long value, int least) {
+    char digits[24];
+    size_t count = 0, at = 0;
+    do
+        digits[count++] = (char)('0' + value % 10);
+    while ((value /= 10) || count < (size_t)least);
+    while (count)
+        out[at++] = digits[--count];
+    return at;
+}
+
+static size_t put_number(char* out, long long value) {
+    size_t sign = value < 0;
+    out[0] = '-';
+    return sign + put_digits(out + sign, sign ? 0ull - (unsigned long long)value : (unsigned long long)value, 1);
+}
+
+static size_t room(const Line* line) {
+    return line->length + CLOSING < line->size ? line->size - CLOSING - line->length : 0;
+}
+
 static void put(Line* line, const char* bytes, size_t count) {
-    if (line->length + count > LINE_BYTES - CLOSING)
+    if (count > room(line))
         return;
     memcpy(line->data + line->length, bytes, count);
     line->length += count;
 }
 
-/* Append text as the inside of a JSON string, cut after `most` bytes. */
+/* Append text as the inside of a JSON string. It is cut where it would take more than `most` bytes. */
 static void put_escaped(Line* line, const char* text, size_t most) {
-    for (size_t i = 0; text[i] && i < most; i++) {
-        unsigned char byte = (unsigned char)text[i];
-        char escaped[8];
+    static const char hex[] = "0123456789abcdef";
+    size_t end = line->length + most;
+    for (; *text; text++) {
+        unsigned char byte = (unsigned char)*text;
+        char escaped[6] = {'\\', (char)byte};
+        size_t count = 1;
         if (byte == '"' || byte == '\\') {
-            escaped[0] = '\\', escaped[1] = (char)byte;
-            put(line, escaped, 2);
+            count = 2;
         } else if (byte < 0x20) {
-            put(line, escaped, (size_t)snprintf(escaped, sizeof escaped, "\\u%04x", byte));
-        } else {
-            put(line, text + i, 1);
+            memcpy(escaped, "\\u00", 4);
+            escaped[4] = hex[byte >> 4], escaped[5] = hex[byte & 15];
+            count = 6;
         }
+        if (line->length + count > end)
+            return;
+        put(line, count == 1 ? text : escaped, count);
     }
 }
 
-static void put_key(Line* line, const char* key) {
+static int put_key(Line* line, const char* key, size_t needed) {
+    if (strlen(key) + 8 + needed > room(line))
+        return 0;
     if (line->length > 1)
         put(line, ",", 1);
     put(line, "\"", 1);
     put(line, key, strlen(key));
     put(line, "\":", 2);
+    return 1;
 }
 
-void line_text(Line* line, const char* key, const char* text) {
-    if (!text || line->length + strlen(key) + 8 > LINE_BYTES - CLOSING)
+static void put_text(Line* line, const char* key, const char* text, size_t most) {
+    if (!text || !put_key(line, key, 16))
         return;
-    size_t room = (LINE_BYTES - CLOSING - line->length - strlen(key) - 8) / 6; /* if all is escaped */
-    put_key(line, key);
+    size_t left = room(line) - 8;
     put(line, "\"", 1);
-    put_escaped(line, text, room < LONGEST_TEXT ? room : LONGEST_TEXT);
+    put_escaped(line, text, left < most ? left : most);
     put(line, "\"", 1);
 }
+
+void line_text(Line* line, const char* key, const char* text) { put_text(line, key, text, LONGEST_TEXT); }
 
 void line_integer(Line* line, const char* key, long long value) {
     char text[32];
-    int length = snprintf(text, sizeof text, "%lld", value);
-    if (line->length + strlen(key) + 40 > LINE_BYTES - CLOSING)
-        return;
-    put_key(line, key);
-    put(line, text, (size_t)length);
+    size_t length = put_number(text, value);
+    if (put_key(line, key, length))
+        put(line, text, length);
 }
 
 void line_seconds(Line* line, const char* key, double seconds) {
+    char text[64];
     long long micros = (long long)(seconds * 1e6 + 0.5);
-    char text[48]; /* Integers only: printing a double may allocate memory. */
-    int length = snprintf(text, sizeof text, "%lld.%06lld", micros / 1000000, micros % 1000000);
-    if (line->length + strlen(key) + 60 > LINE_BYTES - CLOSING)
-        return;
-    put_key(line, key);
-    put(line, text, (size_t)length);
+    size_t length = put_number(text, micros / 1000000);
+    text[length++] = '.';
+    length += put_digits(text + length, (unsigned long long)(micros % 1000000), 6);
+    if (put_key(line, key, length))
+        put(line, text, length);
 }
 
-void line_words(Line* line, const char* key, char* const words[]) {
-    put_key(line, key);
+void line_strings(Line* line, const char* key, char* const strings[]) {
+    if (!put_key(line, key, 16))
+        return;
     put(line, "[", 1);
-    size_t limit = line->length + LONGEST_WORDS;
-    for (int i = 0; words && words[i] && line->length < limit; i++) {
-        size_t room = (limit - line->length) / 6;
+    size_t limit = line->length + LONGEST_TEXT;
+    for (int i = 0; strings && strings[i] && line->length + 8 < limit && room(line) > 16; i++) {
         put(line, i ? ",\"" : "\"", i ? 2 : 1);
-        put_escaped(line, words[i], room);
+        put_escaped(line, strings[i], limit - line->length < room(line) - 8 ? limit - line->length : room(line) - 8);
         put(line, "\"", 1);
     }
     put(line, "]", 1);
 }
 
-void line_begin(Line* line, const char* event) {
-    line->length = 0;
+/* Return the innermost frame of the program in `site`, or else of any library, without indentation. */
+static const char* program_frame(const char* site, char* out, size_t size) {
+    static const char* const libraries[] = {"/site-packages/", "/dist-packages/", "/lib/python3",
+                                            "/lib64/python3", "<frozen ", NULL};
+    const char *start = NULL, *innermost = NULL;
+    for (const char* at = site; (at = strstr(at, "  File ")) && !start; at += 2) {
+        size_t length = strcspn(at, "\n");
+        int library = 0;
+        for (int i = 0; libraries[i]; i++)
+            library = library || memmem(at, length, libraries[i], strlen(libraries[i]));
+        if (!innermost)
+            innermost = at;
+        if (!library)
+            start = at;
+    }
+    start = start ? start : innermost;
+    if (!start)
+        return NULL;
+    size_t length = strcspn(start + 2, "\n");
+    length = length < size ? length : size - 1;
+    memcpy(out, start + 2, length);
+    out[length] = 0;
+    return out;
+}
+
+/* The line of the program has a field of its own, because a deep stack has no room in an event. */
+void line_site(Line* line, const char* site) {
+    char frame[SMALL_LINE];
+    if (!site || !site[0])
+        return;
+    line_text(line, "program", program_frame(site, frame, sizeof frame));
+    put_text(line, "site", site, line->size);
+}
+
+void line_begin(Line* line, char* buffer, size_t size, const char* event, double time) {
+    *line = (Line){buffer, size, 0, 0};
     put(line, "{", 1);
     line_text(line, "event", event);
-    line_seconds(line, "time", audit_now());
+    line_seconds(line, "time", time);
     line_integer(line, "pid", getpid());
 }
 
-void line_write(Line* line) {
-    if (!audit_directory[0])
-        return;
-    int error = errno;
-    char path[PATH_BYTES + 32];
-    snprintf(path, sizeof path, "%s/%d.jsonl", audit_directory, (int)getpid());
-    memcpy(line->data + line->length, "}\n", 2);
-    int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (file >= 0) {
-        ssize_t written = write(file, line->data, line->length + 2);
-        (void)written; /* A full disk loses events. It must not disturb the program. */
-        close(file);
+/* Open the file of this process. Users have files of their own, because a process may change its user and
+   cannot write to its former file any more. */
+static int open_events(int recent) {
+    char path[strlen(audit_directory) + 64];
+    size_t length = strlen(audit_directory);
+    memcpy(path, audit_directory, length);
+    path[length++] = '/';
+    if (recent) {
+        memcpy(path + length, "recent-", 7);
+        length += 7;
     }
+    length += put_digits(path + length, (unsigned)getpid() % (recent ? RECENT_FILES : ~0u), 1);
+    path[length++] = '-';
+    length += put_digits(path + length, geteuid(), 1);
+    memcpy(path + length, ".jsonl", 7);
+    int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    struct stat status;
+    if (file >= 0 && recent && !fstat(file, &status) && status.st_size > RECENT_BYTES &&
+        ftruncate(file, 0)) {
+        close(file);
+        return -1;
+    }
+    return file;
+}
+
+/* Append whole lines. Return 0, and count what is lost, if that is not possible. */
+static int append(const char* bytes, size_t count, int recent) {
+    int file = open_events(recent);
+    int ours = file >= 0;
+    if (!ours && is_same(&opened_early))
+        file = opened_early.file;
+    int written = file >= 0 && write(file, bytes, count) == (ssize_t)count;
+    if (ours)
+        close(file);
+    return written;
+}
+
+int line_write(Line* line) {
+    if (!audit_directory[0])
+        return 0;
+    int error = errno;
+    memcpy(line->data + line->length, "}\n", 2);
+    int written = append(line->data, line->length + 2, line->recent && !audit_reports);
+    int before = written ? atomic_exchange(&lost, 0) : 0;
+    if (before)
+        report_unseen("events", "a process could not write some of them to the directory of the audit");
+    if (!written)
+        atomic_fetch_add(&lost, 1);
     errno = error;
+    return written;
+}
+
+/* Called by Python with one line of JSON. */
+EXPORT int preheat_audit_append(const char* bytes, size_t count) {
+    return audit_directory[0] && append(bytes, count, 0);
+}
+
+/* Remember standard error. As root, open the file of the events, because root can change its user. */
+void prepare_events(void) {
+    keep(&standard_error, STDERR_FILENO);
+    if (geteuid())
+        return;
+    int file = open_events(!audit_reports);
+    int high = fcntl(file, F_DUPFD_CLOEXEC, LOWEST_FILE);
+    keep(&opened_early, high);
+    if (file >= 0)
+        close(file);
 }
 
 /* With PREHEAT_AUDIT_DEBUG, write a message to the file debug.log of the directory. */
@@ -146,52 +303,63 @@ void audit_debug(const char* format, ...) {
     errno = error;
 }
 
-void audit_say_unseen(const char* what, const char* why) {
+void report_unseen(const char* what, const char* why) {
+    char buffer[SMALL_LINE];
     Line line;
-    line_begin(&line, "unseen");
+    line_begin(&line, buffer, sizeof buffer, "unseen", audit_now());
     line_text(&line, "what", what);
     line_text(&line, "why", why);
     line_write(&line);
 }
 
-/* Return the innermost frame of the program in `site`, or else of any library, without indentation. */
-static const char* first_frame(const char* site, char* out, size_t size) {
-    const char *start = NULL, *fallback = NULL;
-    for (const char* at = site; (at = strstr(at, "  File ")) && !start; at += 2) {
-        size_t length = strcspn(at, "\n");
-        int library = memmem(at, length, "/lib/python3", 12) || memmem(at, length, "<frozen ", 8);
-        if (!fallback)
-            fallback = at;
-        if (!library)
-            start = at;
+/* Append texts to `out`, as far as they fit. */
+static size_t join(char* out, size_t size, const char* const texts[], size_t count) {
+    size_t length = 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t more = strlen(texts[i]), left = size - length;
+        more = more < left ? more : left;
+        memcpy(out + length, texts[i], more);
+        length += more;
     }
-    start = start ? start : fallback;
-    if (!start)
-        return NULL;
-    snprintf(out, size, "%.*s", (int)strcspn(start + 2, "\n"), start + 2);
-    return out;
+    return length;
 }
 
-/* Report what a sealed process refuses, or with a seal that warns, does. */
-void audit_complain(const char* what, const char* name, const char* site, const char* caller) {
+/* Say on standard error what was refused, if it is still the file that it was at the start. */
+static void say_refusal(Scratch* scratch, Refused what, const char* name, const char* caller) {
+    static const char* const actions[] = {"starting the compiler ", "running the compiler ", "loading ",
+                                          "a compile by "};
+    char frame[SMALL_LINE];
+    const char* where = scratch->site[0] ? program_frame(scratch->site, frame, sizeof frame) : NULL;
+    where = where ? where : caller && caller[0] ? caller : NULL;
+    int refused = audit_seal == SEAL_ERROR;
+    const char* const texts[] = {
+        "preheat: this process is sealed", refused ? ": " : " (warning only): ", actions[what], name,
+        refused ? " was refused" : " was permitted",
+        what != REFUSED_LOAD ? "" : refused ? " (the driver would have to compile it)" : " (the driver has to compile it)",
+        where ? ", called from " : "", where ? where : "",
+    };
+    if (!is_same(&standard_error))
+        return;
+    size_t length = join(scratch->text, sizeof scratch->text - 1, texts, sizeof texts / sizeof *texts);
+    scratch->text[length] = '\n';
+    ssize_t written = write(STDERR_FILENO, scratch->text, length + 1);
+    (void)written;
+}
+
+/* Report an action that the seal forbids. With SEAL_WARN, the action still happens. */
+void report_refusal(Scratch* scratch, Refused what, const char* name, const char* caller) {
+    static const char* const actions[] = {"start a compiler", "run a compiler",
+                                          "load code that the driver must compile", "compile"};
     int error = errno;
     Line line;
-    line_begin(&line, "refused");
+    line_begin(&line, scratch->text, sizeof scratch->text, "refused", audit_now());
     line_integer(&line, "parent", getppid());
-    line_text(&line, "what", what);
+    line_text(&line, "what", actions[what]);
     line_text(&line, "name", name);
     line_text(&line, "seal", audit_seal == SEAL_ERROR ? "error" : "warn");
-    line_text(&line, "site", site);
     line_text(&line, "caller", caller);
+    line_site(&line, scratch->site);
     line_write(&line);
-    char frame[512], text[2048];
-    const char* where = site ? first_frame(site, frame, sizeof frame) : NULL;
-    int length = snprintf(text, sizeof text, "preheat: this process is sealed, and %s %s: %s%s%s\n",
-                          audit_seal == SEAL_ERROR ? "refuses to" : "should not", what, name,
-                          where || caller ? ", asked by " : "", where ? where : caller ? caller : "");
-    if (length > (int)sizeof text - 1)
-        length = (int)sizeof text - 1;
-    ssize_t written = write(STDERR_FILENO, text, (size_t)length);
-    (void)written;
+    say_refusal(scratch, what, name, caller);
     errno = error;
 }

@@ -14,23 +14,45 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 enum { WRAPPER = 0x466243b1u, FATBIN = 0xba55ed50u, LTO_IR = 0x7f4e43edu };
-enum { ENTRY_PTX = 1, ENTRY_ELF = 2, MOST_ENTRIES = 4096, CHUNK = 4096 };
-enum { INPUT_CUBIN, INPUT_PTX, INPUT_FATBIN, INPUT_OBJECT, INPUT_LIBRARY, INPUT_NVVM };
+enum { ENTRY_ELF = 2, SPECIFIC = 0x100000, MOST_ENTRIES = 4096, CHUNK = 4096 };
+enum { INPUT_PTX = 1, INPUT_OBJECT = 3, INPUT_LIBRARY = 4, INPUT_NVVM = 5 }; /* CUjitInputType */
 #define MOST_BYTES (256ull << 20)
+
+/* Copy memory through a pipe: a write of memory that does not exist is an error, and no crash. */
+static size_t peek_by_pipe(char* to, const char* from, size_t count) {
+    int ends[2];
+    size_t done = 0;
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
+        return 0;
+    while (done < count) {
+        size_t wanted = count - done < CHUNK ? count - done : CHUNK;
+        ssize_t written = write(ends[1], from + done, wanted);
+        if (written <= 0 || read(ends[0], to + done, (size_t)written) != written)
+            break;
+        done += (size_t)written;
+    }
+    close(ends[0]);
+    close(ends[1]);
+    return done;
+}
 
 /* Copy memory of this process. Return how many bytes could be read. */
 static size_t peek(void* to, const void* from, size_t count) {
+    static atomic_int forbidden; /* A sandbox may forbid the call. */
     struct iovec here = {to, count}, there = {(void*)from, count};
-    ssize_t copied = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
-    if (copied < 0 && errno != EFAULT) { /* A sandbox may forbid the call. */
-        memcpy(to, from, count);
-        return count;
-    }
-    return copied < 0 ? 0 : (size_t)copied;
+    ssize_t copied = forbidden ? -1 : process_vm_readv(getpid(), &here, 1, &there, 1, 0);
+    if (copied >= 0)
+        return (size_t)copied;
+    if (!forbidden && errno == EFAULT)
+        return 0;
+    forbidden = 1;
+    return peek_by_pipe(to, from, count);
 }
 
 static int peek_all(void* to, const void* from, size_t count) {
@@ -57,7 +79,19 @@ typedef struct {
     uint16_t kind, version;
     uint32_t header_size;
     uint64_t size;
+    uint32_t unpadded, unknown, versions, arch, name[2];
+    uint64_t flags;
 } FatbinEntry;
+
+/* Return whether machine code runs on the device: on the same family, and not on an older device. */
+static int runs_on_device(const FatbinEntry* entry) {
+    uint32_t capability = (uint32_t)device_capability();
+    if (!capability)
+        return 1;
+    if (entry->flags & SPECIFIC) /* an architecture with the suffix `a`, whose code runs on no other */
+        return entry->arch == capability;
+    return entry->arch / 10 == capability / 10 && entry->arch <= capability;
+}
 
 static unsigned long long elf_bytes(const char* address) {
     Elf64_Ehdr header;
@@ -87,10 +121,10 @@ static unsigned long long fatbin_bytes(Image* image, const char* address) {
         if (!peek_all(&entry, address + at, sizeof entry) || entry.header_size < sizeof entry ||
             entry.size > end)
             break;
-        if (entry.kind == ENTRY_ELF)
-            image->code++;
-        else
+        if (entry.kind != ENTRY_ELF)
             image->ptx++;
+        else if (runs_on_device(&entry))
+            image->code++;
         at += entry.header_size + entry.size;
     }
     return end;
@@ -172,9 +206,9 @@ static void save_image(Image* image, const void* address) {
     static atomic_uint number;
     char path[PATH_BYTES + 80];
     int file = -1;
-    if (!image->bytes)
+    unsigned long long wanted = image->bytes;
+    if (!wanted || wanted > MOST_BYTES)
         return;
-    unsigned long long wanted = image->bytes < MOST_BYTES ? image->bytes : MOST_BYTES;
     for (int tries = 0; file < 0 && tries < 10000; tries++) {
         snprintf(image->saved, sizeof image->saved, "%d-%u.image", (int)getpid(), number++);
         snprintf(path, sizeof path, "%s/%s", audit_directory, image->saved);
@@ -191,9 +225,9 @@ static void save_image(Image* image, const void* address) {
     }
     if (file >= 0)
         close(file);
-    if (file >= 0 && done < image->bytes)
+    if (file >= 0 && done < wanted)
         unlink(path);
-    if (done < image->bytes)
+    if (done < wanted)
         image->saved[0] = 0;
 }
 
@@ -207,39 +241,54 @@ void describe_image(Image* image, const void* address, size_t size, int input, i
     }
     image->bytes = classify(image, address, size, input);
     FileSearch search = {(uintptr_t)address, image};
-    dl_iterate_phdr(search_file, &search);
+    if (getpid() == audit_self)
+        dl_iterate_phdr(search_file, &search);
+    else /* Another thread may have held the lock of the loader at the fork. */
+        mapped_file(address, image->file, sizeof image->file, &image->offset);
     if (keep && !image->file[0])
         save_image(image, address);
     errno = error;
 }
 
-void describe_file(Image* image, const char* path) {
+/* Only what decides about a refusal is read here. The reader of the events looks at the other files. */
+void describe_file(Image* image, const char* path, int input) {
     int error = errno;
-    char start[CHUNK + 1] = "";
+    struct stat status;
     memset(image, 0, sizeof *image);
-    image->kind = "file";
     int file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
-    ssize_t count = file < 0 ? 0 : read(file, start, CHUNK);
-    start[count > 0 ? count : 0] = 0;
-    if (memcmp(start, ELFMAG, SELFMAG) && strstr(start, ".version"))
-        image->kind = "ptx"; /* The reader of the events looks at all other files. */
+    size_t size = file >= 0 && !fstat(file, &status) && S_ISREG(status.st_mode) ? (size_t)status.st_size : 0;
+    void* content = size ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+    if (content != MAP_FAILED) {
+        classify(image, content, size, input);
+        munmap(content, size);
+    }
     if (file >= 0)
         close(file);
+    if (!needs_compiler(image))
+        image->kind = "file";
     if (path && !realpath(path, image->file))
         snprintf(image->file, PATH_BYTES, "%s", path);
     errno = error;
 }
 
-/* Return whether the driver must compile the image, on any device. */
+/* Return whether the driver must compile the image, on the device of this process. */
 int needs_compiler(const Image* image) {
+    if (!image->kind)
+        return 0;
     if (!strcmp(image->kind, "ptx") || !strcmp(image->kind, "ltoir"))
         return 1;
     return !strcmp(image->kind, "fatbin") && image->ptx && !image->code;
 }
 
-void report_load(const Image* image, const Load* load) {
+const char* image_name(const Image* image) {
+    if (!strcmp(image->kind, "fatbin"))
+        return "a fat binary without machine code for the device";
+    return !strcmp(image->kind, "ptx") ? "PTX" : !strcmp(image->kind, "ltoir") ? "LTO-IR" : image->kind;
+}
+
+void report_load(Scratch* scratch, const Image* image, const Load* load) {
     Line line;
-    line_begin(&line, "load");
+    line_begin(&line, scratch->text, sizeof scratch->text, "load", audit_now());
     line_text(&line, "call", load->call);
     line_text(&line, "by", load->by);
     line_text(&line, "kind", image->kind);
@@ -253,7 +302,7 @@ void report_load(const Image* image, const Load* load) {
     if (image->saved[0])
         line_text(&line, "saved", image->saved);
     line_text(&line, "caller", load->caller);
-    line_text(&line, "site", load->site);
+    line_site(&line, scratch->site);
     line_write(&line);
 }
 
@@ -262,26 +311,36 @@ void report_load(const Image* image, const Load* load) {
 static int (*get_device)(int*);
 static int (*get_attribute)(int*, int, int);
 
-void prepare_device(void* (*find)(const char*)) {
+void prepare_device(void) {
     if (get_attribute)
         return;
-    *(void**)&get_device = find("cuCtxGetDevice");
-    *(void**)&get_attribute = find("cuDeviceGetAttribute");
+    *(void**)&get_device = find_driver("cuCtxGetDevice");
+    *(void**)&get_attribute = find_driver("cuDeviceGetAttribute");
 }
 
-void report_device(void) {
+int device_capability(void) {
     enum { MAJOR = 75, MINOR = 76 }; /* CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_… */
-    static pid_t reported;
     int device = 0, major = 0, minor = 0;
-    if (reported == getpid() || !get_attribute)
-        return;
-    reported = getpid();
+    if (!get_attribute)
+        return 0;
     if (!get_device || get_device(&device))
         device = 0;
     if (get_attribute(&major, MAJOR, device) || get_attribute(&minor, MINOR, device))
+        return 0;
+    return 10 * major + minor;
+}
+
+void report_device(void) {
+    static pid_t reported;
+    char buffer[512];
+    if (reported == getpid() || !get_attribute)
+        return;
+    reported = getpid();
+    int capability = device_capability();
+    if (!capability)
         return;
     Line line;
-    line_begin(&line, "device");
-    line_integer(&line, "capability", 10 * major + minor);
+    line_begin(&line, buffer, sizeof buffer, "device", audit_now());
+    line_integer(&line, "capability", capability);
     line_write(&line);
 }

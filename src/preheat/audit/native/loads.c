@@ -18,12 +18,13 @@ enum { NVRTC_ERROR_COMPILATION = 6 };
 
 typedef void* (*Find)(void*, const char*);
 
+static Find real_find; /* the `dlsym` of the C library */
+
 static Find find_real(void) {
     static const char* const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17", NULL};
-    static Find found;
-    for (int i = 0; !found && versions[i]; i++)
-        *(void**)&found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-    return found;
+    for (int i = 0; !real_find && versions[i]; i++)
+        *(void**)&real_find = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    return real_find;
 }
 
 void* real_dlsym(void* handle, const char* name) {
@@ -42,10 +43,10 @@ static void say_without_cupti(void) {
     injected_elsewhere = getpid();
     const char* path = getenv("CUDA_INJECTION64_PATH");
     if (!path || strcmp(path, audit_library))
-        audit_say_unseen("modules", "the program has another CUDA_INJECTION64_PATH than the audit");
+        report_unseen("modules", "the program has another CUDA_INJECTION64_PATH than the audit");
 }
 
-static void* find_driver(const char* name) {
+void* find_driver(const char* name) {
     void* found = real_dlsym(RTLD_NEXT, name);
     if (found)
         return found;
@@ -55,46 +56,63 @@ static void* find_driver(const char* name) {
 
 /* What a wrapped load does around the call of the driver. */
 typedef struct {
+    Scratch scratch;
     Image image;
     Load load;
-    char site[SITE_BYTES], object[PATH_BYTES];
-    int reported;
 } Wrapped;
 
-/* Describe a load; return 0 if it is refused. `path` is NULL for images in memory. */
-static int before_load(Wrapped* wrapped, const char* call, const void* address, size_t size, int input,
-                       const char* path, const void* caller) {
-    wrapped->reported = audit_reports && !cupti_active;
-    if (!wrapped->reported && audit_seal == SEAL_OFF)
-        return 1;
-    if (wrapped->reported)
-        say_without_cupti();
-    if (path)
-        describe_file(&wrapped->image, path);
-    else
-        describe_image(&wrapped->image, address, size, input, wrapped->reported);
-    int refused = audit_seal != SEAL_OFF && needs_compiler(&wrapped->image);
-    if (!wrapped->reported && !refused)
-        return 1;
-    object_of(caller, wrapped->object, sizeof wrapped->object);
-    int has_site = audit_site(wrapped->site, sizeof wrapped->site) > 0;
-    const char* site = has_site ? wrapped->site : NULL;
-    wrapped->load = (Load){call, "preload", audit_now(), 0, site, wrapped->object};
-    if (!refused)
-        return 1;
-    audit_complain("let the driver compile", wrapped->image.kind, site, wrapped->object);
-    wrapped->load.result = JIT_DISABLED;
-    if (audit_seal == SEAL_ERROR && audit_reports)
-        report_load(&wrapped->image, &wrapped->load);
-    return audit_seal != SEAL_ERROR;
+typedef struct {
+    Wrapped* wrapped; /* NULL: nothing is reported after the call */
+    int permitted;
+} Decision;
+
+static void forget(Decision* decision) {
+    unmap_memory(decision->wrapped, sizeof *decision->wrapped);
+    decision->wrapped = NULL;
 }
 
-static int after_load(Wrapped* wrapped, int result) {
-    wrapped->load.result = result;
-    if (wrapped->reported) {
-        report_load(&wrapped->image, &wrapped->load);
-        prepare_device(find_driver);
+/* Describe a load, and decide if it is permitted. `path` is NULL for images in memory. */
+static Decision before_load(const char* call, const void* address, size_t size, int input,
+                            const char* path, const void* caller) {
+    int reported = audit_reports && !cupti_active;
+    Decision decision = {NULL, 1};
+    if (!reported && audit_seal == SEAL_OFF)
+        return decision;
+    Wrapped* wrapped = decision.wrapped = map_memory(sizeof *wrapped);
+    if (!wrapped)
+        return decision;
+    if (reported)
+        say_without_cupti();
+    prepare_device();
+    if (path)
+        describe_file(&wrapped->image, path, input);
+    else
+        describe_image(&wrapped->image, address, size, input, reported);
+    int refused = audit_seal != SEAL_OFF && needs_compiler(&wrapped->image);
+    if (reported || refused) {
+        object_of(caller, wrapped->scratch.object, sizeof wrapped->scratch.object);
+        audit_site(wrapped->scratch.site, sizeof wrapped->scratch.site);
+        wrapped->load = (Load){call, "preload", audit_now(), 0, wrapped->scratch.object};
+    }
+    if (refused) {
+        report_refusal(&wrapped->scratch, REFUSED_LOAD, image_name(&wrapped->image),
+                       wrapped->scratch.object);
+        decision.permitted = audit_seal != SEAL_ERROR;
+        wrapped->load.result = JIT_DISABLED;
+        if (!decision.permitted && audit_reports)
+            report_load(&wrapped->scratch, &wrapped->image, &wrapped->load);
+    }
+    if (!reported || !decision.permitted)
+        forget(&decision);
+    return decision;
+}
+
+static int after_load(Decision* decision, int result) {
+    if (decision->wrapped) {
+        decision->wrapped->load.result = result;
+        report_load(&decision->wrapped->scratch, &decision->wrapped->image, &decision->wrapped->load);
         report_device();
+        forget(decision);
     }
     return result;
 }
@@ -108,10 +126,8 @@ static int after_load(Wrapped* wrapped, int result) {
             return NOT_FOUND; \
         if (!audit_directory[0]) \
             return real_##name arguments; \
-        Wrapped wrapped; \
-        if (!before_load(&wrapped, #name, address, size, input, path, CALLER)) \
-            return JIT_DISABLED; \
-        return after_load(&wrapped, real_##name arguments); \
+        Decision decision = before_load(#name, address, size, input, path, CALLER); \
+        return decision.permitted ? after_load(&decision, real_##name arguments) : JIT_DISABLED; \
     }
 
 LOAD(cuModuleLoad, (void** module, const char* path), (module, path), NULL, 0, -1, path)
@@ -131,6 +147,9 @@ LOAD(cuLinkAddData_v2,
      (void* state, int type, void* data, size_t size, const char* name, unsigned n, int* options,
       void** values),
      (state, type, data, size, name, n, options, values), data, size, type, NULL)
+LOAD(cuLinkAddFile_v2,
+     (void* state, int type, const char* path, unsigned n, int* options, void** values),
+     (state, type, path, n, options, values), NULL, 0, type, path)
 
 /* The driver compiles the PTX of a link when the link is completed. */
 static int (*real_cuLinkComplete)(void*, void**, size_t*);
@@ -141,12 +160,16 @@ EXPORT int cuLinkComplete(void* state, void** cubin, size_t* size) {
         return NOT_FOUND;
     double started = audit_now();
     int result = real_cuLinkComplete(state, cubin, size);
-    if (audit_directory[0] && audit_reports && !cupti_active) {
-        char object[PATH_BYTES], site[SITE_BYTES];
-        Image image = {.kind = "linked"};
-        Load load = {"cuLinkComplete", "preload", started, result,
-                     audit_site(site, sizeof site) ? site : NULL, object_of(CALLER, object, sizeof object)};
-        report_load(&image, &load);
+    Wrapped* wrapped = NULL;
+    if (audit_directory[0] && audit_reports && !cupti_active)
+        wrapped = map_memory(sizeof *wrapped);
+    if (wrapped) {
+        wrapped->image.kind = "linked";
+        object_of(CALLER, wrapped->scratch.object, sizeof wrapped->scratch.object);
+        audit_site(wrapped->scratch.site, sizeof wrapped->scratch.site);
+        wrapped->load = (Load){"cuLinkComplete", "preload", started, result, wrapped->scratch.object};
+        report_load(&wrapped->scratch, &wrapped->image, &wrapped->load);
+        unmap_memory(wrapped, sizeof *wrapped);
     }
     return result;
 }
@@ -165,8 +188,8 @@ static const struct {
 #define ROW(name) {#name, (void*)name, (void*)&real_##name}
     ROW(cuModuleLoad),          ROW(cuModuleLoadData),      ROW(cuModuleLoadDataEx),
     ROW(cuModuleLoadFatBinary), ROW(cuLibraryLoadData),     ROW(cuLibraryLoadFromFile),
-    ROW(cuLinkAddData_v2),      ROW(cuLinkComplete),        ROW(cuGetProcAddress),
-    ROW(cuGetProcAddress_v2),
+    ROW(cuLinkAddData_v2),      ROW(cuLinkAddFile_v2),      ROW(cuLinkComplete),
+    ROW(cuGetProcAddress),      ROW(cuGetProcAddress_v2),
 #undef ROW
 };
 
@@ -185,6 +208,8 @@ static void* wrapper_of(const char* name, void* real) {
 static void* wrapper_of_symbol(const char* name, void* real, int version) {
     if (!strcmp(name, "cuLinkAddData"))
         return version >= 6050 ? wrapper_of("cuLinkAddData_v2", real) : real;
+    if (!strcmp(name, "cuLinkAddFile"))
+        return version >= 6050 ? wrapper_of("cuLinkAddFile_v2", real) : real;
     if (!strcmp(name, "cuGetProcAddress"))
         return version >= 12000 ? wrapper_of("cuGetProcAddress_v2", real) : wrapper_of(name, real);
     return wrapper_of(name, real);
@@ -217,28 +242,31 @@ EXPORT int cuGetProcAddress_v2(const char* name, void** found, int version, uint
 /* Report a compile that took place. */
 static int report_compile(const char* library, double started, int result, const void* caller) {
     int error = errno;
-    if (!audit_reports)
+    Scratch* scratch = audit_reports && audit_directory[0] ? map_memory(sizeof *scratch) : NULL;
+    if (!scratch)
         return result;
     Line line;
-    char site[SITE_BYTES], object[PATH_BYTES];
-    line_begin(&line, "compile");
+    line_begin(&line, scratch->text, sizeof scratch->text, "compile", audit_now());
     line_text(&line, "compiler", library);
     line_seconds(&line, "seconds", audit_now() - started);
     line_integer(&line, "result", result);
-    line_text(&line, "caller", object_of(caller, object, sizeof object));
-    if (audit_site(site, sizeof site))
-        line_text(&line, "site", site);
+    line_text(&line, "caller", object_of(caller, scratch->object, sizeof scratch->object));
+    audit_site(scratch->site, sizeof scratch->site);
+    line_site(&line, scratch->site);
     line_write(&line);
+    unmap_memory(scratch, sizeof *scratch);
     errno = error;
     return result;
 }
 
 static int permit_compile(const char* library, const void* caller) {
-    if (audit_seal == SEAL_OFF)
-        return 1;
-    char site[SITE_BYTES], object[PATH_BYTES];
-    audit_complain("compile", library, audit_site(site, sizeof site) ? site : NULL,
-                   object_of(caller, object, sizeof object));
+    Scratch* scratch = audit_seal == SEAL_OFF ? NULL : map_memory(sizeof *scratch);
+    if (scratch) {
+        audit_site(scratch->site, sizeof scratch->site);
+        object_of(caller, scratch->object, sizeof scratch->object);
+        report_refusal(scratch, REFUSED_COMPILE, library, scratch->object);
+        unmap_memory(scratch, sizeof *scratch);
+    }
     return audit_seal != SEAL_ERROR;
 }
 
@@ -267,13 +295,19 @@ COMPILER(nvJitLinkComplete, "nvJitLink", 6, (void* handle), (handle))
 COMPILER(nvvmCompileProgram, "libNVVM", 9, (void* program, int count, const char** options),
          (program, count, options))
 
+static void* _Atomic unwrapped; /* a function of a fifth version */
+
 static void* compiler_wrapper(void* _Atomic* reals, void* const* wrappers, void* real) {
     for (int i = 0; i < VERSIONS; i++) {
         void* empty = NULL;
         if (atomic_compare_exchange_strong(&reals[i], &empty, real) || empty == real)
             return wrappers[i];
     }
-    return real; /* A fifth version is not seen. */
+    if (real == unwrapped)
+        return real;
+    unwrapped = real;
+    report_unseen("compiles in the process", "it has loaded more than four versions of one compiler library");
+    return real;
 }
 
 static int is_compile_call(const char* name) {
@@ -314,9 +348,7 @@ static __attribute__((noinline)) void* find_wrapper(void* handle, const char* na
 __attribute__((optimize("O2")))
 #endif
 EXPORT void* dlsym(void* handle, const char* name) {
-    static Find real;
-    if (!real)
-        real = find_real();
+    Find real = real_find ? real_find : find_real();
     if (handle == RTLD_NEXT || !audit_directory[0] || !is_wrapped(name))
         return real(handle, name);
     return find_wrapper(handle, name);

@@ -1,6 +1,6 @@
 /* Programs that are started: they are reported when they are executed and when they start.
 
-   The functions of the C library that execute programs do not call one another by their symbols, so that
+   The functions of the C library that execute programs do not call each other through the symbol table, so
    each one is wrapped. A compiler that is started in any other way reports itself. */
 #define _GNU_SOURCE
 #include "audit.h"
@@ -20,7 +20,9 @@
 #include <unistd.h>
 
 extern char** environ;
-static pid_t self; /* the process that loaded this library; a forked child is another one */
+
+#define PROBE "PREHEAT_AUDIT_PROBE" /* set in the environment of programs that a probe starts */
+enum { SMALL_LINE = 512 };
 
 /* The functions that are wrapped here */
 
@@ -31,12 +33,17 @@ static int (*real_execve)(const char*, char* const[], char* const[]);
 static int (*real_execv)(const char*, char* const[]);
 static int (*real_execvp)(const char*, char* const[]);
 static int (*real_execvpe)(const char*, char* const[], char* const[]);
+static int (*real_fexecve)(int, char* const[], char* const[]);
 static Spawn real_posix_spawn;
 static Spawn real_posix_spawnp;
 static int (*real_system)(const char*);
 static FILE* (*real_popen)(const char*, const char*);
+static pid_t (*real_wait)(int*);
+static pid_t (*real_wait3)(int*, int, struct rusage*);
 static pid_t (*real_waitpid)(pid_t, int*, int);
 static pid_t (*real_wait4)(pid_t, int*, int, struct rusage*);
+static int (*real_waitid)(idtype_t, id_t, siginfo_t*, int);
+static void (*real__Exit)(int);
 static void (*real__exit)(int);
 
 /* Find the wrapped functions of the C library. This happens when the library is loaded, because a
@@ -45,71 +52,21 @@ static void resolve(void) {
     if (real__exit)
         return;
 #define NEXT(name) *(void**)&real_##name = real_dlsym(RTLD_NEXT, #name)
-    NEXT(execve), NEXT(execv), NEXT(execvp), NEXT(execvpe), NEXT(posix_spawn), NEXT(posix_spawnp);
-    NEXT(system), NEXT(popen), NEXT(waitpid), NEXT(wait4), NEXT(_exit);
+    NEXT(execve), NEXT(execv), NEXT(execvp), NEXT(execvpe), NEXT(fexecve), NEXT(posix_spawn);
+    NEXT(posix_spawnp), NEXT(system), NEXT(popen), NEXT(wait), NEXT(wait3), NEXT(waitpid), NEXT(wait4);
+    NEXT(waitid), NEXT(_Exit), NEXT(_exit);
 #undef NEXT
 }
 
-/* Roles of programs */
-
-static const char* base_name(const char* path) {
-    const char* slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
-/* Return whether `name` is a compiler: alone, with a target before it, or a version behind it. */
-static int is_compiler(const char* name) {
-    static const char* const tools[] = {
-        "nvcc", "cicc", "ptxas", "ptxas-blackwell", "cudafe++", "fatbinary", "nvlink", "tileiras",
-        "gcc", "g++", "cc", "c++", "clang", "clang++", "cc1", "cc1plus", "collect2", "as", "ld",
-        "ld.bfd", "ld.gold", "ld.lld", "lld", "mold", "tcc", "ninja", "hipcc", "icx", "icpx", NULL,
-    };
-    size_t length = strlen(name);
-    while (length && (strchr("0123456789.", name[length - 1]) != NULL))
-        length--;
-    if (length != strlen(name) && length && name[length - 1] == '-')
-        length--; /* gcc-13, clang-18.1 */
-    else
-        length = strlen(name);
-    for (int i = 0; tools[i]; i++) {
-        size_t size = strlen(tools[i]);
-        if (size > length || strncmp(name + length - size, tools[i], size))
-            continue;
-        if (size == length || name[length - size - 1] == '-')
-            return 1; /* x86_64-linux-gnu-gcc */
-    }
-    return 0;
-}
-
-/* Return whether a compiler is only asked about itself, and compiles nothing. */
-static int is_probe(char* const words[]) {
-    static const char* const questions[] = {
-        "--version", "-V", "-dumpversion", "-dumpfullversion", "-dumpmachine", "-dumpspecs", "--help",
-        "-h", "-###", "--dryrun", "-dryrun", "--list-gpu-arch", "--list-gpu-code", "-Wl,-t", "-qversion",
-        NULL,
-    };
-    int count = 0;
-    for (; words && words[count]; count++)
-        if (count) {
-            for (int i = 0; questions[i]; i++)
-                if (!strcmp(words[count], questions[i]))
-                    return 1;
-            if (!strncmp(words[count], "-print-", 7) || !strncmp(words[count], "--print-", 8) ||
-                !strncmp(words[count], "--help=", 7))
-                return 1;
-        }
-    if (count == 2 && (!strcmp(words[1], "-v") || !strcmp(words[1], "-t")))
-        return 1;
-    /* The search of `ctypes.util.find_library`. */
-    return count > 2 && !strcmp(words[1], "-t") && !strcmp(base_name(words[0]), "ld");
-}
-
-static const char* role_of(const char* path, char* const words[]) {
-    int found = is_compiler(base_name(path)) || (words && words[0] && is_compiler(base_name(words[0])));
-    return !found ? "" : is_probe(words) ? "probe" : "compiler";
-}
-
 /* Programs that are started */
+
+static const char* own_role = "";
+
+/* Return the role of a program that this process starts. What a probe starts belongs to the probe. */
+static const char* role_in_child(const char* path, char* const argv[]) {
+    const char* role = role_of(path, argv);
+    return role[0] && !strcmp(own_role, "probe") ? own_role : role;
+}
 
 /* Return the value of a variable in `env`, or NULL. */
 static const char* variable(char* const env[], const char* name) {
@@ -120,83 +77,123 @@ static const char* variable(char* const env[], const char* name) {
     return NULL;
 }
 
-/* Return why this library will not be loaded into a program; NULL if it will be. */
-static const char* hidden_because(const char* path, char* const env[]) {
-    const char* preload = variable(env, "LD_PRELOAD");
-    if (!preload || !strstr(preload, audit_library))
-        return "it is started without the LD_PRELOAD of the audit";
-    if (!variable(env, "PREHEAT_AUDIT"))
-        return "it is started without the environment of the audit";
-    struct stat status;
-    if (!stat(path, &status) && (status.st_mode & (S_ISUID | S_ISGID)) && getuid())
-        return "it runs with the rights of another user";
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return NULL;
-    const char* why = NULL;
+static int is_static(const char* path) {
+    int file = open(path, O_RDONLY | O_CLOEXEC), found = 0;
     Elf64_Ehdr header;
+    if (file < 0)
+        return 0;
     if (read(file, &header, sizeof header) == sizeof header && !memcmp(header.e_ident, ELFMAG, SELFMAG) &&
         header.e_ident[EI_CLASS] == ELFCLASS64 && header.e_phnum) {
-        why = "it is statically linked";
-        for (int i = 0; i < header.e_phnum && why; i++) {
+        found = 1;
+        for (int i = 0; i < header.e_phnum && found; i++) {
             Elf64_Phdr part;
             off_t at = (off_t)(header.e_phoff + (size_t)i * header.e_phentsize);
-            if (pread(file, &part, sizeof part, at) != sizeof part || part.p_type == PT_INTERP)
-                why = NULL;
+            found = pread(file, &part, sizeof part, at) == sizeof part && part.p_type != PT_INTERP;
         }
     }
     close(file);
-    return why;
+    return found;
+}
+
+/* Return why this library will not be loaded into a program, or NULL. There are more reasons than these:
+   a program counts as audited only when it has reported itself. */
+static const char* not_audited_reason(const char* path, char* const env[]) {
+    const char *preload = variable(env, "LD_PRELOAD"), *directory = variable(env, "PREHEAT_AUDIT");
+    struct stat status;
+    if (!preload || !strstr(preload, audit_library))
+        return "it was started without the LD_PRELOAD of the audit";
+    if (!directory)
+        return "it was started without the environment of the audit";
+    if (strcmp(directory, audit_directory))
+        return "it was started in another audit";
+    if (!stat(path, &status) && (status.st_mode & (S_ISUID | S_ISGID)) && getuid())
+        return "it runs with the rights of another user, so the audit library was not loaded";
+    return is_static(path) ? "it is statically linked, so the audit library was not loaded" : NULL;
+}
+
+/* Return when a process was born, in clock ticks since the start of the machine; 0 if it is not known.
+   Together with its id, it names a process for ever. */
+static long long birth_of(pid_t pid) {
+    char path[64], text[1024];
+    enum { FIELDS_BEFORE = 20 }; /* between the name, which ends with a parenthesis, and the time */
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t count = file < 0 ? 0 : read(file, text, sizeof text - 1);
+    if (file >= 0)
+        close(file);
+    text[count > 0 ? count : 0] = 0;
+    const char* at = strrchr(text, ')');
+    for (int i = 0; at && i < FIELDS_BEFORE; i++)
+        at = strchr(at + 1, ' ');
+    return at ? atoll(at + 1) : 0;
 }
 
 typedef struct {
     const char* call;
     const char* path;
-    char* const* words;
+    char* const* argv;
     char* const* env;
     const void* caller;
 } Start;
 
-/* Report a program that is about to be executed, in this process if `child` is 0. */
-static void report_start(const Start* start, pid_t child, const char* role, const char* site) {
+/* Report a program that is about to be executed in this process, or that was started as `child`. */
+static void report_start(Scratch* scratch, const Start* start, pid_t child, const char* role, double time) {
     Line line;
-    char object[PATH_BYTES];
-    line_begin(&line, "exec");
+    line_begin(&line, scratch->text, sizeof scratch->text, "exec", time);
+    line.recent = !role[0];
     line_text(&line, "call", start->call);
     line_text(&line, "path", start->path);
     line_text(&line, "role", role);
     line_integer(&line, "parent", child ? getpid() : getppid());
     if (child)
         line_integer(&line, "child", child);
-    line_words(&line, "argv", start->words);
-    line_text(&line, "hidden", hidden_because(start->path, start->env));
-    if (getpid() == self) /* A forked child must not wait for a lock of the loader. */
-        line_text(&line, "caller", object_of(start->caller, object, sizeof object));
-    if (site[0])
-        line_text(&line, "site", site);
+    line_integer(&line, "birth", birth_of(child ? child : getpid()));
+    line_text(&line, "hidden", not_audited_reason(start->path, start->env));
+    line_strings(&line, "argv", start->argv);
+    if (scratch->object[0])
+        line_text(&line, "caller", scratch->object);
+    line_site(&line, scratch->site);
     line_write(&line);
 }
 
+static uint64_t hash(uint64_t before, const char* text) {
+    while (*text)
+        before = (before ^ (unsigned char)*text++) * 0x100000001b3ull;
+    return (before ^ 0xff) * 0x100000001b3ull;
+}
+
+/* Return whether this process was refused the same start before: a search in PATH tries each directory. */
+static int is_repeated(const Scratch* scratch, const Start* start) {
+    static struct {
+        pid_t pid;
+        uint64_t start;
+    } last;
+    uint64_t now = hash(hash(0xcbf29ce484222325ull, base_name(start->path)), scratch->site);
+    for (int i = 0; start->argv && start->argv[i]; i++)
+        now = hash(now, start->argv[i]);
+    int repeated = last.pid == getpid() && last.start == now;
+    last.pid = getpid(), last.start = now;
+    return repeated;
+}
+
 /* Return whether a program may be started. `path` is an executable file. */
-static int permit_start(const Start* start, const char* role, const char* site) {
+static int permit_start(Scratch* scratch, const Start* start, const char* role, int searching) {
     if (audit_seal == SEAL_OFF || strcmp(role, "compiler"))
         return 1;
-    char object[PATH_BYTES];
-    int known = getpid() == self;
-    audit_complain("start a compiler", start->path, site[0] ? site : NULL,
-                   known ? object_of(start->caller, object, sizeof object) : NULL);
+    if (!searching || !is_repeated(scratch, start))
+        report_refusal(scratch, REFUSED_START, start->path, scratch->object);
     return audit_seal != SEAL_ERROR;
 }
 
 static int is_executable(const char* path) {
     struct stat status;
-    return !stat(path, &status) && S_ISREG(status.st_mode) && !access(path, X_OK);
+    return path && !stat(path, &status) && S_ISREG(status.st_mode) && !access(path, X_OK);
 }
 
 /* Find a program as `execvp` does. Return `name` itself if it has a slash or is not found. */
 static const char* search_path(const char* name, char* out, size_t size) {
     const char* path = getenv("PATH");
-    if (strchr(name, '/') || !path)
+    if (!name || strchr(name, '/') || !path)
         return name;
     for (;;) {
         size_t length = strcspn(path, ":");
@@ -209,51 +206,103 @@ static const char* search_path(const char* name, char* out, size_t size) {
     }
 }
 
-/* Report a start by one of the exec functions, and return whether it may go on. */
-static int before_exec(const Start* start) {
-    if (!audit_directory[0])
-        return 1;
-    int error = errno, permitted = 1;
-    if (start->path && is_executable(start->path)) {
-        char site[SITE_BYTES];
-        audit_site(site, sizeof site);
-        const char* role = role_of(start->path, start->words);
-        permitted = permit_start(start, role, site);
-        if (permitted)
-            report_start(start, 0, role, site);
+/* Find out who starts a program. A child between fork and exec does so for its parent's Python line. */
+static void find_starter(Scratch* scratch, const Start* start) {
+    audit_site(scratch->site, sizeof scratch->site);
+    if (getpid() == audit_self)
+        object_of(start->caller, scratch->object, sizeof scratch->object);
+}
+
+/* Report a start by one of the exec functions. Return 1 if it was reported, 0 if it is of no interest, and
+   -1 if it is refused. */
+static int before_exec(Start* start, int searching) {
+    int error = errno, result = 0;
+    Scratch* scratch = audit_directory[0] ? map_memory(sizeof *scratch) : NULL;
+    if (!scratch)
+        return 0;
+    if (searching)
+        start->path = search_path(start->path, scratch->path, sizeof scratch->path);
+    if (is_executable(start->path)) {
+        const char* role = role_in_child(start->path, start->argv);
+        find_starter(scratch, start);
+        result = permit_start(scratch, start, role, 1) ? 1 : -1;
+        if (result > 0)
+            report_start(scratch, start, 0, role, audit_now());
     }
-    errno = permitted ? error : EPERM;
-    return permitted;
+    unmap_memory(scratch, sizeof *scratch);
+    errno = result < 0 ? EPERM : error;
+    return result;
 }
 
-EXPORT int execve(const char* path, char* const words[], char* const env[]) {
-    resolve();
-    Start start = {"execve", path, words, env, CALLER};
-    return before_exec(&start) ? real_execve(path, words, env) : -1;
+/* An exec function has returned: the process goes on as before. */
+static int after_exec(int reported) {
+    int error = errno;
+    char buffer[SMALL_LINE];
+    Line line;
+    if (reported) {
+        line_begin(&line, buffer, sizeof buffer, "exec_failed", audit_now());
+        line.recent = 1;
+        line_integer(&line, "error", error);
+        line_write(&line);
+    }
+    errno = error;
+    return -1;
 }
 
-EXPORT int execv(const char* path, char* const words[]) {
+#define EXECUTE(searching, call) \
+    int reported = before_exec(&start, searching); \
+    if (reported < 0) \
+        return -1; \
+    call; \
+    return after_exec(reported)
+
+static int execute_v(const char* path, char* const argv[], const char* call, const void* caller) {
     resolve();
-    Start start = {"execv", path, words, environ, CALLER};
-    return before_exec(&start) ? real_execv(path, words) : -1;
+    Start start = {call, path, argv, environ, caller};
+    EXECUTE(0, real_execv(path, argv));
 }
 
-EXPORT int execvp(const char* name, char* const words[]) {
+static int execute_ve(const char* path, char* const argv[], char* const env[], const char* call,
+                      const void* caller) {
     resolve();
-    char found[PATH_BYTES];
-    Start start = {"execvp", search_path(name, found, sizeof found), words, environ, CALLER};
-    return before_exec(&start) ? real_execvp(name, words) : -1;
+    Start start = {call, path, argv, env, caller};
+    EXECUTE(0, real_execve(path, argv, env));
 }
 
-EXPORT int execvpe(const char* name, char* const words[], char* const env[]) {
+static int execute_vp(const char* name, char* const argv[], const char* call, const void* caller) {
     resolve();
-    char found[PATH_BYTES];
-    Start start = {"execvpe", search_path(name, found, sizeof found), words, env, CALLER};
-    return before_exec(&start) ? real_execvpe(name, words, env) : -1;
+    Start start = {call, name, argv, environ, caller};
+    EXECUTE(1, real_execvp(name, argv));
+}
+
+EXPORT int execve(const char* path, char* const argv[], char* const env[]) {
+    return execute_ve(path, argv, env, "execve", CALLER);
+}
+
+EXPORT int execv(const char* path, char* const argv[]) { return execute_v(path, argv, "execv", CALLER); }
+
+EXPORT int execvp(const char* name, char* const argv[]) {
+    return execute_vp(name, argv, "execvp", CALLER);
+}
+
+EXPORT int execvpe(const char* name, char* const argv[], char* const env[]) {
+    resolve();
+    Start start = {"execvpe", name, argv, env, CALLER};
+    EXECUTE(1, real_execvpe(name, argv, env));
+}
+
+EXPORT int fexecve(int file, char* const argv[], char* const env[]) {
+    resolve();
+    char link[64], path[512];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length > 0 ? length : 0] = 0;
+    Start start = {"fexecve", is_executable(path) ? path : link, argv, env, CALLER};
+    EXECUTE(0, real_fexecve(file, argv, env));
 }
 
 /* Collect the arguments of `execl` into an array on the stack; for `execle`, the environment follows. */
-#define COLLECT(words, first, arguments) \
+#define COLLECT(argv, first, arguments) \
     va_list arguments, counted_; \
     va_start(arguments, first); \
     va_copy(counted_, arguments); \
@@ -261,78 +310,88 @@ EXPORT int execvpe(const char* name, char* const words[], char* const env[]) {
     for (const char* word_ = (first); word_; word_ = va_arg(counted_, const char*)) \
         count_++; \
     va_end(counted_); \
-    char* words[count_]; \
-    words[0] = (char*)(first); \
+    char* argv[count_]; \
+    argv[0] = (char*)(first); \
     for (size_t i_ = 1; i_ < count_; i_++) \
-        words[i_] = va_arg(arguments, char*)
+        argv[i_] = va_arg(arguments, char*)
 
 EXPORT int execl(const char* path, const char* first, ...) {
-    COLLECT(words, first, arguments);
+    COLLECT(argv, first, arguments);
     va_end(arguments);
-    return execv(path, words);
+    return execute_v(path, argv, "execl", CALLER);
 }
 
 EXPORT int execlp(const char* name, const char* first, ...) {
-    COLLECT(words, first, arguments);
+    COLLECT(argv, first, arguments);
     va_end(arguments);
-    return execvp(name, words);
+    return execute_vp(name, argv, "execlp", CALLER);
 }
 
 EXPORT int execle(const char* path, const char* first, ...) {
-    COLLECT(words, first, arguments);
+    COLLECT(argv, first, arguments);
     char** env = va_arg(arguments, char**);
     va_end(arguments);
-    return execve(path, words, env);
+    return execute_ve(path, argv, env, "execle", CALLER);
 }
 
-/* Start a program by one of the spawn functions, and report it. */
-static int spawn(Spawn real, const Start* start, pid_t* pid, const char* name,
+/* Start a program by one of the spawn functions, and report it with the time before its own events. */
+static int spawn(Spawn real, Start* start, int searching, pid_t* pid,
                  const posix_spawn_file_actions_t* actions, const posix_spawnattr_t* attributes) {
-    char site[SITE_BYTES];
+    const char* name = start->path;
+    Scratch* scratch = audit_directory[0] ? map_memory(sizeof *scratch) : NULL;
+    if (scratch && searching)
+        start->path = search_path(name, scratch->path, sizeof scratch->path);
+    if (!scratch || !is_executable(start->path)) {
+        unmap_memory(scratch, sizeof *scratch);
+        return real(pid, name, actions, attributes, start->argv, start->env);
+    }
+    const char* role = role_in_child(start->path, start->argv);
     pid_t child = 0;
-    if (!audit_directory[0] || !is_executable(start->path))
-        return real(pid, name, actions, attributes, start->words, start->env);
-    audit_site(site, sizeof site);
-    const char* role = role_of(start->path, start->words);
-    if (!permit_start(start, role, site))
-        return EPERM;
-    int result = real(&child, name, actions, attributes, start->words, start->env);
-    if (pid && !result)
-        *pid = child;
-    if (!result)
-        report_start(start, child, role, site);
+    int result = EPERM;
+    find_starter(scratch, start);
+    if (permit_start(scratch, start, role, 0)) {
+        double time = audit_now();
+        result = real(&child, name, actions, attributes, start->argv, start->env);
+        if (pid && !result)
+            *pid = child;
+        if (!result)
+            report_start(scratch, start, child, role, time);
+    }
+    unmap_memory(scratch, sizeof *scratch);
     return result;
 }
 
 EXPORT int posix_spawn(pid_t* pid, const char* path, const posix_spawn_file_actions_t* actions,
-                       const posix_spawnattr_t* attributes, char* const words[], char* const env[]) {
+                       const posix_spawnattr_t* attributes, char* const argv[], char* const env[]) {
     resolve();
-    Start start = {"posix_spawn", path, words, env, CALLER};
-    return spawn(real_posix_spawn, &start, pid, path, actions, attributes);
+    Start start = {"posix_spawn", path, argv, env, CALLER};
+    return spawn(real_posix_spawn, &start, 0, pid, actions, attributes);
 }
 
 EXPORT int posix_spawnp(pid_t* pid, const char* name, const posix_spawn_file_actions_t* actions,
-                        const posix_spawnattr_t* attributes, char* const words[], char* const env[]) {
+                        const posix_spawnattr_t* attributes, char* const argv[], char* const env[]) {
     resolve();
-    char found[PATH_BYTES];
-    Start start = {"posix_spawnp", search_path(name, found, sizeof found), words, env, CALLER};
-    return spawn(real_posix_spawnp, &start, pid, name, actions, attributes);
+    Start start = {"posix_spawnp", name, argv, env, CALLER};
+    return spawn(real_posix_spawnp, &start, 1, pid, actions, attributes);
 }
 
 /* Report a command for a shell. The C library starts the shell without any of the functions above. */
 static void report_shell(const char* call, const char* command, const void* caller) {
-    if (!audit_directory[0] || !command)
-        return;
     int error = errno;
+    Scratch* scratch = audit_directory[0] && command ? map_memory(sizeof *scratch) : NULL;
+    if (!scratch)
+        return;
     Line line;
-    char site[SITE_BYTES], object[PATH_BYTES];
-    line_begin(&line, "shell");
+    line_begin(&line, scratch->text, sizeof scratch->text, "shell", audit_now());
+    line.recent = 1;
     line_text(&line, "call", call);
+    line_text(&line, "hidden", not_audited_reason("/bin/sh", environ));
     line_text(&line, "command", command);
-    line_text(&line, "caller", object_of(caller, object, sizeof object));
-    if (audit_site(site, sizeof site))
-        line_text(&line, "site", site);
+    line_text(&line, "caller", object_of(caller, scratch->object, sizeof scratch->object));
+    audit_site(scratch->site, sizeof scratch->site);
+    line_site(&line, scratch->site);
     line_write(&line);
+    unmap_memory(scratch, sizeof *scratch);
     errno = error;
 }
 
@@ -350,62 +409,115 @@ EXPORT FILE* popen(const char* command, const char* mode) {
 
 /* The ends of programs: the parent sees also those of programs that do not load this library. */
 static void report_end(pid_t child, int status) {
-    if (!audit_directory[0] || !audit_reports || child <= 0 || WIFSTOPPED(status) || WIFCONTINUED(status))
+    if (!audit_directory[0] || !audit_reports || child <= 0)
         return;
+    char buffer[SMALL_LINE];
     Line line;
-    line_begin(&line, "reaped");
+    line_begin(&line, buffer, sizeof buffer, "reaped", audit_now());
     line_integer(&line, "child", child);
-    line_integer(&line, "status", WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
+    line_integer(&line, "status", status);
     line_write(&line);
+}
+
+static pid_t after_wait(pid_t child, int mine, int* status) {
+    if (status && child > 0)
+        *status = mine;
+    if (child > 0 && (WIFEXITED(mine) || WIFSIGNALED(mine)))
+        report_end(child, WIFSIGNALED(mine) ? 128 + WTERMSIG(mine) : WEXITSTATUS(mine));
+    return child;
+}
+
+EXPORT pid_t wait(int* status) {
+    resolve();
+    int mine = 0;
+    pid_t child = real_wait(&mine);
+    return after_wait(child, mine, status);
+}
+
+EXPORT pid_t wait3(int* status, int options, struct rusage* usage) {
+    resolve();
+    int mine = 0;
+    pid_t child = real_wait3(&mine, options, usage);
+    return after_wait(child, mine, status);
 }
 
 EXPORT pid_t waitpid(pid_t pid, int* status, int options) {
     resolve();
     int mine = 0;
     pid_t child = real_waitpid(pid, &mine, options);
-    if (status && child > 0)
-        *status = mine;
-    report_end(child, mine);
-    return child;
+    return after_wait(child, mine, status);
 }
 
 EXPORT pid_t wait4(pid_t pid, int* status, int options, struct rusage* usage) {
     resolve();
     int mine = 0;
     pid_t child = real_wait4(pid, &mine, options, usage);
-    if (status && child > 0)
-        *status = mine;
-    report_end(child, mine);
-    return child;
+    return after_wait(child, mine, status);
+}
+
+EXPORT int waitid(idtype_t type, id_t id, siginfo_t* info, int options) {
+    resolve();
+    siginfo_t mine;
+    memset(&mine, 0, sizeof mine);
+    int result = real_waitid(type, id, info ? info : &mine, options);
+    const siginfo_t* found = info ? info : &mine;
+    if (!result && !(options & WNOWAIT) && found->si_pid) {
+        if (found->si_code == CLD_EXITED)
+            report_end(found->si_pid, found->si_status);
+        else if (found->si_code == CLD_KILLED || found->si_code == CLD_DUMPED)
+            report_end(found->si_pid, 128 + found->si_status);
+    }
+    return result;
 }
 
 /* The start and the end of this process */
 
-static const char* role = "";
+/* Return whether the calls of the program come here. They do not where the library was loaded later, by
+   Python or by the driver. No other library has a reason to wrap this function. Its address here would not
+   tell, because the symbol may lead to the C library in this library, too. */
+static int is_preloaded(void) {
+    Dl_info found, own;
+    void* function = real_dlsym(RTLD_DEFAULT, "execle");
+    return function && dladdr(function, &found) && dladdr((void*)is_preloaded, &own) &&
+           found.dli_fbase == own.dli_fbase;
+}
 
-static void report_process(char* const words[]) {
-    char program[PATH_BYTES];
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    program[length > 0 ? length : 0] = 0;
-    role = role_of(program, words);
+static void report_process(char* const argv[]) {
+    static const char* const seals[] = {"off", "warn", "error"};
+    Scratch* scratch = map_memory(sizeof *scratch);
+    if (!scratch)
+        return;
+    ssize_t length = readlink("/proc/self/exe", scratch->path, sizeof scratch->path - 1);
+    scratch->path[length > 0 ? length : 0] = 0;
+    own_role = role_of(scratch->path, argv);
+    if (own_role[0] && getenv(PROBE))
+        own_role = "probe";
+    int preloaded = is_preloaded();
     Line line;
-    line_begin(&line, "process");
+    line_begin(&line, scratch->text, sizeof scratch->text, "process", audit_now());
+    line.recent = !own_role[0];
     line_integer(&line, "parent", getppid());
-    line_text(&line, "path", program);
-    line_text(&line, "role", role);
-    line_words(&line, "argv", words);
+    line_integer(&line, "birth", birth_of(getpid()));
+    line_integer(&line, "preloaded", preloaded);
+    line_text(&line, "seal", seals[audit_seal]);
+    line_text(&line, "path", scratch->path);
+    line_text(&line, "role", own_role);
+    line_strings(&line, "argv", argv);
     line_write(&line);
-    if (!strcmp(role, "compiler") && audit_seal != SEAL_OFF) {
-        audit_complain("run a compiler", program, NULL, NULL);
+    if (preloaded && !strcmp(own_role, "probe"))
+        setenv(PROBE, "1", 1);
+    if (preloaded && !strcmp(own_role, "compiler") && audit_seal != SEAL_OFF) {
+        report_refusal(scratch, REFUSED_RUN, scratch->path, NULL);
         if (audit_seal == SEAL_ERROR)
             _exit(126);
     }
+    unmap_memory(scratch, sizeof *scratch);
 }
 
-__attribute__((constructor)) static void begin(int count, char** words, char** env) {
+__attribute__((constructor)) static void begin(int count, char** argv, char** env) {
     (void)count, (void)env;
     resolve();
-    self = getpid();
+    audit_self = getpid();
     const char* directory = getenv("PREHEAT_AUDIT");
     const char* seal = getenv("PREHEAT_AUDIT_SEAL");
     Dl_info self;
@@ -417,14 +529,17 @@ __attribute__((constructor)) static void begin(int count, char** words, char** e
     if (seal)
         audit_seal = !strcmp(seal, "error") ? SEAL_ERROR : !strcmp(seal, "warn") ? SEAL_WARN : SEAL_OFF;
     snprintf(audit_directory, sizeof audit_directory, "%s", directory);
-    report_process(words);
+    prepare_events();
+    prepare_sites();
+    report_process(argv);
 }
 
 static void report_exit(void) {
-    if (!audit_directory[0] || !audit_reports || !role[0])
+    if (!audit_directory[0] || !audit_reports || !own_role[0])
         return;
+    char buffer[SMALL_LINE];
     Line line;
-    line_begin(&line, "exit");
+    line_begin(&line, buffer, sizeof buffer, "exit", audit_now());
     line_write(&line);
 }
 
@@ -434,5 +549,12 @@ EXPORT void _exit(int status) {
     resolve();
     report_exit();
     real__exit(status);
+    __builtin_unreachable();
+}
+
+EXPORT void _Exit(int status) {
+    resolve();
+    report_exit();
+    real__Exit(status);
     __builtin_unreachable();
 }

@@ -13,16 +13,19 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <link.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { LOWEST_FILE = 700, TRIES = 200, NANOSECONDS = 50000 };
+enum { LOWEST_FILE = 700, NANOSECONDS = 50000, TRIES = 20000 }; /* one second of waiting */
+enum { MAPS_BYTES = 16384, FORKED_FRAMES = 12 };
 
 static struct {
     void (*_Atomic dump)(int);
@@ -34,13 +37,15 @@ static struct {
     int (*is_initialized)(void);
     struct sigaction before;
 } python;
-static atomic_flag busy = ATOMIC_FLAG_INIT;
+static atomic_int holder; /* the thread that uses the file of `faulthandler`, or 0 */
 
 /* Make an empty file under the number `at`, or under a high number. Return the number, or -1. */
 static int make_file(int at) {
     int made = memfd_create("preheat-audit", MFD_CLOEXEC);
     if (made < 0)
         return -1;
+    if (made == at)
+        return at;
     int file = at >= 0 ? dup3(made, at, O_CLOEXEC) : fcntl(made, F_DUPFD_CLOEXEC, LOWEST_FILE);
     if (file < 0 && at < 0)
         file = fcntl(made, F_DUPFD_CLOEXEC, 64);
@@ -76,11 +81,12 @@ EXPORT int preheat_audit_python(int number) {
 /* Called by Python when it exits. */
 EXPORT void preheat_audit_python_ends(void) { python.dump = NULL; }
 
-/* The number of the file, made ready for this process: what it was before is put back afterwards. A
-   child shares the file with its parent, and after vfork it shares all variables here, too. */
+/* The state of the descriptor before `borrow`. */
 enum { OWN = -2, CLOSED = -1 };
 
-/* Return 0 if the number belongs to the program by now. */
+/* Prepare the descriptor for this process. give_back() restores its previous state. A child shares the
+   file with its parent, and after vfork it shares all variables here, too. Return 0 if the number belongs
+   to the program by now. */
 static int borrow(int* before) {
     struct stat status;
     *before = CLOSED; /* A child that is about to exec has closed it. */
@@ -104,18 +110,24 @@ static void give_back(int before) {
     }
 }
 
-/* Wait for other threads, for a bounded time: after a fork, the holder may not exist any more. */
+/* In a forked child, the thread that used the file does not exist any more. */
+static void release_in_child(void) { holder = 0; }
+
+void prepare_sites(void) { pthread_atfork(NULL, NULL, release_in_child); }
+
+/* Wait for other threads, for a bounded time: a child of a plain system call has none. */
 static int acquire(void) {
-    static pid_t lost; /* the process that has found that out */
     const struct timespec pause = {0, NANOSECONDS};
-    for (int tries = 0; atomic_flag_test_and_set(&busy); tries++) {
-        if (tries == TRIES || lost == getpid()) {
-            lost = getpid();
-            return 0;
-        }
+    int self = (int)syscall(SYS_gettid);
+    for (int tries = 0; tries < TRIES; tries++) {
+        int expected = 0;
+        if (atomic_compare_exchange_strong(&holder, &expected, self))
+            return 1;
+        if (expected == self)
+            return 0; /* A signal handler interrupted this function. */
         nanosleep(&pause, NULL);
     }
-    return 1;
+    return 0;
 }
 
 size_t audit_site(char* out, size_t size) {
@@ -135,7 +147,7 @@ size_t audit_site(char* out, size_t size) {
         length = pread(python.file, out, size - 1, 0);
         give_back(before);
     }
-    atomic_flag_clear(&busy);
+    holder = 0;
     out[length > 0 ? length : 0] = 0;
     errno = error;
     return length > 0 ? (size_t)length : 0;
@@ -166,10 +178,65 @@ static int search_object(struct dl_phdr_info* info, size_t size, void* data) {
     return 0;
 }
 
+static unsigned long long hexadecimal(const char** at) {
+    unsigned long long value = 0;
+    for (;; (*at)++) {
+        char c = **at;
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (digit < 0)
+            return value;
+        value = value * 16 + (unsigned long long)digit;
+    }
+}
+
+/* Read one line of /proc/self/maps: "start-end rights offset device inode   path". */
+static int match_mapping(const char* line, uintptr_t address, char* out, size_t size,
+                         unsigned long long* offset) {
+    unsigned long long start = hexadecimal(&line);
+    line += *line == '-';
+    unsigned long long end = hexadecimal(&line);
+    const char* path = strchr(line, '/');
+    if (address < start || address >= end || !path)
+        return 0;
+    line += strspn(line, " ");
+    line += strcspn(line, " ");
+    line += strspn(line, " ");
+    *offset = hexadecimal(&line) + (address - start);
+    snprintf(out, size, "%s", path);
+    return 1;
+}
+
+int mapped_file(const void* address, char* out, size_t size, unsigned long long* offset) {
+    int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC), found = 0;
+    char* text = file < 0 ? NULL : map_memory(MAPS_BYTES);
+    size_t kept = 0;
+    ssize_t count;
+    out[0] = 0;
+    while (text && !found && (count = read(file, text + kept, MAPS_BYTES - 1 - kept)) > 0) {
+        char* line = text;
+        text[kept + (size_t)count] = 0;
+        for (char* end; !found && (end = strchr(line, '\n')); line = end + 1) {
+            *end = 0;
+            found = match_mapping(line, (uintptr_t)address, out, size, offset);
+        }
+        kept = strlen(line);
+        memmove(text, line, kept);
+    }
+    unmap_memory(text, MAPS_BYTES);
+    if (file >= 0)
+        close(file);
+    return found;
+}
+
 /* Return the path of the program or library at an address, in `out`; "" if there is none. */
 const char* object_of(const void* address, char* out, size_t size) {
     ObjectSearch search = {(uintptr_t)address, out, size, 0};
+    unsigned long long offset;
     out[0] = 0;
+    if (getpid() != audit_self) { /* Another thread may have held the lock of the loader at the fork. */
+        mapped_file(address, out, size, &offset);
+        return out;
+    }
     dl_iterate_phdr(search_object, &search);
     if (search.found && !strcmp(out, "/proc/self/exe")) {
         ssize_t length = readlink("/proc/self/exe", out, size - 1);
@@ -197,7 +264,7 @@ void prepare_backtraces(void) {
 /* Return the innermost library on the stack that is not part of CUDA. */
 const char* calling_object(char* out, size_t size) {
     void* frames[48];
-    int count = backtrace(frames, 48);
+    int count = backtrace(frames, getpid() == audit_self ? 48 : FORKED_FRAMES);
     for (int i = 1; i < count; i++) {
         object_of(frames[i], out, size);
         if (out[0] && !is_part_of_cuda(out))

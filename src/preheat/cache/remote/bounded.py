@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Generic, TypeVar, cast
 
-from preheat.cache.remote.engine import Engine, RemoteError, remote_error
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, Engine, RemoteError, remote_error
 from preheat.locks import Lock
 
 __all__ = ["BoundedEngine"]
@@ -41,8 +41,13 @@ class BoundedEngine:
         """Whether conditions hold. A directory shows it at the first call of `create`."""
         return self.inner.conditional
 
-    def read(self, name: str) -> bytes | None:
-        return self._call(lambda: self.inner.read(name))
+    @property
+    def closes_after_fork(self) -> bool:
+        """Whether a forked child may call `close`."""
+        return self.inner.closes_after_fork
+
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
+        return self._call(lambda: self.inner.read(name, most=most))
 
     def write(self, name: str, data: bytes) -> None:
         self._call(lambda: self.inner.write(name, data))

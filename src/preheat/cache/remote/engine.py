@@ -9,10 +9,19 @@ from typing import Protocol
 from preheat.cache.remote.names import printable
 from preheat.cache.trust import MAX_FILE_BYTES
 
-__all__ = ["MAX_OBJECT_BYTES", "Engine", "ObjectError", "RemoteError", "names_of", "remote_error"]
+__all__ = [
+    "LEASE_BYTES",
+    "MAX_OBJECT_BYTES",
+    "Engine",
+    "ObjectError",
+    "RemoteError",
+    "names_of",
+    "remote_error",
+]
 
 # Larger objects are not read, so that no server can exhaust memory. A directory reads whole files.
 MAX_OBJECT_BYTES = MAX_FILE_BYTES
+LEASE_BYTES = 4096  # of an object that is compared: a lease has about 40
 
 
 class RemoteError(OSError):
@@ -45,8 +54,12 @@ class Engine(Protocol):
     def conditional(self) -> bool:
         """Whether `create`, `swap` and `discard` are atomic on this server, as far as is known yet."""
 
-    def read(self, name: str) -> bytes | None:
-        """Return an object, or None if it does not exist."""
+    @property
+    def closes_after_fork(self) -> bool:
+        """Whether a forked child may call `close` of the engine of its parent."""
+
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
+        """Return an object, or None if it does not exist. One of more than `most` bytes is refused."""
 
     def write(self, name: str, data: bytes) -> None:
         """Create or replace an object."""

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from preheat.cache.remote.bounded import BoundedEngine
 from preheat.cache.remote.engine import Engine, RemoteError, remote_error
+from preheat.cache.remote.names import PROBE
 from preheat.cache.remote.url import Remote
 from preheat.errors import InputError
 from preheat.locks import no_fork
@@ -43,7 +44,7 @@ def probe_conditional(engine: Engine) -> bool:
     """
     if not engine.conditional:
         return False
-    name = f"v1/probe/{os.urandom(16).hex()}"
+    name = f"{PROBE}/{os.urandom(16).hex()}"
     try:
         return _keeps_conditions(engine, name)
     finally:

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
@@ -14,8 +13,15 @@ from typing import TypeVar
 
 from preheat.cache.filesystem import is_silly_renamed
 from preheat.cache.publish import is_staged, replace, sweep
-from preheat.cache.remote.engine import ObjectError, RemoteError
-from preheat.cache.remote.links import NO_LINKS, create_by_link, file_content, lock_by_link
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.links import (
+    NO_LINKS,
+    LinkLocks,
+    LockedError,
+    create_by_link,
+    file_content,
+    private_file,
+)
 from preheat.cache.remote.names import ROOT, digest_of
 from preheat.cache.remote.url import Remote
 from preheat.cache.transient import is_transient, retried
@@ -27,6 +33,9 @@ __all__ = ["FileEngine"]
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
 _ENTRIES = re.compile(f"{ROOT}[0-9a-f]{{2}}")  # a folder of entries
 _LOCK = ".preheat-lock-"  # and a name: held while the object is compared and replaced
+# Seconds after which a lock that has stayed the same is broken. It is the same on all hosts, whatever
+# the time limits of their requests are: a holder that was stopped for half of it changes nothing.
+_ABANDONED = 10.0
 _GROUP = 100  # names that share a time limit: a network file system takes milliseconds for each
 _PAGE = 1000  # names of a folder that share a time limit
 #: What is wrong with one file, while the directory can be used.
@@ -59,21 +68,26 @@ class FileEngine:
     lead out of the store.
     """
 
-    def __init__(self, remote: Remote, *, timeout: float, private: bool = False) -> None:
+    closes_after_fork = True
+
+    def __init__(
+        self, remote: Remote, *, timeout: float, private: bool = False, mode: int | None = None
+    ) -> None:
+        """`mode` is that of new files, by default 0600 in a private store."""
         self.conditional = True
         self.name = remote.name
         self._private = private
-        self._mode = 0o600 if private else 0o666
+        self._mode = mode or (0o600 if private else 0o666)
         self._trusted: set[str] = set()  # folders that other users cannot write
         self._root = remote.path
-        self._timeout = timeout
+        self._locks = LinkLocks(timeout=0.8 * timeout, abandoned=_ABANDONED, mode=self._mode)
         self._folders: set[str] = set()  # those that exist
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
         with self._faults(reads=True):
             try:
                 self._require_folders(os.path.dirname(name))
-                return read_file(self._path(name), trust=not self._private)[0]
+                return read_file(self._path(name), trust=not self._private, most=most)[0]
             except FileNotFoundError:
                 return None
 
@@ -110,16 +124,30 @@ class FileEngine:
 
     def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
         del seconds
-        with self._faults(), self._compared(name, old) as same:
-            if same:
-                replace(self._path(name), [new], mode=self._mode)
-            return same
+        with self._faults():
+            path = self._path(name)
+            if self._content(name) != old:  # without the lock, which needs a writable folder
+                return False
+            # The file is written before the lock is taken, so that the lock is held for a short time.
+            with private_file(path, new, mode=self._mode) as staged, self._lock(path) as require_lock:
+                if self._content(name) != old:
+                    return False
+                require_lock()
+                _rename(staged, path, new)
+        return True
 
     def discard(self, name: str, old: bytes) -> bool:
-        with self._faults(), self._compared(name, old) as same:
-            if same:
-                retried(os.unlink, self._path(name))
-            return same
+        with self._faults():
+            path = self._path(name)
+            if self._content(name) != old:
+                return False
+            with self._lock(path) as require_lock:
+                if self._content(name) != old:
+                    return False
+                require_lock()
+                with suppress(FileNotFoundError):  # The answer to an earlier attempt was lost.
+                    retried(os.unlink, path)
+        return True
 
     def close(self) -> None:
         pass  # No file stays open.
@@ -144,7 +172,8 @@ class FileEngine:
                 self._folders.discard(folder)
                 self._trusted.discard(folder)
         self._make_folders(folder)
-        sweep(os.path.dirname(path), time.time(), beside=True)
+        with suppress(OSError):
+            sweep(os.path.dirname(path), beside=True)
         self._folders.add(folder)
         return act(path)
 
@@ -212,17 +241,14 @@ class FileEngine:
         if self._private and (why := writable_by_others(status)):
             raise DistrustedError(f"{path}: {why}")
 
-    @contextmanager
-    def _compared(self, name: str, old: bytes) -> Iterator[bool]:
-        """Yield whether an object has this content, and hold the lock of the object in the block."""
+    def _content(self, name: str) -> bytes | None:
+        """Return the content of a small object; None when there is none, or no folder for it."""
         path = self._path(name)
-        with suppress(FileNotFoundError):  # Then there is no object either.
+        try:
             self._require_folders(os.path.dirname(name))
-        if file_content(path) != old:  # Without the lock, which needs a folder that can be written.
-            yield False
-            return
-        with self._lock(path):
-            yield file_content(path) == old
+        except FileNotFoundError:
+            return None
+        return file_content(path, trust=not self._private)
 
     def _create(self, path: str, data: bytes) -> bool:
         if self.conditional:
@@ -234,12 +260,12 @@ class FileEngine:
                 self.conditional = False
         return _create_directly(path, data, self._mode)
 
-    def _lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold the lock of an object during a block."""
+    def _lock(self, path: str) -> AbstractContextManager[Callable[[], None]]:
+        """Hold the lock of an object during a block; see `LinkLocks.hold`."""
         if not self.conditional:
-            return nullcontext()
+            return nullcontext(lambda: None)
         folder, name = os.path.split(path)
-        return lock_by_link(f"{folder}/{_LOCK}{name}", timeout=0.8 * self._timeout, mode=self._mode)
+        return self._locks.hold(f"{folder}/{_LOCK}{name}")
 
     @contextmanager
     def _faults(self, *, reads: bool = False) -> Iterator[None]:
@@ -259,7 +285,7 @@ class FileEngine:
         """Return whether a fault concerns some objects only, and the others can be used."""
         if isinstance(fault, _NotAFolderError):  # Entries are in many folders, leases in one.
             return _ENTRIES.fullmatch(fault.path.removeprefix(f"{self._root}/")) is not None
-        if isinstance(fault, DistrustedError | NotAFileError):
+        if isinstance(fault, DistrustedError | NotAFileError | LockedError):
             return True
         if fault.errno in _ONE_FILE:
             return True
@@ -325,6 +351,15 @@ def _create_directly(path: str, data: bytes, mode: int) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _rename(staged: str, path: str, data: bytes) -> None:
+    """Give a file with the content `data` another name."""
+    try:
+        retried(os.replace, staged, path)
+    except FileNotFoundError:  # The answer to an earlier attempt may have been lost.
+        if file_content(path) != data:
+            raise
 
 
 def _is_hidden(name: str) -> bool:

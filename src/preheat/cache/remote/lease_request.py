@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from preheat.cache.remote.engine import Engine, RemoteError
-from preheat.cache.remote.lease import Content, Lease, Leases, lease_name
-from preheat.cache.remote.server import PausedError
+from preheat.cache.remote.engine import LEASE_BYTES, Engine, RemoteError
+from preheat.cache.remote.lease import Lease, LeaseContent, Leases, lease_name
+from preheat.cache.remote.server import PausedError, received
 from preheat.locks import Call
 
 __all__ = ["LeaseRequest"]
@@ -25,9 +25,10 @@ class LeaseRequest(Generic[T]):
     """Asks for the lease of `digest` until it ends; `poll` never waits.
 
     `look` returns the entry, or None when it is not stored. When the request has ended, `found` is the
-    entry, or None if the caller makes it. The caller then releases `lease` after that. `lease` is None
+    entry, or None if the caller has to make it. The caller releases `lease` afterwards. `lease` is None
     after a fault, after `limit` seconds, when the last holder ended without an entry, and on a server
-    without atomic operations, where every host would get a lease: the caller makes the entry without.
+    without atomic operations, where every host would get a lease. The caller then makes the entry
+    without one.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class LeaseRequest(Generic[T]):
         self._leases = leases
         self._digest = digest
         self._name = lease_name(digest)
-        self._mine = Content.of(secrets.token_hex(16).encode(), 0)
+        self._mine = LeaseContent.of(secrets.token_hex(16).encode(), 0)
         self._look = look
         self._outcome: str | None = None
         self._requests = 0
         self._began = self._due = self._looked = leases.clock()
         self._limit = limit
         self._pause = _POLL[0]
-        self._seen: Content | None = None  # what another holder last wrote, and since when it is there
-        self._seen_since = 0.0
+        self._seen: LeaseContent | None = None  # what another holder last wrote
+        self._seen_since = 0.0  # when it was seen for the first time
         self._waited = False
 
     def pause(self) -> float:
@@ -64,6 +65,7 @@ class LeaseRequest(Generic[T]):
         try:
             outcome = self._ask(now)
         except PausedError:
+            self._leases.try_again()
             outcome = self._find() or "paused"
         except RemoteError:  # It was reported.
             outcome = "fault"
@@ -107,17 +109,22 @@ class LeaseRequest(Generic[T]):
         if not self._waited:
             return self._create("held")
         self._requests += 1
-        data = self._leases.server.call("read_lease", lambda engine: engine.read(self._name))
+        data = self._leases.server.call("read_lease", self._read, traffic=received)
         if data is None:  # It was released, or the server removed it.
             return self._find() or self._create("taken over")
-        content = Content(data)
+        content = LeaseContent(data)
         if content.token == self._mine.token:  # The answer to an earlier request was lost.
             return self._hold(content, "held")
         if content.ended:
-            return "ended" if self._seen else self._replace(content)
+            if self._seen is None:
+                return self._replace(content)
+            return self._find() or "ended"
         return self._watch(content, now)
 
-    def _watch(self, content: Content, now: float) -> str | None:
+    def _read(self, engine: Engine) -> bytes | None:
+        return engine.read(self._name, most=LEASE_BYTES)
+
+    def _watch(self, content: LeaseContent, now: float) -> str | None:
         """Notice whether the holder is alive: the content changes within the time of a lease."""
         seconds = self._leases.seconds
         if self._seen is None or content.data != self._seen.data:
@@ -138,7 +145,7 @@ class LeaseRequest(Generic[T]):
 
         return self._hold(self._mine, outcome) if self._change("create", create) else None
 
-    def _replace(self, old: Content) -> str | None:
+    def _replace(self, old: LeaseContent) -> str | None:
         """Take the lease of a holder that is dead or has ended, unless another host does so first."""
 
         def swap(engine: Engine) -> bool:
@@ -149,13 +156,16 @@ class LeaseRequest(Generic[T]):
 
     def _change(self, verb: str, act: Callable[[Engine], bool]) -> bool:
         server = self._leases.server
-        # The caller is not to wait for a trial, nor for a server that does not answer reads.
-        if not (server.writes.closed and server.reads.closed):
-            raise PausedError(f"{server.tier} is not written, because earlier requests failed")
+        # Do not make the caller wait for a trial request, or for a server whose reads fail. If writes
+        # fail, the entry would be dropped, and other hosts would wait for it in vain.
+        if not (server.leases.closed and server.reads.closed and server.writes.closed):
+            raise PausedError(
+                f"{server.tier} is not asked for a lease, because earlier requests failed"
+            )
         self._requests += 1
-        return server.call(f"{verb}_lease", act, writes=True)
+        return server.call(f"{verb}_lease", act)
 
-    def _hold(self, content: Content, outcome: str) -> str:
+    def _hold(self, content: LeaseContent, outcome: str) -> str:
         """Keep the lease, unless the last holder stored the entry before it released the lease."""
         self.lease = self._leases.hold(self._digest, content, self.owner)
         if found := self._find():

@@ -1,4 +1,4 @@
-"""Files that one of many processes creates or changes, on one node or on several, by hard links.
+"""Exclusive creation and locking of files by hard links, on one node or among several.
 
 A server makes a link in one step, and refuses it where there is a file. That holds on NFS, Lustre and
 the like, where `flock` may be missing, or hold on one node alone. An answer of the server may get lost:
@@ -10,62 +10,54 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from preheat.cache.publish import replace, staged_name
+from preheat.cache.remote.engine import LEASE_BYTES
 from preheat.cache.transient import retried
+from preheat.cache.trust import read_file
 from preheat.files import opened
 
-__all__ = ["NO_LINKS", "create_by_link", "file_content", "lock_by_link"]
+__all__ = ["NO_LINKS", "LinkLocks", "LockedError", "create_by_link", "file_content", "private_file"]
 
 #: Errors of a filesystem that has no hard links.
 NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
 _POLL = 0.005  # seconds between two attempts to take a lock
-_ABANDONED = 1 / 3  # of the time to wait: a lock that stays the same for so long is broken
-# A lock is broken only if it was seen unchanged more often than this. After a pause of the server, its
-# holder therefore gets time to go on as well.
+# A lock is broken only if it was seen unchanged more often than this. After the file server has
+# stalled, the holder therefore gets time to continue.
 _LOOKS = 10
+_MOST_SIGHTINGS = 1024  # locks of others that are remembered
+
+
+class LockedError(TimeoutError):
+    """The lock of a file could not be taken, or was held for too long. Other files can be used."""
+
+    def __init__(self, reason: str, path: str) -> None:
+        super().__init__(errno.ETIMEDOUT, reason, path)
 
 
 def create_by_link(path: str, data: bytes, *, mode: int = 0o600) -> bool:
     """Create a file with its whole content, unless there is one, and return whether it was created."""
-    with _private_file(path, data, mode) as private:
+    with private_file(path, data, mode=mode) as private:
         return _link(private, path)
 
 
-@contextmanager
-def lock_by_link(path: str, *, timeout: float, mode: int = 0o600) -> Iterator[None]:
-    """Hold the file `path` as a lock during the block, which makes a few calls and waits for nothing.
+def file_content(path: str, *, trust: bool = True) -> bytes | None:
+    """Return the content of a small file; None when there is none.
 
-    The lock of a process that died is broken by one that waits. `TimeoutError` after `timeout` seconds.
-    A process that is stopped inside of the block for longer than others wait may lose the lock.
+    Raises `OSError` for a link, a pipe or a large file, and `DistrustedError` without `trust` for a
+    file that others can write.
     """
-    token = os.urandom(16).hex().encode()
-    with _private_file(path, token, mode) as private:
-        _take(private, path, timeout)
     try:
-        yield
-    finally:
-        if file_content(path) == token:  # Otherwise another process has broken the lock.
-            os.unlink(path)
-
-
-def file_content(path: str) -> bytes | None:
-    """Return the content of a file; None when there is none."""
-    try:
-        return retried(_read, path)
+        return read_file(path, trust=trust, most=LEASE_BYTES)[0]
     except FileNotFoundError:
         return None
 
 
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
 @contextmanager
-def _private_file(path: str, data: bytes, mode: int) -> Iterator[str]:
+def private_file(path: str, data: bytes, *, mode: int = 0o600) -> Iterator[str]:
     """Write a file beside `path` under a name of its own, which is removed after the block."""
     private = f"{os.path.dirname(path)}/{staged_name()}"
     replace(private, [data], mode=mode, durable=False)
@@ -74,6 +66,77 @@ def _private_file(path: str, data: bytes, mode: int) -> Iterator[str]:
     finally:
         with suppress(OSError):  # A sweep removes it.
             os.unlink(private)
+
+
+@dataclass(slots=True)
+class _Sighting:
+    """A lock that another process holds: its content, since when, and how often it was seen."""
+
+    content: bytes | None
+    since: float
+    looks: int = 0
+
+
+class LinkLocks:
+    """Locks of files, each of which is an exclusive link.
+
+    A call waits up to `timeout` seconds for a lock. The lock of a process that died is broken by one
+    that waits. That is a lock that was seen with the same content for `abandoned` seconds, in one call
+    or in several. This time must be longer than a holder takes for its block.
+    """
+
+    def __init__(self, *, timeout: float, abandoned: float, mode: int = 0o600) -> None:
+        self._timeout = timeout
+        self._abandoned = abandoned
+        self._mode = mode
+        self._seen: dict[str, _Sighting] = {}  # by path
+
+    @contextmanager
+    def hold(self, path: str) -> Iterator[Callable[[], None]]:
+        """Hold the file `path` as a lock during the block, which waits for nothing.
+
+        Yields a function to call right before a change. It raises `LockedError` if this process was
+        stopped for so long that another one may break the lock. `LockedError` is also raised if the
+        lock cannot be taken.
+        """
+        token = os.urandom(16).hex().encode()
+        with private_file(path, token, mode=self._mode) as private:
+            taken = self._take(private, path)
+
+        def require() -> None:
+            if time.monotonic() - taken > self._abandoned / 2:
+                raise LockedError("this process was stopped while it held the lock", path)
+
+        try:
+            yield require
+        finally:
+            if file_content(path) == token:  # Otherwise another process has broken the lock.
+                os.unlink(path)
+
+    def _take(self, private: str, path: str) -> float:
+        """Take the lock, and return a time before it was taken."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            now = time.monotonic()
+            if retried(_link, private, path):
+                self._seen.pop(path, None)
+                return now
+            if now > deadline:
+                raise LockedError("another process does not release the lock", path)
+            self._look(path, now)
+            time.sleep(_POLL)
+
+    def _look(self, path: str, now: float) -> None:
+        """Notice how long another process holds the lock, and break a lock that is abandoned."""
+        found = file_content(path)
+        seen = self._seen.get(path)
+        if seen is None or seen.content != found:
+            while len(self._seen) >= _MOST_SIGHTINGS:
+                self._seen.popitem()
+            seen = self._seen[path] = _Sighting(found, now)
+        seen.looks += 1
+        if found is not None and seen.looks > _LOOKS and now - seen.since > self._abandoned:
+            _break(path, found)
 
 
 def _link(private: str, path: str) -> bool:
@@ -91,25 +154,8 @@ def _link(private: str, path: str) -> bool:
 
 def _links(path: str) -> int:
     """Return the number of names of a file. NFS asks the server for it when a file is opened."""
-    with opened(path, os.O_RDONLY) as file:
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         return os.fstat(file).st_nlink
-
-
-def _take(private: str, path: str, timeout: float) -> None:
-    seen = None  # the content of the lock that another process holds
-    since = deadline = time.monotonic()
-    deadline += timeout
-    looks = 0
-    while not retried(_link, private, path):
-        now = time.monotonic()
-        if now > deadline:
-            raise TimeoutError(errno.ETIMEDOUT, "another process does not release the lock", path)
-        if (found := file_content(path)) != seen:
-            seen, since, looks = found, now, 0
-        looks += 1
-        if found is not None and looks > _LOOKS and now - since > timeout * _ABANDONED:
-            _break(path, found)
-        time.sleep(_POLL)
 
 
 def _break(path: str, content: bytes) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
 import opendal
 from opendal import exceptions
 
-from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
-from preheat.cache.remote.opendal_errors import ERRORS, NO_CONNECTION, error_of_stream, translated
+from preheat.cache.remote.engine import LEASE_BYTES, MAX_OBJECT_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.opendal_errors import (
+    ERRORS,
+    NO_CONNECTION,
+    error_of_stream,
+    is_unsupported,
+    translated,
+)
 from preheat.cache.remote.opendal_settings import settings_of
 from preheat.cache.remote.url import Remote
 from preheat.locks import no_fork, wait_before_logging
@@ -33,6 +39,7 @@ class OpendalEngine:
     """
 
     conditional = False
+    closes_after_fork = False  # A child does not have the threads of opendal.
 
     def __init__(self, remote: Remote, *, timeout: float) -> None:
         self.name = remote.name
@@ -44,10 +51,10 @@ class OpendalEngine:
             _require_own_threads(remote.name)
             self._operator = opendal.Operator(service, **settings).layer(limit)
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
         with self._errors():
             try:
-                return self._content(name)
+                return self._content(name, most=most)
             except exceptions.NotFound:
                 return None
 
@@ -81,13 +88,13 @@ class OpendalEngine:
 
     def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
         del seconds
-        if self.read(name) != old:
+        if self.read(name, most=LEASE_BYTES) != old:
             return False
         self.write(name, new)
         return True
 
     def discard(self, name: str, old: bytes) -> bool:
-        if self.read(name) != old:
+        if self.read(name, most=LEASE_BYTES) != old:
             return False
         self.delete(name)
         return True
@@ -100,15 +107,15 @@ class OpendalEngine:
         yield from _groups([[name] for name in single])
         yield from _groups(list(listed.values()))
 
-    def _content(self, name: str, *, if_match: str | None = None) -> bytes:
-        """Return an object of at most `MAX_OBJECT_BYTES`. The exceptions are those of `Operator.read`.
+    def _content(self, name: str, *, most: int, if_match: str | None = None) -> bytes:
+        """Return an object of at most `most` bytes. The exceptions are those of `Operator.read`.
 
         It is read in pieces: `Operator.read` takes whatever a server sends, also after its time limit.
         """
         condition = {} if if_match is None else {"if_match": if_match}
         try:
             with self._operator.open(name, "rb", **condition) as file:  # type: ignore[arg-type]
-                return self._pieces(file)
+                return self._pieces(file, most)
         except RemoteError:
             raise
         except OSError as fault:
@@ -116,13 +123,13 @@ class OpendalEngine:
                 self._operator.stat(name)  # Its exception says why, and that of a stream does not.
             raise error_of_stream(fault) from None
 
-    def _pieces(self, file: opendal.file.File) -> bytes:
+    def _pieces(self, file: opendal.file.File, most: int) -> bytes:
         deadline = time.monotonic() + self._timeout
         content = bytearray()
-        while piece := file.read(_PIECE):
+        while piece := file.read(min(_PIECE, most + 1)):
             content += piece
-            if len(content) > MAX_OBJECT_BYTES:
-                raise ObjectError(f"{self.name}: the object has more than {MAX_OBJECT_BYTES:,} bytes")
+            if len(content) > most:
+                raise ObjectError(f"{self.name}: the object has more than {most:,} bytes")
             if time.monotonic() > deadline:
                 raise RemoteError(f"{self.name} did not answer in time")
         return bytes(content)
@@ -189,42 +196,79 @@ def _require_own_threads(name: str) -> None:
         )
 
 
+def _is_unmet(act: Callable[[], object]) -> bool:
+    """Return whether a server refuses a request because its condition is not met."""
+    try:
+        act()
+    except _UNMET:
+        return True
+    except ERRORS as error:
+        if not is_unsupported(error):
+            raise
+    return False
+
+
 class S3Engine(OpendalEngine):
     """Objects on S3, where the server itself checks that an object is absent or unchanged.
 
     The condition on a write or a delete is the ETag that the object had when its content was compared.
+    A server that does not implement conditions (501) sets `conditional` to False, and `create`, `swap`
+    and `discard` then look before they write.
     """
 
-    conditional = True
+    def __init__(self, remote: Remote, *, timeout: float) -> None:
+        super().__init__(remote, timeout=timeout)
+        self.conditional = True
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
-        del seconds
-        with self._errors():
-            try:
-                self._operator.write(name, data, if_not_exists=True)
-            except _UNMET:
-                return False
-        return True
+        done = self._if_supported(lambda: self._create(name, data), unmet=_UNMET)
+        return super().create(name, data, seconds=seconds) if done is None else done
 
     def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
-        del seconds
-        with self._errors():
-            try:
-                if (etag := self._etag(name, old)) is None:
-                    return False
-                self._operator.write(name, new, if_match=etag)
-            except (*_UNMET, exceptions.NotFound):
-                return False
-        return True
+        done = self._if_supported(lambda: self._swap(name, old, new))
+        return super().swap(name, old, new, seconds=seconds) if done is None else done
 
     def discard(self, name: str, old: bytes) -> bool:
+        done = self._if_supported(lambda: self._discard(name, old))
+        return super().discard(name, old) if done is None else done
+
+    def _if_supported(
+        self,
+        act: Callable[[], bool],
+        *,
+        unmet: tuple[type[Exception], ...] = (*_UNMET, exceptions.NotFound),
+    ) -> bool | None:
+        """Return what `act` returns, or False after an exception of `unmet`.
+
+        Returns None if the server does not implement conditions.
+        """
+        if not self.conditional:
+            return None
         with self._errors():
             try:
-                if (etag := self._etag(name, old)) is None:
-                    return False
-                self._operator.delete(name, if_match=etag)
-            except (*_UNMET, exceptions.NotFound):
+                return act()
+            except unmet:
                 return False
+            except ERRORS as error:
+                if not is_unsupported(error):
+                    raise
+                self.conditional = False
+                return None
+
+    def _create(self, name: str, data: bytes) -> bool:
+        self._operator.write(name, data, if_not_exists=True)
+        return True
+
+    def _swap(self, name: str, old: bytes, new: bytes) -> bool:
+        if (etag := self._etag(name, old)) is None:
+            return False
+        self._operator.write(name, new, if_match=etag)
+        return True
+
+    def _discard(self, name: str, old: bytes) -> bool:
+        if (etag := self._etag(name, old)) is None:
+            return False
+        self._operator.delete(name, if_match=etag)
         return True
 
     def refuses_stale_etags(self, name: str) -> bool:
@@ -238,22 +282,15 @@ class S3Engine(OpendalEngine):
             return self._unmet_write(name, stale) and self._unmet_delete(name, stale)
 
     def _unmet_write(self, name: str, etag: str | None) -> bool:
-        try:
-            self._operator.write(name, b"must not be written", if_match=etag)
-        except _UNMET:
-            return True
-        return False
+        return _is_unmet(lambda: self._operator.write(name, b"must not be written", if_match=etag))
 
     def _unmet_delete(self, name: str, etag: str | None) -> bool:
-        try:
-            self._operator.delete(name, if_match=etag)
-        except _UNMET:
-            return True
-        return False
+        return _is_unmet(lambda: self._operator.delete(name, if_match=etag))
 
     def _etag(self, name: str, content: bytes) -> str | None:
         """Return the ETag of an object if it has this content, else None."""
         etag = self._operator.stat(name).etag
         if not etag:
             raise RemoteError(f"{self.name}: the server returns no ETag")
-        return etag if self._content(name, if_match=etag) == content else None
+        found = self._content(name, most=LEASE_BYTES, if_match=etag)
+        return etag if found == content else None

@@ -11,7 +11,7 @@ from opendal import exceptions
 from preheat.cache.remote.engine import ObjectError, RemoteError
 from preheat.cache.remote.url import Remote
 
-__all__ = ["ERRORS", "NO_CONNECTION", "error_of_stream", "translated"]
+__all__ = ["ERRORS", "NO_CONNECTION", "error_of_stream", "is_unsupported", "translated"]
 
 #: Every exception that opendal raises. They have no common base class.
 ERRORS = tuple(
@@ -34,6 +34,7 @@ _MEANINGS_OF_STATUS = {
     507: "it is full",
 }
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # After these, another attempt may succeed.
+_NOT_IMPLEMENTED = 501
 _LONGEST = 300
 _BASIC = re.compile(r"(\bBasic\s+)[\w+/=-]{4,}")  # A server may also repeat a part of the header.
 
@@ -64,6 +65,11 @@ def _without_credentials(text: str, remote: Remote) -> str:
     for secret in (basic, basic.rstrip("="), quote(password, safe=""), password):
         text = text.replace(secret, "***")
     return _BASIC.sub(r"\1***", text)
+
+
+def is_unsupported(error: Exception) -> bool:
+    """Return whether the server does not implement what was asked for, such as a condition."""
+    return isinstance(error, exceptions.Unsupported) or _status(str(error)) == _NOT_IMPLEMENTED
 
 
 def error_of_stream(fault: OSError) -> Exception:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from preheat.cache.remote.engine import ObjectError, RemoteError
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
 from preheat.cache.remote.names import printable
 from preheat.cache.remote.resp import Connection, OversizeError, ServerError
 from preheat.cache.remote.url import Remote
@@ -41,6 +41,7 @@ class RedisEngine:
     """Objects in one database of Redis, under keys that begin with a prefix."""
 
     conditional = True  # A command and a script are atomic there.
+    closes_after_fork = True  # That closes the sockets of the child alone.
 
     def __init__(self, remote: Remote, *, timeout: float) -> None:
         self.name = remote.name
@@ -49,8 +50,8 @@ class RedisEngine:
         self._prefix = f"{remote.option('prefix') or 'preheat'}/"
         self._idle: deque[Connection] = deque()  # Its operations are atomic.
 
-    def read(self, name: str) -> bytes | None:
-        (data,) = self._call(["GET", self._key(name)])
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
+        (data,) = self._call(["GET", self._key(name)], most=most)
         if data is None or isinstance(data, bytes):
             return data
         raise self._protocol_error()
@@ -112,11 +113,13 @@ class RedisEngine:
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"
 
-    def _call(self, *commands: Sequence[str | bytes], lists: bool = False) -> list[Any]:
+    def _call(
+        self, *commands: Sequence[str | bytes], most: int = MAX_OBJECT_BYTES, lists: bool = False
+    ) -> list[Any]:
         try:
             connection = self._connection()
             try:
-                replies = connection.call(commands, self._timeout, lists=lists)
+                replies = connection.call(commands, self._timeout, most=most, lists=lists)
             except BaseException:  # Replies of this call may still arrive.
                 connection.close()
                 raise

@@ -44,6 +44,7 @@ class Connection:
     def __init__(self, open_socket: socket.socket) -> None:
         self._socket = open_socket
         self._unread = bytearray()
+        self._most = MAX_OBJECT_BYTES  # of a value in a reply
         self._budget = 0  # bytes that the replies of the current call may still have
 
     @classmethod
@@ -63,15 +64,21 @@ class Connection:
             raise
 
     def call(
-        self, commands: Sequence[Sequence[bytes | str]], timeout: float, *, lists: bool = False
+        self,
+        commands: Sequence[Sequence[bytes | str]],
+        timeout: float,
+        *,
+        most: int = MAX_OBJECT_BYTES,
+        lists: bool = False,
     ) -> list[Any]:
         """Send commands at once and return their replies, all within `timeout` seconds.
 
-        Only with `lists` may a reply be an array. It is then limited to `_MAX_LIST_BYTES`. Other
-        replies are together limited to the size of the largest object.
+        A value of more than `most` bytes is refused. Only with `lists` may a reply be an array. It is
+        then limited to `_MAX_LIST_BYTES`. Other replies are together limited to about `most` bytes.
         """
+        self._most = most
         deadline = time.monotonic() + timeout
-        self._budget = (_MAX_LIST_BYTES if lists else MAX_OBJECT_BYTES) + _CHUNK
+        self._budget = (_MAX_LIST_BYTES if lists else most) + _CHUNK
         self._socket.settimeout(timeout)
         self._socket.sendall(b"".join(map(_encoded, commands)))
         replies = [self._reply(deadline, lists=lists) for _ in commands]
@@ -127,9 +134,9 @@ class Connection:
     def _bytes(self, size: int, deadline: float) -> bytes | None:
         if size < 0:  # the reply for a key that does not exist
             return None
-        if size > MAX_OBJECT_BYTES:
+        if size > self._most:
             raise OversizeError(
-                f"the object has {size:,} bytes; objects of more than {MAX_OBJECT_BYTES:,} are not read"
+                f"the object has {size:,} bytes; objects of more than {self._most:,} are not read"
             )
         self._spend(size)
         while len(self._unread) < size + 2:

@@ -1,10 +1,11 @@
-"""One server as a process uses it: its engine, retries, breakers, and what is counted."""
+"""Requests to one server, with retries, circuit breakers and counters."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from preheat import fork
@@ -13,13 +14,15 @@ from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 
-__all__ = ["PausedError", "Server", "Traffic", "received", "sent"]
+__all__ = ["PAUSED", "PausedError", "Server", "Traffic", "received", "sent"]
 
 T = TypeVar("T")
 
+#: Why a request was not made while a breaker is open.
+PAUSED = "earlier requests failed"
 _ATTEMPTS = 3
-_MOSTLY = 0.9  # of the time-out: a fault after that time is a time-out, however it is reported
-_FAULTS = {  # what failed, in messages, for a verb that is not a word
+_TIMEOUT_SHARE = 0.9  # A fault after this share of the time limit counts as a time-out.
+_ACTIONS = {  # how messages describe a verb that is not plain English
     "existing": "ask for many entries",
     "names": "list the objects",
     "read_lease": "read a lease",
@@ -29,8 +32,8 @@ _FAULTS = {  # what failed, in messages, for a verb that is not a word
 }
 _PAUSE = 0.05  # seconds before the second attempt, on average; twice that before the third
 
-# Engines of the parent process. A forked child can neither use nor close them, and a destructor may
-# wait for threads that the child does not have: they are kept for ever.
+# Engines of the parent process that a forked child can neither use nor close. A destructor may wait for
+# threads that the child does not have, so they are kept for ever.
 _abandoned: list[Engine] = []
 
 
@@ -65,11 +68,15 @@ def _uncounted(_: object) -> Traffic:
 class Server:
     """Makes requests to one server. Safe from any thread, and after a fork.
 
-    `tier` is the name in events. `open_engine` is called when the process makes its first request, and
-    again in a forked child. A fault that opens a breaker is one `fault` event, and the trial that
-    closes it one `recovered` event; the faults between them are only counted. Reads and writes have a
-    breaker each: a server that refuses to be written can be read. If both open for the same reason, the
-    first one alone is reported. An `ObjectError` is a `fault` event and opens none.
+    `tier` is the name in events. `can_hold_leases` is False for a kind of server that never has atomic
+    operations. `open_engine` is called when the process makes its first request, and again in a forked
+    child.
+
+    A fault that opens a breaker is one `fault` event, and the trial that closes it one `recovered`
+    event; the faults between them are only counted. Reads, writes and leases have a breaker each: a
+    server that refuses writes can be read, and one that cannot hold leases can store entries. If
+    several open for the same reason, the first one alone is reported. An `ObjectError` is a `fault`
+    event and opens none.
     """
 
     def __init__(
@@ -79,13 +86,16 @@ class Server:
         events: Events,
         *,
         timeout: float,
+        can_hold_leases: bool = True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.tier = tier
-        self._patience = _MOSTLY * timeout
+        self.can_hold_leases = can_hold_leases
+        self._patience = _TIMEOUT_SHARE * timeout
         self.reads = Breaker(patience=self._patience, clock=clock)
         self.writes = Breaker(patience=self._patience, clock=clock)
+        self.leases = Breaker(patience=self._patience, clock=clock)
         self._open_engine = open_engine
         self._events = events
         self._clock = clock
@@ -112,19 +122,22 @@ class Server:
         act: Callable[[Engine], T],
         *,
         writes: bool = False,
+        background: bool = False,
         traffic: Callable[[T], Traffic] = _uncounted,
     ) -> T:
         """Return what `act` returns, with retries; `RemoteError` when it fails or is not tried.
 
         The error is already reported. `verb` names the request in counters, and `traffic` returns the
-        bytes to count for what `act` has returned.
+        bytes to count for what `act` has returned. A verb that ends in `_lease` uses the breaker of
+        leases. With `background`, nobody waits for the request, so it may be the trial after a pause.
+        Writes are always made in the background.
         """
-        breaker = self.writes if writes else self.reads
+        breaker = self._breaker(verb, writes=writes)
         trial = False
         if not breaker.closed:
-            trial = writes and breaker.claim_trial()  # Only a thread in the background writes.
+            trial = (writes or background) and breaker.claim_trial()
             if not trial:
-                raise PausedError(f"{self.tier} is not asked, because earlier requests failed")
+                raise PausedError(f"{self.tier} is not asked, because {PAUSED}")
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))
@@ -133,7 +146,8 @@ class Server:
             except RemoteError as error:
                 if error.retryable and breaker.closed and attempt + 1 < _ATTEMPTS:
                     continue
-                if breaker.closed:  # Other requests succeed. One that opened it was reported.
+                # The breaker is still closed. `_attempt` reports a fault that opens it.
+                if breaker.closed:
                     self._fault(verb, error)
                 raise
         raise AssertionError("the last attempt returns or raises")
@@ -154,11 +168,19 @@ class Server:
     def trial(
         self, verb: str, act: Callable[[Engine], T], *, traffic: Callable[[T], Traffic] = _uncounted
     ) -> None:
-        """Make the one request that a breaker of reads permits after a pause. Raises nothing."""
+        """Make the one request that the breaker of reads or leases permits after a pause.
+
+        It raises no `RemoteError`.
+        """
         try:
-            self._attempt(verb, act, self.reads, trial=True, traffic=traffic)
+            self._attempt(verb, act, self._breaker(verb), trial=True, traffic=traffic)
         except RemoteError:
             return  # It was counted, and the next pause has begun.
+
+    def _breaker(self, verb: str, *, writes: bool = False) -> Breaker:
+        if verb.endswith("_lease"):
+            return self.leases
+        return self.writes if writes else self.reads
 
     def _attempt(
         self,
@@ -192,7 +214,7 @@ class Server:
         return result
 
     def _opened(self, verb: str, breaker: Breaker, error: RemoteError) -> None:
-        """Report a breaker that has opened, unless the other one is open for the same reason."""
+        """Report a breaker that has opened, unless another one is open for the same reason."""
         if self._reported.setdefault(str(error), breaker) is breaker:
             self._fault(verb, error)
 
@@ -203,10 +225,10 @@ class Server:
         for reason in reasons:
             del self._reported[reason]
         if reasons:
-            self._events.emit("recovered", tier=self.tier, verb=verb)
+            self._events.emit("recovered", tier=self.tier, verb=_ACTIONS.get(verb, verb))
 
     def _fault(self, verb: str, error: RemoteError) -> None:
-        self._events.fault(self.tier, _FAULTS.get(verb, verb), error)
+        self._events.fault(self.tier, _ACTIONS.get(verb, verb), error)
 
     def _count(
         self, verb: str, seconds: float, *, failed: bool = False, traffic: Traffic = _NO_TRAFFIC
@@ -224,7 +246,12 @@ class Server:
             engine.close()
 
     def after_fork(self) -> None:
-        """Open an engine of its own in a forked child, and never touch that of the parent."""
-        if self._engine is not None:
-            _abandoned.append(self._engine)
-            self._engine = None
+        """Let a forked child open an engine of its own. That of the parent is closed if possible."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        if engine.closes_after_fork:
+            with suppress(OSError):
+                engine.close()
+        else:
+            _abandoned.append(engine)

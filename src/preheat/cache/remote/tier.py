@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from preheat import fork
 from preheat.cache import codec
-from preheat.cache.base import CLOSE_SECONDS, Merger
+from preheat.cache.base import CLOSE_SECONDS, Filled, Filling, Merger
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.cache.remote.names import entry_name
-from preheat.cache.remote.server import PausedError, Server, received, sent
+from preheat.cache.remote.server import PAUSED, PausedError, Server, received, sent
 from preheat.cache.remote.worker import Worker
 from preheat.cache.signatures import Signer, UntrustedError, Verifier
 from preheat.events import Events
-from preheat.locks import Lock
+from preheat.locks import Lock, no_fork
 
 __all__ = ["DIGESTS_PER_REQUEST", "RemoteTier", "StoreKeys"]
 
 _SETTLE = 10.0  # the longest time that `settle` waits, in seconds
-DIGESTS_PER_REQUEST = 500  # that `look_ahead` asks for at once
+DIGESTS_PER_REQUEST = 500  # in one request for those that exist
 _ABSENCE_SECONDS = 60.0  # seconds for which an answer of `look_ahead` is used
-_MAX_REFUSED = 1024  # digests that are remembered as removed
+_MAX_REMEMBERED = 1024  # digests that are remembered as removed, and as dropped
 
 
 class StoreKeys(NamedTuple):
@@ -87,7 +87,8 @@ class RemoteTier:
         self._dropping = False
         self._absent: dict[str, _Absence] = {}  # digests that `look_ahead` did not find
         self._refused: OrderedDict[str, object] = OrderedDict()  # a new object for each removal
-        self._lock = Lock()  # protects `_absent` and `_refused`
+        self._unwritten: OrderedDict[str, None] = OrderedDict()  # digests that were dropped
+        self._lock = Lock()  # protects `_absent`, `_refused` and `_unwritten`
         fork.register(self)
 
     # Reading
@@ -177,22 +178,43 @@ class RemoteTier:
         """Queue an entry to be written, if this process may write."""
         with self._lock:
             self._absent.pop(digest, None)
+        if self.writable:
+            self.queue(digest, blob, _nothing_to_report)
+
+    def queue(self, digest: str, blob: bytes, ended: Callable[[str, str], None]) -> None:
+        """Queue an entry to be written.
+
+        `ended` is called with the digest and the reason why it was dropped, which is empty for an entry
+        that was written.
+        """
+        with self._lock:
+            self._unwritten.pop(digest, None)
             refusal = self._refused.get(digest)
-        if not self.writable:
-            return
+
+        def drop(reason: str) -> None:
+            self._dropped(digest, reason)
+            ended(digest, reason)
+
         queued = self._worker.submit(
             digest,
-            partial(self._write, digest, blob, refusal),
+            partial(self._write, digest, blob, refusal, drop, ended),
             size=len(blob),
-            give_up=partial(self._dropped, digest, "there was no time before the process ended"),
+            give_up=partial(drop, "there was no time before the process ended"),
         )
         if not queued:
-            self._dropped(digest, "too many entries wait to be written")
+            drop("too many entries wait to be written")
             if not self._dropping:
                 self._events.fault(self.name, "queue an entry", RemoteError("the queue is full"))
         self._dropping = not queued
 
-    def _write(self, digest: str, blob: bytes, refusal: object) -> None:
+    def _write(
+        self,
+        digest: str,
+        blob: bytes,
+        refusal: object,
+        drop: Callable[[str], None],
+        ended: Callable[[str, str], None],
+    ) -> None:
         """Write an entry. `refusal` is that of the entry that it replaces, or None."""
         try:
             if self._merger is not None and self._merger.applies(blob):
@@ -200,14 +222,16 @@ class RemoteTier:
             else:
                 written = self._send(digest, blob, refusal)
         except PausedError:
-            self._dropped(digest, "earlier requests failed")
+            drop(PAUSED)
         except (RemoteError, ValueError) as error:  # `ValueError`: the entry is too long for a server.
-            self._dropped(digest, str(error))
+            drop(str(error))
         else:
-            self._events.emit("put", tier=self.name, key=digest, bytes=written)
+            if written is not None:
+                self._events.emit("put", tier=self.name, key=digest, bytes=written)
+            ended(digest, "")
 
-    def _write_merged(self, digest: str, blob: bytes, merger: Merger, refusal: object) -> int:
-        """Write `blob` together with what the server has, and return its size.
+    def _write_merged(self, digest: str, blob: bytes, merger: Merger, refusal: object) -> int | None:
+        """Write `blob` together with what the server has; return its size, or None for nothing new.
 
         Another machine may write between the two requests. What it added is lost then, and compiled
         again when it is needed.
@@ -216,7 +240,7 @@ class RemoteTier:
         data = self.server.call("read", read, writes=True, traffic=received)
         theirs = None if data is None else self._verified(digest, data)
         merged = blob if theirs is None else merger.merge(digest, blob, theirs)
-        return len(merged) if merged == theirs else self._send(digest, merged, refusal)
+        return None if merged == theirs else self._send(digest, merged, refusal)
 
     def _send(self, digest: str, blob: bytes, refusal: object) -> int:
         def write(engine: Engine) -> int:
@@ -230,14 +254,29 @@ class RemoteTier:
                 del self._refused[digest]
         return len(blob)
 
+    def fill(self, entries: Sequence[Filling]) -> Filled | None:
+        """Write the entries that the server does not have; None where this process may not write."""
+        with no_fork:
+            from preheat.cache.remote.fill import fill  # Only a bake needs it.
+
+        return fill(self, entries) if self.writable else None
+
+    def was_dropped(self, digest: str) -> bool:
+        """Return whether the last entry that was put under this digest could not be written."""
+        return digest in self._unwritten
+
     def _dropped(self, digest: str, reason: str) -> None:
+        with self._lock:
+            self._unwritten[digest] = None
+            while len(self._unwritten) > _MAX_REMEMBERED:
+                self._unwritten.popitem(last=False)
         self._events.emit("dropped", tier=self.name, key=digest, reason=reason)
 
     def remove(self, digest: str) -> None:
         """Ignore this entry on the server from now on. It stays there for other machines."""
         with self._lock:
             self._refused[digest] = object()
-            while len(self._refused) > _MAX_REFUSED:
+            while len(self._refused) > _MAX_REMEMBERED:
                 self._refused.popitem(last=False)
 
     def when_written(self, callback: Callable[[], object]) -> None:
@@ -246,6 +285,11 @@ class RemoteTier:
         The call may come from any thread, at once or later.
         """
         self._worker.when_done(callback)
+
+    @property
+    def load(self) -> float:
+        """How full the queue is, from 0 to 1."""
+        return self._worker.load
 
     def settle(self, load: float = 0.5) -> None:
         """Wait until the load of the queue, from 0 to 1, is at most `load`, for a bounded time.
@@ -274,6 +318,11 @@ class RemoteTier:
     def after_fork(self) -> None:
         """Leave the queue to the parent process."""
         self._worker.after_fork()
+
+
+def _nothing_to_report(digest: str, reason: str) -> None:
+    """Do nothing: nobody waits for this write."""
+    del digest, reason
 
 
 def _nothing() -> None:

@@ -50,6 +50,16 @@ class Remote:
         """Whether the store is a server on a network, not a directory."""
         return self.service != "file"
 
+    @property
+    def read_only(self) -> bool:
+        """Whether nobody can write to the store by this URL."""
+        return self.service == "http"
+
+    @property
+    def can_hold_leases(self) -> bool:
+        """Whether servers of this kind can have atomic operations, which leases need."""
+        return self.service in ("s3", "redis", "file")
+
     def option(self, name: str) -> str | None:
         """Return the value of an option of the URL, or None."""
         return dict(self.options).get(name)

@@ -6,12 +6,13 @@ gathers or scatters.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preheat.devices.base import Limits
 from preheat.devices.emulator.addresses import BLOCK_WINDOW, Addresses, host_array, host_view
+from preheat.devices.emulator.arguments import pointers_into
 from preheat.devices.emulator.memory import Violation, positions_in
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def _dynamic_shared_hint(wave: Wave, end: int) -> str | None:
     static = wave.program.shared_bytes
     have = wave.shared_bytes
     dynamic = static in wave.program.shared.values()  # It begins where static memory ends.
-    if not dynamic or not have < end <= Limits().shared_optin:
+    if not dynamic or not have < end <= wave.program.limits.shared_optin:
         return None
     need = end - static
     return (
@@ -218,7 +219,10 @@ def _raise_outside_buffers(
     position = memory.first_outside(sums, size, write=write)
     if position is not None:
         address = (int(values[position]) + offset) & ((1 << 64) - 1)
-        raise Violation(memory.describe(address, size, write=write), site, position, address)
+        wave = group.wave
+        owner_of = partial(pointers_into, arguments=wave.program.arguments, at=wave.parameters_at)
+        message = memory.describe(address, size, write=write, owner_of=owner_of)
+        raise Violation(message, site, position, address)
 
 
 def _raise_misaligned(moved: Addresses, size: int, align: int, site: int, *, write: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from preheat.devices.emulator.divergence import check_barrier
 from preheat.devices.emulator.layout import WARP
 from preheat.devices.emulator.memory import Violation
 
@@ -31,6 +32,7 @@ class Arrival(NamedTuple):
     kind: str = "sync"  # "sync", "arrive", or a reduction of the predicates: "popc", "and", "or".
     predicate: Any = None
     result: int = -1  # The register of a reduction's result.
+    aligned: bool = True  # All threads must execute the same instruction.
 
     def split(self, group: Group) -> Iterator[tuple[Group, Arrival]]:
         """Yield the threads that use the same barrier, with their operands."""
@@ -38,9 +40,7 @@ class Arrival(NamedTuple):
         keys = self.barrier_id.astype(np.int64) << 32 | (self.threads if counts else 0)
         for key in np.unique(keys).tolist() if keys.ndim else [int(keys)]:
             barrier_id, threads = divmod(key, 1 << 32)
-            one = Arrival(
-                barrier_id, threads if counts else None, self.kind, self.predicate, self.result
-            )
+            one = self._replace(barrier_id=barrier_id, threads=threads if counts else None)
             chosen = keys == key
             if chosen.all():
                 yield group, one
@@ -86,6 +86,8 @@ class Barriers:
             and not self.waiting_groups.get(barrier_id)
             and barrier_id not in self._arrived_only
         ):
+            if wave.program.sanitize:
+                check_barrier(wave, [_Waiting(group, arrival)], wave.alive > 0)
             self.releases += 1
             return [group]
         if arrival.kind == "arrive":
@@ -116,12 +118,24 @@ class Barriers:
         complete = (arrived >= expected) & (arrived > 0)
         if not complete.any():
             return []
+        if self.wave.program.sanitize:
+            self._check_complete(barrier_id, waiting, complete)
         self.releases += 1
         if barrier_id in self._arrived_only:
             self._arrived_only[barrier_id][complete] = 0
             if not self._arrived_only[barrier_id].any():
                 del self._arrived_only[barrier_id]
         return self._released(barrier_id, waiting, complete)
+
+    def _check_complete(self, barrier_id: int, waiting: list[_Waiting], complete: Array) -> None:
+        """Check the blocks that are complete, except those in which threads gave a thread count."""
+        whole = complete.copy()
+        if barrier_id in self._arrived_only:
+            whole &= self._arrived_only[barrier_id].sum(1) == 0
+        for group, arrival in waiting:
+            if arrival.threads is not None:
+                whole[group.per_thread("block_index")] = False
+        check_barrier(self.wave, waiting, whole)
 
     def _count_by_warp(self, group: Group, others: Array | None) -> Array:
         """Return how many threads of each block and warp a group has, added to `others`."""

@@ -21,6 +21,7 @@ from preheat.devices.emulator.capture import Branch, Captures
 from preheat.devices.emulator.driver_errors import error_of
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.image import image
+from preheat.devices.emulator.limits import launch_limits, multiprocessor
 from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory, align_up
 from preheat.devices.emulator.module import EmulatorModule, invalid_ptx
 from preheat.devices.emulator.quarantine import Allocation, Quarantine
@@ -35,7 +36,6 @@ ARCH = "sm_90"  # The default.
 COUNT = 8  # The number of devices.
 PATIENCE = 5_000_000  # The default.
 _ALIGN = 256
-_CLUSTER = 16  # Blocks. A GPU allows 8, and 16 for functions that opt in, as launches do by themselves.
 _TOTAL_BYTES = 16 << 30
 _DLPACK_OTHER_DEVICE = 12  # DLPack's number for a device that is neither the host nor a known GPU.
 
@@ -50,7 +50,8 @@ class EmulatorDevice:
     order that the seed chooses among those that streams and events allow.
 
     With `sanitize`, a kernel also stops where it uses a value that CUDA leaves undefined: shared memory
-    that was never written, or the value of a lane that does not take part in a shuffle.
+    that was never written, or the value of a lane that does not take part in a shuffle. It also stops
+    at a barrier that not all threads of its block reach.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class EmulatorDevice:
         self.index = index
         self.arch = Arch.parse(arch)
         self.model = "PTX emulator"
-        self.limits = base.Limits(cluster=_CLUSTER if self.arch.major >= 9 else 0)
+        self.limits = launch_limits(self.arch)
+        self.multiprocessor = multiprocessor(self.arch)
         self.dlpack = (base.ON_HOST, 0) if schedule is None else (_DLPACK_OTHER_DEVICE, index)
         self.survives_fork = True
         self.recovers = True

@@ -316,7 +316,8 @@ def _barrier(w: Writer, op: Op) -> str | None:
         raise w.unsupported()
     ident = w.read(operands[0], U32)
     count = w.read(operands[1], U32) if len(operands) > 1 else "None"
-    return f"arrival({ident}, {count}, {kind!r}, {predicate}, {result})"
+    aligned = op.mnemonic == "bar" or "aligned" in op.modifiers
+    return f"arrival({ident}, {count}, {kind!r}, {predicate}, {result}, {aligned})"
 
 
 def _cluster_barrier(w: Writer, op: Op) -> str:

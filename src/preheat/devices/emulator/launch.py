@@ -16,7 +16,8 @@ from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.generate import CompiledFunction
 from preheat.devices.emulator.group import Frame
 from preheat.devices.emulator.heap import Heap
-from preheat.devices.emulator.layout import Layout
+from preheat.devices.emulator.layout import Layout, coordinates
+from preheat.devices.emulator.limits import Multiprocessor
 from preheat.devices.emulator.memory import Buffer, Violation, align_up
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
@@ -43,6 +44,7 @@ class LaunchDevice(Protocol):
     heap: Heap
     patience: int
     limits: Limits
+    multiprocessor: Multiprocessor
 
     def report_fault(self, fault: DeviceError) -> None:
         """Record a fault of work that runs now."""
@@ -111,7 +113,7 @@ class Launch:
                     for buffer in exposed:
                         self.program.memory.remove(buffer)
         except _KernelStopped as stopped:  # Finding lines may compile, which must not hold the lock.
-            fault = self.program.located(stopped.fault, stopped.calls)
+            fault = self.program.located(stopped.fault, stopped.calls, stopped.other)
             if stopped.calls:
                 self._device.report_fault(fault)
             raise fault from None
@@ -165,25 +167,39 @@ class Launch:
         assert group is not None
         op = group.frame.code.ops[bad.site]
         lane = int(group.all_lanes[bad.position])
+        other = None
+        message = str(bad)
+        if bad.other is not None:
+            other = next(_call_stack(*bad.other))
+            message = f"{message} at PTX line {other[1]}"
         fault = EmulatorFault(
             self.title,
-            str(bad),
+            message,
             line=op.line,
             text=op.text,
             block=_block_of(wave, lane),
-            thread=_coordinates(lane % wave.layout.threads, wave.layout.block),
+            thread=coordinates(lane % wave.layout.threads, wave.layout.block),
             address=bad.address,
             hint=bad.hint,
         )
-        return _KernelStopped(fault, tuple(_call_stack(group.frame, bad.site)))
+        return _KernelStopped(fault, tuple(_call_stack(group.frame, bad.site)), other)
 
 
 class _KernelStopped(Exception):  # noqa: N818  (It never leaves a launch.)
-    """A fault, with its function and PTX line and those of every call around it."""
+    """A fault, with its function and PTX line and those of every call around it.
 
-    def __init__(self, fault: EmulatorFault, calls: tuple[tuple[str, int], ...]) -> None:
+    `other` are the function and PTX line that the message ends with, if it does.
+    """
+
+    def __init__(
+        self,
+        fault: EmulatorFault,
+        calls: tuple[tuple[str, int], ...],
+        other: tuple[str, int] | None = None,
+    ) -> None:
         self.fault = fault
         self.calls = calls
+        self.other = other
 
 
 def _call_stack(frame: Frame | None, site: int) -> Iterator[tuple[str, int]]:
@@ -208,11 +224,6 @@ def _block_of(wave: Wave, lane: int) -> Dim3:
     cx, cy, cz = wave.geometry.cluster or (1, 1, 1)
     cluster, rank = divmod(wave.first + lane // wave.layout.threads, wave.layout.cluster_blocks)
     width, height, depth = wave.geometry.grid
-    x, y, z = _coordinates(cluster, (width // cx, height // cy, depth // cz))
-    inner = _coordinates(rank, (cx, cy, cz))
+    x, y, z = coordinates(cluster, (width // cx, height // cy, depth // cz))
+    inner = coordinates(rank, (cx, cy, cz))
     return x * cx + inner[0], y * cy + inner[1], z * cz + inner[2]
-
-
-def _coordinates(number: int, extent: Dim3) -> Dim3:
-    x, y, _ = extent
-    return number % x, number // x % y, number // (x * y)

@@ -9,10 +9,16 @@ import numpy as np
 from preheat.devices.base import Dim3
 from preheat.lazy import lazy
 
-__all__ = ["WARP", "Layout"]
+__all__ = ["WARP", "Layout", "coordinates"]
 
 Array = np.ndarray[Any, Any]
 WARP = 32
+
+
+def coordinates(number: int, extent: Dim3) -> Dim3:
+    """Return the coordinates of a thread in its block, or of a block in its grid; x is fastest."""
+    x, y, _ = extent
+    return number % x, number // x % y, number // (x * y)
 
 
 class Layout:

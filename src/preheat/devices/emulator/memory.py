@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from preheat.devices.emulator.group import Frame
 
 __all__ = ["FREED", "POISON", "Buffer", "Memory", "Violation", "align_up", "positions_in"]
 
@@ -18,7 +21,10 @@ FREED = 0xDD  # The value of every byte that a deferred stream freed.
 
 
 class Violation(Exception):  # noqa: N818  (It becomes an EmulatorFault.)
-    """A thread made an invalid access or step. `site` is the operation, `position` the thread."""
+    """A thread made an invalid access or step. `site` is the operation, `position` the thread.
+
+    `other` is a frame and a site that the message ends with: where another thread is.
+    """
 
     def __init__(
         self,
@@ -27,12 +33,14 @@ class Violation(Exception):  # noqa: N818  (It becomes an EmulatorFault.)
         position: int = 0,
         address: int | None = None,
         hint: str | None = None,
+        other: tuple[Frame, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.site = site
         self.position = position
         self.address = address
         self.hint = hint
+        self.other = other
 
 
 @contextmanager
@@ -130,34 +138,47 @@ class Memory:
             inside &= (table[at, 2] != 0) | (not write)
         return None if inside.all() else int(np.argmin(inside))
 
-    def describe(self, address: int, size: int, *, write: bool) -> str:
-        """Return what is wrong with `size` bytes at `address`, relative to a nearby buffer."""
+    def describe(
+        self,
+        address: int,
+        size: int,
+        *,
+        write: bool,
+        owner_of: Callable[[Buffer], str] = lambda _: "",
+    ) -> str:
+        """Return what is wrong with `size` bytes at `address`, relative to a nearby buffer.
+
+        `owner_of` returns what a buffer is for, or an empty text.
+        """
+
+        def name_of(buffer: Buffer) -> str:
+            owner = owner_of(buffer)
+            name = f"{buffer.end - buffer.start}-byte buffer at 0x{buffer.start:x}"
+            return f"{name} ({owner})" if owner else name
+
         verb = "writes" if write else "reads"
         what = f"{verb} {_bytes(size)} at 0x{address:x}"
         if write and self.covers(address, address + size, write=False):
-            return f"{what}, in read-only memory"
+            owner = owner_of(self.last_used)
+            return f"{what}, in read-only memory" + (f" ({owner})" if owner else "")
         near = min(self._buffers, key=lambda b: _distance(b, address, size), default=None)
         overrun = near is not None and near.start <= address < near.end + _OVERRUN
         for buffer in reversed(self._freed):
             if buffer.start <= address < buffer.end and not overrun:
-                return f"{what}, in a freed {_name(buffer)}"
+                return f"{what}, in a freed {name_of(buffer)}"
         reach = 0 if near is None else min(max(near.end - near.start, _MIN_REACH), _MAX_REACH)
         if near is None or _distance(near, address, size) > reach:
             null = ": the pointer is null" if address < _PAGE else ""
             return f"{what}, which no allocation contains{null}"
         if address >= near.end:
-            return f"{what}, {_bytes(address - near.end)} past the end of the {_name(near)}"
+            return f"{what}, {_bytes(address - near.end)} past the end of the {name_of(near)}"
         if address < near.start:
-            return f"{what}, {_bytes(near.start - address)} before the {_name(near)}"
-        return f"{what}, across the end of the {_name(near)}"
+            return f"{what}, {_bytes(near.start - address)} before the {name_of(near)}"
+        return f"{what}, across the end of the {name_of(near)}"
 
 
 def _overlapping(buffers: list[Buffer]) -> bool:
     return any(a.end > b.start for a, b in pairwise(buffers))
-
-
-def _name(buffer: Buffer) -> str:
-    return f"{buffer.end - buffer.start}-byte buffer at 0x{buffer.start:x}"
 
 
 def _bytes(count: int) -> str:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
 
 from preheat.arch import Arch
-from preheat.artifact import Artifact
+from preheat.artifact import Artifact, EntryPoint
 from preheat.devices import base
+from preheat.devices.emulator.arguments import ArgumentSpec
 from preheat.devices.emulator.decode import Immediate
 from preheat.devices.emulator.image import ADDRESS, Image, Kernel
 from preheat.devices.emulator.launch import Launch, LaunchDevice
 from preheat.devices.emulator.memory import Buffer, Memory, align_up
 from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.wave import Program
-from preheat.errors import EmulatorFault, InvalidCodeError, LaunchError, UnsupportedInstructionError
+from preheat.errors import (
+    EmulatorFault,
+    InvalidCodeError,
+    LaunchError,
+    SourceLine,
+    UnsupportedInstructionError,
+)
 from preheat.key import Part
 from preheat.lazy import lazy
 from preheat.toolchain import ptx
@@ -31,11 +38,6 @@ Fault = TypeVar("Fault", bound=EmulatorFault)
 
 _NO_LINES = 'compile with options=["-lineinfo"] to see the line of the CUDA source'
 _GAP = 16  # Bytes between variables, so that an access out of bounds is detected.
-# The resources of one multiprocessor.
-_THREADS = 2048
-_REGISTERS = 65536
-_SHARED = 228 << 10
-_BLOCKS = 32
 
 
 def invalid_ptx(meaning: str) -> InvalidCodeError:
@@ -135,20 +137,29 @@ class EmulatorModule:
         """The source lines of the code. The first fault reads them."""
         return None if self._find_lines is None else self._find_lines()
 
-    def located(self, fault: Fault, calls: Iterable[tuple[str, int]] = ()) -> Fault:
+    def located(
+        self,
+        fault: Fault,
+        calls: Iterable[tuple[str, int]] = (),
+        other: tuple[str, int] | None = None,
+    ) -> Fault:
         """Return the same fault with the lines of the CUDA source.
 
         `calls` are the function and PTX line of the fault, then of every call around it; those of an
-        unsupported instruction are in the error itself.
+        unsupported instruction are in the error itself. `other` are the function and PTX line that the
+        message ends with.
         """
         stack = list(calls) or [(fault.kernel, fault.line or 0)]
         lines = self._lines
         bodies = self.image.bodies
         found = [] if lines is None else [lines.of(bodies[name], line) for name, line in stack]
         if found and found[0]:
-            return fault.located(tuple(chain.from_iterable(found)))
+            message = fault.message
+            if other is not None and lines is not None:
+                message = _with_source(message, lines.of(bodies[other[0]], other[1]))
+            return fault.located(tuple(chain.from_iterable(found)), message=message)
         from_cuda = Part("language", "cuda") in self.artifact.parts
-        return fault.located((), hint=_NO_LINES if from_cuda else None)
+        return fault.located((), hint=_NO_LINES if from_cuda else "")
 
     def _check_symbols(self, kernel: Kernel) -> None:
         for code in kernel.functions.values():
@@ -178,8 +189,10 @@ class EmulatorFunction:
         self._device = module.device
         entry = next((e for e in module.artifact.entries if e.name == name), None)
         self.title = entry.title if entry else name
+        head = module.image.module.entries[name]
         self.program = Program(
             kernel=name,
+            arguments=_arguments(head.params, entry),
             functions=kernel.functions,
             missing=kernel.missing,
             shared=kernel.shared,
@@ -190,10 +203,10 @@ class EmulatorFunction:
             heap=module.heap,
             reserved=kernel.reserved,
             patience=module.device.patience,
+            limits=module.device.limits,
             sanitize=module.image.sanitize,
             located=module.located,
         )
-        head = module.image.module.entries[name]
         self.parameters = head.params
         used = entry.resources if entry else None
         shared = used.shared if used else kernel.shared_bytes - kernel.reserved
@@ -232,14 +245,15 @@ class EmulatorFunction:
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
         """Return how many blocks fit the threads, registers and shared memory of a multiprocessor."""
         whole = align_up(max(threads, 1), 32)
-        each = self.attributes.shared + shared
+        has = self._device.multiprocessor
+        each = self.attributes.shared + shared + has.reserved
         blocks = min(
-            _BLOCKS,
-            _THREADS // whole,
-            _REGISTERS // (max(self.attributes.registers, 1) * whole),
-            _SHARED // max(each, 1),
+            has.blocks,
+            has.threads // whole,
+            has.registers // (max(self.attributes.registers, 1) * whole),
+            has.shared // max(each, 1),
         )
-        return base.Occupancy(blocks, blocks * whole / _THREADS)
+        return base.Occupancy(blocks, blocks * whole / has.threads)
 
     def carveout(self) -> int:
         """Return the carveout that was set."""
@@ -248,6 +262,23 @@ class EmulatorFunction:
     def set_carveout(self, percent: int) -> None:
         """Store the number. The emulator has no cache to divide."""
         self._carveout = percent
+
+
+def _arguments(parameters: tuple[ptx.Param, ...], entry: EntryPoint | None) -> tuple[ArgumentSpec, ...]:
+    """Return the parameters of a kernel with their C++ types, or with their names in PTX."""
+    types = [each.type for each in entry.parameters] if entry else []
+    return tuple(
+        ArgumentSpec(each.offset, each.size, known or each.name)
+        for each, known in zip_longest(parameters, types[: len(parameters)])
+    )
+
+
+def _with_source(message: str, places: tuple[SourceLine, ...]) -> str:
+    """Insert a source line, of the program if possible, before the PTX line that ends a message."""
+    own = [place for place in places if place.text is not None]
+    place = next(iter(own or places), None)
+    head, _, line = message.rpartition(" PTX line ")
+    return message if place is None else f"{head} {place}, PTX line {line}"
 
 
 def _number(arch: Arch) -> int:

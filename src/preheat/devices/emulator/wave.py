@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from preheat.devices.base import Geometry, Symbol
+from preheat.devices.base import Geometry, Limits, Symbol
 from preheat.devices.emulator import builtin, warp
 from preheat.devices.emulator.addresses import StateSpace, host_view
+from preheat.devices.emulator.arguments import ArgumentSpec
 from preheat.devices.emulator.barrier import Arrival, Barriers
 from preheat.devices.emulator.cluster import ClusterBarrier
 from preheat.devices.emulator.generate import CompiledBlock, CompiledFunction
@@ -45,6 +46,7 @@ class Program:
     """A kernel that is ready to run: its code, the addresses of its variables, the valid memory."""
 
     kernel: str
+    arguments: tuple[ArgumentSpec, ...]
     functions: dict[str, CompiledFunction]
     missing: dict[str, UnsupportedInstructionError]  # Functions that cannot run, and why.
     shared: dict[str, int]  # The offset of each variable in shared memory.
@@ -55,6 +57,7 @@ class Program:
     heap: Heap
     reserved: int  # Bytes at the beginning of shared memory that are not for variables.
     patience: int  # Basic blocks that may run without progress.
+    limits: Limits
     sanitize: bool  # Whether the code was generated with checks: see `sanitize`.
     located: Callable[..., EmulatorFault]  # Adds source lines to a fault; see `EmulatorModule.located`.
 
@@ -98,6 +101,8 @@ class Wave:
             "shared": StateSpace(self._shared.ctypes.data, strides, shared),
         }
         self.exited = np.zeros(layout.count, np.bool_)
+        # The frames, sites and indices of threads that have exited, if `sanitize`.
+        self.exits: list[tuple[Frame, int, Array]] = []
         self.alive = np.full(layout.blocks, layout.threads)  # Threads of each block.
         self.alive_total = layout.count
         self.barriers = Barriers(self)
@@ -128,11 +133,14 @@ class Wave:
 
     # Scheduling
 
-    def make_ready(self, group: Group) -> None:
-        """Make a group ready to run, merged with a ready group at the same position."""
+    def make_ready(self, group: Group, branch: CompiledBlock | None = None) -> None:
+        """Make a group ready to run, merged with a ready group at the same position.
+
+        `branch` is the block that it comes from, if others have left it there.
+        """
         assert group.count, "a group of no threads"
         if group.block.only_exits and group.frame.parent is None:
-            self._exit(group)
+            self._exit(group, branch or group.block)
         else:
             self._merge_ready(group)
 
@@ -274,7 +282,7 @@ class Wave:
         jumps = Group(group.frame, block.successors[0], lanes[taken])
         falls = Group(group.frame, block.successors[1], lanes[~taken])
         first, second = (jumps, falls) if jumps.pc < falls.pc else (falls, jumps)
-        self.make_ready(second)
+        self.make_ready(second, block)
         return first
 
     def _branch_table(self, group: Group, block: CompiledBlock, index: Any) -> Group | None:
@@ -311,11 +319,13 @@ class Wave:
             self.make_ready(group)
         return None
 
-    def _exit(self, group: Group, _step: CompiledBlock | None = None, _result: Any = None) -> None:
+    def _exit(self, group: Group, block: CompiledBlock, _result: Any = None) -> None:
         self.alive_total -= group.count
         if not self.alive_total:
             return
         self.exited[group.all_lanes] = True
+        if self.program.sanitize:
+            self.exits.append((group.frame, block.site, group.all_lanes))
         self.alive -= np.bincount(group.per_thread("block_index"), minlength=len(self.alive))
         for released in self.barriers.release_all():
             self.make_ready(released)

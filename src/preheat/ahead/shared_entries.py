@@ -1,0 +1,66 @@
+"""The entries of a bake on shared stores: those that a store does not have are written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from preheat.ahead.foreign import BakedForeign
+from preheat.ahead.jobs import Output
+from preheat.build.builder import Builder
+from preheat.cache import Chain
+from preheat.cache.base import Filled, Filling
+from preheat.config import Config
+from preheat.toolchain.headers import pack_states
+
+__all__ = ["fill_stores"]
+
+
+def fill_stores(
+    outputs: Iterable[Output],
+    foreign: Iterable[BakedForeign],
+    builder: Builder | None,
+    config: Config,
+) -> tuple[Filled, ...]:
+    """Write what was baked to the shared stores of `builder`, or of the settings, that lack it.
+
+    An entry that was found in a cache of this machine may never have been on a store.
+    """
+    if builder is None and not config.remote:
+        return ()
+    used = builder or Builder.open(config)
+    try:
+        if not used.cache.shared:
+            return ()
+        entries = [*_programs(outputs, used.cache), *_foreign(foreign)]
+        return tuple(used.cache.fill_shared(entries))
+    finally:
+        if builder is None:
+            used.close()
+
+
+def _programs(outputs: Iterable[Output], cache: Chain) -> Iterator[Filling]:
+    """Yield the code of programs, with the lists of header states that lead to it."""
+    for _, entry, request in outputs:
+        if entry.untracked_reason or not request:
+            continue  # No cache can store it.
+        artifact = entry.artifact
+        header_list = None
+        if artifact.headers:
+            own = partial(pack_states, request, artifact.label, [(entry.state, artifact.digest)])
+            header_list = Filling(request, partial(_stored, cache, request, own))
+        yield Filling(
+            artifact.digest, partial(_stored, cache, artifact.digest, artifact.encode), header_list
+        )
+
+
+def _stored(cache: Chain, digest: str, make: Callable[[], bytes]) -> bytes:
+    """Return an entry as a tier of this machine has it; it may have more than a bundle has."""
+    found = next(cache.each(digest, cache.local), None)
+    return make() if found is None else found.blob
+
+
+def _foreign(foreign: Iterable[BakedForeign]) -> Iterator[Filling]:
+    for each in foreign:
+        for entry in each.entries:
+            yield Filling(entry.digest, entry.encode)

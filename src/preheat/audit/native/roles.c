@@ -1,0 +1,140 @@
+/* Which programs are compilers, and which of their runs only answer a question. */
+#define _GNU_SOURCE
+#include "audit.h"
+
+#include <string.h>
+
+typedef enum { NO_TOOL, DRIVER, LINKER, ASSEMBLER, FRONT_END, NVIDIA, NVCC, NINJA } Family;
+
+static const struct {
+    const char* name;
+    Family family;
+} tools[] = {
+    {"gcc", DRIVER},      {"g++", DRIVER},        {"cc", DRIVER},        {"c++", DRIVER},
+    {"clang", DRIVER},    {"clang++", DRIVER},    {"tcc", DRIVER},       {"hipcc", DRIVER},
+    {"icx", DRIVER},      {"icpx", DRIVER},       {"cc1", FRONT_END},    {"cc1plus", FRONT_END},
+    {"cicc", FRONT_END},  {"cudafe++", FRONT_END}, {"as", ASSEMBLER},    {"collect2", LINKER},
+    {"ld", LINKER},       {"ld.bfd", LINKER},     {"ld.gold", LINKER},   {"ld.lld", LINKER},
+    {"lld", LINKER},      {"mold", LINKER},       {"nvcc", NVCC},        {"ptxas", NVIDIA},
+    {"ptxas-blackwell", NVIDIA}, {"fatbinary", NVIDIA}, {"nvlink", NVIDIA}, {"tileiras", NVIDIA},
+    {"ninja", NINJA},
+};
+
+/* Options after which the tool answers and compiles nothing, wherever they are. */
+static const struct {
+    Family family;
+    const char* option; /* with "*" at its end: the start of an option */
+} questions[] = {
+    {DRIVER, "--version"}, {DRIVER, "--help"}, {DRIVER, "--help=*"}, {DRIVER, "--target-help"},
+    {DRIVER, "-###"}, {DRIVER, "-dumpversion"}, {DRIVER, "-dumpfullversion"}, {DRIVER, "-dumpmachine"},
+    {DRIVER, "-dumpspecs"}, {DRIVER, "-print-search-dirs"}, {DRIVER, "-print-file-name=*"},
+    {DRIVER, "-print-libgcc-file-name"}, {DRIVER, "-print-multi*"}, {DRIVER, "-print-prog-name=*"},
+    {DRIVER, "-print-sysroot*"}, {DRIVER, "-print-resource-dir"}, {DRIVER, "-print-target*"},
+    {DRIVER, "-print-effective-triple"}, {DRIVER, "-print-runtime-dir"}, {DRIVER, "-print-supported-*"},
+    {DRIVER, "-print-rocm-search-dirs"},
+    {LINKER, "--version"}, {LINKER, "--help"}, {LINKER, "--target-help"},
+    {ASSEMBLER, "--version"}, {ASSEMBLER, "--help"}, {ASSEMBLER, "--target-help"},
+    {FRONT_END, "--version"}, {FRONT_END, "--help"}, {FRONT_END, "--help=*"},
+    {NVIDIA, "--version"}, {NVIDIA, "-V"}, {NVIDIA, "--help"}, {NVIDIA, "-h"},
+    {NVCC, "--version"}, {NVCC, "-V"}, {NVCC, "--help"}, {NVCC, "-h"}, {NVCC, "--dryrun"},
+    {NVCC, "-dryrun"}, {NVCC, "--list-gpu-arch"}, {NVCC, "-arch-ls"}, {NVCC, "--list-gpu-code"},
+    {NVCC, "-code-ls"},
+    {NINJA, "--version"}, {NINJA, "--help"}, {NINJA, "-h"}, {NINJA, "-n"}, {NINJA, "-t"},
+};
+
+/* Options that are a question only without any other argument. */
+static const struct {
+    Family family;
+    const char* option;
+} lone_questions[] = {
+    {DRIVER, "-v"}, {DRIVER, "-V"}, {DRIVER, "-qversion"}, {NVCC, "-v"}, {NVIDIA, "-v"},
+    {LINKER, "-v"}, {LINKER, "-V"}, {LINKER, "--verbose"}, {LINKER, "--print-sysroot"},
+    {LINKER, "--print-output-format"},
+};
+
+const char* base_name(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* Return the tool that `path` names: alone, with a target before it, or a version behind it. */
+static Family family_of(const char* path) {
+    const char* name = base_name(path);
+    size_t whole = strlen(name), length = whole;
+    while (length && strchr("0123456789.", name[length - 1]))
+        length--;
+    if (length != whole && length && name[length - 1] == '-')
+        length--; /* gcc-13, clang-18.1 */
+    else
+        length = whole;
+    for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
+        size_t size = strlen(tools[i].name);
+        if (size > length || strncmp(name + length - size, tools[i].name, size))
+            continue;
+        if (size == length || name[length - size - 1] == '-')
+            return tools[i].family; /* x86_64-linux-gnu-gcc */
+    }
+    return NO_TOOL;
+}
+
+static int matches(const char* word, const char* option) {
+    size_t length = strlen(option);
+    if (word[0] == '-' && word[1] == '-' && option[1] != '-')
+        word++; /* --print-search-dirs is -print-search-dirs */
+    return option[length - 1] == '*' ? !strncmp(word, option, length - 1) : !strcmp(word, option);
+}
+
+/* Return whether the argument after this option belongs to it. */
+static int takes_value(const char* word) {
+    static const char* const options[] = {"-o", "-x", "-D", "-I", "-L", "-include", "-T", "-soname",
+                                          "-Xlinker", "-Xassembler", "-Xpreprocessor", "-Xcompiler",
+                                          "-Xptxas", "-Xnvlink", "-Xclang", "-mllvm", NULL};
+    for (int i = 0; options[i]; i++)
+        if (!strcmp(word, options[i]))
+            return 1;
+    return 0;
+}
+
+/* Return whether this is a search of `ctypes.util.find_library`: the linker lists the files that it would
+   use, and gets no input but the library that is searched for. */
+static int is_library_search(Family family, char* const argv[]) {
+    const char* trace = family == DRIVER ? "-Wl,-t" : "-t";
+    int traced = 0;
+    for (int i = 1; argv[i]; i++) {
+        if (!strcmp(argv[i], trace)) {
+            traced = 1;
+        } else if (!strcmp(argv[i], "-o") && argv[i + 1]) {
+            i++;
+            if (family == LINKER && strcmp(argv[i], "/dev/null"))
+                return 0;
+        } else if (!strcmp(argv[i], "-L") && argv[i + 1]) {
+            i++;
+        } else if (strncmp(argv[i], "-l", 2) && strncmp(argv[i], "-L", 2)) {
+            return 0;
+        }
+    }
+    return traced;
+}
+
+static int is_probe(Family family, char* const argv[]) {
+    if (!argv || !argv[0] || !argv[1])
+        return 0;
+    for (int i = 1; argv[i]; i++) {
+        for (size_t k = 0; k < sizeof questions / sizeof *questions; k++)
+            if (questions[k].family == family && matches(argv[i], questions[k].option))
+                return 1;
+        if (family != NINJA && takes_value(argv[i]) && argv[i + 1])
+            i++;
+    }
+    for (size_t k = 0; !argv[2] && k < sizeof lone_questions / sizeof *lone_questions; k++)
+        if (lone_questions[k].family == family && matches(argv[1], lone_questions[k].option))
+            return 1;
+    return (family == DRIVER || family == LINKER) && is_library_search(family, argv);
+}
+
+const char* role_of(const char* path, char* const argv[]) {
+    Family family = family_of(path);
+    if (family == NO_TOOL && argv && argv[0])
+        family = family_of(argv[0]);
+    return family == NO_TOOL ? "" : is_probe(family, argv) ? "probe" : "compiler";
+}

@@ -1,0 +1,162 @@
+"""Programs that the audit does not see: the report and the verdict say so, however they got away."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.audit.conftest import COMPILER, Cli, Standins
+
+Script = Callable[[str], list[str]]
+
+GCC = "import subprocess\nsubprocess.run(['nvcc', 'a.cu'])\n"
+DROPPED = "it was started without the LD_PRELOAD of the audit"
+STATIC = "it is statically linked, so the audit library was not loaded"
+LIBM = next((str(p) for p in Path("/lib").glob("*/libm.so.6")), "/lib64/libm.so.6")
+
+
+def judged(cli: Cli, *words: str) -> dict[str, Any]:
+    """Run a command sealed, and return the verdict."""
+    done = cli("run", "--sealed", "--verdict", "v.json", "--", *words)
+    verdict: dict[str, Any] = json.loads(Path("v.json").read_text())
+    assert verdict["accounted"] is (done.code == 0)
+    return verdict
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A statically linked program, which runs the command in its second argument."""
+    place = tmp_path_factory.mktemp("static")
+    code = "#include <stdlib.h>\nint main(int n, char** a) { return n == 3 && system(a[2]) != 0; }\n"
+    (place / "p.c").write_text(code)
+    made = place / "program"
+    words = [str(COMPILER), "-static", "-o", str(made), str(place / "p.c")]
+    if COMPILER is None or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("static programs cannot be built")
+    return made
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "env -u LD_PRELOAD {python} app.py",
+        f"sh -c 'LD_PRELOAD={LIBM} {{python}} app.py; true'",
+        "env -i PATH=$PATH {python} app.py",
+        "{python} drop.py",
+        "{python} system.py",
+    ],
+)
+def test_a_python_without_the_preload_is_out_of_sight(cli: Cli, script: Script, command: str) -> None:
+    """It loads the library at its start, so lines are known. Its calls do not reach the library."""
+    script(GCC)
+    drop = "import os, subprocess, sys\nenv = dict(os.environ); env.pop('LD_PRELOAD')\n"
+    Path("drop.py").write_text(f"{drop}subprocess.run([sys.executable, 'app.py'], env=env)\n")
+    system = "import os, sys\ndel os.environ['LD_PRELOAD']\nos.system(sys.executable + ' app.py')\n"
+    Path("system.py").write_text(system)
+    verdict = judged(cli, "sh", "-c", command.format(python=sys.executable))
+    assert verdict["accounted"] is False
+    unseen = verdict["unseen"][-1]
+    assert unseen.startswith("activity of ")
+    assert unseen.endswith(DROPPED)
+
+
+def test_a_static_program_that_replaces_a_shell(cli: Cli, static: Path) -> None:
+    assert judged(cli, "sh", "-c", f"exec {static}")["unseen"] == [f"activity of program: {STATIC}"]
+
+
+def test_a_static_command_whose_children_are_seen(cli: Cli, static: Path) -> None:
+    said = "activity of program: the audit library was not loaded"
+    assert judged(cli, str(static), "-c", "true")["unseen"] == [said]
+
+
+def test_a_script_with_a_static_interpreter(cli: Cli, static: Path, tmp_path: Path) -> None:
+    """The file that is executed is a text, so only the missing report of the program tells."""
+    path = tmp_path / "tool.script"
+    path.write_text(f"#!{static}\n")
+    path.chmod(0o755)
+    said = "activity of tool.script: the audit library was not loaded"
+    assert judged(cli, "sh", "-c", f"{path}; true")["unseen"] == [said]
+
+
+def test_an_exec_that_fails_changes_nothing(cli: Cli, script: Script, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF nothing of the kind")
+    broken.chmod(0o755)
+    code = (
+        f"import os, subprocess\npath = {str(broken)!r}\n"
+        "for call in (lambda: os.execv(path, ['x']), lambda: subprocess.run([path])):\n"
+        "    try: call()\n"
+        "    except OSError as error: print(error.errno)\n"
+    )
+    done = cli("run", "--sealed", "--verdict", "v.json", "--", *script(code))
+    assert (done.code, done.out.split()) == (0, ["8", "8"])
+
+
+def test_the_programs_of_a_shell_are_seen(cli: Cli) -> None:
+    assert judged(cli, "sh", "-c", "true; ls; (ls; exec ls); exec env ls")["accounted"] is True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_process_that_changes_its_user_is_seen(
+    cli: Cli, script: Script, hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `hidden`, the new user cannot reach the directory of the events at all."""
+    code = (
+        "import os, subprocess\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "try: subprocess.run(['/bin/sh', '-c', 'gcc -c a.c'])\n"
+        "except OSError as error: print(error)\n"
+        "os.posix_spawn('/usr/bin/gcc', ['gcc', '-c', 'a.c'], os.environ)\n"
+    )
+    if hidden:
+        place = tmp_path / "private"
+        place.mkdir(mode=0o700)
+        monkeypatch.setattr("tempfile.tempdir", str(place))
+    if shutil.which("gcc") != "/usr/bin/gcc":
+        pytest.skip("gcc is in another place")
+    words = script(code)
+    done = cli("run", "--sealed", "--verdict", "v.json", "--", *words)
+    assert done.code != 0
+    verdict = json.loads(Path("v.json").read_text())
+    assert verdict["accounted"] is False
+    assert "start a compiler" in {each["what"] for each in verdict["refused"]}
+    assert bool(verdict["unseen"]) is hidden  # The shell could not report itself.
+
+
+def test_an_audit_inside_a_sealed_run_is_sealed_and_said(cli: Cli, script: Script) -> None:
+    words = [sys.executable, "-m", "preheat", "run", "--verdict", "inner.json", "--", *script(GCC)]
+    done = cli("run", "--sealed", "--verdict", "v.json", "--", *words)
+    assert "PermissionError" in done.err
+    assert json.loads(Path("inner.json").read_text())["refused"] != []
+    assert json.loads(Path("v.json").read_text())["accounted"] is False
+
+
+def test_a_program_that_removes_its_seal_is_said(cli: Cli, script: Script) -> None:
+    code = (
+        "import os, subprocess\n"
+        "subprocess.run(['sh', '-c', 'nvcc a.cu'], env={**os.environ, 'PREHEAT_AUDIT_SEAL': 'off'})\n"
+    )
+    verdict = judged(cli, *script(code))
+    assert any("ran without the seal of the command" in each for each in verdict["unseen"])
+
+
+def test_a_directory_that_has_events_is_refused(cli: Cli, script: Script) -> None:
+    words = ("audit", "--keep", "kept", "--", *script("print('ran')"))
+    assert cli(*words).code == 0
+    again = cli(*words)
+    assert (again.code, again.out) == (2, "")
+    assert "kept is not empty" in again.err
+
+
+def test_a_library_without_a_preload_says_so_for_its_child(cli: Cli, standins: Standins) -> None:
+    code = f"env -u LD_PRELOAD {standins.loader} next; true"
+    assert judged(cli, "sh", "-c", code)["unseen"] == [f"activity of loader: {DROPPED}"]
