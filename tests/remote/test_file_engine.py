@@ -276,6 +276,21 @@ def test_a_folder_that_was_removed_is_created_again(
         assert engine.read(NAME) == b"content"
 
 
+def test_folders_of_private_files_are_private_when_they_are_created_again(tmp_path: Path) -> None:
+    """Leases of a shared cache directory are such files. A folder that others can write is refused."""
+    root = tmp_path / "cache"
+    remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
+    engine = FileEngine(remote, timeout=60, mode=0o600)
+    umask = os.umask(0)
+    try:
+        for name in ("v1/leases/1", "v1/leases/2"):
+            assert engine.create(name, b"token", seconds=60)
+            assert [path.stat().st_mode & 0o777 for path in (root, root / "v1/leases")] == [0o700] * 2
+            shutil.rmtree(root)
+    finally:
+        os.umask(umask)
+
+
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("linked", ["v1", "v1/ab"])
 @pytest.mark.parametrize("known", [False, True])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from preheat.cache import Chain, MemoryTier, chain
+from preheat.cache.base import Filling
 from preheat.cache.remote import envelope
 from preheat.cache.remote.bounded import BoundedEngine
 from preheat.cache.remote.engine import ObjectError, RemoteError
@@ -539,6 +540,15 @@ def test_an_entry_that_is_removed_while_it_waits_to_be_written_is_ignored(
     gate.opened.set()
     assert tier.flush(TIMEOUT_SECONDS)
     assert tier.get(KEY) is None
+
+
+def test_a_removed_entry_that_a_bake_writes_again_is_used(engine: MemoryEngine, events: Events) -> None:
+    tier = tier_on(engine, events)
+    tier.remove(KEY)
+    filled = tier.fill([Filling(KEY, lambda: BLOB)])
+    assert filled is not None
+    assert filled.written == 1
+    assert tier.get(KEY) == BLOB
 
 
 # Many digests

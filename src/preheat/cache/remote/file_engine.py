@@ -73,7 +73,7 @@ class FileEngine:
     def __init__(
         self, remote: Remote, *, timeout: float, private: bool = False, mode: int | None = None
     ) -> None:
-        """`mode` is that of new files, by default 0600 in a private store."""
+        """`mode` is that of new files, by default 0600 in a private store. Folders have 0700 then."""
         self.conditional = True
         self.name = remote.name
         self._private = private
@@ -179,7 +179,7 @@ class FileEngine:
 
     @property
     def _folder_mode(self) -> int:
-        return 0o700 if self._private else 0o777
+        return 0o777 if self._mode & 0o077 else 0o700
 
     def _make_folders(self, folder: str) -> None:
         """Create a folder below the root and those above it, and check them.
