@@ -246,3 +246,26 @@ def test_the_files_of_tests_that_run_first_exist() -> None:
     tests = Path(__file__).parent
     assert [name for name in LONGEST_FILES if not (tests / name).is_file()] == []
     assert len(set(LONGEST_FILES)) == len(LONGEST_FILES)
+
+
+def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
+    """Yield the lines of imports in functions that are not in a `with no_fork` block."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom) and inside:
+            yield child.lineno
+        guards = [item.context_expr for item in child.items] if isinstance(child, ast.With) else []
+        if any(isinstance(each, ast.Name) and each.id == "no_fork" for each in guards):
+            continue
+        function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from unguarded_imports(child, inside=inside or function)
+
+
+#: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
+IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "process_counters", "events"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_no_fork_happens_during_an_import_in_a_thread(file: Path) -> None:
+    """A child that is forked at that moment would wait for the lock of the import for ever."""
+    if layer(file) in IN_THREADS:
+        assert list(unguarded_imports(ast.parse(file.read_text()))) == []

@@ -33,7 +33,7 @@ TYPE_CHECKING = False  # `typing` and `types` cost more than the rest
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Call", "Lock", "no_fork"]
+__all__ = ["Call", "Lock", "no_fork", "wait_before_logging"]
 
 _POLL = (0.0005, 0.05)  # first and longest pause between two checks of the holder, in seconds
 _FORK_WAIT = 10.0  # seconds that a fork waits at most for `no_fork`
@@ -206,3 +206,20 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+_waits_before_logging: list[bool] = []
+
+
+def wait_before_logging() -> None:
+    """Make a fork wait for `no_fork` before it takes the lock of `logging`.
+
+    Call it inside `with no_fork`, before the import of a module that makes a logger, such as asyncio.
+    Fork handlers run in the reverse order of their registration. The handler of `logging` takes a lock
+    that the import waits for. It must not run before the fork has waited for the import, so the handler
+    of `no_fork` is registered again after it.
+    """
+    if not _waits_before_logging:
+        import logging  # noqa: F401
+
+        os.register_at_fork(before=_before_fork)
+        _waits_before_logging.append(True)

@@ -5,7 +5,7 @@ ed25519` write it. A file of public keys has one or more PEM blocks. Lines betwe
 `#` are comments.
 
 The signed message is a constant prefix and the SHA-512 of the context and all parts, each with its
-length before it. Two contexts never have the same message, and neither have two lists of parts.
+length before it. Different contexts, or different lists of parts, never give the same message.
 """
 
 from __future__ import annotations

@@ -50,6 +50,18 @@ def test_other_bytes_are_refused(cli: Cli, url: str, bundle: bytes, tmp_path: Pa
     assert (tmp_path / "copy.heat").read_bytes() == bundle
 
 
+@pytest.mark.parametrize("wrong", [b"garbage", None])
+def test_a_wrong_object_in_the_place_of_a_bundle_is_replaced(
+    cli: Cli, url: str, bundle: bytes, tmp_path: Path, wrong: bytes | None
+) -> None:
+    pin = cli("bundle", "push", "kernels.heat", url).out.strip()
+    (stored,) = (path for path in (tmp_path / "shared").rglob("*") if path.is_file())
+    stored.write_bytes(bundle[:-1] + b"\0" if wrong is None else wrong)
+    pushed = cli("bundle", "push", "kernels.heat", url, "--json").json()
+    assert (pushed["pin"], pushed["written"]) == (pin, True)
+    assert cli("bundle", "pull", url, pin, "-o", "copy.heat").code == 0
+
+
 def test_what_cannot_be_transferred_is_an_error(cli: Cli, url: str, bundle: bytes) -> None:
     absent = f"sha256:{'0' * 64}"
     assert "has no bundle" in cli("bundle", "pull", url, absent, "-o", "copy.heat").err
@@ -94,7 +106,7 @@ def test_an_error_names_the_server_once(cli: Cli) -> None:
 def test_a_bundle_that_no_store_returns_is_not_pushed(
     cli: Cli, url: str, bundle: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.sync.bundle_objects.MOST_BYTES", len(bundle) - 1)
+    monkeypatch.setattr("preheat.sync.bundle_objects.MAX_OBJECT_BYTES", len(bundle) - 1)
     refused = cli("bundle", "push", "kernels.heat", url)
     assert refused.code != 0
     assert f"has {len(bundle):,} bytes" in refused.err

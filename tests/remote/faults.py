@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engine import Engine, RemoteError, names_of
 from tests.remote.servers import ESCAPED_PASSWORD, PASSWORD
 
 __all__ = ["LARGE", "NAME", "every_call", "fault"]
@@ -34,7 +34,7 @@ def every_call(engine: Engine) -> list[Callable[[], object]]:
         lambda: engine.delete(NAME),
         lambda: engine.existing([NAME]),
         lambda: engine.existing([f"v1/ab/{each}" for each in range(9)]),
-        lambda: list(engine.names()),
+        lambda: list(names_of(engine)),
         lambda: engine.create(NAME, b"content", seconds=60),
         lambda: engine.swap(NAME, b"old", b"new", seconds=60),
         lambda: engine.discard(NAME, b"old"),

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from preheat.cache.remote.engine import MOST_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
 
 __all__ = ["MemoryEngine"]
 
@@ -34,7 +34,7 @@ class MemoryEngine:
         if self.before is not None:
             self.before(verb, name)
 
-    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
         self._enter("read", name)
         data = self.objects.get(name)
         if data is not None and len(data) > most:
@@ -56,9 +56,9 @@ class MemoryEngine:
     def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
         yield list(names)
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def pages(self, prefix: str = "") -> Iterator[list[str]]:
         self._enter("names", prefix)
-        yield from [name for name in list(self.objects) if name.startswith(prefix)]
+        yield [name for name in list(self.objects) if name.startswith(prefix)]
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
         del seconds

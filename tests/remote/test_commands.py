@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from preheat.cache.remote import envelope
-from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.engine import Engine, RemoteError, names_of
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.verify import verify
 from preheat.cli import doctor
@@ -19,6 +20,7 @@ from tests.cache.entries import blob_of, digest_of
 from tests.command import Cli, command_line
 from tests.conftest import SAXPY
 from tests.processes import expect_success, start_process
+from tests.remote.memory_engine import MemoryEngine
 from tests.remote.stores import Store
 
 
@@ -69,7 +71,41 @@ def test_doctor_shows_what_each_server_does(served: Store, cli: Cli, use: Callab
     conditional = served.kind in ("s3", "redis")
     assert "one compile among hosts" in found["detail"]
     assert ("best effort" not in found["detail"]) == conditional
-    assert list(served.open().names()) == []  # Nothing is left behind.
+    assert list(names_of(served.open())) == []  # Nothing is left behind.
+
+
+@pytest.mark.parametrize(
+    ("refused", "detail", "fix"),
+    [
+        ("write", ", not writable", "it is only read: memory://test: no write"),
+        ("delete", ", writable, objects cannot be deleted", "permit deletes, "),
+        ("create", ", writable, one compile among hosts is best effort", "conditional writes"),
+    ],
+)
+def test_doctor_says_what_a_server_refuses(
+    cli: Cli,
+    use: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    key: SigningKey,
+    refused: str,
+    detail: str,
+    fix: str,
+) -> None:
+    del key
+
+    def refuse(verb: str, name: str) -> None:
+        del name
+        if verb == refused:
+            raise RemoteError(f"memory://test: no {verb}")
+
+    engine = MemoryEngine(before=refuse)
+    monkeypatch.setattr("preheat.build.remotes.open_engine", lambda *_, **__: engine)
+    use("redis://127.0.0.1:1/0", keys="signing")
+    (found,) = store_lines(cli)
+    assert found["verdict"] == "warn"
+    assert detail in found["detail"]
+    assert fix in found["fix"]
+    assert f"no {refused}" in found["fix"]
 
 
 def test_doctor_says_that_unsigned_entries_are_accepted(
@@ -200,7 +236,47 @@ def test_verify_accepts_unsigned_objects_where_they_are_used(
     use(store.url(), unsigned=True)
     assert cli("cache", "verify", "--remote").code == 0
     names = [entry_name(digest_of(1))]
-    assert [each.verdict for each in verify(store.open(), names, None)] == ["ok"]
+    assert [each.verdict for each in verify(store.open().read, names, None)] == ["ok"]
+
+
+def test_verify_has_retries_and_the_time_of_a_sync(
+    cli: Cli, use: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MemoryEngine()
+    for number in range(40):
+        data = envelope.wrap(digest_of(number), blob_of(number), None)
+        engine.objects[entry_name(digest_of(number))] = data
+    timeouts: list[float] = []
+    reads = itertools.count()
+
+    def reset(verb: str, name: str) -> None:
+        del name
+        if verb == "read" and next(reads) in (5, 20):
+            raise RemoteError("memory://test: connection reset", retryable=True)
+
+    def open_engine(_: object, *, timeout: float, private: bool) -> MemoryEngine:
+        del private
+        timeouts.append(timeout)
+        return engine
+
+    engine.before = reset
+    monkeypatch.setattr("preheat.build.remotes.open_engine", open_engine)
+    use("redis://127.0.0.1:1/0", unsigned=True)
+    ran = cli("cache", "verify", "--remote")
+    assert (ran.code, ran.out) == (0, "")
+    assert "checked 40 objects: no problem" in ran.err
+    assert timeouts == [30.0]
+
+    def refuse(verb: str, name: str) -> None:
+        del name
+        if verb == "read":
+            raise RemoteError("memory://test: it refuses the credentials")
+
+    engine.before = refuse
+    engine.closed = False
+    ran = cli("cache", "verify", "--remote")
+    assert ran.code == 1
+    assert "it refuses the credentials" in ran.err
 
 
 def test_verify_says_what_is_missing(cli: Cli, use: Callable[..., None]) -> None:

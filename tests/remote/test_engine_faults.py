@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engine import Engine, RemoteError, names_of
 from tests.processes import TIMEOUT_SECONDS, expect_success, kill, read_line, start_python, wait_for
 from tests.remote.faults import LARGE, NAME, every_call, fault
 from tests.remote.proxy import Proxy
@@ -128,7 +128,7 @@ def test_a_writer_that_is_killed_leaves_whole_objects(open_store: Callable[[str]
         assert content is not None, store.kind
         assert len(content) == 4 << 20
         assert len(set(content)) == 1
-        assert list(store.open().names()) == [NAME]
+        assert list(names_of(store.open())) == [NAME]
 
 
 def test_wrong_credentials_are_refused(served: Store, open_url: Callable[[str], Engine]) -> None:
@@ -142,11 +142,12 @@ def test_wrong_credentials_are_refused(served: Store, open_url: Callable[[str], 
 
 EXIT_IN_A_CALL = """
 import sys, threading, time
+from preheat.cache.remote.engine import names_of
 from preheat.cache.remote.engines import open_engine
 from preheat.cache.remote.url import parse_remote
 
 engine = open_engine(parse_remote(sys.argv[1]), timeout=600)
-for call in (lambda: engine.read("v1/ab/name"), lambda: list(engine.names())):
+for call in (lambda: engine.read("v1/ab/name"), lambda: list(names_of(engine))):
     threading.Thread(target=call, daemon=True).start()
 while sum(t.name == "preheat-remote-call" for t in threading.enumerate()) < 2:
     time.sleep(0.001)

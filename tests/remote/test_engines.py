@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.cache.remote import bounded
-from preheat.cache.remote.engine import ObjectError
+from preheat.cache.remote import file_engine, opendal_lists, redis_engine
+from preheat.cache.remote.engine import ObjectError, names_of
 from tests.processes import expect_success, read_line, start_process, write_line
 from tests.remote.racers import RACES, prepare
 from tests.remote.stores import Store
@@ -62,23 +62,25 @@ def test_many_names_are_asked_for_at_once(store: Store) -> None:
 
 def test_all_names_are_listed_or_those_of_a_folder(store: Store) -> None:
     engine = store.open()
-    assert list(engine.names()) == []
+    assert list(names_of(engine)) == []
     for name in DIGESTS:
         engine.write(name, b"content")
-    assert sorted(engine.names()) == sorted(engine.names("v1/")) == DIGESTS
-    assert list(engine.names("v1/01/")) == [DIGESTS[1]]
-    assert list(engine.names("v1/99/")) == []
+    assert sorted(names_of(engine)) == sorted(names_of(engine, "v1/")) == DIGESTS
+    assert list(names_of(engine, "v1/01/")) == [DIGESTS[1]]
+    assert list(names_of(engine, "v1/99/")) == []
 
 
 def test_lists_and_questions_have_many_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "_BATCH", 5)
+    monkeypatch.setattr(file_engine, "_PAGE", 5)
+    monkeypatch.setattr(opendal_lists, "_PAGE", 5)
+    monkeypatch.setattr(redis_engine, "_BATCH", 5)
     engine = store.open()
     names = {f"v1/{each % 3}/{each}" for each in range(16)}
     for name in names:
         engine.write(name, b"content")
-    assert sorted(engine.names()) == sorted(names)
+    assert sorted(names_of(engine)) == sorted(names)
     assert engine.existing([*names, "v1/0/absent"]) == names
-    first = next(iter(engine.names()))  # The rest of the list is not read.
+    first = next(iter(names_of(engine)))  # The rest of the list is not read.
     assert first in names
 
 
@@ -114,7 +116,7 @@ def test_threads_share_an_engine(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert len(list(engine.names())) == 80
+    assert len(list(names_of(engine))) == 80
 
 
 RACERS = 8

@@ -81,7 +81,7 @@ def test_an_entry_is_compressed_only_where_that_makes_it_smaller() -> None:
 
 def test_an_entry_too_long_for_readers_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envelope, "_MAX_ENTRY", 10)
-    with pytest.raises(ValueError, match="an entry of 11 bytes is too long; 10 is the most"):
+    with pytest.raises(ValueError, match="an entry of 11 bytes is too long; the limit is 10"):
         wrap(DIGEST, bytes(11), KEY)
 
 
@@ -147,7 +147,7 @@ def test_a_signature_of_another_kind_of_thing_is_refused() -> None:
 def test_an_entry_under_another_key_is_refused(trusted: Keyring | None) -> None:
     other = digest_of(2)
     replayed = wrap(DIGEST, TEXT, KEY)
-    refused(f"it is the entry of another key, {DIGEST}", replayed, digest=other, trusted=trusted)
+    refused(f"it is the entry of another digest, {DIGEST}", replayed, digest=other, trusted=trusted)
 
 
 def test_a_signed_entry_with_the_digest_of_another_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +16,11 @@ import pytest
 
 from preheat.cache.publish import replace
 from preheat.cache.remote import file_engine
-from preheat.cache.remote.engine import LEASE_BYTES, Engine, ObjectError
+from preheat.cache.remote.engine import LEASE_BYTES, Engine, ObjectError, names_of
 from preheat.cache.remote.file_engine import FileEngine
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.url import Remote
-from preheat.cache.remote.verify import verify
+from preheat.cache.remote.verify import listed, verify
 from tests.cache.support import as_nobody, needs_root
 from tests.processes import run_in_fork
 from tests.remote.faults import LARGE, NAME, fault
@@ -40,7 +41,7 @@ def test_a_file_system_that_is_full_leaves_nothing(open_store: Callable[[str], S
     run_in_fork(write_too_much)
     assert store.open().read(NAME) == b"old"
     assert list(Path(store.url().removeprefix("file://")).rglob("*.staged")) == []
-    assert list(store.open().names()) == [NAME]
+    assert list(names_of(store.open())) == [NAME]
 
 
 def test_a_directory_that_is_not_mounted_is_not_created(
@@ -111,8 +112,8 @@ def test_something_else_in_the_place_of_an_object_concerns_that_object(
     path.parent.mkdir(parents=True)
     path.mkdir() if kind == "directory" else os.mkfifo(path)
     assert isinstance(fault(lambda: store.open().read(name)), ObjectError)
-    assert list(store.open().names()) == [name]
-    (verified,) = verify(store.open(), [name], None)
+    assert list(names_of(store.open())) == [name]
+    (verified,) = verify(store.open().read, [name], None)
     assert verified.verdict == "foreign"
     assert verified.reason
 
@@ -209,7 +210,7 @@ def test_staged_files_of_writers_that_were_killed_are_removed(
         os.utime(staged, (time.time() - age,) * 2)
     store.open().write("v1/ab/other", b"content")
     assert {path.name for path in folder.iterdir()} == {"name", "other", ".preheat-1-0.staged"}
-    assert sorted(store.open().names()) == [NAME, "v1/ab/other"]
+    assert sorted(names_of(store.open())) == [NAME, "v1/ab/other"]
 
 
 def test_staged_files_are_compared_with_the_clock_of_the_file_system(
@@ -251,3 +252,119 @@ def test_a_lock_that_others_take_in_turn_ends_the_call_in_time(
         stop.set()
         holders.join()
     assert store.open().swap(NAME, b"old", b"new", seconds=60)
+
+
+def root_of(store: Store) -> Path:
+    return Path(store.url().removeprefix("file://"))
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("removed", ["v1/ab", "v1", "."])
+def test_a_folder_that_was_removed_is_created_again(
+    tmp_path: Path, private: bool, removed: str
+) -> None:
+    root = tmp_path / "store"
+    remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
+    engine = FileEngine(remote, timeout=60, private=private)
+    for call in (
+        lambda: engine.write(NAME, b"content"),
+        lambda: engine.create(NAME, b"content", seconds=60),
+    ):
+        engine.write(NAME, b"first")
+        shutil.rmtree(root / removed)
+        call()
+        assert engine.read(NAME) == b"content"
+
+
+def test_folders_of_private_files_are_private_when_they_are_created_again(tmp_path: Path) -> None:
+    """Leases of a shared cache directory are such files. A folder that others can write is refused."""
+    root = tmp_path / "cache"
+    remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
+    engine = FileEngine(remote, timeout=60, mode=0o600)
+    umask = os.umask(0)
+    try:
+        for name in ("v1/leases/1", "v1/leases/2"):
+            assert engine.create(name, b"token", seconds=60)
+            assert [path.stat().st_mode & 0o777 for path in (root, root / "v1/leases")] == [0o700] * 2
+            shutil.rmtree(root)
+    finally:
+        os.umask(umask)
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("linked", ["v1", "v1/ab"])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_link_in_the_place_of_a_folder_is_not_followed(
+    tmp_path: Path, private: bool, linked: str, known: bool
+) -> None:
+    root, outside = tmp_path / "store", tmp_path / "outside"
+    remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
+    engine = FileEngine(remote, timeout=60, private=private)
+    engine.write(NAME, b"content")
+    os.rename(root / linked, outside)
+    (root / linked).symlink_to(outside)
+    if not known or private:  # Nobody else can exchange the folder of a private store.
+        engine = FileEngine(remote, timeout=60, private=private)
+    before = {path: path.is_file() and path.read_bytes() for path in outside.rglob("*")}
+    for call in (
+        lambda: engine.read(NAME),
+        lambda: engine.write(NAME, b"new"),
+        lambda: engine.write("v1/ab/other", b"new"),
+        lambda: engine.delete(NAME),
+        lambda: engine.create("v1/ab/other", b"new", seconds=60),
+        lambda: engine.swap(NAME, b"content", b"new", seconds=60),
+        lambda: engine.discard(NAME, b"content"),
+    ):
+        error = fault(call)
+        assert "is a link or a file, and not a folder" in str(error)
+        assert isinstance(error, ObjectError) == (linked == "v1/ab")  # There are other such folders.
+    assert {path: path.is_file() and path.read_bytes() for path in outside.rglob("*")} == before
+    engine.write("v2/cd/name", b"content")
+    assert engine.read("v2/cd/name") == b"content"
+
+
+def test_the_root_of_a_store_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (tmp_path / "store").symlink_to(tmp_path / "disk")
+    engine = private_engine(tmp_path / "store")
+    engine.write(NAME, b"content")
+    assert engine.read(NAME) == b"content"
+    assert list(names_of(engine)) == [NAME]
+
+
+def test_a_private_store_checks_a_root_that_was_created_later(tmp_path: Path) -> None:
+    engine = private_engine(tmp_path / "store")
+    assert engine.read(NAME) is None
+    (tmp_path / "store").mkdir()
+    os.chmod(tmp_path / "store", 0o777)
+    for call in (lambda: engine.read(NAME), lambda: engine.write(NAME, b"content")):
+        error = fault(call)
+        assert "others can write to it" in str(error)
+        assert not isinstance(error, ObjectError)
+
+
+def test_a_foreign_folder_is_one_name(open_store: Callable[[str], Store]) -> None:
+    store = open_store("file")
+    store.open().write(NAME, b"content")
+    (root_of(store) / "lost+found" / "inside").mkdir(parents=True)
+    assert sorted(names_of(store.open())) == ["lost+found", NAME]
+    names = listed(store.open())
+    found = {each.name: each.verdict for each in verify(store.open().read, names, None)}
+    assert found == {"lost+found": "foreign", NAME: "foreign"}
+
+
+@needs_root
+def test_a_foreign_folder_that_cannot_be_read_is_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chmod(tmp_path, 0o755)
+    monkeypatch.chdir(tmp_path)
+    engine = FileEngine(Remote(service="file", name="file://store", host="", path="store"), timeout=60)
+    engine.write(NAME, b"content")
+    engine.write("other/a/b", b"content")
+    os.chmod(tmp_path / "store" / "other", 0o700)
+    with as_nobody():
+        assert sorted(names_of(engine)) == ["other", NAME]
+    os.chmod(tmp_path / "store" / "v1", 0o700)
+    with as_nobody():
+        assert "Permission denied" in str(fault(lambda: list(names_of(engine))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -214,3 +215,43 @@ def test_a_child_forked_before_the_first_use_has_the_store_and_one_forked_later_
     assert said[0] == "True"
     assert "forked after its parent had used opendal" in said[1]
     assert "spawn" in said[1]
+
+
+IMPORT = """
+import os, signal, sys, threading, time
+import preheat.cache.remote.opendal_engine as opendal_engine
+if sys.argv[1] == "logging":
+    import logging
+
+assert "asyncio" not in sys.modules
+importing = threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "asyncio.log":
+            importing.set()
+            time.sleep(0.5)
+
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=opendal_engine._lists)
+thread.start()
+assert importing.wait(60)
+pid = os.fork()
+if pid == 0:
+    sys.meta_path.pop(0)
+    signal.alarm(20)
+    import asyncio
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+thread.join()
+print(status)
+"""
+
+
+@pytest.mark.parametrize("before", ["logging", "nothing"])
+def test_a_child_that_is_forked_during_an_import_of_a_thread_can_import(before: str) -> None:
+    """The import makes a logger, and the fork handler of `logging` holds a lock that it needs."""
+    env = {"PYTHONPATH": str(SOURCE)}
+    started = time.monotonic()
+    assert expect_success(start_python(IMPORT, before, env=env)) == "0\n"
+    assert time.monotonic() - started < 10  # The longest wait of a fork, which goes on after it.

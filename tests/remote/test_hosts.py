@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from preheat.cache.remote.engine import names_of
 from preheat.cache.remote.lease import LEASE_SECONDS
 from tests.processes import SOURCE, expect_success, start_process
 from tests.remote.hosts import HOSTS
@@ -49,7 +50,7 @@ def test_hosts_that_miss_together_compile_each_kernel_exactly_once(
     assert len(rows) == HOSTS * PROCESSES
     assert {row["host"] for row in rows if row.get("hits.remote")} > set()
     assert total(rows, "faults") == 0
-    assert list(store.open().names("v1/leases/")) == []  # All were given back.
+    assert list(names_of(store.open(), "v1/leases/")) == []  # All were given back.
 
 
 @pytest.mark.parametrize("kind", ["redis", "s3"])

@@ -579,3 +579,23 @@ def test_the_number_of_requests_is_counted(host: Host, engine: MemoryEngine, eve
     stats = events.stats()
     assert stats["lease_requests"] == engine.calls.total() == 3
     assert (stats["leases.held"], stats["leases.released"]) == (1, 1)
+
+
+# Traffic
+
+
+def test_the_bytes_of_leases_that_were_read_are_counted(
+    host: Host, other: Host, engine: MemoryEngine, recorder: Recorder
+) -> None:
+    def received() -> list[int]:
+        read = [each["received"] for each in recorder.named("remote") if each["verb"] == "read_lease"]
+        recorder.seen.clear()
+        return read
+
+    lease = host.holder()
+    other.waiting()
+    assert received() == [len(engine.objects[NAME])]
+    stolen = LeaseContent.of(b"another token", 0)
+    engine.objects[NAME] = stolen.data
+    lease.renew()
+    assert received() == [len(stolen.data)]

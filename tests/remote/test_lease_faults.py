@@ -6,16 +6,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from preheat.cache.remote import lease as lease_module
 from preheat.cache.remote.engine import LEASE_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.file_engine import FileEngine
 from preheat.cache.remote.lease import Lease, LeaseContent, Leases, lease_name
 from preheat.cache.remote.lease_request import LeaseRequest
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.tier import RemoteTier
+from preheat.cache.remote.url import Remote
 from preheat.events import Events
 from preheat.locks import Call
 from tests.cache.entries import blob_of, digest_of
@@ -255,6 +258,25 @@ def test_a_large_object_in_the_place_of_a_lease_is_not_received(
     assert request.lease is None
     assert outcomes(recorder) == ["fault"]
     take(leases, 1)  # Other leases are not affected.
+
+
+def test_a_link_in_the_place_of_the_folder_of_leases_does_not_affect_entries(
+    tmp_path: Path, events: Events, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    root, outside = tmp_path / "store", tmp_path / "outside"
+    (root / "v1").mkdir(parents=True)
+    outside.mkdir()
+    (root / "v1/leases").symlink_to(outside)
+    remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
+    tier = tier_on(lambda: FileEngine(remote, timeout=60), events)
+    leases = Leases(tier.server, tier.when_written, events, start=lambda _: None)
+    assert [ask(leases, digest_of(number)).lease for number in range(4)] == [None] * 4
+    assert not tier.server.leases.closed
+    tier.put(digest_of(0), blob_of(0))
+    assert tier.flush(TIMEOUT_SECONDS)
+    assert tier.get(digest_of(0)) == blob_of(0)
+    assert list(outside.iterdir()) == []
 
 
 # Renewals

@@ -255,6 +255,32 @@ def test_an_object_that_the_server_has_no_room_for_is_dropped(
     assert [event["key"] for event in recorder.named("dropped")] == [KEY]
     assert faults(recorder) == [("remote", "write")]
     assert machine.remote.get(KEY) is None
+    machine.remote.put(digest_of(2), blob_of(2))  # Other entries are still written.
+    assert machine.remote.flush(TIMEOUT_SECONDS)
+    assert machine.remote.get(digest_of(2)) == blob_of(2)
+
+
+def test_a_lookup_creates_no_directory_of_a_store(
+    tmp_path: Path, config: Config, events: Events, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    root = tmp_path / "mount" / "shared" / "kernels"
+    config = replace(config, remote=(f"file://{root}",), signing_key=None, trusted_keys=())
+    (tier,) = open_remotes(config, events)
+    assert tier.get(KEY) is None
+    tier.put(KEY, BLOB)
+    assert tier.flush(TIMEOUT_SECONDS)
+    assert not (tmp_path / "mount").exists()
+    assert "does not exist; its filesystem may not be mounted" in recorder.named("fault")[0]["error"]
+    root.parent.mkdir(mode=0o700, parents=True)
+    (tier,) = open_remotes(config, events)
+    assert tier.get(KEY) is None
+    assert not root.exists()
+    tier.put(KEY, BLOB)
+    assert tier.flush(TIMEOUT_SECONDS)
+    assert tier.get(KEY) == BLOB
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert len(recorder.named("fault")) == 1
 
 
 def test_a_store_that_is_not_there_is_no_error_at_open(config: Config, events: Events) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
-from preheat.cache.remote.engine import Engine, ObjectError
+from preheat.cache.remote.engine import Engine, ObjectError, names_of
 from preheat.cache.remote.engines import open_engine, probe_conditional
 from preheat.cache.remote.lease import Leases
 from preheat.cache.remote.lease_request import LeaseRequest
@@ -50,12 +52,37 @@ def test_a_webdav_server_refuses_objects_above_its_limit(
     engine = open_store("webdav").open()
     error = fault(lambda: engine.write(NAME, bytes(9 << 20)))
     assert "too large: HTTP status 413" in str(error)
+    assert isinstance(error, ObjectError)
     assert engine.read(NAME) is None
+
+
+@pytest.mark.parametrize("kind", ["s3", "webdav"])
+def test_an_object_that_is_too_large_concerns_that_object(open_url: Open, kind: str) -> None:
+    too_large = b"<Error><Code>EntityTooLarge</Code><Message>too large</Message></Error>"
+    replies = [(413, b"")] if kind == "webdav" else [(413, b""), (400, too_large)]
+    for status, body in replies:
+        with replying(status, body) as port:
+            s3 = f"s3://u:p@bucket?endpoint=http://127.0.0.1:{port}&region=r"
+            engine = open_url(s3 if kind == "s3" else f"dav://127.0.0.1:{port}/x")
+            assert isinstance(fault(lambda: engine.write(NAME, b"content")), ObjectError)  # noqa: B023
+
+
+@pytest.mark.parametrize("shown", [None, 12])
+def test_a_server_that_repeats_the_credentials_of_a_request(open_url: Open, shown: int | None) -> None:
+    token = base64.b64encode(b"tester:open-sesame!").decode()
+    assert token.endswith("=")
+    for text in (f"Authorization: Basic {token[:shown]}", f"token {token}", f"[{token.rstrip('=')}]"):
+        with replying(400, text.encode()) as port:
+            engine = open_url(f"dav://tester:open-sesame!@127.0.0.1:{port}/k")
+            for call in (lambda: engine.read(NAME), lambda: engine.write(NAME, b"1")):  # noqa: B023
+                message = str(fault(call))
+                assert token[:10] not in message
+                assert "***" in message
 
 
 def test_a_bucket_that_does_not_exist_is_an_error(s3: Server, open_url: Open) -> None:
     engine = open_url(s3.url("x").replace("@kernels/", "@elsewhere/"))
-    for call in (lambda: engine.read(NAME), lambda: list(engine.names())):
+    for call in (lambda: engine.read(NAME), lambda: list(names_of(engine))):
         assert "bucket does not exist" in str(fault(call))
 
 
@@ -73,7 +100,7 @@ def test_plain_http_reads_what_others_wrote(
     for call in (
         lambda: engine.write(NAME, b""),
         lambda: engine.delete(NAME),
-        lambda: [*engine.names()],
+        lambda: [*names_of(engine)],
     ):
         assert "read-only" in str(fault(call))
     assert not engine.conditional
@@ -164,7 +191,7 @@ def test_a_gateway_without_conditions_gets_all_entries(
 def test_a_probe_accepts_servers_that_keep_conditions(store: Store) -> None:
     engine = store.open()
     assert probe_conditional(engine) == engine.conditional == (store.kind != "webdav")
-    assert list(engine.names()) == []
+    assert list(names_of(engine)) == []
 
 
 def test_a_missing_package_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +202,20 @@ def test_a_missing_package_names_the_command_that_installs_it(monkeypatch: pytes
         open_engine(parse_remote("s3://bucket"), timeout=60)
     assert missing.value.hint == "pip install 'preheat[remote]'"
     open_engine(parse_remote("redis://host"), timeout=60)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"exceptions": ModuleType("opendal.exceptions")}])
+def test_a_package_that_cannot_be_used_is_a_fault_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, attributes: dict[str, object]
+) -> None:
+    """A build for another system raises `ImportError`, and another version `AttributeError`."""
+    broken = ModuleType("opendal")
+    vars(broken).update(attributes)
+    monkeypatch.setitem(sys.modules, "opendal", broken)
+    for module in ("engine", "errors"):
+        monkeypatch.delitem(sys.modules, f"preheat.cache.remote.opendal_{module}", raising=False)
+    error = fault(lambda: open_engine(parse_remote("s3://bucket?region=r"), timeout=60))
+    assert str(error).startswith("s3://bucket?region=r: the package opendal cannot be used: ")
 
 
 def test_a_region_that_is_missing_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +234,7 @@ def test_other_threads_run_while_a_list_waits(
     proxy = open_proxy(store.server.port)
     proxy.stall()
     engine = store.open(port=proxy.port, timeout=0.5)
-    for call in (lambda: list(engine.names()), lambda: engine.existing(map(str, range(9)))):
+    for call in (lambda: list(names_of(engine)), lambda: engine.existing(map(str, range(9)))):
         thread = threading.Thread(target=fault, args=[call])
         thread.start()
         turns = 0

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
+from preheat.cache.remote import redis_engine, resp
+from preheat.cache.remote.engine import Engine, ObjectError, RemoteError, names_of
 from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.resp import Connection
 from preheat.cache.remote.verify import verify
-from tests.processes import wait_for
+from tests.processes import TIMEOUT_SECONDS, wait_for
 from tests.remote.faults import LARGE, NAME, every_call, fault
 from tests.remote.memory_engine import MemoryEngine
 from tests.remote.servers import ESCAPED_PASSWORD, PASSWORD, Server, free_ports, redis_server
@@ -48,7 +49,7 @@ def test_a_user_of_redis_who_may_only_read(redis: Server, open_url: Open) -> Non
     engine = open_url(url)
     assert engine.read(NAME) is None
     error = fault(lambda: engine.write(NAME, b"content"))
-    assert "refuses the command to this user" in str(error)
+    assert "this user may not run the command" in str(error)
     assert not error.retryable
 
 
@@ -69,7 +70,7 @@ def test_redis_removes_leases_that_were_not_renewed(redis: Server, open_url: Ope
 
 def test_a_server_that_speaks_something_else_than_redis(webdav: Server, open_url: Open) -> None:
     engine = open_url(f"redis://127.0.0.1:{webdav.port}")
-    assert "protocol of Redis" in str(fault(lambda: engine.read(NAME)))
+    assert "not valid Redis protocol" in str(fault(lambda: engine.read(NAME)))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_reply_that_makes_no_sense_is_an_error(open_url: Open, reply: bytes) -
     with saying((reply + b"\r\n") * 9) as port:  # as many as the commands that are sent at once
         engine = open_url(f"redis://127.0.0.1:{port}")
         fault(lambda: engine.read(NAME))
-        fault(lambda: list(engine.names()))
+        fault(lambda: list(names_of(engine)))
         for call in every_call(engine):
             with suppress(RemoteError):
                 call()
@@ -102,6 +103,57 @@ def test_a_reply_that_is_too_long_is_not_received(open_url: Open) -> None:
         error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").read(NAME))
     assert "2,000,000,000 bytes" in str(error)
     assert isinstance(error, ObjectError)
+
+
+def test_an_array_in_the_place_of_an_object_is_not_received(open_url: Open) -> None:
+    """The connection stays open after the header, so only an answer to it ends the call in time."""
+    with saying(b"*60\r\n") as port:
+        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").read(NAME))
+    assert "not valid Redis protocol" in str(error)
+    assert not isinstance(error, ObjectError)
+
+
+@pytest.mark.parametrize("reply", [b"*9\r\n" + b"$600\r\n%b\r\n" % bytes(600) * 9, b"*1\r\n" * 500])
+def test_a_list_is_limited_in_total(
+    open_url: Open, monkeypatch: pytest.MonkeyPatch, reply: bytes
+) -> None:
+    monkeypatch.setattr(resp, "_MAX_LIST_BYTES", 1000)
+    monkeypatch.setattr(resp, "_CHUNK", 16)
+    with saying(reply) as port:
+        error = fault(lambda: list(names_of(open_url(f"redis://127.0.0.1:{port}"))))
+    assert "not valid Redis protocol" in str(error)
+
+
+def test_a_scan_that_does_not_advance_is_an_error(open_url: Open) -> None:
+    with saying(b"*2\r\n$1\r\n1\r\n*0\r\n") as port:
+        error = fault(lambda: list(names_of(open_url(f"redis://127.0.0.1:{port}"))))
+    assert "not valid Redis protocol" in str(error)
+
+
+def test_replies_are_limited_together() -> None:
+    with saying(b"$100000\r\n%b\r\n" % bytes(100_000) * 9) as port:
+        connection = Connection.open("127.0.0.1", port, secure=False, timeout=TIMEOUT_SECONDS)
+        get = ["GET", NAME]
+        assert connection.call([get], TIMEOUT_SECONDS, most=1 << 17) == [bytes(100_000)]
+        with pytest.raises(ValueError, match="too long"):
+            connection.call([get] * 8, TIMEOUT_SECONDS, most=1 << 17)
+        connection.close()
+
+
+def test_a_list_has_a_page_for_each_part_of_a_database(
+    redis: Server, open_url: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of other programs do not make a page longer, so each page takes the time of a request."""
+    monkeypatch.setattr(redis_engine, "_BATCH", 10)
+    engine = open_url(redis.url("pages"))
+    others = [f"v1/ab/{each}" for each in range(500)]
+    foreign = open_url(redis.url("foreign"))
+    for name in others:
+        foreign.write(name, b"")
+    engine.write(NAME, b"content")
+    pages = list(engine.pages())
+    assert [name for page in pages for name in page] == [NAME]
+    assert len(pages) > 10
 
 
 def test_text_of_a_server_cannot_control_a_terminal(open_url: Open) -> None:
@@ -123,15 +175,15 @@ def test_a_key_of_another_kind_concerns_that_object(redis: Server, open_url: Ope
     inner = engine.inner  # type: ignore[attr-defined]
     inner._call(["LPUSH", inner._key(name), "a"])
     error = fault(lambda: engine.read(name))
-    assert "another kind of value" in str(error)
+    assert "is not a string" in str(error)
     assert isinstance(error, ObjectError)
     assert engine.read(NAME) == b"content"
-    (verified,) = verify(engine, [name], None)
+    (verified,) = verify(engine.read, [name], None)
     assert verified.verdict == "foreign"
 
 
 def test_names_of_foreign_objects_are_shown_without_control_characters() -> None:
-    (verified,) = verify(MemoryEngine(), ["v1/\x1b[2J"], None)
+    (verified,) = verify(MemoryEngine().read, ["v1/\x1b[2J"], None)
     assert (verified.name, verified.verdict) == (r"v1/\x1b[2J", "foreign")
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from preheat.cache import Chain, MemoryTier, chain
+from preheat.cache.base import Filling
 from preheat.cache.remote import envelope
 from preheat.cache.remote.bounded import BoundedEngine
 from preheat.cache.remote.engine import ObjectError, RemoteError
 from preheat.cache.remote.names import digest_of as digest_of_name
 from preheat.cache.remote.names import entry_name
-from preheat.cache.remote.tier import Keys, RemoteTier
+from preheat.cache.remote.tier import RemoteTier, StoreKeys
 from preheat.cache.remote.worker import Worker
 from preheat.events import Events
 from preheat.signing import Keyring, SigningKey
@@ -44,8 +47,8 @@ def signer() -> SigningKey:
     return SigningKey.new()
 
 
-def signed(signer: SigningKey) -> Callable[[], Keys]:
-    return lambda: Keys(Keyring((signer.public,)), signer)
+def signed(signer: SigningKey) -> Callable[[], StoreKeys]:
+    return lambda: StoreKeys(Keyring((signer.public,)), signer)
 
 
 def failing(error: RemoteError, clock: Clock, seconds: float = 0.0) -> Callable[[str, str], None]:
@@ -80,7 +83,7 @@ def test_what_one_process_puts_another_one_gets(
     engine: MemoryEngine, events: Events, signer: SigningKey
 ) -> None:
     put(tier_on(engine, events, keys=signed(signer)))
-    reader = tier_on(engine, events, keys=lambda: Keys(Keyring((signer.public,))), writable=False)
+    reader = tier_on(engine, events, keys=lambda: StoreKeys(Keyring((signer.public,))), writable=False)
     assert reader.get(KEY) == BLOB
     assert reader.get(digest_of(2)) is None
     assert engine.calls == {"write": 1, "read": 2}
@@ -111,9 +114,9 @@ def test_the_engine_and_the_keys_are_made_by_the_first_request(events: Events) -
         made.append("engine")
         return MemoryEngine()
 
-    def read_keys() -> Keys:
+    def read_keys() -> StoreKeys:
         made.append("keys")
-        return Keys()
+        return StoreKeys()
 
     tier = tier_on(open_engine, events, keys=read_keys)
     assert made == []
@@ -192,7 +195,7 @@ def test_keys_that_cannot_be_read_are_one_fault(
 ) -> None:
     recorder.forgive = True
 
-    def read_keys() -> Keys:
+    def read_keys() -> StoreKeys:
         raise RemoteError("key file x: it cannot be read")
 
     tier = tier_on(engine, events, keys=read_keys)
@@ -506,6 +509,48 @@ def test_a_removed_entry_stays_on_the_server_and_is_not_taken_from_there(
     assert tier.get(KEY) == blob_of(1, by="again")
 
 
+def test_a_removed_entry_is_ignored_until_a_new_one_is_written(
+    engine: MemoryEngine, events: Events, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    put(tier_on(engine, events))
+    reader = tier_on(engine, events, writable=False)
+    reader.remove(KEY)
+    put(reader)
+    assert reader.get(KEY) is None
+    writer = tier_on(engine, events)
+    writer.remove(KEY)
+    engine.before = failing(ObjectError("the object is too large"), Clock())
+    put(writer)
+    engine.before = None
+    assert writer.get(KEY) is None
+    put(writer)
+    assert writer.get(KEY) == BLOB
+
+
+def test_an_entry_that_is_removed_while_it_waits_to_be_written_is_ignored(
+    engine: MemoryEngine, events: Events
+) -> None:
+    gate = Gate()
+    engine.before = lambda _, __: gate()
+    tier = tier_on(engine, events)
+    tier.put(KEY, BLOB)
+    assert gate.entered.wait(TIMEOUT_SECONDS)
+    tier.remove(KEY)
+    gate.opened.set()
+    assert tier.flush(TIMEOUT_SECONDS)
+    assert tier.get(KEY) is None
+
+
+def test_a_removed_entry_that_a_bake_writes_again_is_used(engine: MemoryEngine, events: Events) -> None:
+    tier = tier_on(engine, events)
+    tier.remove(KEY)
+    filled = tier.fill([Filling(KEY, lambda: BLOB)])
+    assert filled is not None
+    assert filled.written == 1
+    assert tier.get(KEY) == BLOB
+
+
 # Many digests
 
 
@@ -534,10 +579,39 @@ def test_an_absence_is_out_of_date_after_a_minute(
     engine: MemoryEngine, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = tier_on(engine, events)
-    monkeypatch.setattr("preheat.cache.remote.tier._AHEAD", -1.0)
+    monkeypatch.setattr("preheat.cache.remote.tier._ABSENCE_SECONDS", -1.0)
     tier.look_ahead([KEY], once=False)
     tier.get(KEY)
     assert engine.calls["read"] == 1
+
+
+def test_many_threads_look_ahead_at_the_same_time(engine: MemoryEngine, events: Events) -> None:
+    tier = tier_on(engine, events)
+    errors: list[BaseException] = []
+    deadline = time.monotonic() + 1.5
+    interval = sys.getswitchinterval()
+
+    def look(thread: int) -> None:
+        number = 0
+        try:
+            while time.monotonic() < deadline and not errors:
+                number += 1
+                digests = [f"{thread:032x}{number:016x}{each:016x}" for each in range(12)]
+                tier.look_ahead(digests)
+                assert [tier.get(digest) for digest in digests] == [None] * 12
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=look, args=[number]) for number in range(16)]
+    try:
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
 
 
 def test_a_chain_does_not_ask_for_what_this_machine_has(engine: MemoryEngine, events: Events) -> None:

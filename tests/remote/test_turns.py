@@ -16,7 +16,7 @@ from preheat.build.builder import Builder
 from preheat.build.key_locks import Busy, Deferral
 from preheat.build.parallel import Runner, run_all
 from preheat.cache.lock import FileLock
-from preheat.cache.remote.engine import RemoteError
+from preheat.cache.remote.engine import RemoteError, names_of
 from preheat.cache.remote.lease import LeaseContent, lease_name
 from preheat.cache.remote.names import entry_name
 from preheat.config import Config
@@ -299,7 +299,7 @@ def test_a_builder_that_is_closed_leaves_no_lease(host: Host, engine: MemoryEngi
     for number in range(3):
         host.builder.build(program(number), ARCH)
     host.builder.close()
-    assert list(engine.names("v1/leases/")) == []
+    assert list(names_of(engine, "v1/leases/")) == []
 
 
 def test_after_a_rejected_program_each_host_compiles_for_itself(

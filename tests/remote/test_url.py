@@ -84,9 +84,9 @@ def test_a_url_is_read(url: str, expected: Remote) -> None:
     ("url", "why"),
     [
         ("bucket/kernels", "does not start with one of s3://"),
-        ("ssh://host/x", "ssh:// is none of"),
+        ("ssh://host/x", "ssh:// is not supported"),
         ("s3:///kernels", "names no bucket"),
-        ("s3://bucket:9000/x", "a server goes to endpoint="),
+        ("s3://bucket:9000/x", "give the address of a server as endpoint="),
         ("s3://bucket?endpoint=localhost:9000", "endpoint is not a URL"),
         ("s3://bucket?endpoint=http://u:p@host", "@"),
         ("s3://bucket?anonymous=maybe", "neither 0 nor 1"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from preheat.cache.base import Merger
 from preheat.cache.remote.engine import Engine
 from preheat.cache.remote.server import Server
-from preheat.cache.remote.tier import Keys, RemoteTier
+from preheat.cache.remote.tier import RemoteTier, StoreKeys
 from preheat.cache.remote.worker import Worker
 from preheat.events import Events
 from tests.remote.memory_engine import MemoryEngine
@@ -38,7 +38,7 @@ def tier_on(
     events: Events,
     clock: Clock | None = None,
     *,
-    keys: Callable[[], Keys] = Keys,
+    keys: Callable[[], StoreKeys] = StoreKeys,
     writable: bool = True,
     merger: Merger | None = None,
     worker: Worker | None = None,

@@ -10,7 +10,7 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
 from preheat.cache import DiskTier
 from preheat.cache.remote.server import Server
-from preheat.cache.remote.tier import Keys, RemoteTier
+from preheat.cache.remote.tier import RemoteTier, StoreKeys
 from preheat.config import Config
 from preheat.events import Events
 from preheat.foreign import ForeignEntry
@@ -70,7 +70,7 @@ def directory(tmp_path: Path, name: str, entries: Mapping[str, bytes], *, write:
     return open_directory(tmp_path / name, config, write=write)
 
 
-def remote(engine: MemoryEngine, keys: Keys = Keys()) -> RemoteStore:  # noqa: B008 - frozen
+def remote(engine: MemoryEngine, keys: StoreKeys = StoreKeys()) -> RemoteStore:  # noqa: B008 - frozen
     """Return a store on a server in memory."""
     events = Events()
     server = Server("remote", lambda: engine, events, timeout=30.0)

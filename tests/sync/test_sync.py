@@ -14,9 +14,9 @@ from preheat.cache import DiskTier
 from preheat.cache.bundle import Bundle
 from preheat.cache.bundle import write as write_bundle
 from preheat.cache.remote import envelope
-from preheat.cache.remote.engine import RemoteError
+from preheat.cache.remote.engine import ObjectError, RemoteError
 from preheat.cache.remote.names import entry_name
-from preheat.cache.remote.tier import Keys
+from preheat.cache.remote.tier import StoreKeys
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events
 from preheat.signing import Keyring, SigningKey
@@ -117,7 +117,7 @@ def test_files_for_no_architecture_suit_all(tmp_path: Path) -> None:
 def test_entries_that_exist_are_asked_for_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_store, "_TOGETHER", 50)
+    monkeypatch.setattr(remote_store, "DIGESTS_PER_REQUEST", 50)
     many = {each.digest: each.encode() for each in (artifact(str(number)) for number in range(120))}
     engine = MemoryEngine()
     assert sync(directory(tmp_path, "source", many, write=False), remote(engine)).copied == 120
@@ -213,7 +213,7 @@ def test_content_that_is_no_entry_is_damaged(tmp_path: Path, target: Target) -> 
 
 def test_only_signed_entries_of_a_server_are_copied(tmp_path: Path) -> None:
     mine, stranger = SigningKey.new(), SigningKey.new()
-    trusted = Keys(Keyring((mine.public,)), mine)
+    trusted = StoreKeys(Keyring((mine.public,)), mine)
     engine = MemoryEngine()
     signers = {A: mine, B: stranger, OTHER_ARCH: None}
     for entry, key in signers.items():
@@ -231,7 +231,7 @@ def test_only_signed_entries_of_a_server_are_copied(tmp_path: Path) -> None:
 def test_entries_are_signed_for_a_server(tmp_path: Path) -> None:
     key = SigningKey.new()
     engine = MemoryEngine()
-    sync(directory(tmp_path, "source", ALL, write=False), remote(engine, Keys(None, key)))
+    sync(directory(tmp_path, "source", ALL, write=False), remote(engine, StoreKeys(None, key)))
     for digest, blob in ALL.items():
         assert (
             envelope.unwrap(digest, engine.objects[entry_name(digest)], Keyring((key.public,))) == blob
@@ -239,6 +239,53 @@ def test_entries_are_signed_for_a_server(tmp_path: Path) -> None:
 
 
 # Faults
+
+
+class Blob(bytes):
+    """Bytes of an entry. `alive` counts those that are in memory."""
+
+    alive = 0
+
+    def __init__(self, _: bytes) -> None:
+        Blob.alive += 1
+
+    def __del__(self) -> None:
+        Blob.alive -= 1
+
+
+def test_a_copy_does_not_keep_entries_in_memory(tmp_path: Path) -> None:
+    entries = {each.digest: each.encode() for each in map(artifact, map("{}.cu".format, range(200)))}
+    here = directory(tmp_path, "source", entries, write=False)
+    read, most = here.read, 0
+
+    def counted(digest: str) -> bytes | None:
+        nonlocal most
+        most = max(most, Blob.alive)
+        return Blob(read(digest) or b"")
+
+    here.read = counted  # type: ignore[method-assign]
+    assert sync(here, directory(tmp_path, "target", {}, write=True)).copied == 200
+    assert most <= 40
+    assert Blob.alive == 0
+
+
+def test_an_entry_that_a_server_does_not_accept_is_counted_and_the_others_are_copied(
+    tmp_path: Path,
+) -> None:
+    engine = MemoryEngine()
+
+    def before(verb: str, name: str) -> None:
+        if verb == "write" and name in (entry_name(B.digest), entry_name(LIST)):
+            raise ObjectError("memory://test: the object is too large")
+
+    engine.before = before
+    result = sync(directory(tmp_path, "source", ALL, write=False), remote(engine))
+    assert counts(result) == (3, 0, 0, 0)
+    assert set(result.refused) == {B.digest, LIST}
+    assert {row.what for row in result.refused.values()} == {"not written"}
+    engine.before = None
+    again = sync(directory(tmp_path, "source", ALL, write=False), remote(engine))
+    assert counts(again) == (1, 3, 1, 0)
 
 
 def test_a_server_that_fails_ends_the_copy_and_a_repetition_continues(tmp_path: Path) -> None:

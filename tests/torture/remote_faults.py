@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.engine import Engine, RemoteError, names_of
 from preheat.cache.remote.engines import open_engine
 from preheat.cache.remote.url import parse_remote
 from preheat.signing import SigningKey
@@ -53,7 +53,7 @@ class Shared:
 
     def _flip(self, chance: random.Random) -> bool:
         if not self._names or chance.random() < 0.1:
-            self._names = sorted(self.engine.names("v1/"))
+            self._names = sorted(names_of(self.engine, "v1/"))
         if not self._names:
             return False
         name = chance.choice(self._names)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import time
 import weakref
 from typing import Protocol
+
+from preheat.cache.base import CLOSE_SECONDS
 
 __all__ = ["close_at_exit"]
 
 
 class _Closable(Protocol):
-    def close(self) -> None: ...
+    def close(self, seconds: float) -> None:
+        """Close it, and wait at most `seconds` for writes to shared stores."""
 
 
 _open: weakref.WeakSet[_Closable] = weakref.WeakSet()
@@ -22,8 +26,16 @@ def close_at_exit(builder: _Closable) -> None:
 
 
 def _close_all() -> None:
+    """Close all builders. They share one time limit, and an error does not keep the rest open."""
+    deadline = time.monotonic() + CLOSE_SECONDS
+    errors: list[Exception] = []
     for builder in list(_open):
-        builder.close()
+        try:
+            builder.close(max(0.0, deadline - time.monotonic()))
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]  # `atexit` prints it.
 
 
 atexit.register(_close_all)

@@ -578,10 +578,13 @@ class Builder:
         self.toolchain.after_fork()
         self._counters.after_fork()
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> None:
         """End the compiler processes, and write the counters and what is queued for shared stores.
 
         The builder can still be used.
+
+        Args:
+            seconds: The longest time to wait for writes to shared stores. The default is ten seconds.
 
         Examples:
             >>> builder = preheat.Builder.open()
@@ -591,7 +594,7 @@ class Builder:
         self.background.cancel()
         self.toolchain.close()
         self._turns.close()
-        self.cache.close()
+        self.cache.close(seconds)
         self._counters.write()
 
 

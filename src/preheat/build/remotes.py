@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
@@ -10,21 +13,40 @@ from preheat.cache import Chain, Tier
 from preheat.cache.remote.engine import Engine, RemoteError
 from preheat.cache.remote.engines import missing_package, open_engine
 from preheat.cache.remote.server import Server
-from preheat.cache.remote.tier import Keys, RemoteTier
+from preheat.cache.remote.tier import RemoteTier, StoreKeys
 from preheat.cache.remote.url import Remote, parse_remotes
-from preheat.cache.trust import make_private
+from preheat.cache.transient import retried
+from preheat.cache.trust import distrust_reason
 from preheat.config import Config
 from preheat.errors import PreheatError
 from preheat.events import Events
 from preheat.locks import no_fork
 from preheat.toolchain.header_lists import HeaderLists
 
-__all__ = ["open_remotes", "remotes_of", "shared_chain", "unsigned_accepted"]
+__all__ = ["TrustPolicy", "open_remotes", "patient", "remotes_of", "shared_chain", "trust_policy"]
 
 _KEYS = (
     "entries of a shared store must be signed, because they are run: set PREHEAT_TRUSTED_KEYS, and "
     "PREHEAT_SIGNING_KEY to write, or accept unsigned ones by PREHEAT_REMOTE_UNSIGNED=1"
 )
+_PATIENCE = 30.0  # seconds for a request of a command that nothing waits for; objects may be large
+
+
+class TrustPolicy(Enum):
+    """Why the entries of a shared store are trusted."""
+
+    SIGNED = "signed"  # A trusted key has signed them.
+    UNSIGNED = "unsigned"  # The settings accept entries without signatures.
+    PRIVATE = "private"  # Only this user and root can write to the directory.
+
+
+def trust_policy(remote: Remote, config: Config) -> TrustPolicy:
+    """Return why the entries of a shared store are trusted."""
+    if config.remote_unsigned:
+        return TrustPolicy.UNSIGNED
+    if config.signing_key is not None or config.trusted_keys or remote.network:
+        return TrustPolicy.SIGNED
+    return TrustPolicy.UNSIGNED if config.trust_cache_dir else TrustPolicy.PRIVATE
 
 
 def shared_chain(local: Sequence[Tier], config: Config, events: Events) -> Chain:
@@ -38,6 +60,11 @@ def remotes_of(config: Config) -> tuple[Remote, ...]:
     return parse_remotes("PREHEAT_REMOTE", " ".join(config.remote))
 
 
+def patient(config: Config) -> Config:
+    """Return settings with a longer time limit for requests, for commands that nothing waits for."""
+    return replace(config, remote_timeout=max(config.remote_timeout, _PATIENCE))
+
+
 def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
     """Return a tier for each shared store that can be used. Another one is a `refused` event.
 
@@ -45,10 +72,10 @@ def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
     """
     tiers: list[RemoteTier] = []
     for number, remote in enumerate(remotes_of(config), start=1):
-        if why := _objection(remote, config):
+        if why := _refusal_reason(remote, config):
             events.emit("refused", path=remote.name, reason=why)
             continue
-        keyless = config.signing_key is None and not config.trusted_keys
+        signed = trust_policy(remote, config) is TrustPolicy.SIGNED
         server = Server(
             "remote" if number == 1 else f"remote.{number}",
             partial(_open, remote, config),
@@ -56,7 +83,7 @@ def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
             timeout=config.remote_timeout,
             can_hold_leases=remote.can_hold_leases,
         )
-        may_write = config.signing_key is not None or config.remote_unsigned or keyless
+        may_write = not signed or config.signing_key is not None
         tiers.append(
             RemoteTier(
                 server,
@@ -69,65 +96,65 @@ def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
     return tiers
 
 
-def _objection(remote: Remote, config: Config) -> str | None:
-    """Return why a shared store cannot be used, with a hint; None when nothing speaks against it."""
+def _refusal_reason(remote: Remote, config: Config) -> str | None:
+    """Return why a shared store cannot be used, with a hint; None if it can be used."""
     if why := missing_package(remote):
         return why
-    if config.remote_unsigned:
+    if trust_policy(remote, config) is not TrustPolicy.SIGNED:
         return None
     files = [*config.trusted_keys, *([config.signing_key] if config.signing_key else [])]
-    if not files and remote.network:
+    if not files:
         return _KEYS
     missing = [str(file) for file in files if not file.is_file()]
     return f"there is no key file {missing[0]}" if missing else None
 
 
-def unsigned_accepted(remote: Remote, config: Config) -> bool:
-    """Return whether entries of a shared store need no signature."""
-    keyless = config.signing_key is None and not config.trusted_keys
-    return config.remote_unsigned or (keyless and not remote.network)
-
-
-def _needs_privacy(remote: Remote, config: Config) -> bool:
-    """Return whether entries are trusted because only this user can write the store."""
-    accepted = unsigned_accepted(remote, config) and not config.remote_unsigned
-    return accepted and not config.trust_cache_dir
-
-
 def _open(remote: Remote, config: Config) -> Engine:
-    private = _needs_privacy(remote, config)
+    private = trust_policy(remote, config) is TrustPolicy.PRIVATE
     try:
         return open_engine(remote, timeout=config.remote_timeout, private=private)
     except PreheatError as error:
         raise RemoteError(_with_hint(error)) from None
 
 
-def _read_keys(remote: Remote, config: Config) -> Keys:
-    """Read the keys. Without any, a directory that only this user can write needs none.
+def _read_keys(remote: Remote, config: Config) -> StoreKeys:
+    """Read the keys, if entries are signed. A private directory is checked, and needs none.
 
     A process that accepts unsigned entries signs none. Its signature would make others trust what
     nobody has verified: it copies entries between stores, and it merges header lists.
     """
-    if config.remote_unsigned:
-        return Keys()
+    match trust_policy(remote, config):
+        case TrustPolicy.UNSIGNED:
+            return StoreKeys()
+        case TrustPolicy.PRIVATE:
+            _require_private(Path(remote.path))
+            return StoreKeys()
     with no_fork:
         from preheat import signing
 
     try:
         keys = signing.Keys.of(config)
-        if not unsigned_accepted(remote, config):
-            return Keys(keys.trusted, keys.signing)
-        _require_private(Path(remote.path), trust=config.trust_cache_dir)
-        return Keys()
     except PreheatError as error:
         raise RemoteError(_with_hint(error)) from None
+    return StoreKeys(trusted=keys.trusted, signer=keys.signing)
 
 
-def _require_private(path: Path, *, trust: bool) -> None:
+def _require_private(path: Path) -> None:
+    """Raise `RemoteError` if users other than this one and root can write to a directory.
+
+    It is not created. If it is missing, its parent is checked, and `FileEngine` creates it later. If
+    the parent is missing too, the filesystem is probably not mounted.
+    """
     try:
-        make_private(path, trust=trust)
+        why = retried(distrust_reason, path)
+    except FileNotFoundError:
+        if os.path.lexists(path) or not path.parent.is_dir():
+            raise RemoteError(f"{path} does not exist; its filesystem may not be mounted") from None
+        return  # Every directory above it was checked.
     except OSError as fault:
         raise RemoteError(f"{path}: {fault}; {_KEYS}") from None
+    if why is not None:
+        raise RemoteError(f"{path}: {why}; {_KEYS}")
 
 
 def _with_hint(error: PreheatError) -> str:

@@ -10,6 +10,7 @@ from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.config import SealMode
 from preheat.errors import PreheatError
+from preheat.locks import no_fork
 from preheat.program import Program
 from preheat.toolchain.sources import own_texts
 
@@ -27,7 +28,8 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
     Code without line information is built once more with it, unless the process is sealed. That
     artifact has a key of its own, and it is not recorded, because no manifest shall list it.
     """
-    from preheat.toolchain.lines import Lines, has_lines  # needed only after a fault
+    with no_fork:
+        from preheat.toolchain.lines import Lines, has_lines  # needed only after a fault
 
     try:
         lined = artifact if has_lines(artifact.ptx) else _lined(builder, program, artifact.arch)
@@ -51,7 +53,8 @@ def _lined(builder: Builder, program: Program | None, arch: Arch) -> Artifact | 
 
 def _with_lines(program: Program) -> Program:
     """Return a program that is compiled to the same code with line information."""
-    from preheat.linked_program import LinkedProgram
+    with no_fork:
+        from preheat.linked_program import LinkedProgram
 
     if not isinstance(program, LinkedProgram):
         return replace(program, options=(*program.options, _LINES))

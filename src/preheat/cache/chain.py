@@ -144,9 +144,12 @@ class Chain:
         """How many lookups the servers have not answered so far. A digest may count several times."""
         return sum(shared.unanswered for shared in self.shared)
 
-    def close(self) -> None:
-        """Write what is queued for servers, for a bounded time. The chain can still be used."""
-        deadline = time.monotonic() + CLOSE_SECONDS  # for all of them: they write at the same time
+    def close(self, seconds: float | None = None) -> None:
+        """Write what is queued for servers, for a bounded time. The chain can still be used.
+
+        All servers share this time, because they write at the same time.
+        """
+        deadline = time.monotonic() + (CLOSE_SECONDS if seconds is None else seconds)
         for shared in self.shared:
             shared.close(max(0.0, deadline - time.monotonic()))
 

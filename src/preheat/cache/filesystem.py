@@ -50,7 +50,6 @@ class Filesystem(NamedTuple):
     """The filesystem of a directory. `kind` is its type, such as `nfs4`, or `unknown`."""
 
     kind: str
-    point: str = ""
 
     @property
     def shared(self) -> bool:
@@ -89,7 +88,7 @@ def filesystem_of(path: str | os.PathLike[str], mounts: Iterable[Mount] | None =
     """Return the filesystem of `path`, or of its closest parent that exists."""
     place, device = _existing(os.path.realpath(path))
     mount = mount_of(place, device, read_mounts() if mounts is None else mounts)
-    return Filesystem("unknown") if mount is None else Filesystem(mount.kind, mount.point)
+    return Filesystem("unknown" if mount is None else mount.kind)
 
 
 def mount_of(path: str, device: tuple[int, int] | None, mounts: Iterable[Mount]) -> Mount | None:

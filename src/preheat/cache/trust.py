@@ -22,6 +22,7 @@ from preheat.events import Events
 from preheat.files import OTHERS_WRITE, Descriptor, opened, others_can_replace
 
 __all__ = [
+    "MAX_FILE_BYTES",
     "DistrustedError",
     "NotAFileError",
     "distrust_reason",
@@ -41,7 +42,7 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FILE_ITSELF = _FILE | os.O_NOFOLLOW
 _KIND_AND_WRITERS = 0o170000 | OTHERS_WRITE  # the bits of a mode that tell a private regular file
 _MOST_STEPS = 1000  # bounds a cycle of links
-_MOST_BYTES = 1 << 30  # of a file that is read at once
+MAX_FILE_BYTES = 1 << 30  # of a file that is read at once
 
 
 class DistrustedError(PermissionError):
@@ -144,7 +145,7 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
 
 
 def read_file(
-    path: str, *, trust: bool = False, retry: bool = True, most: int = _MOST_BYTES
+    path: str, *, trust: bool = False, retry: bool = True, most: int = MAX_FILE_BYTES
 ) -> tuple[bytes, os.stat_result]:
     """Return the bytes and the status of a file in a directory that was checked. No link is followed.
 

@@ -39,8 +39,9 @@ Examples:
   preheat cache sync kernels.heat ~/.cache/preheat --dry-run
 
 \b
-Exit status: 0 success; 1 some entries were damaged or not trusted, and the others were copied; 1 the
-copy failed before it was complete; 2 an argument cannot be used. A repeated command copies the rest.
+Exit status: 0 success; 1 some entries were damaged, not trusted or not accepted by the target, and the
+others were copied; 1 the copy failed before it was complete; 2 an argument cannot be used. A repeated
+command copies the rest.
 """
 
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import click
 
-from preheat.build.remotes import open_remotes, remotes_of, unsigned_accepted
+from preheat.build.remotes import TrustPolicy, open_remotes, patient, remotes_of, trust_policy
 from preheat.cache.remote.engine import Engine, RemoteError
 from preheat.cache.remote.probe import Probe, probe
+from preheat.cache.remote.server import PausedError
 from preheat.cache.remote.tier import RemoteTier
 from preheat.cache.remote.url import Remote
 from preheat.cache.remote.verify import PROBLEMS, Verified, listed, verify
@@ -49,14 +50,25 @@ def remote_findings(config: Config) -> Iterator[Finding]:
 
 
 def _finding(remote: Remote, tier: RemoteTier, found: Probe, config: Config) -> Finding:
-    unsigned = unsigned_accepted(remote, config)
+    unsigned = trust_policy(remote, config) is not TrustPolicy.SIGNED
     properties = _properties(tier, found, unsigned=unsigned, read_only=remote.read_only)
     detail = f"{remote.name}: {', '.join(properties)}"
-    if found.refusal:
-        return Finding("shared store", "warn", detail, f"it is only read: {found.refusal}")
+    if fix := _fix(found):
+        return Finding("shared store", "warn", detail, fix)
     if unsigned and remote.network:
         return Finding("shared store", "warn", detail, _UNSIGNED)
     return Finding("shared store", "ok", detail)
+
+
+def _fix(found: Probe) -> str | None:
+    """Return what a refusal of the server means for its users, and its reason; None without one."""
+    if found.write_refusal:
+        return f"it is only read: {found.write_refusal}"
+    if found.delete_refusal:
+        return f"permit deletes, because hosts release leases by them: {found.delete_refusal}"
+    if found.condition_refusal:
+        return f"it refuses the conditional writes that leases need: {found.condition_refusal}"
+    return None
 
 
 def _stores(config: Config) -> list[tuple[Remote, Config]]:
@@ -73,21 +85,23 @@ class _UnusableError(PreheatError):
 def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteTier]]:
     """Open a shared store; `_UnusableError` when it cannot be, or fails in the block."""
     refused: list[str] = []
-    tiers = open_remotes(alone, Events(lambda _, fields: refused.append(str(fields["reason"]))))
+    faults: list[str] = []
+    events = Events()
+    events.subscribe(lambda _, fields: refused.append(str(fields["reason"])), "refused")
+    events.subscribe(lambda _, fields: faults.append(str(fields["error"])), "fault")
+    tiers = open_remotes(alone, events)
     if not tiers:
         raise _UnusableError(f"{remote.name} is not used", hint=refused[0])
     (tier,) = tiers
     try:
         yield tier.server.engine(), tier
     except RemoteError as error:
-        raise _UnusableError(f"{remote.name} cannot be used: {_without(remote.name, error)}") from None
+        # After a fault, other threads get a `PausedError`, which does not have the reason.
+        reason = faults[-1].partition(": ")[2] if isinstance(error, PausedError) else str(error)
+        reason = reason.removeprefix(f"{remote.name}: ")
+        raise _UnusableError(f"{remote.name} cannot be used: {reason}") from None
     finally:
         tier.server.close()
-
-
-def _without(name: str, error: RemoteError) -> str:
-    """Return the message of an error without the name that it begins with."""
-    return str(error).removeprefix(f"{name}: ")
 
 
 def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool, read_only: bool) -> Iterator[str]:
@@ -99,13 +113,16 @@ def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool, read_only: bo
     if not tier.writable:
         yield "read only, because there is no key to sign with"
         return
-    yield "not writable" if found.refusal else "writable"
-    if not found.refusal:
-        yield (
-            _AMONG_HOSTS
-            if found.conditional
-            else f"{_AMONG_HOSTS} is best effort: no atomic operations"
-        )
+    if found.write_refusal:
+        yield "not writable"
+        return
+    yield "writable"
+    if found.delete_refusal:
+        yield "objects cannot be deleted"
+    elif found.conditional:
+        yield _AMONG_HOSTS
+    else:
+        yield f"{_AMONG_HOSTS} is best effort: no atomic operations"
 
 
 # Verifying
@@ -125,11 +142,12 @@ def verify_remotes(config: Config, *, as_json: bool) -> int:
 
 
 def _verified(remote: Remote, alone: Config) -> list[Verified]:
-    with _opened(remote, alone) as (engine, tier):
-        names = listed(engine)
+    with _opened(remote, patient(alone)) as (_, tier):
+        server = tier.server
+        names = server.call("names", listed)
         found = []
         with progress(f"verifying {remote.name}", len(names)) as bar:
-            for each in verify(engine, names, tier.keys().trusted):
+            for each in verify(server.read, names, tier.keys().trusted):
                 bar.step(each.name.rpartition("/")[2][:12])
                 found.append(each)
         return found

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from preheat.ahead.bundles import require_place
 from preheat.cache.bundle import Bundle
 from preheat.cache.publish import publish
-from preheat.cache.remote.engine import MOST_BYTES, Engine, RemoteError
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
 from preheat.cache.remote.engines import open_engine
 from preheat.cache.remote.server import Server
 from preheat.cache.remote.url import parse_remote
@@ -24,32 +24,30 @@ from preheat.events import Events
 
 __all__ = ["pull", "push"]
 
-T = TypeVar("T")
 _SECONDS = 120.0  # for one request: a bundle may have hundreds of megabytes
 
 
 def push(path: Path, url: str) -> tuple[str, bool]:
-    """Write a bundle to a server, unless it is there; return its SHA-256 and whether it was written."""
+    """Write a bundle to a server, unless it is there; return its SHA-256 and whether it was written.
+
+    An object with other bytes under the name of the bundle is replaced.
+    """
     with Bundle.open(path) as bundle:
         if wrong := bundle.verify():
             raise BundleError(f"bundle {path} is damaged: {next(iter(wrong.values()))}")
-        if bundle.nbytes > MOST_BYTES:
+        if bundle.nbytes > MAX_OBJECT_BYTES:
             raise BundleError(
-                f"bundle {path} has {bundle.nbytes:,} bytes, and a shared store takes {MOST_BYTES:,}",
+                f"bundle {path} has {bundle.nbytes:,} bytes; the limit of a shared store is "
+                f"{MAX_OBJECT_BYTES:,}",
                 hint="bake a bundle for each architecture, or copy the file in another way",
             )
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     name = _name(digest)
-
-    def write(engine: Engine) -> int:
-        engine.write(name, data)
-        return len(data)
-
     with _Connection(url) as server:
-        if server.call("existing", lambda engine: engine.existing([name])):
+        if server.has(name, data):
             return digest, False
-        server.call("write", write)
+        server.write(name, data)
     return digest, True
 
 
@@ -66,7 +64,7 @@ def pull(url: str, pin: str, output: Path) -> int:
     require_place(output)
     digest = match[1].lower()
     with _Connection(url) as server:
-        data = server.call("read", lambda engine: engine.read(_name(digest)))
+        data = server.read(_name(digest))
         if data is None:
             raise BundleError(f"{server.name} has no bundle sha256:{digest}")
         if (found := hashlib.sha256(data).hexdigest()) != digest:
@@ -81,6 +79,14 @@ def _name(digest: str) -> str:
     return f"bundles/{digest}"
 
 
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except RemoteError as error:
+        raise PreheatError(str(error)) from error  # The message of an engine names the server.
+
+
 class _Connection:
     """Requests to one server, with retries. A fault is a `PreheatError` that names the server."""
 
@@ -91,11 +97,21 @@ class _Connection:
             "remote", lambda: open_engine(remote, timeout=_SECONDS), Events(), timeout=_SECONDS
         )
 
-    def call(self, verb: str, act: Callable[[Engine], T]) -> T:
-        try:
-            return self._server.call(verb, act, writes=verb == "write")
-        except RemoteError as error:
-            raise PreheatError(str(error)) from error  # The message of an engine names the server.
+    def has(self, name: str, data: bytes) -> bool:
+        """Return whether the server has an object with this content."""
+        with _translated():
+            try:
+                return self._server.read(name) == data
+            except ObjectError:  # For example one that is too large. It is replaced.
+                return False
+
+    def read(self, name: str) -> bytes | None:
+        with _translated():
+            return self._server.read(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        with _translated():
+            self._server.write(name, data)
 
     def __enter__(self) -> _Connection:
         return self

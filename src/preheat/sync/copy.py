@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from preheat.arch import Arch
 from preheat.cache import codec
 from preheat.cache.codec import DamagedEntryError
+from preheat.cache.remote.engine import ObjectError
 from preheat.cache.signatures import UntrustedError
 from preheat.errors import PreheatError
 from preheat.progress import Progress, progress
@@ -19,6 +21,7 @@ from preheat.toolchain.headers import HeaderState, decode_states, is_header_list
 __all__ = ["Choice", "Refusal", "SyncResult", "sync"]
 
 _THREADS = 8  # Most of the time of a copy is spent waiting for a server or for the disk.
+_WINDOW = 4 * _THREADS  # digests that threads have at a time, so that memory does not grow
 
 T = TypeVar("T")
 
@@ -39,7 +42,10 @@ _ALL = Choice()
 
 
 class Refusal(NamedTuple):
-    """Why an entry was not copied: it is `damaged` or `untrusted`."""
+    """Why an entry was not copied: it is `damaged` or `untrusted`, or the target did not take it.
+
+    `what` is `damaged`, `untrusted` or `not written`.
+    """
 
     what: str
     reason: str
@@ -80,11 +86,12 @@ def sync(source: Source, target: Target, choice: Choice = _ALL, *, dry_run: bool
 
 
 class _Outcome(NamedTuple):
-    """What became of one entry: a word, with a reason or the bytes of the entry."""
+    """What became of one entry: a word, with a reason, the size of the entry, or a header list."""
 
     what: str
     reason: str = ""
-    blob: bytes = b""
+    size: int = 0
+    header_list: bytes = b""
 
 
 class _Copier:
@@ -134,7 +141,7 @@ class _Copier:
             if blob is None:  # It was removed in the meantime.
                 return _Outcome("gone")
             if is_header_list(blob):
-                return _Outcome("list", blob=blob)
+                return _Outcome("list", header_list=blob)
             content = decode(digest, blob)
         except DamagedEntryError as bad:
             return _Outcome("damaged", str(bad))
@@ -147,17 +154,23 @@ class _Copier:
         if why := self._target.objection(content):
             return _Outcome("skipped", why)
         if not self._dry_run:
-            self._target.write(digest, blob)
-        return _Outcome("copied", blob=blob)
+            try:
+                self._target.write(digest, blob)
+            except ObjectError as error:  # For example an entry that is too large for the server.
+                return _Outcome("not written", str(error))
+        return _Outcome("copied", size=len(blob))
 
-    def _merge(self, digest: str) -> bool:
+    def _merge(self, digest: str) -> bool | ObjectError:
         """Add those states of a header list to the target whose code is there."""
         label, states = _decode_list(self._lists[digest])
         kept = [row for row in states if row[1] in self._available]
         if not kept:
             return False
         packed = pack_states(digest, label, kept)
-        return self._target.merge(digest, packed, dry_run=self._dry_run)
+        try:
+            return self._target.merge(digest, packed, dry_run=self._dry_run)
+        except ObjectError as error:
+            return error
 
     # In the thread that called
 
@@ -166,17 +179,17 @@ class _Copier:
         match outcome.what:
             case "copied":
                 result.copied += 1
-                result.bytes += len(outcome.blob)
+                result.bytes += outcome.size
                 self._available.add(digest)
             case "list":
-                self._lists[digest] = outcome.blob
+                self._lists[digest] = outcome.header_list
             case "present":
                 result.present += 1
             case "left out":
                 result.left_out += 1
             case "skipped":
                 result.skipped[outcome.reason] = result.skipped.get(outcome.reason, 0) + 1
-            case "damaged" | "untrusted" as what:
+            case "damaged" | "untrusted" | "not written" as what:
                 result.refused[digest] = Refusal(what, outcome.reason)
 
     def _merge_lists(self) -> None:
@@ -191,8 +204,11 @@ class _Copier:
                 del self._lists[digest]
         # The target may have code that the source has not.
         self._available |= self._target.existing(codes - self._available)
-        for _, changed in _in_threads(self._merge, self._lists):
-            self._result.merged += changed
+        for digest, changed in _in_threads(self._merge, self._lists):
+            if isinstance(changed, ObjectError):
+                self._result.refused[digest] = Refusal("not written", str(changed))
+            else:
+                self._result.merged += changed
 
 
 def _decode_list(blob: bytes) -> tuple[str, list[tuple[HeaderState, str]]]:
@@ -202,11 +218,20 @@ def _decode_list(blob: bytes) -> tuple[str, list[tuple[HeaderState, str]]]:
 
 
 def _in_threads(act: Callable[[str], T], digests: Iterable[str]) -> Iterator[tuple[str, T]]:
-    """Yield each digest with what `act` returns for it, as it ends. The first error ends all."""
+    """Yield each digest with what `act` returns for it, as it ends. The first error ends all.
+
+    No result is kept after it was yielded.
+    """
+    rest = iter(digests)
+    running: dict[Future[T], str] = {}
     threads = ThreadPoolExecutor(_THREADS)
     try:
-        running = {threads.submit(act, digest): digest for digest in digests}
-        for ended in as_completed(running):
-            yield running[ended], ended.result()
+        while True:
+            for digest in islice(rest, _WINDOW - len(running)):
+                running[threads.submit(act, digest)] = digest
+            if not running:
+                return
+            for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(ended), ended.result()
     finally:
         threads.shutdown(cancel_futures=True)

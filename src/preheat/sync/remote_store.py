@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from preheat.build.remotes import open_remotes
+from preheat.build.remotes import open_remotes, patient
 from preheat.cache import codec
 from preheat.cache.codec import DamagedEntryError
 from preheat.cache.remote import envelope
-from preheat.cache.remote.engine import Engine, ObjectError
+from preheat.cache.remote.engine import ObjectError, names_of
 from preheat.cache.remote.names import ROOT, digest_of, entry_name
-from preheat.cache.remote.tier import RemoteTier
+from preheat.cache.remote.tier import DIGESTS_PER_REQUEST, RemoteTier
 from preheat.cache.remote.url import parse_remote
 from preheat.config import Config
 from preheat.errors import InputError
@@ -19,9 +19,6 @@ from preheat.events import Events
 from preheat.sync.store import Content, merged_list
 
 __all__ = ["RemoteStore", "open_remote"]
-
-_TOGETHER = 500  # digests in one request for those that exist
-_PATIENCE = 30.0  # seconds for a request: nothing waits for this command, and objects may be large
 
 
 class RemoteStore:
@@ -34,13 +31,14 @@ class RemoteStore:
 
     def digests(self) -> Iterator[str]:
         """Yield the digest of every entry on the server."""
-        names = self._tier.server.call("names", lambda engine: list(engine.names(ROOT)))
+        names = self._tier.server.call("names", lambda engine: list(names_of(engine, ROOT)))
         return (digest for name in names if (digest := digest_of(name)) is not None)
 
     def existing(self, digests: Collection[str]) -> set[str]:
         """Return those of `digests` that the server has, with few requests."""
         asked = list(digests)
-        batches = (asked[start : start + _TOGETHER] for start in range(0, len(asked), _TOGETHER))
+        starts = range(0, len(asked), DIGESTS_PER_REQUEST)
+        batches = (asked[start : start + DIGESTS_PER_REQUEST] for start in starts)
         return {digest for batch in batches for digest in self._tier.existing(batch)}
 
     def is_header_list(self, digest: str) -> None:
@@ -50,7 +48,7 @@ class RemoteStore:
     def read(self, digest: str) -> bytes | None:
         """Return an entry after its signature and its checksum were verified."""
         try:
-            data = self._tier.server.call("read", lambda engine: engine.read(entry_name(digest)))
+            data = self._tier.server.read(entry_name(digest))
         except ObjectError as error:
             raise DamagedEntryError(str(error)) from None
         if data is None:
@@ -67,12 +65,7 @@ class RemoteStore:
     def write(self, digest: str, blob: bytes) -> None:
         """Write an entry, which is signed unless this process accepts unsigned ones."""
         data = envelope.wrap(digest, blob, self._tier.keys().signer)
-
-        def write(engine: Engine) -> int:
-            engine.write(entry_name(digest), data)
-            return len(data)
-
-        self._tier.server.call("write", write, writes=True)
+        self._tier.server.write(entry_name(digest), data)
 
     def merge(self, digest: str, header_list: bytes, *, dry_run: bool) -> bool:
         """Add states to a header list. A machine that does so at the same time may replace them."""
@@ -95,8 +88,7 @@ def open_remote(url: str, config: Config, *, write: bool) -> RemoteStore:
     events.subscribe(
         lambda _, fields: reasons.append(f"{fields['path']}: {fields['reason']}"), "refused"
     )
-    patience = max(config.remote_timeout, _PATIENCE)
-    tiers = open_remotes(replace(config, remote=(url,), remote_timeout=patience), events)
+    tiers = open_remotes(patient(replace(config, remote=(url,))), events)
     if not tiers:
         raise InputError("; ".join(reasons))
     if write and remote.read_only:

@@ -1,4 +1,4 @@
-"""An engine whose calls end in time, whatever the server, the network or the file system does."""
+"""Limits the time of the calls of an engine."""
 
 from __future__ import annotations
 
@@ -6,32 +6,35 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from typing import Generic, TypeVar, cast
 
-from preheat.cache.remote.engine import MOST_BYTES, Engine, RemoteError
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, Engine, RemoteError, remote_error
+from preheat.locks import Lock
 
 __all__ = ["BoundedEngine"]
 
-_BATCH = 1000  # names of a list that share a time limit
-_MOST_LOST = 8  # calls that go on in the background after their time, before further ones are refused
+_MAX_ABANDONED = 8  # abandoned calls that may still run; further calls are refused
 T = TypeVar("T")
 
 
 class BoundedEngine:
-    """An engine whose every call runs in a thread of its own, which is left behind after `timeout`.
+    """Runs every call of an engine in its own thread, and abandons the thread after `timeout` seconds.
 
     The time limits of clients do not hold for everything: a name server that is silent, a reply that
     arrives byte by byte, a hung network file system. `existing` gets the time for each group of
-    `rounds`, and `names` for each thousand names. Another exception of a client than `RemoteError`
-    becomes one. Ctrl-C interrupts a call.
+    `rounds`, and `pages` for each page. Every exception of a client except `KeyboardInterrupt` and
+    `SystemExit` becomes a `RemoteError`. Ctrl-C interrupts a call.
+
+    While `_MAX_ABANDONED` abandoned calls still run, no further call is started. Calls that run at that
+    moment may be abandoned too, so each caller adds at most one.
     """
 
     def __init__(self, engine: Engine, *, timeout: float) -> None:
         self.name = engine.name
         self.inner = engine
         self._timeout = timeout
-        self._lost: set[threading.Thread] = set()
+        self._abandoned: set[_Thread[object]] = set()
+        self._lock = Lock()  # protects `_abandoned`
 
     @property
     def conditional(self) -> bool:
@@ -43,7 +46,7 @@ class BoundedEngine:
         """Whether a forked child may call `close`."""
         return self.inner.closes_after_fork
 
-    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
         return self._call(lambda: self.inner.read(name, most=most))
 
     def write(self, name: str, data: bytes) -> None:
@@ -61,12 +64,12 @@ class BoundedEngine:
     def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
         return self.inner.rounds(names)
 
-    def names(self, prefix: str = "") -> Iterator[str]:
-        # One thread reads the whole list: those of opendal must not move to another one.
-        thread = self._start(lambda: _batches(self.inner.names(prefix)))
+    def pages(self, prefix: str = "") -> Iterator[list[str]]:
+        # One thread reads the whole list, because an iterator of opendal must stay in its thread.
+        thread = self._start(lambda: self.inner.pages(prefix))
         try:
-            while batch := self._next(thread):
-                yield from batch
+            while (page := self._next(thread)) is not None:
+                yield page
         finally:
             thread.stopped = True
 
@@ -86,9 +89,11 @@ class BoundedEngine:
         return cast(T, self._next(self._start(lambda: iter([work()]))))
 
     def _start(self, work: Callable[[], Iterator[T]]) -> _Thread[T]:
-        self._lost = {thread for thread in self._lost if thread.is_alive()}
-        if len(self._lost) >= _MOST_LOST:
-            raise RemoteError(f"{self.name}: {len(self._lost)} earlier calls have not ended yet")
+        with self._lock:
+            self._abandoned = {thread for thread in self._abandoned if thread.is_alive()}
+            abandoned = len(self._abandoned)
+        if abandoned >= _MAX_ABANDONED:
+            raise RemoteError(f"{self.name}: {abandoned} earlier calls have not ended yet")
         thread = _Thread(work)
         try:
             thread.start()
@@ -102,15 +107,17 @@ class BoundedEngine:
             result, error = thread.results.get(timeout=self._timeout)
         except queue.Empty:
             thread.stopped = True
-            self._lost |= {thread}
+            with self._lock:
+                self._abandoned.add(cast("_Thread[object]", thread))
             raise RemoteError(f"{self.name} did not answer in time") from None
         if error is not None:
             try:
-                if isinstance(error, RemoteError) or not isinstance(error, Exception):
+                if isinstance(error, RemoteError | KeyboardInterrupt | SystemExit):
                     raise error
-                raise RemoteError(f"{self.name}: {type(error).__name__}: {error}") from error
+                # Also a panic of opendal, which is a `BaseException`.
+                raise remote_error(self.name, error) from error
             finally:
-                del error  # Its traceback has this frame in it.
+                del error  # Its traceback refers to this frame.
         return result
 
 
@@ -120,7 +127,7 @@ class _Thread(threading.Thread, Generic[T]):
     def __init__(self, work: Callable[[], Iterator[T]]) -> None:
         super().__init__(name="preheat-remote-call", daemon=True)
         self.results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-        self.stopped = False  # Nobody wants further results.
+        self.stopped = False  # No caller reads further results.
         self._work = work
 
     def run(self) -> None:
@@ -133,9 +140,3 @@ class _Thread(threading.Thread, Generic[T]):
             self.results.put((None, None))
         except BaseException as error:
             self.results.put((None, error))
-
-
-def _batches(names: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(names)
-    while batch := list(islice(rest, _BATCH)):
-        yield batch

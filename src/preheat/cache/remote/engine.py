@@ -1,13 +1,26 @@
-"""The interface of a server that keeps objects by name, such as S3, Redis or WebDAV."""
+"""The interface of a server that stores objects by name, such as S3, Redis or WebDAV."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Protocol
 
-__all__ = ["LEASE_BYTES", "MOST_BYTES", "Engine", "ObjectError", "RemoteError"]
+from preheat.cache.remote.names import printable
+from preheat.cache.trust import MAX_FILE_BYTES
 
-MOST_BYTES = 1 << 30  # of an object that is read: bounds the memory, whatever a server sends
+__all__ = [
+    "LEASE_BYTES",
+    "MAX_OBJECT_BYTES",
+    "Engine",
+    "ObjectError",
+    "RemoteError",
+    "names_of",
+    "remote_error",
+]
+
+# Larger objects are not read, so that no server can exhaust memory. A directory reads whole files.
+MAX_OBJECT_BYTES = MAX_FILE_BYTES
 LEASE_BYTES = 4096  # of an object that is compared: a lease has about 40
 
 
@@ -23,14 +36,14 @@ class RemoteError(OSError):
 
 
 class ObjectError(RemoteError):
-    """One object cannot be read or written, and the server works: others can be."""
+    """One object cannot be read or written. The server works, and other objects can be used."""
 
 
 class Engine(Protocol):
     """Objects by name on a server. Names are relative paths of ASCII letters, digits and `/.-_`.
 
     Every call ends within the time that the engine was given, and raises only `RemoteError`. `existing`
-    gets this time for each group of `rounds`, and `names` for each thousand names.
+    gets this time for each group of `rounds`, and `pages` for each page.
     An object is written whole or not at all. Safe from any thread; not after a fork, where the owner
     opens a new one.
     """
@@ -45,8 +58,8 @@ class Engine(Protocol):
     def closes_after_fork(self) -> bool:
         """Whether a forked child may call `close` of the engine of its parent."""
 
-    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
-        """Return an object; None when there is none. One of more than `most` bytes is refused."""
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
+        """Return an object, or None if it does not exist. One of more than `most` bytes is refused."""
 
     def write(self, name: str, data: bytes) -> None:
         """Create or replace an object."""
@@ -60,8 +73,11 @@ class Engine(Protocol):
     def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
         """Yield `names` in groups. `existing` answers for each in about the time of one request."""
 
-    def names(self, prefix: str = "") -> Iterator[str]:
-        """Yield the name of every object whose name begins with `prefix`, a folder that ends in `/`."""
+    def pages(self, prefix: str = "") -> Iterator[list[str]]:
+        """Yield the names of all objects that begin with `prefix`, a folder that ends in `/`.
+
+        Each page takes about one request. A page may be empty, and others may follow it.
+        """
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
         """Write an object unless there is one, and return whether it was written.
@@ -77,3 +93,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Close connections. The engine is not used any more."""
+
+
+def names_of(engine: Engine, prefix: str = "") -> Iterator[str]:
+    """Yield the name of every object whose name begins with `prefix`, a folder that ends in `/`."""
+    return chain.from_iterable(engine.pages(prefix))
+
+
+def remote_error(name: str, error: BaseException) -> RemoteError:
+    """Return the `RemoteError` for an exception that a client of the server `name` should not raise."""
+    return RemoteError(printable(f"{name}: {type(error).__name__}: {error}"))

@@ -6,10 +6,11 @@ import os
 from importlib.util import find_spec
 
 from preheat.cache.remote.bounded import BoundedEngine
-from preheat.cache.remote.engine import Engine
+from preheat.cache.remote.engine import Engine, RemoteError, remote_error
 from preheat.cache.remote.names import PROBE
 from preheat.cache.remote.url import Remote
 from preheat.errors import InputError
+from preheat.locks import no_fork
 
 __all__ = ["missing_package", "open_engine", "probe_conditional"]
 
@@ -18,7 +19,8 @@ def open_engine(remote: Remote, *, timeout: float, private: bool = False) -> Bou
     """Open the engine for `remote`, whose calls end within `timeout` seconds. Nothing is sent yet.
 
     With `private`, a directory is used in which only this user may write; see `FileEngine`.
-    Raises `InputError` when a package is missing, and `RemoteError` for settings that are incomplete.
+    Raises `InputError` when a package is missing, and `RemoteError` for settings that are incomplete,
+    or for a package that cannot be used.
     """
     # The limit of the client comes first: then no thread is left behind.
     return BoundedEngine(_engine(remote, 0.9 * timeout, private=private), timeout=timeout)
@@ -67,19 +69,31 @@ def _keeps_conditions(engine: Engine, name: str) -> bool:
 
 def _engine(remote: Remote, timeout: float, *, private: bool) -> Engine:
     if remote.service == "redis":
-        from preheat.cache.remote.redis_engine import RedisEngine
+        with no_fork:
+            from preheat.cache.remote.redis_engine import RedisEngine
 
         return RedisEngine(remote, timeout=timeout)
     if remote.service == "file":
-        from preheat.cache.remote.file_engine import FileEngine
+        with no_fork:
+            from preheat.cache.remote.file_engine import FileEngine
 
         return FileEngine(remote, timeout=timeout, private=private)
     try:
-        from preheat.cache.remote.opendal_engine import OpendalEngine, S3Engine
+        return _opendal_engine(remote, timeout)
     except ModuleNotFoundError as missing:
         raise InputError(
             f"{remote.name} needs the package {missing.name}, which is not installed",
             hint="pip install 'preheat[remote]'",
         ) from None
+    except (RemoteError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as broken:  # For example a build for another system, or another version.
+        raise remote_error(f"{remote.name}: the package opendal cannot be used", broken) from broken
+
+
+def _opendal_engine(remote: Remote, timeout: float) -> Engine:
+    with no_fork:
+        from preheat.cache.remote.opendal_engine import OpendalEngine, S3Engine
+
     kind = S3Engine if remote.service == "s3" else OpendalEngine
     return kind(remote, timeout=timeout)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from preheat.cache.remote.engine import MOST_BYTES
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES
 from preheat.cache.signatures import (
     KEY_ID_SIZE,
     SIGNATURE_SIZE,
@@ -40,13 +40,13 @@ _SIGNED_HEAD = slice(len(MAGIC), _HEAD.size - SIGNATURE_SIZE)
 _COMPRESSED, _SIGNED = 1, 2
 _NO_KEY, _NO_SIGNATURE = bytes(KEY_ID_SIZE), bytes(SIGNATURE_SIZE)
 _LEVEL = 3
-_MAX_ENTRY = MOST_BYTES - _HEAD.size  # Bounds the memory of a reader, whatever an object claims.
+_MAX_ENTRY = MAX_OBJECT_BYTES - _HEAD.size  # It limits the memory of a reader.
 
 
 def wrap(digest: str, blob: bytes, key: Signer | None) -> bytes:
     """Return the entry `blob` in the form of a server, signed unless `key` is None."""
     if len(blob) > _MAX_ENTRY:
-        raise ValueError(f"an entry of {len(blob):,} bytes is too long; {_MAX_ENTRY:,} is the most")
+        raise ValueError(f"an entry of {len(blob):,} bytes is too long; the limit is {_MAX_ENTRY:,}")
     compressed = _compressed(blob)
     payload = blob if compressed is None else compressed
     flags = (0 if compressed is None else _COMPRESSED) | (0 if key is None else _SIGNED)
@@ -66,7 +66,7 @@ def unwrap(digest: str, data: bytes, trusted: Verifier | None) -> bytes:
     """
     head = _parse(data)
     if head.digest != digest:
-        raise UntrustedError(f"it is the entry of another key, {head.digest}")
+        raise UntrustedError(f"it is the entry of another digest, {head.digest}")
     payload = memoryview(data)[_HEAD.size :]
     if trusted is not None:
         if not head.flags & _SIGNED:
@@ -107,7 +107,7 @@ def _parse(data: bytes) -> _Head:
     if flags & ~(_COMPRESSED | _SIGNED):
         raise UntrustedError(f"it has unknown flags: {flags:#x}")
     if length > _MAX_ENTRY:
-        raise UntrustedError(f"it claims {length:,} bytes, where {_MAX_ENTRY:,} is the most")
+        raise UntrustedError(f"it claims {length:,} bytes; the limit is {_MAX_ENTRY:,}")
     if not flags & _SIGNED and (key, signature) != (_NO_KEY, _NO_SIGNATURE):
         raise UntrustedError("it has a signature, and is marked as unsigned")
     return _Head(flags, length, digest.hex(), key, signature)

@@ -9,10 +9,11 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
+from typing import TypeVar
 
 from preheat.cache.filesystem import is_silly_renamed
 from preheat.cache.publish import is_staged, replace, sweep
-from preheat.cache.remote.engine import MOST_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
 from preheat.cache.remote.links import (
     NO_LINKS,
     LinkLocks,
@@ -21,7 +22,7 @@ from preheat.cache.remote.links import (
     file_content,
     private_file,
 )
-from preheat.cache.remote.names import digest_of
+from preheat.cache.remote.names import ROOT, digest_of
 from preheat.cache.remote.url import Remote
 from preheat.cache.transient import is_transient, retried
 from preheat.cache.trust import DistrustedError, NotAFileError, read_file, writable_by_others
@@ -30,13 +31,25 @@ from preheat.files import opened
 __all__ = ["FileEngine"]
 
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
+_ENTRIES = re.compile(f"{ROOT}[0-9a-f]{{2}}")  # a folder of entries
 _LOCK = ".preheat-lock-"  # and a name: held while the object is compared and replaced
 # Seconds after which a lock that has stayed the same is broken. It is the same on all hosts, whatever
 # the time limits of their requests are: a holder that was stopped for half of it changes nothing.
 _ABANDONED = 10.0
-_TOGETHER = 100  # names that share a time limit: a network file system takes milliseconds for each
+_GROUP = 100  # names that share a time limit: a network file system takes milliseconds for each
+_PAGE = 1000  # names of a folder that share a time limit
 #: What is wrong with one file, while the directory can be used.
 _ONE_FILE = (errno.EISDIR, errno.ELOOP, errno.EFBIG)
+
+T = TypeVar("T")
+
+
+class _NotAFolderError(OSError):
+    """A link, a file or the like is in the place of a folder of the store."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ENOTDIR, f"{path} is a link or a file, and not a folder", path)
+        self.path = path
 
 
 class FileEngine:
@@ -48,8 +61,11 @@ class FileEngine:
 
     In a store that is `private`, objects have no signatures, and the owners and modes of files decide
     what is trusted. Only this user can write what it creates, and it reads nothing that another user
-    but root can write. The caller has checked the root. Otherwise the umask decides who may replace
-    objects.
+    but root can write. The caller has checked the path to the root. Otherwise the umask decides who may
+    replace objects.
+
+    The root may be a link. A link in the place of a folder below it is not followed, because it may
+    lead out of the store.
     """
 
     closes_after_fork = True
@@ -57,7 +73,7 @@ class FileEngine:
     def __init__(
         self, remote: Remote, *, timeout: float, private: bool = False, mode: int | None = None
     ) -> None:
-        """`mode` is that of new files, by default 0600 in a private store."""
+        """`mode` is that of new files, by default 0600 in a private store. Folders have 0700 then."""
         self.conditional = True
         self.name = remote.name
         self._private = private
@@ -67,21 +83,26 @@ class FileEngine:
         self._locks = LinkLocks(timeout=0.8 * timeout, abandoned=_ABANDONED, mode=self._mode)
         self._folders: set[str] = set()  # those that exist
 
-    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
         with self._faults(reads=True):
             try:
-                self._require_trust(os.path.dirname(name))
+                self._require_folders(os.path.dirname(name))
                 return read_file(self._path(name), trust=not self._private, most=most)[0]
             except FileNotFoundError:
                 return None
 
     def write(self, name: str, data: bytes) -> None:
+        def write(path: str) -> None:
+            replace(path, [data], mode=self._mode)
+
         with self._faults():
-            replace(self._made_path(name), [data], mode=self._mode)
+            self._in_folder(name, write)
 
     def delete(self, name: str) -> None:
         with self._faults(), suppress(FileNotFoundError):
-            retried(os.unlink, self._path(name))
+            path = self._path(name)
+            self._require_folders(os.path.dirname(name))
+            retried(os.unlink, path)
 
     def existing(self, names: Iterable[str]) -> set[str]:
         with self._faults(reads=True):
@@ -89,29 +110,27 @@ class FileEngine:
 
     def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
         rest = iter(names)
-        while group := list(islice(rest, _TOGETHER)):
+        while group := list(islice(rest, _GROUP)):
             yield group
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def pages(self, prefix: str = "") -> Iterator[list[str]]:
         with self._faults():
-            yield from self._files(prefix.rstrip("/"))
+            yield from self._listed(prefix.rstrip("/"))
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
-        del seconds  # Nothing removes a file by itself.
+        del seconds  # A filesystem does not expire files.
         with self._faults():
-            return self._create(self._made_path(name), data)
+            return self._in_folder(name, lambda path: self._create(path, data))
 
     def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
         del seconds
         with self._faults():
             path = self._path(name)
-            if (
-                self._content(path) != old
-            ):  # Without the lock, which needs a folder that can be written.
+            if self._content(name) != old:  # without the lock, which needs a writable folder
                 return False
             # The file is written before the lock is taken, so that the lock is held for a short time.
             with private_file(path, new, mode=self._mode) as staged, self._lock(path) as require_lock:
-                if self._content(path) != old:
+                if self._content(name) != old:
                     return False
                 require_lock()
                 _rename(staged, path, new)
@@ -120,10 +139,10 @@ class FileEngine:
     def discard(self, name: str, old: bytes) -> bool:
         with self._faults():
             path = self._path(name)
-            if self._content(path) != old:
+            if self._content(name) != old:
                 return False
             with self._lock(path) as require_lock:
-                if self._content(path) != old:
+                if self._content(name) != old:
                     return False
                 require_lock()
                 with suppress(FileNotFoundError):  # The answer to an earlier attempt was lost.
@@ -138,31 +157,46 @@ class FileEngine:
             raise OSError(errno.EINVAL, f"{name!r} is not a name of an object")
         return f"{self._root}/{name}"
 
-    def _made_path(self, name: str) -> str:
-        """Return the path of an object, and create its folder, or clean it up, at the first call."""
+    def _in_folder(self, name: str, act: Callable[[str], T]) -> T:
+        """Return what `act` returns for the path of an object, and create its folder if it is missing.
+
+        A folder that was created earlier may have been removed since. It is then created again.
+        """
         path = self._path(name)
-        folder = os.path.dirname(path)
-        if folder not in self._folders:
-            # The folder of the root must exist: it is missing where a file system is not mounted.
-            with suppress(FileExistsError):
-                os.mkdir(self._root, self._folder_mode)
-            self._make_folders(os.path.dirname(name))
-            self._require_trust(os.path.dirname(name))
-            with suppress(OSError):
-                sweep(folder, beside=True)
-            self._folders.add(folder)
-        return path
+        folder = os.path.dirname(name)
+        if folder in self._folders:
+            try:
+                self._require_folders(folder)
+                return act(path)
+            except FileNotFoundError:
+                self._folders.discard(folder)
+                self._trusted.discard(folder)
+        self._make_folders(folder)
+        with suppress(OSError):
+            sweep(os.path.dirname(path), beside=True)
+        self._folders.add(folder)
+        return act(path)
 
     @property
     def _folder_mode(self) -> int:
-        return 0o700 if self._private else 0o777
+        return 0o777 if self._mode & 0o077 else 0o700
 
     def _make_folders(self, folder: str) -> None:
-        """Create a folder below the root and those above it. `os.makedirs` has a mode for one alone."""
+        """Create a folder below the root and those above it, and check them.
+
+        `os.makedirs` applies its mode to the last folder only.
+        """
+        # The parent of the root is not created. If it is missing, the filesystem is probably not
+        # mounted.
+        if not os.path.isdir(self._root):
+            with suppress(FileExistsError):
+                os.mkdir(self._root, self._folder_mode)
         for path in self._steps(folder):
-            if not os.path.isdir(path):
+            if not os.path.lexists(path):
                 with suppress(FileExistsError):  # Another process was faster.
                     os.mkdir(path, self._folder_mode)
+            self._require_folder(path)  # before anything is created in it
+        self._require_folders(folder)
 
     def _steps(self, folder: str) -> Iterator[str]:
         """Yield the paths of the folders from the root to `folder`, without the root."""
@@ -171,19 +205,49 @@ class FileEngine:
             path = f"{path}/{part}"
             yield path
 
-    def _require_trust(self, folder: str) -> None:
-        """Raise `OSError` if other users can write a folder of a private store, or one above it."""
-        if not self._private or folder in self._trusted:
-            return
-        for path in self._steps(folder):
-            status = retried(os.lstat, path)
-            if not stat.S_ISDIR(status.st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            if why := writable_by_others(status):
-                raise DistrustedError(f"{path}: {why}")
-        self._trusted.add(folder)
+    def _require_folders(self, folder: str) -> None:
+        """Raise `OSError` unless a folder and those above it, up to the root, can be used.
 
-    def _content(self, path: str) -> bytes | None:
+        Whoever may write to a shared store can put a link in the place of a folder at any time, so the
+        folders are checked at every call. Only this user and root can change those of a private store.
+        """
+        if folder in self._trusted:
+            return
+        if self._private:
+            self._require_private_root()
+        for path in self._steps(folder):
+            self._require_folder(path)
+        if self._private:
+            self._trusted.add(folder)
+
+    def _require_private_root(self) -> None:
+        """Raise `RemoteError` if another user can write to the root, or has made a link in its place.
+
+        It may not have existed when the caller checked the path to it.
+        """
+        link = retried(os.lstat, self._root)
+        status = retried(os.stat, self._root)
+        why = writable_by_others(status)
+        if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
+            why = f"it is a symbolic link owned by user {link.st_uid}"
+        if why is not None:
+            raise RemoteError(f"{self.name}: {why}")
+
+    def _require_folder(self, path: str) -> None:
+        """Raise `OSError` for a link, and for a folder of a private store that others can write."""
+        status = retried(os.lstat, path)
+        if not stat.S_ISDIR(status.st_mode):
+            raise _NotAFolderError(path)
+        if self._private and (why := writable_by_others(status)):
+            raise DistrustedError(f"{path}: {why}")
+
+    def _content(self, name: str) -> bytes | None:
+        """Return the content of a small object; None when there is none, or no folder for it."""
+        path = self._path(name)
+        try:
+            self._require_folders(os.path.dirname(name))
+        except FileNotFoundError:
+            return None
         return file_content(path, trust=not self._private)
 
     def _create(self, path: str, data: bytes) -> bool:
@@ -207,6 +271,8 @@ class FileEngine:
     def _faults(self, *, reads: bool = False) -> Iterator[None]:
         try:
             yield
+        except RemoteError:
+            raise
         except OSError as fault:
             reason = fault.strerror or str(fault)
             message = f"{self.name}: {reason}"
@@ -216,25 +282,49 @@ class FileEngine:
             raise RemoteError(message, retryable=retryable) from None
 
     def _concerns_one_file(self, fault: OSError, *, reads: bool) -> bool:
-        """Return whether a fault is that of one object, so that others can be used."""
-        if isinstance(fault, DistrustedError | NotAFileError | LockedError) or fault.errno in _ONE_FILE:
+        """Return whether a fault concerns some objects only, and the others can be used."""
+        if isinstance(fault, _NotAFolderError):  # Entries are in many folders, leases in one.
+            return _ENTRIES.fullmatch(fault.path.removeprefix(f"{self._root}/")) is not None
+        if isinstance(fault, DistrustedError | NotAFileError | LockedError):
+            return True
+        if fault.errno in _ONE_FILE:
             return True
         # Another user may keep a file private in a directory that all read.
         return reads and fault.errno == errno.EACCES and _can_be_searched(self._root)
 
-    def _files(self, folder: str) -> Iterator[str]:
-        """Yield the names of all objects in a folder, and those below it.
+    def _listed(self, folder: str) -> Iterator[list[str]]:
+        """Yield pages with the names of all objects in a folder, and those below it.
 
-        A directory in the place of an entry counts as an object, so that a check can report it.
+        A directory counts as an object, so that a check can report it, if it is in the place of an
+        entry, or if it is not a folder of preheat and cannot be listed, such as `lost+found`.
         """
-        path = self._path(folder) if folder else self._root
-        with suppress(FileNotFoundError), os.scandir(path) as found:
-            for entry in sorted(found, key=lambda entry: entry.name):
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_dir(follow_symlinks=False) and digest_of(name) is None:
-                    yield from self._files(name)
-                elif not _is_hidden(entry.name):
-                    yield name
+        try:
+            found = os.scandir(self._path(folder) if folder else self._root)
+        except FileNotFoundError:
+            return
+        except PermissionError:
+            if not folder or f"{folder}/".startswith(ROOT):  # Then the list would lack entries.
+                raise
+            yield [folder]
+            return
+        below: list[str] = []
+        with found:
+            while entries := list(islice(found, _PAGE)):
+                page = []
+                for entry in entries:
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    if entry.is_dir(follow_symlinks=False) and _is_folder(name):
+                        below.append(name)
+                    elif not _is_hidden(entry.name):
+                        page.append(name)
+                yield page
+        for name in below:
+            yield from self._listed(name)
+
+
+def _is_folder(name: str) -> bool:
+    """Return whether a directory of this name can have objects, and is not in the place of one."""
+    return digest_of(name) is None and _NAME.fullmatch(name) is not None
 
 
 def _exists(path: str) -> bool:

@@ -9,10 +9,9 @@ from typing import Protocol
 from preheat.cache.base import Filled, Filling
 from preheat.cache.remote.engine import RemoteError
 from preheat.cache.remote.server import PAUSED
+from preheat.cache.remote.tier import DIGESTS_PER_REQUEST
 
 __all__ = ["FillableTier", "fill"]
-
-_TOGETHER = 500  # digests in one request for those that exist
 
 
 class FillableTier(Protocol):
@@ -57,9 +56,9 @@ def fill(tier: FillableTier, entries: Sequence[Filling]) -> Filled:
 def _present(tier: FillableTier, digests: Sequence[str]) -> set[str]:
     """Return the digests that the server certainly has, with few requests."""
     found: set[str] = set()
-    for start in range(0, len(digests), _TOGETHER):
+    for start in range(0, len(digests), DIGESTS_PER_REQUEST):
         with suppress(RemoteError):  # It was reported.
-            found |= tier.existing(digests[start : start + _TOGETHER])
+            found |= tier.existing(digests[start : start + DIGESTS_PER_REQUEST])
     return found
 
 

@@ -13,18 +13,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from preheat import fork
 from preheat.cache.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.cache.remote.names import LEASES
-from preheat.cache.remote.server import PausedError, Server
+from preheat.cache.remote.server import PausedError, Server, received
 from preheat.events import Events
 from preheat.locks import Call, Lock
 
 __all__ = ["LEASE_SECONDS", "Lease", "LeaseContent", "Leases", "lease_name"]
-
-T = TypeVar("T")
 
 #: A lease that its holder has not renewed for this long is taken over.
 LEASE_SECONDS = 10.0
@@ -166,7 +163,7 @@ class Lease:
         """
         if self._call(verb, act, background=background):
             return True
-        data = self._call("read", self._read, background=background)
+        data = self._read(background=background)
         if data is None:
             return absent
         if LeaseContent(data).token != self._content.token:
@@ -174,10 +171,15 @@ class Lease:
         self._content = LeaseContent(data)
         return self._call(verb, act, background=background)
 
-    def _read(self, engine: Engine) -> bytes | None:
-        return engine.read(self.name, most=LEASE_BYTES)
+    def _read(self, *, background: bool) -> bytes | None:
+        def read(engine: Engine) -> bytes | None:
+            return engine.read(self.name, most=LEASE_BYTES)
 
-    def _call(self, verb: str, act: Callable[[Engine], T], *, background: bool) -> T:
+        self.requests += 1
+        server = self._leases.server
+        return server.call("read_lease", read, background=background, traffic=received)
+
+    def _call(self, verb: str, act: Callable[[Engine], bool], *, background: bool) -> bool:
         self.requests += 1
         return self._leases.server.call(f"{verb}_lease", act, background=background)
 

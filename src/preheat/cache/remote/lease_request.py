@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from preheat.cache.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.cache.remote.lease import Lease, LeaseContent, Leases, lease_name
-from preheat.cache.remote.server import PausedError
+from preheat.cache.remote.server import PausedError, received
 from preheat.locks import Call
 
 __all__ = ["LeaseRequest"]
@@ -109,7 +109,7 @@ class LeaseRequest(Generic[T]):
         if not self._waited:
             return self._create("held")
         self._requests += 1
-        data = self._leases.server.call("read_lease", self._read)
+        data = self._leases.server.call("read_lease", self._read, traffic=received)
         if data is None:  # It was released, or the server removed it.
             return self._find() or self._create("taken over")
         content = LeaseContent(data)

@@ -27,11 +27,14 @@ def entry_name(digest: str) -> str:
 
 
 def digest_of(name: str) -> str | None:
-    """Return the digest of the entry in the object `name`; None for an object that is no entry."""
+    """Return the digest of the entry in the object `name`; None for an object that is not an entry."""
     match = _ENTRY.fullmatch(name)
     return None if match is None else match[2]
 
 
 def printable(text: str) -> str:
-    """Return text of a server with escapes for the letters that would control a terminal."""
+    """Return text from a server with unprintable characters escaped.
+
+    The text then cannot control a terminal.
+    """
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

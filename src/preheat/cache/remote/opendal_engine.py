@@ -7,11 +7,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import opendal
 from opendal import exceptions
 
-from preheat.cache.remote.engine import LEASE_BYTES, MOST_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.engine import LEASE_BYTES, MAX_OBJECT_BYTES, ObjectError, RemoteError
 from preheat.cache.remote.opendal_errors import (
     ERRORS,
     NO_CONNECTION,
@@ -21,11 +22,11 @@ from preheat.cache.remote.opendal_errors import (
 )
 from preheat.cache.remote.opendal_settings import settings_of
 from preheat.cache.remote.url import Remote
-from preheat.locks import no_fork
+from preheat.locks import no_fork, wait_before_logging
 
 __all__ = ["OpendalEngine", "S3Engine"]
 
-_TOGETHER = 16  # requests at the same time
+_PARALLEL_REQUESTS = 16
 _LISTED = 8  # From this number of names on, listing their folder takes fewer requests.
 _PIECE = 1 << 20  # bytes that are read at once, at most
 _UNMET = (exceptions.ConditionNotMatch, exceptions.AlreadyExists)
@@ -50,7 +51,7 @@ class OpendalEngine:
             _require_own_threads(remote.name)
             self._operator = opendal.Operator(service, **settings).layer(limit)
 
-    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
         with self._errors():
             try:
                 return self._content(name, most=most)
@@ -71,17 +72,12 @@ class OpendalEngine:
         with self._errors():
             found = self._present(single)
             if listed:
-                from preheat.cache.remote.opendal_lists import objects_of  # It imports asyncio.
-
-                found |= objects_of(self._operator, listed) & asked
+                found |= _lists().objects_of(self._operator, listed) & asked
         return found
 
-    def names(self, prefix: str = "") -> Iterator[str]:
-        from preheat.cache.remote.opendal_lists import pages
-
+    def pages(self, prefix: str = "") -> Iterator[list[str]]:
         with self._errors():
-            for page in pages(self._operator, prefix or "/"):
-                yield from page
+            yield from _lists().pages(self._operator, prefix or "/")
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
         del seconds  # These servers remove objects by rules of their own, if at all.
@@ -151,9 +147,10 @@ class OpendalEngine:
         if len(names) <= 1:
             return {name for name in names if self._operator.exists(name)}
         with no_fork:
+            wait_before_logging()
             from concurrent.futures import ThreadPoolExecutor  # It takes milliseconds to import.
 
-        with ThreadPoolExecutor(min(_TOGETHER, len(names))) as pool:
+        with ThreadPoolExecutor(min(_PARALLEL_REQUESTS, len(names))) as pool:
             found = list(pool.map(self._operator.exists, names))
         return {name for name, exists in zip(names, found, strict=True) if exists}
 
@@ -166,10 +163,19 @@ class OpendalEngine:
             raise translated(error, self._remote) from None
 
 
+def _lists() -> ModuleType:
+    """Import the functions that list objects. They import asyncio, which takes milliseconds."""
+    with no_fork:
+        wait_before_logging()
+        from preheat.cache.remote import opendal_lists
+
+    return opendal_lists
+
+
 def _groups(parts: list[list[str]]) -> Iterator[list[str]]:
     """Yield the names in `parts`, each of which takes one request, as many as are made together."""
-    for start in range(0, len(parts), _TOGETHER):
-        yield [name for part in parts[start : start + _TOGETHER] for name in part]
+    for start in range(0, len(parts), _PARALLEL_REQUESTS):
+        yield [name for part in parts[start : start + _PARALLEL_REQUESTS] for name in part]
 
 
 _first_user: list[int] = []  # the id of the process that made the first operator

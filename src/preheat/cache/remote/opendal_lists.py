@@ -13,16 +13,19 @@ from opendal import AsyncOperator, Operator, exceptions
 
 __all__ = ["objects_of", "pages"]
 
-_PAGE = 1000  # names that are taken from the event loop at once
-_TOGETHER = 16  # folders that are listed at the same time
+_PAGE = 1000  # objects and folders that are taken from the event loop at once
+_PARALLEL_LISTS = 16  # folders that are listed at the same time
 
 
 def pages(operator: Operator, folder: str) -> Iterator[list[str]]:
-    """Yield the names of the objects in a folder and in the folders below it."""
-    names = _names(operator.to_async_operator(), folder, recursive=True)
+    """Yield the names of the objects in a folder and in the folders below it.
+
+    A page that has only folders is empty.
+    """
+    paths = _paths(operator.to_async_operator(), folder, recursive=True)
     with asyncio.Runner() as runner:
-        while page := runner.run(_page(names)):
-            yield page
+        while page := runner.run(_page(paths)):
+            yield [path for path in page if not path.endswith("/")]
 
 
 def objects_of(operator: Operator, folders: Iterable[str]) -> set[str]:
@@ -35,26 +38,27 @@ async def _objects_of(operator: AsyncOperator, folders: list[str]) -> set[str]:
 
     async def work() -> None:
         while folders:
-            async for name in _names(operator, folders.pop(), recursive=False):
-                found.add(name)
+            async for path in _paths(operator, folders.pop(), recursive=False):
+                if not path.endswith("/"):
+                    found.add(path)
 
-    await asyncio.gather(*(work() for _ in range(min(_TOGETHER, len(folders)))))
+    await asyncio.gather(*(work() for _ in range(min(_PARALLEL_LISTS, len(folders)))))
     return found
 
 
-async def _page(names: AsyncIterator[str]) -> list[str]:
+async def _page(paths: AsyncIterator[str]) -> list[str]:
     page: list[str] = []
-    async for name in names:
-        page.append(name)
+    async for path in paths:
+        page.append(path)
         if len(page) == _PAGE:
             break
     return page
 
 
-async def _names(operator: AsyncOperator, folder: str, *, recursive: bool) -> AsyncIterator[str]:
+async def _paths(operator: AsyncOperator, folder: str, *, recursive: bool) -> AsyncIterator[str]:
+    """Yield the objects in a folder, and the folders, whose paths end in `/`."""
     try:
         async for entry in await operator.list(folder, recursive=recursive):
-            if not entry.path.endswith("/"):
-                yield entry.path
+            yield entry.path
     except exceptions.NotFound:  # WebDAV has folders, and this one does not exist.
         return

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from preheat.cache.remote.engine import MOST_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
 from preheat.cache.remote.names import printable
 from preheat.cache.remote.resp import Connection, OversizeError, ServerError
 from preheat.cache.remote.url import Remote
 
 __all__ = ["RedisEngine"]
 
-_BATCH = 1000  # names in one round trip
+_BATCH = 1000  # names in one request
 _SWAP = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3])
@@ -26,14 +26,14 @@ if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('del', KEYS[1])
 """
 #: Replies after which the same command may succeed soon.
-_PASSING = {"LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN"}
+_TRANSIENT = {"LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN"}
 _MEANINGS = {
-    "WRONGTYPE": "the key has another kind of value than an object",
+    "WRONGTYPE": "the value of the key is not a string",
     "OOM": "it is full",
     "READONLY": "it is read-only",
-    "NOAUTH": "it wants a password",
+    "NOAUTH": "it requires a password",
     "WRONGPASS": "it refuses the credentials",
-    "NOPERM": "it refuses the command to this user",
+    "NOPERM": "this user may not run the command",
 }
 
 
@@ -50,11 +50,11 @@ class RedisEngine:
         self._prefix = f"{remote.option('prefix') or 'preheat'}/"
         self._idle: deque[Connection] = deque()  # Its operations are atomic.
 
-    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes | None:
+    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
         (data,) = self._call(["GET", self._key(name)], most=most)
         if data is None or isinstance(data, bytes):
             return data
-        raise self._confused()
+        raise self._protocol_error()
 
     def write(self, name: str, data: bytes) -> None:
         self._call(["SET", self._key(name), data])
@@ -63,32 +63,34 @@ class RedisEngine:
         self._call(["DEL", self._key(name)])
 
     def existing(self, names: Iterable[str]) -> set[str]:
-        found: set[str] = set()
-        for batch in self.rounds(names):
-            replies = self._call(*(["EXISTS", self._key(name)] for name in batch))
-            found.update(name for name, exists in zip(batch, replies, strict=True) if exists)
-        return found
+        asked = list(names)
+        replies = self._call(*(["EXISTS", self._key(name)] for name in asked))
+        return {name for name, exists in zip(asked, replies, strict=True) if exists}
 
     def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
         rest = iter(names)
         while batch := list(islice(rest, _BATCH)):
             yield batch
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def pages(self, prefix: str = "") -> Iterator[list[str]]:
+        # A page of the scan may have no key of this store: the database may have keys of others.
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._key(prefix)) + "*"
         seen: set[bytes] = set()  # A scan may return a key twice.
         cursor = b"0"
         while True:
-            (reply,) = self._call(["SCAN", cursor, "MATCH", pattern, "COUNT", str(_BATCH)])
+            command: list[str | bytes] = ["SCAN", cursor, "MATCH", pattern, "COUNT", str(_BATCH)]
+            (reply,) = self._call(command, lists=True)
             match reply:
-                case [bytes() as cursor, [*keys]] if all(isinstance(key, bytes) for key in keys):
+                case [bytes() as following, [*keys]] if all(isinstance(key, bytes) for key in keys):
                     pass
                 case _:
-                    raise self._confused()
-            for key in keys:
-                if key not in seen:
-                    seen.add(key)
-                    yield key.decode("utf-8", "replace").removeprefix(self._prefix)
+                    raise self._protocol_error()
+            if following == cursor != b"0":  # The scan would never end.
+                raise self._protocol_error()
+            cursor = following
+            new = [key for key in dict.fromkeys(keys) if key not in seen]
+            seen.update(new)
+            yield [key.decode("utf-8", "replace").removeprefix(self._prefix) for key in new]
             if cursor == b"0":
                 return
 
@@ -111,11 +113,13 @@ class RedisEngine:
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"
 
-    def _call(self, *commands: Sequence[str | bytes], most: int = MOST_BYTES) -> list[Any]:
+    def _call(
+        self, *commands: Sequence[str | bytes], most: int = MAX_OBJECT_BYTES, lists: bool = False
+    ) -> list[Any]:
         try:
             connection = self._connection()
             try:
-                replies = connection.call(commands, self._timeout, most=most)
+                replies = connection.call(commands, self._timeout, most=most, lists=lists)
             except BaseException:  # Replies of this call may still arrive.
                 connection.close()
                 raise
@@ -128,12 +132,12 @@ class RedisEngine:
         except TimeoutError:
             raise RemoteError(f"{self.name} did not answer in time") from None
         except OSError as fault:
-            self.close()  # The other idle connections have the same fate.
+            self.close()  # The other idle connections are probably broken too.
             raise RemoteError(
                 f"{self.name}: {_reason(fault)}", retryable=isinstance(fault, ConnectionError)
             ) from None
         except (ValueError, RecursionError):
-            raise self._confused() from None
+            raise self._protocol_error() from None
         self._idle.append(connection)
         return replies
 
@@ -169,25 +173,25 @@ class RedisEngine:
             commands.append(["SELECT", remote.path])
         return commands
 
-    def _confused(self) -> RemoteError:
-        return RemoteError(f"{self.name}: the server does not speak the protocol of Redis")
+    def _protocol_error(self) -> RemoteError:
+        return RemoteError(f"{self.name}: the reply is not valid Redis protocol")
 
     def _refused(self, refusal: ServerError) -> RemoteError:
-        said = str(refusal)
+        reason = str(refusal)
         if self._remote.password:  # A server may repeat the arguments of a command.
-            said = said.replace(self._remote.password, "***")
+            reason = reason.replace(self._remote.password, "***")
         meaning = _MEANINGS.get(refusal.code, "it refuses the command")
-        message = f"{self.name}: {meaning}: {printable(said[:200])}"
+        message = f"{self.name}: {meaning}: {printable(reason[:200])}"
         if refusal.code == "WRONGTYPE":
             return ObjectError(message)
-        return RemoteError(message, retryable=refusal.code in _PASSING)
+        return RemoteError(message, retryable=refusal.code in _TRANSIENT)
 
     def _refused_login(self, refusal: ServerError) -> RemoteError:
         """Return the error without the text of the server, which may repeat a part of the password."""
         if self._remote.password is None:
             return self._refused(refusal)
         meaning = _MEANINGS.get(refusal.code, "it refuses the credentials or the database number")
-        return RemoteError(f"{self.name}: {meaning}", retryable=refusal.code in _PASSING)
+        return RemoteError(f"{self.name}: {meaning}", retryable=refusal.code in _TRANSIENT)
 
 
 def _milliseconds(seconds: float) -> str:

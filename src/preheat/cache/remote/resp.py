@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from preheat.cache.remote.engine import MOST_BYTES
+from preheat.cache.remote.engine import MAX_OBJECT_BYTES
 
 __all__ = ["Connection", "OversizeError", "ServerError"]
 
 _CHUNK = 1 << 16
+_MAX_LIST_BYTES = 16 << 20  # A page of a scan has about a thousand keys.
 
 
 class ServerError(Exception):
@@ -37,13 +38,14 @@ class Connection:
     """One connection, for one call at a time. After any exception it must be closed.
 
     Raises `OSError`, of which `TimeoutError` is one, `ServerError` for a refused command,
-    `OversizeError`, and `ValueError` or `RecursionError` for a reply that is none.
+    `OversizeError`, and `ValueError` or `RecursionError` for an invalid reply.
     """
 
     def __init__(self, open_socket: socket.socket) -> None:
         self._socket = open_socket
         self._unread = bytearray()
-        self._most = MOST_BYTES  # of a value in a reply
+        self._most = MAX_OBJECT_BYTES  # of a value in a reply
+        self._budget = 0  # bytes that the replies of the current call may still have
 
     @classmethod
     def open(cls, host: str, port: int, *, secure: bool, timeout: float) -> Connection:
@@ -62,17 +64,24 @@ class Connection:
             raise
 
     def call(
-        self, commands: Sequence[Sequence[bytes | str]], timeout: float, *, most: int = MOST_BYTES
+        self,
+        commands: Sequence[Sequence[bytes | str]],
+        timeout: float,
+        *,
+        most: int = MAX_OBJECT_BYTES,
+        lists: bool = False,
     ) -> list[Any]:
         """Send commands at once and return their replies, all within `timeout` seconds.
 
-        A value of more than `most` bytes is refused.
+        A value of more than `most` bytes is refused. Only with `lists` may a reply be an array. It is
+        then limited to `_MAX_LIST_BYTES`. Other replies are together limited to about `most` bytes.
         """
         self._most = most
         deadline = time.monotonic() + timeout
+        self._budget = (_MAX_LIST_BYTES if lists else most) + _CHUNK
         self._socket.settimeout(timeout)
         self._socket.sendall(b"".join(map(_encoded, commands)))
-        replies = [self._reply(deadline) for _ in commands]
+        replies = [self._reply(deadline, lists=lists) for _ in commands]
         for reply in replies:
             if isinstance(reply, ServerError):
                 raise reply
@@ -97,7 +106,7 @@ class Connection:
 
     __del__ = close
 
-    def _reply(self, deadline: float) -> Any:
+    def _reply(self, deadline: float, *, lists: bool) -> Any:
         kind, rest = (line := self._line(deadline))[:1], line[1:]
         match kind:
             case b"+":
@@ -108,15 +117,16 @@ class Connection:
                 return int(rest)
             case b"$":
                 return self._bytes(int(rest), deadline)
-            case b"*":
-                return [self._reply(deadline) for _ in range(int(rest))]
-        raise ValueError("the line is no reply")
+            case b"*" if lists:  # Items are read one by one, so that the budget limits their number.
+                return [self._reply(deadline, lists=lists) for _ in range(int(rest))]
+        raise ValueError("the line is not a valid reply")
 
     def _line(self, deadline: float) -> bytes:
         while (end := self._unread.find(b"\r\n")) < 0:
             if len(self._unread) > _CHUNK:
-                raise ValueError("the line is no reply")
+                raise ValueError("the line is not a valid reply")
             self._receive(deadline)
+        self._spend(end + 2)
         line = bytes(self._unread[:end])
         del self._unread[: end + 2]
         return line
@@ -125,12 +135,20 @@ class Connection:
         if size < 0:  # the reply for a key that does not exist
             return None
         if size > self._most:
-            raise OversizeError(f"the object has {size:,} bytes, where {self._most:,} is the most")
+            raise OversizeError(
+                f"the object has {size:,} bytes; objects of more than {self._most:,} are not read"
+            )
+        self._spend(size)
         while len(self._unread) < size + 2:
             self._receive(deadline)
         data = bytes(memoryview(self._unread)[:size])
         del self._unread[: size + 2]
         return data
+
+    def _spend(self, size: int) -> None:
+        self._budget -= size
+        if self._budget < 0:
+            raise ValueError("the reply is too long")
 
     def _receive(self, deadline: float) -> None:
         left = deadline - time.monotonic()

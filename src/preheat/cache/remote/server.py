@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from preheat import fork
 from preheat.cache.remote.breaker import Breaker
@@ -14,7 +14,7 @@ from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 
-__all__ = ["PAUSED", "PausedError", "Server"]
+__all__ = ["PAUSED", "PausedError", "Server", "Traffic", "received", "sent"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,30 @@ _abandoned: list[Engine] = []
 
 class PausedError(RemoteError):
     """No request was made, because earlier ones failed."""
+
+
+class Traffic(NamedTuple):
+    """The bytes of objects that a request has sent and received, for the counters."""
+
+    sent: int = 0
+    received: int = 0
+
+
+def sent(size: int) -> Traffic:
+    """Return the traffic of a request that has sent `size` bytes."""
+    return Traffic(sent=size)
+
+
+def received(data: bytes | None) -> Traffic:
+    """Return the traffic of a request that has received an object, or None."""
+    return Traffic(received=len(data or b""))
+
+
+_NO_TRAFFIC = Traffic()
+
+
+def _uncounted(_: object) -> Traffic:
+    return _NO_TRAFFIC
 
 
 class Server:
@@ -99,13 +123,14 @@ class Server:
         *,
         writes: bool = False,
         background: bool = False,
+        traffic: Callable[[T], Traffic] = _uncounted,
     ) -> T:
         """Return what `act` returns, with retries; `RemoteError` when it fails or is not tried.
 
-        The error is already reported. `verb` names the request in counters. A verb that ends in
-        `_lease` uses the breaker of leases. What `act` returns is counted: bytes as received, and a
-        number as that of bytes that it sent. With `background`, nobody waits for the request, so it may
-        be the trial after a pause. Writes are always made in the background.
+        The error is already reported. `verb` names the request in counters, and `traffic` returns the
+        bytes to count for what `act` has returned. A verb that ends in `_lease` uses the breaker of
+        leases. With `background`, nobody waits for the request, so it may be the trial after a pause.
+        Writes are always made in the background.
         """
         breaker = self._breaker(verb, writes=writes)
         trial = False
@@ -117,7 +142,7 @@ class Server:
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))
             try:
-                return self._attempt(verb, act, breaker, trial=trial)
+                return self._attempt(verb, act, breaker, trial=trial, traffic=traffic)
             except RemoteError as error:
                 if error.retryable and breaker.closed and attempt + 1 < _ATTEMPTS:
                     continue
@@ -127,13 +152,28 @@ class Server:
                 raise
         raise AssertionError("the last attempt returns or raises")
 
-    def trial(self, verb: str, act: Callable[[Engine], object]) -> None:
+    def read(self, name: str) -> bytes | None:
+        """Return an object, or None if it does not exist, by `call`."""
+        return self.call("read", lambda engine: engine.read(name), traffic=received)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Create or replace an object, by `call`."""
+
+        def write(engine: Engine) -> int:
+            engine.write(name, data)
+            return len(data)
+
+        self.call("write", write, writes=True, traffic=sent)
+
+    def trial(
+        self, verb: str, act: Callable[[Engine], T], *, traffic: Callable[[T], Traffic] = _uncounted
+    ) -> None:
         """Make the one request that the breaker of reads or leases permits after a pause.
 
         It raises no `RemoteError`.
         """
         try:
-            self._attempt(verb, act, self._breaker(verb), trial=True)
+            self._attempt(verb, act, self._breaker(verb), trial=True, traffic=traffic)
         except RemoteError:
             return  # It was counted, and the next pause has begun.
 
@@ -142,7 +182,15 @@ class Server:
             return self.leases
         return self.writes if writes else self.reads
 
-    def _attempt(self, verb: str, act: Callable[[Engine], T], breaker: Breaker, *, trial: bool) -> T:
+    def _attempt(
+        self,
+        verb: str,
+        act: Callable[[Engine], T],
+        breaker: Breaker,
+        *,
+        trial: bool,
+        traffic: Callable[[T], Traffic],
+    ) -> T:
         """Make one request, count it, and tell the breaker."""
         started = self._clock()
         try:
@@ -161,9 +209,7 @@ class Server:
             if breaker.failed(lost, lasting=lasting, trial=trial):
                 self._opened(verb, breaker, error)
             raise
-        received = len(result) if isinstance(result, bytes) else 0
-        sent = result if isinstance(result, int) and not isinstance(result, bool) else 0
-        self._count(verb, self._clock() - started, sent=sent, received=received)
+        self._count(verb, self._clock() - started, traffic=traffic(result))
         self._succeeded(verb, breaker, trial=trial)
         return result
 
@@ -185,11 +231,11 @@ class Server:
         self._events.fault(self.tier, _ACTIONS.get(verb, verb), error)
 
     def _count(
-        self, verb: str, seconds: float, *, failed: bool = False, sent: int = 0, received: int = 0
+        self, verb: str, seconds: float, *, failed: bool = False, traffic: Traffic = _NO_TRAFFIC
     ) -> None:
         self._events.emit(
-            "remote", tier=self.tier, verb=verb, seconds=seconds, failed=failed, sent=sent,
-            received=received,
+            "remote", tier=self.tier, verb=verb, seconds=seconds, failed=failed, sent=traffic.sent,
+            received=traffic.received,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -15,22 +15,25 @@ from preheat.cache.base import CLOSE_SECONDS, Filled, Filling, Merger
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.cache.remote.names import entry_name
-from preheat.cache.remote.server import PAUSED, PausedError, Server
+from preheat.cache.remote.server import PAUSED, PausedError, Server, received, sent
 from preheat.cache.remote.worker import Worker
 from preheat.cache.signatures import Signer, UntrustedError, Verifier
 from preheat.events import Events
-from preheat.locks import no_fork
+from preheat.locks import Lock, no_fork
 
-__all__ = ["Keys", "RemoteTier"]
+__all__ = ["DIGESTS_PER_REQUEST", "RemoteTier", "StoreKeys"]
 
-_SETTLE = 10.0  # seconds that `settle` waits, at most
-_TOGETHER = 500  # digests in one request of `look_ahead`
-_AHEAD = 60.0  # seconds for which an answer of `look_ahead` is used
-_MOST_REFUSED = 1024  # digests that are remembered as removed, and as dropped
+_SETTLE = 10.0  # the longest time that `settle` waits, in seconds
+DIGESTS_PER_REQUEST = 500  # in one request for those that exist
+_ABSENCE_SECONDS = 60.0  # seconds for which an answer of `look_ahead` is used
+_MAX_REMEMBERED = 1024  # digests that are remembered as removed, and as dropped
 
 
-class Keys(NamedTuple):
-    """The keys of a remote. Without `trusted`, unsigned entries are accepted, and none is signed."""
+class StoreKeys(NamedTuple):
+    """The keys of a shared store.
+
+    Without `trusted`, unsigned entries are accepted, and none is signed.
+    """
 
     trusted: Verifier | None = None
     signer: Signer | None = None
@@ -48,13 +51,14 @@ class RemoteTier:
 
     `get` asks the server, unless its breaker is open, and verifies the answer: an object that nobody
     trusted has signed is an `untrusted` event and a miss, a damaged entry a `damaged` event and a miss.
-    Neither is removed, because others may trust it or have a better connection.
+    Neither is removed, because other machines may trust it or have a better connection.
 
-    `put` queues the entry, and threads write it. It never waits: an entry that the queue has no room
-    for, or that cannot be written, is a `dropped` event. `close` waits for the queue, but not for long.
+    `put` queues the entry, and threads write it. It never waits: an entry that does not fit into the
+    queue, or that cannot be written, is a `dropped` event. `close` waits for the queue for a bounded
+    time.
 
-    `remove` removes nothing on the server, which belongs to all. This process takes the entry from
-    there no more, until it puts another one.
+    `remove` deletes nothing on the server, because other machines use it too. This process ignores the
+    entry there until it writes a new one.
 
     `read_keys` is called when the first object is read or written. With `writable`, the process may
     write; it then has a key to sign, or entries need no signature. `merger` combines two versions of an
@@ -66,7 +70,7 @@ class RemoteTier:
         server: Server,
         events: Events,
         *,
-        read_keys: Callable[[], Keys] = Keys,
+        read_keys: Callable[[], StoreKeys] = StoreKeys,
         writable: bool = True,
         merger: Merger | None = None,
         worker: Worker | None = None,
@@ -77,13 +81,14 @@ class RemoteTier:
         self.server = server
         self._events = events
         self._read_keys = read_keys
-        self._keys: Keys | None = None
+        self._keys: StoreKeys | None = None
         self._merger = merger
         self._worker = worker or Worker()
         self._dropping = False
         self._absent: dict[str, _Absence] = {}  # digests that `look_ahead` did not find
-        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._refused: OrderedDict[str, object] = OrderedDict()  # a new object for each removal
         self._unwritten: OrderedDict[str, None] = OrderedDict()  # digests that were dropped
+        self._lock = Lock()  # protects `_absent`, `_refused` and `_unwritten`
         fork.register(self)
 
     # Reading
@@ -97,7 +102,7 @@ class RemoteTier:
             self._try_again(digest)
             return None
         try:
-            data = self.server.call("read", partial(self._read, digest))
+            data = self.server.call("read", partial(self._read, digest), traffic=received)
         except RemoteError as error:  # It was reported.
             self.unanswered += not isinstance(error, ObjectError)
             return None
@@ -107,8 +112,8 @@ class RemoteTier:
         self.keys()  # It fails as a request does, and is reported like one.
         return engine.read(entry_name(digest))
 
-    def keys(self) -> Keys:
-        """Return the keys of this remote, which are read once. Raises `RemoteError`."""
+    def keys(self) -> StoreKeys:
+        """Return the keys of this store, which are read once. Raises `RemoteError`."""
         if self._keys is None:
             self._keys = self._read_keys()
         return self._keys
@@ -127,18 +132,20 @@ class RemoteTier:
     def _try_again(self, digest: str) -> None:
         """After a pause, read `digest` in the background, to see whether the server works again."""
         if self.server.reads.claim_trial():
-            trial = partial(self.server.trial, "read", partial(self._read, digest))
+            read = partial(self._read, digest)
+            trial = partial(self.server.trial, "read", read, traffic=received)
             self._worker.submit("trial", trial, size=0, give_up=_nothing)
 
     def _is_absent(self, digest: str) -> bool:
         """Return whether `look_ahead` has found that the server does not have the digest."""
-        absence = self._absent.get(digest)
-        if absence is None:
-            return False
-        valid = absence.until > time.monotonic()
-        if absence.once or not valid:
-            self._absent.pop(digest, None)
-        return valid
+        with self._lock:
+            absence = self._absent.get(digest)
+            if absence is None:
+                return False
+            valid = absence.until > time.monotonic()
+            if absence.once or not valid:
+                del self._absent[digest]
+            return valid
 
     def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
         """Ask for many digests with few requests. The next `get` of one that is absent makes none.
@@ -147,15 +154,17 @@ class RemoteTier:
         So does any `get` after a minute.
         """
         now = time.monotonic()
-        self._absent = {key: each for key, each in self._absent.items() if each.until > now}
+        with self._lock:
+            self._absent = {key: each for key, each in self._absent.items() if each.until > now}
         asked = iter(sorted(set(digests)))  # Neighbours are in the same folder, which can be listed.
-        while batch := list(islice(asked, _TOGETHER)):
+        while batch := list(islice(asked, DIGESTS_PER_REQUEST)):
             try:
                 missing = set(batch) - self.existing(batch)
             except RemoteError:  # It was reported.
                 return
-            until = time.monotonic() + _AHEAD
-            self._absent.update(dict.fromkeys(missing, _Absence(until, once)))
+            until = time.monotonic() + _ABSENCE_SECONDS
+            with self._lock:
+                self._absent.update(dict.fromkeys(missing, _Absence(until, once)))
 
     def existing(self, digests: Iterable[str]) -> set[str]:
         """Return those of `digests` that the server has. Raises `RemoteError`, already reported."""
@@ -167,8 +176,8 @@ class RemoteTier:
 
     def put(self, digest: str, blob: bytes) -> None:
         """Queue an entry to be written, if this process may write."""
-        self._refused.pop(digest, None)
-        self._absent.pop(digest, None)
+        with self._lock:
+            self._absent.pop(digest, None)
         if self.writable:
             self.queue(digest, blob, _nothing_to_report)
 
@@ -178,7 +187,9 @@ class RemoteTier:
         `ended` is called with the digest and the reason why it was dropped, which is empty for an entry
         that was written.
         """
-        self._unwritten.pop(digest, None)
+        with self._lock:
+            self._unwritten.pop(digest, None)
+            refusal = self._refused.get(digest)
 
         def drop(reason: str) -> None:
             self._dropped(digest, reason)
@@ -186,7 +197,7 @@ class RemoteTier:
 
         queued = self._worker.submit(
             digest,
-            partial(self._write, digest, blob, drop, ended),
+            partial(self._write, digest, blob, refusal, drop, ended),
             size=len(blob),
             give_up=partial(drop, "there was no time before the process ended"),
         )
@@ -200,14 +211,16 @@ class RemoteTier:
         self,
         digest: str,
         blob: bytes,
+        refusal: object,
         drop: Callable[[str], None],
         ended: Callable[[str, str], None],
     ) -> None:
+        """Write an entry. `refusal` is that of the entry that it replaces, or None."""
         try:
             if self._merger is not None and self._merger.applies(blob):
-                written = self._write_merged(digest, blob, self._merger)
+                written = self._write_merged(digest, blob, self._merger, refusal)
             else:
-                written = self._send(digest, blob)
+                written = self._send(digest, blob, refusal)
         except PausedError:
             drop(PAUSED)
         except (RemoteError, ValueError) as error:  # `ValueError`: the entry is too long for a server.
@@ -217,24 +230,28 @@ class RemoteTier:
                 self._events.emit("put", tier=self.name, key=digest, bytes=written)
             ended(digest, "")
 
-    def _write_merged(self, digest: str, blob: bytes, merger: Merger) -> int | None:
+    def _write_merged(self, digest: str, blob: bytes, merger: Merger, refusal: object) -> int | None:
         """Write `blob` together with what the server has; return its size, or None for nothing new.
 
         Another machine may write between the two requests. What it added is lost then, and compiled
         again when it is needed.
         """
-        data = self.server.call("read", partial(self._read, digest), writes=True)
+        read = partial(self._read, digest)
+        data = self.server.call("read", read, writes=True, traffic=received)
         theirs = None if data is None else self._verified(digest, data)
         merged = blob if theirs is None else merger.merge(digest, blob, theirs)
-        return None if merged == theirs else self._send(digest, merged)
+        return None if merged == theirs else self._send(digest, merged, refusal)
 
-    def _send(self, digest: str, blob: bytes) -> int:
+    def _send(self, digest: str, blob: bytes, refusal: object) -> int:
         def write(engine: Engine) -> int:
             data = envelope.wrap(digest, blob, self.keys().signer)
             engine.write(entry_name(digest), data)
             return len(data)
 
-        self.server.call("write", write, writes=True)
+        self.server.call("write", write, writes=True, traffic=sent)
+        with self._lock:
+            if refusal is not None and self._refused.get(digest) is refusal:  # Not removed again since.
+                del self._refused[digest]
         return len(blob)
 
     def fill(self, entries: Sequence[Filling]) -> Filled | None:
@@ -249,19 +266,21 @@ class RemoteTier:
         return digest in self._unwritten
 
     def _dropped(self, digest: str, reason: str) -> None:
-        self._unwritten[digest] = None
-        while len(self._unwritten) > _MOST_REFUSED:
-            self._unwritten.popitem(last=False)
+        with self._lock:
+            self._unwritten[digest] = None
+            while len(self._unwritten) > _MAX_REMEMBERED:
+                self._unwritten.popitem(last=False)
         self._events.emit("dropped", tier=self.name, key=digest, reason=reason)
 
     def remove(self, digest: str) -> None:
-        """Take this entry from the server no more, and leave it there for the others."""
-        self._refused[digest] = None
-        while len(self._refused) > _MOST_REFUSED:
-            self._refused.popitem(last=False)
+        """Ignore this entry on the server from now on. It stays there for other machines."""
+        with self._lock:
+            self._refused[digest] = object()
+            while len(self._refused) > _MAX_REMEMBERED:
+                self._refused.popitem(last=False)
 
     def when_written(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once everything that was put before is on the server, or was given up.
+        """Call `callback` once all entries that were put before are on the server, or were dropped.
 
         The call may come from any thread, at once or later.
         """
@@ -273,9 +292,9 @@ class RemoteTier:
         return self._worker.load
 
     def settle(self, load: float = 0.5) -> None:
-        """Wait while the queue is fuller than `load`, from 0 to 1, but not for long.
+        """Wait until the load of the queue, from 0 to 1, is at most `load`, for a bounded time.
 
-        A bake calls it, which makes entries for others and is in no hurry.
+        A bake calls it, because it compiles for other machines and can wait.
         """
         if self._worker.load > load:
             self._worker.wait(load, _SETTLE)
@@ -292,7 +311,8 @@ class RemoteTier:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Write what is queued, and close the connections. The tier can still be used."""
         if not self.flush(seconds):
-            self._events.fault(self.name, "write", RemoteError("entries are left, and time is up"))
+            late = RemoteError("some entries were not written within the time limit")
+            self._events.fault(self.name, "write", late)
         self.server.close()
 
     def after_fork(self) -> None:
@@ -306,4 +326,4 @@ def _nothing_to_report(digest: str, reason: str) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: a trial that is given up needs no report."""
+    """Do nothing: a trial that is not made needs no report."""

@@ -29,7 +29,7 @@ __all__ = ["Remote", "name_of", "parse_remote", "parse_remotes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """One shared store. Neither `name` nor `repr` has credentials in it.
+    """One shared store. Neither `name` nor `repr` contains credentials.
 
     `host` is a bucket of S3 or GCS, a container of Azure, or an address; for a directory it is empty.
     `path` is the folder of all objects, or the number of a database of Redis.
@@ -111,7 +111,7 @@ def parse_remotes(variable: str, text: str) -> tuple[Remote, ...]:
 
 
 def parse_remote(text: str) -> Remote:
-    """Parse one URL. An invalid one is an `InputError`, whose message never has a password in it."""
+    """Parse one URL. An invalid one is an `InputError`, whose message never contains a password."""
     scheme = _scheme_of(text)
     rules = _SCHEMES[scheme]
 
@@ -156,13 +156,15 @@ def _scheme_of(text: str) -> str:
         raise InputError(f"it does not start with one of {known}", hint=f"for example {_S3.example}")
     close = _ALIASES.get(scheme.lower())
     hint = f"did you mean {close}://?" if close else did_you_mean(scheme, _SCHEMES)
-    raise InputError(f"{scheme}:// is none of {known}", hint=hint or f"for example {_S3.example}")
+    raise InputError(
+        f"{scheme}:// is not supported; use one of {known}", hint=hint or f"for example {_S3.example}"
+    )
 
 
 def _split(text: str, refuse: Callable[[str], NoReturn]) -> tuple[SplitResult, int | None]:
     """Split a URL. What is outside of the credentials must not contain a part of them."""
     if not text.isascii() or not text.isprintable() or " " in text:
-        refuse("it has a space or a character outside of ASCII in it; write it as %20 and the like")
+        refuse("it has a space or a character outside of ASCII; escape it, for example a space as %20")
     parts, port, valid = None, None, False
     with suppress(ValueError):  # Its message may have a part of the password.
         parts = urlsplit(text)
@@ -211,8 +213,11 @@ def _check_place(
     elif not host:
         refuse("it names no bucket, container or host")
     if service in ("s3", "gcs", "azblob") and (port is not None or not re.fullmatch(r"[\w.-]+", host)):
-        refuse("the name of a bucket has letters, digits, dots and dashes; a server goes to endpoint=")
+        refuse(
+            "a bucket name has only letters, digits, dots and dashes; give the address of a server as "
+            "endpoint="
+        )
     if service == "redis" and not re.fullmatch(r"/?|/\d{1,6}", path):
-        refuse("after the address it has something else than the number of a database")
+        refuse("the path must be the number of a database")
     if any(part in ("..", ".") for part in path.split("/")) or not path.isprintable():
         refuse("its path has . or .. or an unprintable character in it")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from preheat.cache import codec
 from preheat.cache.remote import envelope
-from preheat.cache.remote.engine import Engine, ObjectError
+from preheat.cache.remote.engine import Engine, ObjectError, names_of
 from preheat.cache.remote.names import BUNDLES, LEASES, PROBE, digest_of, printable
 from preheat.cache.signatures import UntrustedError, Verifier
-from preheat.locks import no_fork
+from preheat.locks import no_fork, wait_before_logging
 
 __all__ = ["PROBLEMS", "Verified", "listed", "verify"]
 
 #: What may be wrong with an object.
 PROBLEMS = ("unsigned", "wrongly signed", "damaged", "foreign")
-_TOGETHER = 8  # objects that are read at the same time
+_THREADS = 8  # They read objects at the same time.
 
 
 class Verified(NamedTuple):
@@ -39,28 +39,34 @@ class Verified(NamedTuple):
 def listed(engine: Engine) -> list[str]:
     """Return the names of all objects but leases, bundles and probes. Raises `RemoteError`."""
     others = (LEASES, BUNDLES, PROBE)
-    return sorted(name for name in engine.names() if not name.startswith(others))
+    return sorted(name for name in names_of(engine) if not name.startswith(others))
 
 
-def verify(engine: Engine, names: Sequence[str], trusted: Verifier | None) -> Iterator[Verified]:
-    """Read and check objects, and yield the results in order. Raises `RemoteError`.
+def verify(
+    read: Callable[[str], bytes | None], names: Sequence[str], trusted: Verifier | None
+) -> Iterator[Verified]:
+    """Read and check objects, and yield the results in order.
 
-    An object that was removed in the meantime is left out.
+    `read` returns an object by its name, or None if it was removed in the meantime. Such an object is
+    left out. An `ObjectError` of `read` is a result, and every other exception ends the check.
     """
     with no_fork:
+        wait_before_logging()
         from concurrent.futures import ThreadPoolExecutor  # It takes milliseconds to import.
 
-    with ThreadPoolExecutor(_TOGETHER) as threads:
-        found = threads.map(partial(_verify, engine, trusted), names)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = threads.map(partial(_verify, read, trusted), names)
         yield from (each for each in found if each is not None)
 
 
-def _verify(engine: Engine, trusted: Verifier | None, name: str) -> Verified | None:
+def _verify(
+    read: Callable[[str], bytes | None], trusted: Verifier | None, name: str
+) -> Verified | None:
     digest = digest_of(name)
     if digest is None:
         return Verified(printable(name), "foreign", "its name is not that of an entry")
     try:
-        data = engine.read(name)
+        data = read(name)
     except ObjectError as error:
         return Verified(name, "foreign", str(error))
     return None if data is None else Verified(name, *_verdict(digest, data, trusted))
