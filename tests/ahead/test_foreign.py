@@ -233,8 +233,8 @@ def test_a_kept_entry_that_is_gone_is_a_note(builder: Builder) -> None:
     kept = ForeignProgram("fakelib", "K", archs=(SM_90,), entries=(stored(builder, "K"), "GONE"))
     (row,) = bake(listed(kept), builder=builder).rows
     assert row.note == (
-        f"{KEPT}; 1 of 2 recorded entries are no longer in the cache; "
-        "'preheat record --fresh' drops them from the manifest"
+        f"{KEPT}; 1 of 2 recorded entries are neither beside the manifest nor in the cache; "
+        "other shards may make them, or 'preheat record --fresh' drops them"
     )
 
 

@@ -56,7 +56,10 @@ class AdapterProcesses:
     def __init__(self, builder: Builder) -> None:
         self._directory: str | None = None
         self._disk = builder.disk
-        self._passed = {"PREHEAT_LOCK_DIR", *(_SHARED if builder.cache.shared else ())}
+        self._passed = {
+            *("PREHEAT_LOCK_DIR", "PREHEAT_TRUST_CACHE_DIR"),
+            *(_SHARED if builder.cache.shared else ()),
+        }
         self._idle: dict[_GROUP, list[_Process]] = {}
         self._all: list[_Process] = []
         self._lock = Lock()

@@ -241,8 +241,11 @@ def _copied(builder: Builder, job: ForeignJob, recorded: RecordedEntries | None)
         raise _not_here(job, which, recorded)
     notes = [_COPIED] if item.archs else []
     if missing := found.count(None):
-        gone = f"{missing} of {len(found)} recorded entries are no longer in the cache"
-        notes.append(f"{gone}; 'preheat record --fresh' drops them from the manifest")
+        gone = f"{missing} of {len(found)} recorded entries"
+        notes.append(
+            f"{gone} are neither beside the manifest nor in the cache; "
+            "other shards may make them, or 'preheat record --fresh' drops them"
+        )
     return BakedForeign(job, tuple(wanted), tuple(notes))
 
 

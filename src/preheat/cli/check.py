@@ -74,11 +74,18 @@ def run_check(
         for path in bundles:
             builder.mount(path)
         checked = check(listed, archs, builder=builder)
-    _report(checked, manifest, bundles, as_json=as_json)
+    _report(checked, manifest, bundles, as_json=as_json, coverage=coverage)
     return 0 if checked.ok else 1
 
 
-def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as_json: bool) -> None:
+def _report(
+    checked: CheckResult,
+    manifest: Path,
+    bundles: Sequence[Path],
+    *,
+    as_json: bool,
+    coverage: str | None,
+) -> None:
     if as_json:
         print_json(
             {
@@ -110,7 +117,8 @@ def _report(checked: CheckResult, manifest: Path, bundles: Sequence[Path], *, as
             return
         if checked.bakeable:
             bakes = "what is missing" if not checked.hints else f"{checked.bakeable:,} of them"
-            print_message(f"\nhint: 'preheat bake {manifest}' with the same --arch bakes {bakes}")
+            options = "--arch" if coverage is None else "--arch and --coverage"
+            print_message(f"\nhint: 'preheat bake {manifest}' with the same {options} bakes {bakes}")
         for hint in checked.hints:
             if hint == RECORD_AGAIN:
                 all_of_it = len(checked.to_record) == len(checked.missing)

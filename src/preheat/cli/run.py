@@ -24,7 +24,7 @@ from preheat.cli.check import run_check
 from preheat.cli.child import CannotRunError, run_command
 from preheat.cli.gpus import gpu_archs
 from preheat.cli.output import count, print_error, print_message
-from preheat.cli.programs import archs_option
+from preheat.cli.programs import archs_option, coverage_option
 from preheat.cli.run_settings import Setting, run_settings
 from preheat.config import Config, SealMode, environ
 from preheat.errors import InputError
@@ -90,6 +90,7 @@ was compiled or is not accounted for.
     help="Use an empty temporary cache, and no shared one, as on a new machine.",
 )
 @archs_option("those of the GPUs of this machine, or as recorded where there is none")
+@coverage_option
 @click.option(
     "--verdict",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -104,6 +105,7 @@ def command(
     manifest: Path | None,
     empty_cache: bool,
     archs: tuple[str, ...],
+    coverage: str | None,
     verdict: Path | None,
     explain: bool,
 ) -> int:
@@ -119,7 +121,7 @@ def command(
         env = _environment(settings, explain=explain)
         if not words:
             return 0
-        return _run_checked(words, env, manifest, archs, verdict)
+        return _run_checked(words, env, manifest, archs, coverage, verdict)
 
 
 @contextmanager
@@ -152,6 +154,7 @@ def _run_checked(
     env: dict[str, str],
     manifest: Path | None,
     archs: tuple[str, ...],
+    coverage: str | None,
     verdict: Path | None,
 ) -> int:
     """Check the verdict file and the bundles, and run the command if they are in order."""
@@ -160,7 +163,8 @@ def _run_checked(
     config = Config.from_env(env)
     if manifest is not None:
         archs = _checked_archs(archs, config, env)
-        if run_check(manifest, archs, config.bundles, as_json=False, config=config):
+        bundles = config.bundles
+        if run_check(manifest, archs, bundles, as_json=False, coverage=coverage, config=config):
             print_error("the command was not started, because programs of the manifest are missing")
             return NOT_STARTED
     try:
