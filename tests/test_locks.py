@@ -20,7 +20,7 @@ from preheat.files import Descriptor, opened
 from preheat.lazy import lazy
 from preheat.locks import Call, Lock, no_fork
 from preheat.singleflight import SingleFlight
-from tests.processes import TIMEOUT_SECONDS, wait_for
+from tests.processes import TIMEOUT_SECONDS, expect_success, start_python, wait_for
 
 
 def lose(lock: Lock) -> None:
@@ -249,6 +249,69 @@ def test_no_garbage_is_collected_while_the_frames_of_threads_are_listed(
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_no_garbage_is_collected_while_the_stack_of_another_thread_is_read() -> None:
+    """A finalizer would let that thread leave the frames, and Python 3.11 would crash."""
+    ready, leave = threading.Event(), threading.Event()
+
+    def deep(number: int) -> None:
+        if number:
+            deep(number - 1)
+        else:
+            ready.set()
+            leave.wait(TIMEOUT_SECONDS)
+
+    places: list[str] = []
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            places.append(sys._getframe(1).f_code.co_name)
+
+    thread = threading.Thread(target=deep, args=(100,))
+    thread.start()
+    assert ready.wait(TIMEOUT_SECONDS)
+    assert thread.ident is not None
+    call = Call(sys._getframe(), thread.ident)
+    thresholds = gc.get_threshold()
+    gc.collect()
+    try:
+        gc.set_threshold(1)
+        Garbage()
+        assert call.alive() is False
+    finally:
+        gc.set_threshold(*thresholds)
+        leave.set()
+        thread.join()
+    assert gc.isenabled()
+    gc.collect()
+    assert len(places) == 1
+    assert places != ["alive"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="collections are not disabled")
+def test_collections_go_on_in_a_child_that_is_forked_while_a_stack_is_read() -> None:
+    code = (
+        "import gc, os, threading\n"
+        "from preheat import locks\n"
+        "paused, end = threading.Event(), threading.Event()\n"
+        "def read():\n"
+        "    locks._pause_collections(); paused.set(); end.wait(60); locks._resume_collections()\n"
+        "thread = threading.Thread(target=read)\n"
+        "thread.start()\n"
+        "assert paused.wait(60) and not gc.isenabled()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(0 if gc.isenabled() else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "assert not gc.isenabled()\n"
+        "end.set(); thread.join()\n"
+        "assert gc.isenabled()\n"
+    )
+    expect_success(start_python(code))
 
 
 def test_places_that_are_freed_together_wake_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,10 +61,14 @@ class Call:
         frame = self.frame
         if frame is None:
             return False
-        running = (_current_frames() if frames is None else frames).get(self.thread)
-        while running is not None and running is not frame:
-            running = running.f_back
-        return running is not None
+        try:
+            _pause_collections()
+            running = (_current_frames() if frames is None else frames).get(self.thread)
+            while running is not None and running is not frame:
+                running = running.f_back
+            return running is not None
+        finally:
+            _resume_collections()
 
     def end(self) -> None:
         """Release what the call holds, and what its frame keeps in memory."""
@@ -83,18 +87,53 @@ class Call:
 
 
 def _current_frames() -> dict[int, FrameType]:
-    """Return the frame that each thread runs.
-
-    Python 3.11 holds a lock of the interpreter meanwhile, and allocates under it. A garbage collection
-    at that point deadlocks with a thread that starts or ends (fixed in 3.11.9).
-    """
-    if sys.version_info >= (3, 12) or not gc.isenabled():
-        return sys._current_frames()
+    """Return the frame that each thread runs."""
     try:
-        gc.disable()
+        _pause_collections()
         return sys._current_frames()
     finally:
-        gc.enable()
+        _resume_collections()
+
+
+# Python 3.11 may collect garbage whenever it makes a frame object. A finalizer may then let other
+# threads run, and they leave the frames that are being read: the interpreter crashes. A collection
+# inside `sys._current_frames` deadlocks with a thread that starts or ends (fixed in 3.11.9). Since
+# Python 3.12, collections run only between instructions.
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)
+_reading: dict[int, int] = {}  # the threads that read stacks, and how many calls of each do
+_paused = False  # whether collections are disabled because of them
+
+
+def _pause_collections() -> None:
+    """Disable garbage collections until this thread calls `_resume_collections`."""
+    global _paused
+    if _COLLECTS_ANYWHERE:
+        thread = get_ident()
+        _reading[thread] = _reading.get(thread, 0) + 1
+        if gc.isenabled():
+            _paused = True
+            gc.disable()
+
+
+def _resume_collections() -> None:
+    """Enable garbage collections again when the last thread has read its stacks."""
+    global _paused
+    if _COLLECTS_ANYWHERE:
+        thread = get_ident()
+        if (calls := _reading.pop(thread, 1) - 1) > 0:
+            _reading[thread] = calls
+        if _paused and not _reading:
+            _paused = False
+            gc.enable()
+
+
+def _forget_other_readers() -> None:
+    """Enable garbage collections in a forked child, where the threads that read do not exist."""
+    _reading.clear()
+    _resume_collections()
+
+
+os.register_at_fork(after_in_child=_forget_other_readers)
 
 
 class Lock:
