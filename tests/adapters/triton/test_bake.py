@@ -155,6 +155,21 @@ def test_a_recording_of_another_version_is_refused(baked: World) -> None:
     assert "hint: a bake cannot make what is missing: record again" in ran.err
 
 
+def test_a_function_with_other_parameters_is_recorded_again(world: World) -> None:
+    manifest = str(world.record())
+    kernels = world.app / "kernels.py"
+    kernels.write_text(kernels.read_text().replace("n, alpha, BLOCK", "n, alpha, beta, BLOCK", 1))
+    reason = (
+        "recorded with the parameters x_ptr, y_ptr, o_ptr, n, alpha, BLOCK, and it has "
+        "x_ptr, y_ptr, o_ptr, n, alpha, beta, BLOCK: record again"
+    )
+    ran = world.preheat("bake", manifest, "--arch", "sm_90", "-o", str(world.root / "k.heat"))
+    assert ran.code == 1
+    assert f"error: triton kernels:add for sm_90: {reason}\n\nhint: record again" in ran.err
+    ran = world.preheat("check", manifest, "--arch", "sm_90")
+    assert f"triton kernels:add sm_90: {reason}" in ran.out
+
+
 def test_a_module_that_is_not_found_is_looked_for_beside_the_manifest(world: World) -> None:
     manifest = world.record()
     build = world.sibling("build")

@@ -13,7 +13,13 @@ from preheat.adapters.base import Adapter, RequiredEntries, Row, not_importable,
 from preheat.adapters.modules import NotPortableError
 from preheat.adapters.triton import coverage as variants
 from preheat.adapters.triton import host, identity, request, tuning
-from preheat.adapters.triton.rows import changed_environment, changes, outdated, source_of
+from preheat.adapters.triton.rows import (
+    changed_environment,
+    changes,
+    other_parameters,
+    outdated,
+    source_of,
+)
 from preheat.adapters.triton.state import MissedError, State, set_state, state
 from preheat.arch import Arch
 from preheat.build.builder import Builder
@@ -65,6 +71,8 @@ class TritonAdapter(Adapter):
         target = _target(arch)
         found: dict[str, ForeignRequest] = {}
         source, notes = _retraced(row)
+        if reason := other_parameters(row, source.fn):
+            return RequiredEntries((), outdated=reason)
         for each in _sources(row, source, target, coverage):
             with state().collecting() as used:
                 kernel = triton_compile(each, target=target, options=dict(row["options"]))
@@ -94,6 +102,8 @@ class TritonAdapter(Adapter):
         target = _target(arch)
         backend = compiler.make_backend(target)
         source, notes = _retraced(row)
+        if reason := other_parameters(row, source.fn):
+            return RequiredEntries((), outdated=reason)
         env = get_cache_invalidating_env_vars()
         found: dict[str, ForeignRequest] = {}
         for each in _sources(row, source, target, coverage):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from preheat.adapters.triton.request import CompileRequest
 
 __all__ = [
-    "changed_environment", "changes", "chosen_options", "enter_root", "facts_of", "outdated", "row_of",
-    "source_of",
+    "changed_environment", "changes", "chosen_options", "enter_root", "facts_of", "other_parameters",
+    "outdated", "row_of", "source_of",
 ]  # fmt: skip
 
 # Options that the backend derives from the architecture. They are derived again for another one.
@@ -124,6 +124,17 @@ def outdated(row: Row) -> str:
 
     before, now = row["recorded"]["triton"], triton.__version__
     return "" if before == now else f"recorded with Triton {before}, and this is {now}: record again"
+
+
+def other_parameters(row: Row, function: Any) -> str:
+    """Return how the parameters of a function differ from the recorded ones; empty if they do not."""
+    now = function.arg_names
+    before = [name for name, _ in row["signature"]]
+    if sorted(before) == sorted(now):
+        return ""
+    return (
+        f"recorded with the parameters {', '.join(before)}, and it has {', '.join(now)}: record again"
+    )
 
 
 def changes(row: Row, function: Any) -> list[str]:
