@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import product
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -325,13 +325,13 @@ class Artifact:
             "arch": self.arch.name,
             "toolchain": self.toolchain,
             "parts": self.parts,
-            "entries": [entry[:_NUM_STORED] for entry in self.entries],
+            "entries": [*map(_STORED_FIELDS, self.entries)],
             "names": dict(self.names),
             "headers": self.headers,
             "templates": self.templates,
         }
-        if untyped := {entry.name: entry.untyped for entry in self.entries if entry.untyped}:
-            meta["untyped"] = untyped
+        if any(map(_REASON, self.entries)):
+            meta["untyped"] = {entry.name: entry.untyped for entry in self.entries if entry.untyped}
         sections = {
             "cubin": self.cubin,
             "ptx": self.ptx,
@@ -405,7 +405,9 @@ _ENTRY_POINTS = set(product((str,), (list,), (str, NoneType), (list, NoneType), 
 _INTEGERS = {int}
 _NUM_RESOURCES = len(Resources._fields)
 _NUM_FACTS = len(Provenance._fields)
-_NUM_STORED = EntryPoint._fields.index("untyped")  # Versions without it can read the rows.
+# Versions without the last field can read the rows.
+_STORED_FIELDS = itemgetter(slice(EntryPoint._fields.index("untyped")))
+_REASON = attrgetter("untyped")
 _PARAMETERS = set(product((int,), (int,), (int,), (str,), (bool,), (str, NoneType)))
 
 

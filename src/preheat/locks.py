@@ -63,7 +63,7 @@ class Call:
             return False
         try:
             _pause_collections()
-            running = (_current_frames() if frames is None else frames).get(self.thread)
+            running = (sys._current_frames() if frames is None else frames).get(self.thread)
             while running is not None and running is not frame:
                 running = running.f_back
             return running is not None

@@ -273,7 +273,7 @@ def test_the_package_installs_no_pth_file() -> None:
     assert [*SOURCE.rglob("*.pth")] == []
     build = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert "pth" not in json.dumps(build)
-    assert "pth" not in (SOURCE.parent / "hatch_build.py").read_text()
+    assert ".pth" not in (SOURCE.parent / "hatch_build.py").read_text()
 
 
 # Commands that preheat starts
