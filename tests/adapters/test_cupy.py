@@ -221,7 +221,7 @@ def test_code_that_the_driver_links_is_kept_as_it_was_compiled(world: CupyWorld)
     assert "it cannot be compiled again; the recorded entry was copied" in baked.err
     other = world.preheat("bake", "kernels.toml", "--arch", "sm_100", "-o", "other.heat")
     assert other.code != 0
-    assert "record it on a GPU of sm_100" in other.err
+    assert "record on a GPU of sm_100, and add that recording" in other.err
     shutil.rmtree(world.cache)
     ran = world.preheat("run", "--bundle", "kernels.heat", "--sealed", *command).ok()
     assert (ran.compiles, len(ran.report["loaded"])) == (0, 1)
