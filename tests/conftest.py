@@ -113,7 +113,7 @@ def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    for name in ("XDG_CACHE_HOME", *_OF_CI):
+    for name in ("XDG_CACHE_HOME", "PYTEST_ADDOPTS", *_OF_CI):
         monkeypatch.delenv(name, raising=False)
 
 
