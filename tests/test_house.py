@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,25 @@ UPWARD = {("gpu", "warmup")}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
+@lru_cache(maxsize=1)
+def module_of(file: Path) -> ast.Module:
+    """Return the syntax tree of a file. The tests of a file follow one another."""
+    return ast.parse(file.read_text())
+
+
+@lru_cache(maxsize=1)
+def nodes_of(file: Path) -> list[ast.AST]:
+    """Return all nodes of the syntax tree of a file."""
+    return list(ast.walk(module_of(file)))
+
+
 def layer(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def imported(file: Path) -> Iterator[str]:
     """Yield the layers that a file imports, at the top, in a function or for type checkers."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -80,9 +93,13 @@ def imported(file: Path) -> Iterator[str]:
 FILES = sorted(
     file for file in SOURCE.rglob("*.py") if file.name != "__init__.py" or file.parent != SOURCE
 )
+#: The scope lets pytest run all tests of a file before those of the next file.
+each_file = pytest.mark.parametrize(
+    "file", FILES, ids=lambda file: str(file.relative_to(SOURCE)), scope="module"
+)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+@each_file
 def test_imports_point_down(file: Path) -> None:
     mine = layer(file)
     for other in imported(file):
@@ -114,14 +131,14 @@ def test_compilers_are_loaded_in_the_worker_only() -> None:
     users = {
         file.name
         for file in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes_of(file)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cuda")
     }
     assert users == {"nvjitlink.py", "worker.py", "driver.py"}
     callers = {
         file.name
         for file in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes_of(file)
         if isinstance(node, ast.ImportFrom) and node.module == "preheat.toolchain"
         if {"nvrtc", "nvjitlink"} & {alias.name for alias in node.names}
     }
@@ -202,9 +219,9 @@ def public(module: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
             yield node
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+@each_file
 def test_every_module_and_public_name_has_a_docstring(file: Path) -> None:
-    module = ast.parse(file.read_text())
+    module = module_of(file)
     assert ast.get_docstring(module)
     for node in public(module):
         assert ast.get_docstring(node), f"{file.name}: {node.name}"
@@ -220,16 +237,15 @@ def docstring_lines(node: ast.AST) -> int:
     return 0
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+@each_file
 def test_files_and_classes_have_one_subject(file: Path) -> None:
     """A file with many lines, or a class with many methods, has several; the facade only forwards.
 
     Docstrings do not count: their examples make a file long, and do not add a subject.
     """
-    text = file.read_text()
-    module = ast.parse(text)
-    assert text.count("\n") - sum(map(docstring_lines, ast.walk(module))) <= LONGEST
-    for node in ast.walk(module):
+    lines = file.read_text().count("\n")
+    assert lines - sum(map(docstring_lines, nodes_of(file))) <= LONGEST
+    for node in nodes_of(file):
         if isinstance(node, ast.ClassDef) and node.name != "Gpu":
             methods = sum(isinstance(each, ast.FunctionDef) for each in node.body)
             assert methods <= MOST_METHODS, f"{file.name}: {node.name}"
@@ -264,8 +280,8 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "process_counters", "events"}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+@each_file
 def test_no_fork_happens_during_an_import_in_a_thread(file: Path) -> None:
     """A child that is forked at that moment would wait for the lock of the import for ever."""
     if layer(file) in IN_THREADS:
-        assert list(unguarded_imports(ast.parse(file.read_text()))) == []
+        assert list(unguarded_imports(module_of(file))) == []
