@@ -154,7 +154,7 @@ def floats(rng: np.random.Generator, *shape: int) -> Floats:
     return rng.standard_normal(shape, dtype=np.float32)
 
 
-def wide(values: Floats) -> NDArray[np.float64]:
+def wide(values: NDArray[Any]) -> NDArray[np.float64]:
     return values.astype(np.float64)
 
 

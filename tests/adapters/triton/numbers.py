@@ -46,7 +46,8 @@ def to_bits(x: Array, kind: str) -> Array:
         finite = codes[~np.isnan(to_numbers(codes, kind))]
         values = to_numbers(finite, kind)
         order = np.argsort(values, kind="stable")
-        return finite[order][np.searchsorted(values[order], x)]
+        nearest: Array = finite[order][np.searchsorted(values[order], x)]
+        return nearest
     return x.astype(DTYPES[kind])
 
 
