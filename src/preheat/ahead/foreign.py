@@ -49,6 +49,7 @@ _NOT_LOADED = (
     "a check needs the library and the modules of the application, in the versions of the bake"
 )
 _ESTIMATE = 1.0  # seconds for a request that was never measured
+_COPY = 0.001  # seconds for a request whose entries are copied from the recording
 _OTHER_KEY = (
     "its key is not the recorded one, although nothing that was recorded has changed; "
     "a sealed run may miss it"
@@ -85,10 +86,16 @@ class BakedForeign(NamedTuple):
 
 def plan_foreign(manifest: Manifest, archs: Sequence[Arch] | None) -> list[ForeignJob]:
     """Return the jobs for requests of other libraries, longest first."""
-    jobs = [
-        ForeignJob(item, arch, item.seconds or _ESTIMATE) for item, arch in manifest.foreign_jobs(archs)
-    ]
+    jobs = [ForeignJob(item, arch, _estimate(item)) for item, arch in manifest.foreign_jobs(archs)]
     return sorted(jobs, key=lambda job: -job.estimate)
+
+
+def _estimate(item: ForeignProgram) -> float:
+    """Return the expected seconds of a bake. `item.seconds` is the duration in the recording.
+
+    A bake does not repeat a compile or a measurement whose result it copies.
+    """
+    return _COPY if item.kept else item.seconds or _ESTIMATE
 
 
 def closures(manifest: Manifest, builder: Builder) -> list[tuple[ForeignProgram, int]]:
