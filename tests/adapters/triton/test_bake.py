@@ -170,6 +170,21 @@ def test_a_function_with_other_parameters_is_recorded_again(world: World) -> Non
     assert f"triton kernels:add sm_90: {reason}" in ran.out
 
 
+def test_a_renamed_function_is_named_with_the_most_similar_one(world: World) -> None:
+    manifest = str(world.record())
+    kernels = world.app / "kernels.py"
+    kernels.write_text(kernels.read_text().replace("def add(", "def added("))
+    reason = f"module kernels has no function add ({kernels})"
+    hint = "\nhint: did you mean 'added'? If so, record again with --fresh\n"
+    ran = world.preheat("bake", manifest, "--arch", "sm_90", "-o", str(world.root / "k.heat"))
+    assert ran.code == 1
+    assert f"error: triton kernels:add for sm_90: {reason}\n{hint}" in ran.err
+    ran = world.preheat("check", manifest, "--arch", "sm_90")
+    assert ran.code == 1
+    assert f"triton kernels:add sm_90: {reason}\n" in ran.out
+    assert hint in ran.err
+
+
 def test_a_module_that_is_not_found_is_looked_for_beside_the_manifest(world: World) -> None:
     manifest = world.record()
     build = world.sibling("build")

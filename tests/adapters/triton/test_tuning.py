@@ -126,6 +126,36 @@ def test_a_result_of_another_source_is_reported_by_bake_check_and_run(
         assert "record again with --fresh, on a GPU of each architecture" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "reason", "hint"),
+    [
+        (
+            "def tuned(",
+            "def retuned(",
+            "module kernels has no function tuned",
+            "did you mean 'retuned'? If so, record again with --fresh",
+        ),
+        (
+            "def tuned(",
+            "def other(x_ptr, n):\n    pass\n\n\n@triton.jit\ndef tuned(",
+            "kernels:tuned is not autotuned",
+            "record again with --fresh",
+        ),
+    ],
+)
+def test_a_function_that_was_renamed_or_is_no_longer_tuned_is_reported(
+    world: World, serve: str, before: str, after: str, reason: str, hint: str
+) -> None:
+    manifest = world.record(serve)
+    file = world.app / "kernels.py"
+    file.write_text(file.read_text().replace(before, after))
+    for command, place in (("bake", "err"), ("check", "out")):
+        ran = world.preheat(command, str(manifest))
+        assert ran.code == 1
+        assert reason in getattr(ran, place)
+        assert f"\nhint: {hint}\n" in ran.err
+
+
 def test_a_result_is_needed_for_each_architecture(world: World, serve: str) -> None:
     manifest = world.record(serve)
     bundle = str(world.root / "two.heat")
