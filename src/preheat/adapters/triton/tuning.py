@@ -27,7 +27,9 @@ from preheat.adapters.triton.request import key_of
 from preheat.adapters.triton.rows import changes, enter_root, facts_of
 from preheat.adapters.triton.state import Tuning, state, tuned_label
 from preheat.arch import Arch
+from preheat.errors import PreheatError
 from preheat.foreign import ForeignRequest
+from preheat.tracebacks import hide_frames
 
 __all__ = ["install", "is_tuned", "required", "row_of"]
 
@@ -45,7 +47,11 @@ def install() -> None:
     def run(self: Any, *arguments: Any, **options: Any) -> Any:
         # Triton reads its knob when a function is decorated, which may be before an install.
         self.cache_results = not knobs.runtime.interpret
-        return stock_run(self, *arguments, **options)
+        try:
+            return stock_run(self, *arguments, **options)
+        except PreheatError as error:
+            hide_frames(error)
+            raise
 
     def check_disk_cache(self: Any, tuning_key: Any, configs: Any, bench_fn: Any) -> bool:
         def measure() -> Any:
