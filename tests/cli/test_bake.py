@@ -103,6 +103,25 @@ def test_a_template_that_no_name_instantiates_comes_with_what_to_write(cli: Cli)
     assert failed["hint"].endswith("add names = ['t<int>'] to the program")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("bake k.toml", "bake k.toml --check", "check k.toml", "run --manifest k.toml -- true"),
+        *("compile a.cu", "cache why a.cu", "demo"),
+    ],
+)
+def test_an_architecture_that_does_not_exist_is_refused_before_anything_else(
+    cli: Cli, words: str
+) -> None:
+    name, *more = words.split()
+    ran = cli(*([name, more.pop(0)] if name == "cache" else [name]), "--arch", "sm_91", *more)
+    assert ran.code == 2
+    message, hint = ran.err.split("\n\n")
+    assert message == "error: sm_91 is not a known GPU architecture"
+    assert hint.startswith("hint: known architectures: sm_50, ")
+    assert ran.out == ""
+
+
 def test_a_manifest_that_lists_nothing_is_refused(cli: Cli) -> None:
     manifest()
     bundle("k.heat", promise())
