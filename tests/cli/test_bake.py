@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from preheat.ahead.bake import BakeResult
 from preheat.ahead.bundles import meta
 from preheat.ahead.fleets import dask_executor
 from preheat.ahead.manifest import GraphKeys
@@ -79,6 +81,14 @@ def test_bake_writes_the_bundle_beside_the_manifest_and_sums_up(cli: Cli) -> Non
     assert {row["source"] for row in again.json()["baked"]} == {"disk"}
     assert again.json()["bundle"] == "again.heat"
     assert again.json()["bytes"] == Path("again.heat").stat().st_size
+
+
+def test_every_column_of_the_table_is_explained_by_the_help_and_the_page(cli: Cli) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bake.md").read_text()
+    help_text = cli("bake", "--help").out
+    for column in next(bake_command._summary(BakeResult(()))):
+        assert f"| `{column}` |" in page
+        assert re.search(rf"\b{column}\b", help_text.partition("Examples:")[2])
 
 
 def test_bake_tells_failures_in_the_message_of_the_compiler_and_bakes_the_rest(cli: Cli) -> None:
