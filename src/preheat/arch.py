@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from preheat.errors import InputError
 
-__all__ = ["Arch", "mismatch", "runnable_archs"]
+__all__ = ["LISTED_ARCHS", "Arch", "mismatch", "runnable_archs"]
 
 _NAME = re.compile(r"(?:sm_|compute_)?(\d{2,3})([af]?)")
 
@@ -71,6 +71,17 @@ def _parsed(text: str) -> Arch:
         )
     number = int(match[1])
     return Arch(number // 10, number % 10, match[2])
+
+
+#: The architectures that the compilers of CUDA 12 and 13 support, without suffixes. sm_101 is the name
+#: of sm_110 in CUDA 12. A compiler that is newer than preheat may support more.
+LISTED_ARCHS = frozenset(
+    Arch(number // 10, number % 10)
+    for number in (
+        *(50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90),
+        *(100, 101, 103, 107, 110, 120, 121),
+    )
+)
 
 
 def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
-from types import FunctionType
+from types import FunctionType, TracebackType
 from typing import Any, TypeVar, cast
 
 from preheat.callsite import outside_files
 from preheat.config import environ
 from preheat.errors import PreheatError
 
-__all__ = ["short_errors", "short_methods", "short_traceback", "shorten_traceback"]
+__all__ = ["hide_frames", "short_errors", "short_methods", "short_traceback", "shorten_traceback"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -25,16 +25,37 @@ def shorten_traceback(error: PreheatError) -> None:
     `PREHEAT_TRACEBACK=full`, all frames stay.
     """
     last = error.__traceback__
-    if last is None or environ().get("PREHEAT_TRACEBACK", "").strip().lower() == "full":
-        return
-    frame = last.tb_next
+    if last is not None and not _all_frames_stay():
+        last.tb_next = _without_preheat(last.tb_next)
+
+
+def hide_frames(error: PreheatError) -> None:
+    """Remove the frames of preheat, also that of the function that has caught `error`.
+
+    It is for a function that another library calls in the place of its own one. The caller raises the
+    error again by a bare `raise`, which adds no frame. With `PREHEAT_TRACEBACK=full`, all frames stay.
+    """
+    if not _all_frames_stay():
+        error.__traceback__ = _without_preheat(error.__traceback__)
+
+
+def _all_frames_stay() -> bool:
+    return environ().get("PREHEAT_TRACEBACK", "").strip().lower() == "full"
+
+
+def _without_preheat(first: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without its frames of preheat. The other frames are linked to each other."""
+    kept = []
+    frame = first
     while frame is not None:
-        below = frame.tb_next
         if outside_files[frame.tb_frame.f_code.co_filename]:
-            last.tb_next = frame
-            last = frame
-        frame = below
-    last.tb_next = None
+            kept.append(frame)
+        frame = frame.tb_next
+    below: TracebackType | None = None
+    for frame in reversed(kept):
+        frame.tb_next = below
+        below = frame
+    return below
 
 
 def short_errors(function: F) -> F:

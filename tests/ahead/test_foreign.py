@@ -19,7 +19,7 @@ from preheat.build.builder import Builder
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle
 from preheat.config import Config
-from preheat.errors import AdapterError
+from preheat.errors import AdapterError, InputError
 from preheat.foreign import ForeignEntry, foreign_digest
 from preheat.program import Program
 from tests.adapters.fake import write_library
@@ -100,6 +100,13 @@ def test_a_bake_says_when_a_key_is_not_the_recorded_one(builder: Builder) -> Non
     notes = {(row.label, str(row.arch)): row.note for row in rows if row.note}
     assert notes.pop(("fakelib mul", "sm_90")).startswith(other)
     assert set(notes.values()) == {"moved"}
+
+
+def test_a_bake_for_an_architecture_that_does_not_exist_starts_no_adapter(builder: Builder) -> None:
+    started: list[object] = []
+    with pytest.raises(InputError, match=r"^sm_91 is not a known GPU architecture"):
+        bake(listed(asked("add")), ["sm_90", "sm_91"], builder=builder, on_start=started.append)
+    assert started == []
 
 
 def test_two_bakes_with_other_caches_write_the_same_bytes(

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,27 @@ def test_two_answers_to_one_request_are_in_one_shard(tmp_path: Path) -> None:
     manifest = Manifest(tuple(ManifestProgram(each, (SM_90,)) for each in programs))
     sizes = [len(plan_all(manifest, None, Shard(number, 4))) for number in range(1, 5)]
     assert sorted(sizes) == [0, 0, 0, 2]
+
+
+def test_entries_that_are_copied_do_not_take_the_place_of_compiles() -> None:
+    """Their recorded seconds are those of a measurement, which a bake does not repeat."""
+    measured = json.dumps({"function": "m:f", "kept": True})
+    requests = [
+        *(ForeignProgram("triton", f"m:c{n}", json.dumps({"n": n}), seconds=2.0) for n in range(4)),
+        *(ForeignProgram("triton", f"m:t{n}", measured, seconds=10.0) for n in range(2)),
+        *(ForeignProgram("inductor", f"i{n}") for n in range(2)),
+    ]
+    manifest = Manifest(foreign=tuple(replace(item, archs=(SM_90,)) for item in requests))
+    shards = [plan_all(manifest, None, Shard(number, 2)) for number in (1, 2)]
+    assert [sum(map(_compiles, shard)) for shard in shards] == [2, 2]
+    assert sorted(str(job) for shard in shards for job in shard) == sorted(
+        str(job) for job in plan_all(manifest)
+    )
+    assert all(map(_compiles, plan_all(manifest)[:4]))  # The longest jobs start first.
+
+
+def _compiles(job: Job | ForeignJob) -> bool:
+    return isinstance(job, Job) or not job.item.kept
 
 
 # The command line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from preheat.ahead.bake import BakeResult
 from preheat.ahead.bundles import meta
 from preheat.ahead.fleets import dask_executor
 from preheat.ahead.manifest import GraphKeys
@@ -81,6 +83,14 @@ def test_bake_writes_the_bundle_beside_the_manifest_and_sums_up(cli: Cli) -> Non
     assert again.json()["bytes"] == Path("again.heat").stat().st_size
 
 
+def test_every_column_of_the_table_is_explained_by_the_help_and_the_page(cli: Cli) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bake.md").read_text()
+    help_text = cli("bake", "--help").out
+    for column in next(bake_command._summary(BakeResult(()))):
+        assert f"| `{column}` |" in page
+        assert re.search(rf"\b{column}\b", help_text.partition("Examples:")[2])
+
+
 def test_bake_tells_failures_in_the_message_of_the_compiler_and_bakes_the_rest(cli: Cli) -> None:
     manifest(ONE, BAD, 'file = "gone.cu"')
     ran = cli("bake", "k.toml", "--arch", "sm_90")
@@ -101,6 +111,25 @@ def test_a_template_that_no_name_instantiates_comes_with_what_to_write(cli: Cli)
     (failed,) = ran.json()["failed"]
     assert failed["error"] == "t.cu has no kernel 't<int>'; it has: the template t<class T>"
     assert failed["hint"].endswith("add names = ['t<int>'] to the program")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("bake k.toml", "bake k.toml --check", "check k.toml", "run --manifest k.toml -- true"),
+        *("compile a.cu", "cache why a.cu", "demo"),
+    ],
+)
+def test_an_architecture_that_does_not_exist_is_refused_before_anything_else(
+    cli: Cli, words: str
+) -> None:
+    name, *more = words.split()
+    ran = cli(*([name, more.pop(0)] if name == "cache" else [name]), "--arch", "sm_91", *more)
+    assert ran.code == 2
+    message, hint = ran.err.split("\n\n")
+    assert message == "error: sm_91 is not a known GPU architecture"
+    assert hint.startswith("hint: known architectures: sm_50, ")
+    assert ran.out == ""
 
 
 def test_a_manifest_that_lists_nothing_is_refused(cli: Cli) -> None:

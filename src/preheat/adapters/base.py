@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
+from preheat.adapters.modules import NotPortableError
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.foreign_store import ForeignStore
@@ -94,8 +95,10 @@ def require_version(library: str, found: str, oldest: tuple[int, ...], newest: t
         )
 
 
-def not_importable(error: Exception, row: Row) -> AdapterError:
+def not_importable(error: NotPortableError, row: Row) -> AdapterError:
     """Return the error for a function that a bake cannot import."""
+    if error.hint is not None:  # The module was found.
+        return AdapterError(str(error), hint=error.hint)
     searched = f" and {row['root']}" if row["root"] else ""
     return AdapterError(
         f"{error} (searched: PYTHONPATH{searched})",

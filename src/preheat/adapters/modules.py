@@ -7,13 +7,36 @@ import importlib
 import importlib.util
 import os
 import sys
+from types import ModuleType
 from typing import Any
 
-__all__ = ["NotPortableError", "import_object", "importable_module", "module_name"]
+from preheat.messages import did_you_mean
+
+__all__ = [
+    "RECORD_AGAIN",
+    "NotPortableError",
+    "import_module",
+    "import_object",
+    "importable_module",
+    "module_name",
+    "object_in",
+]
+
+#: The hint for a function that is no longer in its module as it was recorded.
+RECORD_AGAIN = "record again with --fresh"
+
+Kind = type | tuple[type, ...]
 
 
 class NotPortableError(Exception):
-    """A value or function cannot be written down so that another process finds it."""
+    """A value or function cannot be written down so that another process finds it.
+
+    `hint` says what helps, where it is known. Otherwise the module was not found.
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def module_name(function: Any) -> str:
@@ -75,18 +98,43 @@ def _require_definitions(script: str) -> None:
             raise NotPortableError(f"{script} runs when it is imported (line {statement.lineno})")
 
 
-def import_object(name: str, root: str = "") -> Any:
+def import_object(name: str, root: str = "", *, kind: Kind = object, noun: str = "function") -> Any:
     """Import `module:qualname`, with the directory `root` first on the path if it is given.
 
-    Raises `NotPortableError` when there is no such module or object.
+    Raises `NotPortableError` when there is no such module, and as `object_in` does.
     """
     if root and root not in sys.path:
         sys.path.insert(0, root)
-    module, _, path = name.partition(":")
+    _, _, path = name.partition(":")
+    return object_in(import_module(name), path, kind=kind, noun=noun)
+
+
+def import_module(name: str) -> ModuleType:
+    """Import the module of `module:qualname`. Raises `NotPortableError` where that is not possible."""
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        return importlib.import_module(name.partition(":")[0])
     except (ImportError, AttributeError) as error:
         raise NotPortableError(f"{name} cannot be imported: {error}") from error
+
+
+def object_in(module: ModuleType, path: str, *, kind: Kind = object, noun: str = "function") -> Any:
+    """Return the object that a module has under a qualified name.
+
+    Raises `NotPortableError` when there is none, with a hint that names the most similar object of
+    `kind`. `noun` is the word for such an object.
+    """
+    found: Any = module
+    owner = ""
+    for part in path.split("."):
+        if not hasattr(found, part):
+            there = getattr(found, "__dict__", {})
+            known = (f"{owner}{name}" for name, value in there.items() if isinstance(value, kind))
+            similar = did_you_mean(f"{owner}{part}", known)
+            file = getattr(module, "__file__", None)
+            raise NotPortableError(
+                f"module {module.__name__} has no {noun} {path}" + (f" ({file})" if file else ""),
+                hint=RECORD_AGAIN if similar is None else f"{similar} If so, {RECORD_AGAIN}",
+            )
+        found = getattr(found, part)
+        owner += f"{part}."
     return found

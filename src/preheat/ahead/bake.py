@@ -20,6 +20,7 @@ from preheat.ahead.shared_entries import fill_stores
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
+from preheat.build.known_archs import require_known
 from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
 from preheat.build.together import estimate
@@ -124,7 +125,8 @@ def bake(
         The result. A program that fails is listed in it, and the others are baked.
 
     Raises:
-        InputError: The manifest cannot be read or has no programs, or the bundle cannot be written.
+        InputError: The manifest cannot be read or has no programs, an architecture does not exist, or
+            the bundle cannot be written.
 
     Examples:
         >>> result = preheat.bake("kernels.toml", ["sm_80", "sm_90"], output="kernels.heat")
@@ -136,11 +138,13 @@ def bake(
         raise InputError(f"jobs must be at least 1, not {jobs}")
     if output is not None:  # Fail now and not after an hour of compiling.
         require_place(output)
+    # Bundles, a seal and a recording are settings for runs.
+    config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
+    archs = parse_archs(archs)
+    require_known(archs or (), builder, config)
     manifest = require_programs(manifest)
     todo = plan_all(manifest, archs, shard)
     recorded = RecordedEntries(manifest.recorded)
-    # Bundles, a seal and a recording are settings for runs.
-    config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
     results = _Results(on_done)
     if executor is not None:
         from preheat.ahead.bake_elsewhere import bake_elsewhere

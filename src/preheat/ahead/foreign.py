@@ -40,7 +40,7 @@ NOT_ASKED = "not on this machine, and a shared store could not be asked"
 #: The reason for a program whose entry in a bundle has a wrong checksum, and the hint.
 DAMAGED = "damaged: copy the bundle again"
 COPY_AGAIN = "copy the bundle again, and check it: 'preheat bundle verify FILE' lists what is damaged"
-#: The hint for a program that a bake alone cannot make.
+#: The hint of bakes and checks for a program that a bake alone cannot make.
 RECORD_AGAIN = (
     "record again with --fresh, on a GPU of each architecture and with the versions of this machine, "
     "and then bake"
@@ -49,13 +49,13 @@ _NOT_LOADED = (
     "a check needs the library and the modules of the application, in the versions of the bake"
 )
 _ESTIMATE = 1.0  # seconds for a request that was never measured
+_COPY = 0.001  # seconds for a request whose entries are copied from the recording
 _OTHER_KEY = (
     "its key is not the recorded one, although nothing that was recorded has changed; "
     "a sealed run may miss it"
 )
 _COPIED = "it cannot be compiled again; the recorded entry was copied"
 _MEASURED = "the measured result of the recording was copied"
-_RECORD_AGAIN = "record again with --fresh, or bake with the version of the recording"
 
 
 class ForeignJob(NamedTuple):
@@ -85,10 +85,16 @@ class BakedForeign(NamedTuple):
 
 def plan_foreign(manifest: Manifest, archs: Sequence[Arch] | None) -> list[ForeignJob]:
     """Return the jobs for requests of other libraries, longest first."""
-    jobs = [
-        ForeignJob(item, arch, item.seconds or _ESTIMATE) for item, arch in manifest.foreign_jobs(archs)
-    ]
+    jobs = [ForeignJob(item, arch, _estimate(item)) for item, arch in manifest.foreign_jobs(archs)]
     return sorted(jobs, key=lambda job: -job.estimate)
+
+
+def _estimate(item: ForeignProgram) -> float:
+    """Return the expected seconds of a bake. `item.seconds` is the duration in the recording.
+
+    A bake does not repeat a compile or a measurement whose result it copies.
+    """
+    return _COPY if item.kept else item.seconds or _ESTIMATE
 
 
 def closures(manifest: Manifest, builder: Builder) -> list[tuple[ForeignProgram, int]]:
@@ -168,7 +174,7 @@ def bake_request(
     assert job.arch is not None
     answer = processes.bake(job.item, job.arch)
     if answer.outdated:
-        raise AdapterError(f"{job}: {answer.outdated}", hint=_RECORD_AGAIN)
+        raise AdapterError(f"{job}: {answer.outdated}", hint=RECORD_AGAIN)
     if job.item.kept:
         return _measured(builder, job, answer, recorded)
     store = processes.store(builder)
@@ -202,9 +208,8 @@ def _measured(
         missing = unmeasured(job, answer.notes)
         if missing is None:  # The recording has it, and its content is not here.
             raise _not_here(job, "its measured result is", recorded)
-        hint = f"record on a GPU of {job.arch}"
-        if job.arch.plain not in _archs(job.item):
-            hint += ", and add that recording: preheat record -o MANIFEST --merge OTHER"
+        recorded_there = job.arch.plain in _archs(job.item)
+        hint = RECORD_AGAIN if recorded_there else _other_recording(job.arch)
         raise AdapterError(f"{job}: {missing}", hint=hint)
     return BakedForeign(job, entries, (_MEASURED,))
 
@@ -231,8 +236,7 @@ def _copied(builder: Builder, job: ForeignJob, recorded: RecordedEntries | None)
     if job.arch is not None and job.arch.plain not in _archs(item):
         raise AdapterError(
             f"{job} cannot be made: {only_recorded_for(item)}",
-            hint=f"record on a GPU of {job.arch}, and add that recording: "
-            "preheat record -o MANIFEST --merge OTHER",
+            hint=_other_recording(job.arch),
         )
     found = [_find(builder, request, recorded) for request in recorded_requests(item)]
     wanted = [entry for entry in found if entry is not None and _runs_on(entry, job.arch)]
@@ -247,6 +251,13 @@ def _copied(builder: Builder, job: ForeignJob, recorded: RecordedEntries | None)
             "other shards may make them, or 'preheat record --fresh' drops them"
         )
     return BakedForeign(job, tuple(wanted), tuple(notes))
+
+
+def _other_recording(arch: Arch) -> str:
+    """Return the hint for an entry that no recording has for `arch`."""
+    return (
+        f"record on a GPU of {arch}, and add that recording: preheat record -o MANIFEST --merge OTHER"
+    )
 
 
 def _not_here(job: ForeignJob, which: str, recorded: RecordedEntries | None) -> AdapterError:

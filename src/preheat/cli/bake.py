@@ -41,6 +41,10 @@ A bake needs no GPU. Programs in the cache are not compiled again, so a bake tha
 continues where it stopped. Exit status 1 when a program could not be baked: the bundle then has the
 others. Exit status 2 when the manifest lists nothing.
 
+For each ARCH, the table has the number of PROGRAMS that were baked, how many of them were COMPILED now,
+how many were FOUND in a cache or in the recording, the sum of the times of COMPILING, and the SIZE in
+the bundle.
+
 In the end, entries that a store in PREHEAT_REMOTE lacks are written to it. A store that fails does not
 change the exit status: a message says what it lacks, and --json has it under "stores".
 """

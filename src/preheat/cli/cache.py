@@ -23,6 +23,7 @@ from preheat.cli.programs import (
     ProgramOptions,
     link_options,
     program_options,
+    require_known_archs,
     targets,
 )
 from preheat.cli.stored import (
@@ -259,7 +260,12 @@ def show(key: str, ptx: bool, name: str | None, headers: bool, as_json: bool) ->
 
 @command.command()
 @click.argument("what", nargs=-1, required=True, metavar="FILE... | KEY KEY")
-@click.option("--arch", metavar="ARCH", help="Architecture of FILE, such as sm_90.")
+@click.option(
+    "--arch",
+    metavar="ARCH",
+    callback=require_known_archs,
+    help="Architecture of FILE, such as sm_90.",
+)
 @program_options
 @link_options
 @_JSON

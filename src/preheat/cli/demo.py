@@ -23,6 +23,7 @@ from preheat.ahead.manifest import Manifest
 from preheat.arch import Arch
 from preheat.cli.demo_measured import DATE, GPU, MEASURED
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
+from preheat.cli.programs import require_known_archs
 from preheat.config import environ
 from preheat.errors import PreheatError
 
@@ -69,6 +70,7 @@ result differs from that of NumPy.
     metavar="ARCH",
     default=("sm_80", "sm_90", "sm_100"),
     show_default=True,
+    callback=require_known_archs,
     help="Architecture to bake for, besides that of the device; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")

@@ -13,6 +13,7 @@ import click
 
 from preheat.ahead.manifest import COVERAGES
 from preheat.arch import Arch
+from preheat.build.known_archs import require_known
 from preheat.errors import DeviceError, InputError
 from preheat.linked_program import BINARY_SUFFIXES, BinaryPart, LinkedProgram
 from preheat.program import Program
@@ -25,6 +26,7 @@ __all__ = [
     "coverage_option",
     "link_options",
     "program_options",
+    "require_known_archs",
     "targets",
 ]
 
@@ -121,7 +123,18 @@ def _own_gpu(label: str) -> Arch:
 def archs_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option `--arch`, with its `default` in words."""
     text = f"Architecture, such as sm_90a; repeatable. Default: {default}."
-    return click.option("--arch", "archs", multiple=True, metavar="ARCH", help=text)
+    return click.option(
+        "--arch", "archs", multiple=True, metavar="ARCH", help=text, callback=require_known_archs
+    )
+
+
+def require_known_archs(
+    context: click.Context, parameter: click.Parameter, given: str | tuple[str, ...] | None
+) -> str | tuple[str, ...] | None:
+    """Return the value of an option `--arch`. Raises `InputError` for an architecture of no GPU."""
+    del context, parameter
+    require_known(Arch.parse(text) for text in ([given] if isinstance(given, str) else given or ()))
+    return given
 
 
 def coverage_option(command: Callable[..., Any]) -> Callable[..., Any]:

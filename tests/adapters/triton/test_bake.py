@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is a large package, which `make test-adapters` installs")
 
+from preheat.ahead.foreign import RECORD_AGAIN
 from preheat.ahead.manifest import Manifest
 from tests.adapters.triton.world import World
 
@@ -146,13 +147,13 @@ def test_a_recording_of_another_version_is_refused(baked: World) -> None:
     reason = f"recorded with Triton 3.4.0, and this is {now}: record again"
     ran = place.preheat("bake", str(manifest), "--arch", "sm_90", "-o", str(place.root / "k.heat"))
     assert ran.code == 1
-    assert f"error: triton kernels:mm for sm_90: {reason}\n\nhint: record again" in ran.err
+    assert f"error: triton kernels:mm for sm_90: {reason}\n\nhint: {RECORD_AGAIN}\n" in ran.err
     # The bundle has the kernels for this version, and the check knows that the recording is older.
     bundle = str(baked.root / "kernels.heat")
     ran = place.preheat("check", str(manifest), "--arch", "sm_90", "--bundle", bundle)
     assert ran.code == 1
     assert f"triton kernels:mm sm_90: {reason}" in ran.out
-    assert "hint: a bake cannot make what is missing: record again" in ran.err
+    assert f"\nhint: a bake cannot make what is missing: {RECORD_AGAIN}\n" in ran.err
 
 
 def test_a_function_with_other_parameters_is_recorded_again(world: World) -> None:
@@ -168,6 +169,21 @@ def test_a_function_with_other_parameters_is_recorded_again(world: World) -> Non
     assert f"error: triton kernels:add for sm_90: {reason}\n\nhint: record again" in ran.err
     ran = world.preheat("check", manifest, "--arch", "sm_90")
     assert f"triton kernels:add sm_90: {reason}" in ran.out
+
+
+def test_a_renamed_function_is_named_with_the_most_similar_one(world: World) -> None:
+    manifest = str(world.record())
+    kernels = world.app / "kernels.py"
+    kernels.write_text(kernels.read_text().replace("def add(", "def added("))
+    reason = f"module kernels has no function add ({kernels})"
+    hint = "\nhint: did you mean 'added'? If so, record again with --fresh\n"
+    ran = world.preheat("bake", manifest, "--arch", "sm_90", "-o", str(world.root / "k.heat"))
+    assert ran.code == 1
+    assert f"error: triton kernels:add for sm_90: {reason}\n{hint}" in ran.err
+    ran = world.preheat("check", manifest, "--arch", "sm_90")
+    assert ran.code == 1
+    assert f"triton kernels:add sm_90: {reason}\n" in ran.out
+    assert hint in ran.err
 
 
 def test_a_module_that_is_not_found_is_looked_for_beside_the_manifest(world: World) -> None:

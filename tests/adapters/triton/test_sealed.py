@@ -46,6 +46,29 @@ def test_a_function_without_any_variant_is_named_alone(baked: World) -> None:
     assert "weak" not in ran.err
 
 
+@pytest.mark.parametrize("weak", ["1", "0"])
+@pytest.mark.parametrize("launch", ["k.fill[(1,)](o, MODE=8)", "k.tuned[(8,)](x, 8192)"])
+def test_a_missing_kernel_is_one_error_without_frames_of_preheat(
+    baked: World, launch: str, weak: str
+) -> None:
+    place = baked.sibling(f"frames-{launch[2:6]}-{weak}")
+    settings = {"sealed": baked.root / "kernels.heat", "PREHEAT_WEAK_KERNELS": weak}
+    ran = place.attempt(launch, **settings)
+    assert ran.code == 1
+    assert ran.err.count("Traceback (most recent call last)") == 1
+    assert "During handling" not in ran.err
+    assert "MissedError" not in ran.err
+    assert frames_of_preheat(ran.err) == []
+    ran = place.attempt(launch, **settings, PREHEAT_TRACEBACK="full")
+    assert ran.err.count("Traceback (most recent call last)") == 1
+    assert {"_permit", "permit"} < set(frames_of_preheat(ran.err))
+
+
+def frames_of_preheat(text: str) -> list[str]:
+    """Return the functions of preheat in a printed traceback."""
+    return re.findall(r'^  File ".*/preheat/.*", line \d+, in (\S+)$', text, re.MULTILINE)
+
+
 def test_an_architecture_that_was_not_baked_is_said(baked: World) -> None:
     code = "k.add[(4,)](x, y, o, 4096, 1.5, BLOCK=1024)\n"
     ran = baked.sibling("arch").attempt(code, cc=80, sealed=baked.root / "kernels.heat")
@@ -127,6 +150,7 @@ def test_missing_host_code_is_named_with_the_line_of_the_program(world: World) -
         f"SealedError: program0.py:{line}: triton host code cuda_utils (any) cannot be compiled in "
         "this sealed process: it is in no bundle and in no cache" in ran.err
     )
+    assert frames_of_preheat(ran.err) == []
     assert ran.compilers == []
 
 

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is a large package, which `make test-adapters` installs")
 
+from preheat.ahead.foreign import RECORD_AGAIN
 from preheat.ahead.manifest import Manifest
 from tests.adapters.triton.world import World
 
@@ -114,7 +115,7 @@ def test_a_result_of_another_source_is_reported_by_bake_check_and_run(
     ran = world.preheat("bake", str(manifest))
     assert ran.code == 1
     assert f"error: {TITLE} for sm_90: {measured}: {why}" in ran.err
-    assert "hint: record on a GPU of sm_90" in ran.err
+    assert f"\nhint: {RECORD_AGAIN}\n" in ran.err
     bundle = str(world.root / "kernels.heat")
     for place, words in (
         ("check", ("check", str(manifest), "--bundle", bundle)),
@@ -123,7 +124,37 @@ def test_a_result_of_another_source_is_reported_by_bake_check_and_run(
         ran = world.sibling(place).preheat(*words)
         assert ran.code == (1 if place == "check" else 3), ran.err
         assert f"{TITLE} sm_90: {measured}: {why}" in ran.out
-        assert "record again with --fresh, on a GPU of each architecture" in ran.err
+        assert f"\nhint: a bake cannot make what is missing: {RECORD_AGAIN}\n" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason", "hint"),
+    [
+        (
+            "def tuned(",
+            "def retuned(",
+            "module kernels has no function tuned",
+            "did you mean 'retuned'? If so, record again with --fresh",
+        ),
+        (
+            "def tuned(",
+            "def other(x_ptr, n):\n    pass\n\n\n@triton.jit\ndef tuned(",
+            "kernels:tuned is not autotuned",
+            "record again with --fresh",
+        ),
+    ],
+)
+def test_a_function_that_was_renamed_or_is_no_longer_tuned_is_reported(
+    world: World, serve: str, before: str, after: str, reason: str, hint: str
+) -> None:
+    manifest = world.record(serve)
+    file = world.app / "kernels.py"
+    file.write_text(file.read_text().replace(before, after))
+    for command, place in (("bake", "err"), ("check", "out")):
+        ran = world.preheat(command, str(manifest))
+        assert ran.code == 1
+        assert reason in getattr(ran, place)
+        assert f"\nhint: {hint}\n" in ran.err
 
 
 def test_a_result_is_needed_for_each_architecture(world: World, serve: str) -> None:

@@ -123,13 +123,31 @@ def test_a_function_inside_a_function_has_no_such_name() -> None:
         encode(local)
 
 
+def test_a_name_whose_module_cannot_be_imported() -> None:
+    with pytest.raises(NotPortableError, match="no_such_module:f cannot be imported") as caught:
+        resolve("no_such_module:f")
+    assert caught.value.hint is None
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["no_such_module:f", f"{__name__}:nothing", f"{__name__}:Outer.nothing", f"{__name__}:typed"],
+    ("path", "hint"),
+    [
+        ("scaled", "did you mean 'scale'? If so, record again with --fresh"),
+        ("Outer.iner", "did you mean 'Outer.inner'? If so, record again with --fresh"),
+        ("nothing", "record again with --fresh"),
+        ("scale.nothing", "record again with --fresh"),
+    ],
 )
-def test_a_name_that_cannot_be_imported(name: str) -> None:
-    with pytest.raises(NotPortableError, match=f"{name} cannot be imported"):
-        resolve(name)
+def test_a_function_that_its_module_does_not_have(path: str, hint: str) -> None:
+    with pytest.raises(NotPortableError) as caught:
+        resolve(f"{__name__}:{path}")
+    assert str(caught.value) == f"module {__name__} has no function {path} ({__file__})"
+    assert caught.value.hint == hint
+
+
+def test_an_object_that_is_no_function_of_triton() -> None:
+    with pytest.raises(NotPortableError, match=f"{__name__}:typed is not a function of Triton"):
+        resolve(f"{__name__}:typed")
 
 
 def test_lists_of_json_become_tuples_again() -> None:

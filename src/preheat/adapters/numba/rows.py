@@ -11,7 +11,7 @@ from typing import Any
 from numba.cuda.dispatcher import CUDADispatcher
 
 from preheat.adapters.base import Row
-from preheat.adapters.modules import NotPortableError, import_object, importable_module
+from preheat.adapters.modules import RECORD_AGAIN, NotPortableError, import_object, importable_module
 from preheat.adapters.numba import signature
 from preheat.adapters.numba.request import KernelRequest
 from preheat.adapters.numba.signature import UnkeyableError
@@ -68,13 +68,14 @@ def _own_or_given_options(asked: KernelRequest) -> dict[str, Any]:
 
 def request_of(row: Row, arch: Arch) -> KernelRequest:
     """Return the request of a row. Raises `NotPortableError` where its module has changed."""
-    found = import_object(row["function"], row["root"])
+    found = import_object(row["function"], row["root"], kind=CUDADispatcher)
     options: Mapping[str, Any] | None = row.get("options")
     if isinstance(found, CUDADispatcher):
         options = found.targetoptions if options is None else options
         found = found.py_func
     if options is None:
-        raise NotPortableError(f"{row['function']} is no longer decorated by cuda.jit")
+        name = row["function"]
+        raise NotPortableError(f"{name} is no longer decorated by cuda.jit", hint=RECORD_AGAIN)
     types = tuple(signature.decode(each) for each in row["types"])
     return KernelRequest(found, options, types, arch.plain)
 

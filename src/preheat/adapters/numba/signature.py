@@ -72,12 +72,14 @@ def _array(dtype: Any, ndim: int, layout: str, readonly: bool, aligned: bool) ->
 
 
 def _named_tuple(name: str, content: Sequence[Any]) -> Any:
-    return types.BaseTuple.from_types([*map(decode, content)], import_object(name))
+    return types.BaseTuple.from_types(
+        [*map(decode, content)], import_object(name, kind=type, noun="class")
+    )
 
 
 def _enum(name: str, dtype: Any, members: Any) -> Any:
     del members  # They are part of the key, and belong to the class.
-    found = import_object(name)
+    found = import_object(name, kind=type, noun="class")
     integer = issubclass(found, int)
     return (types.IntEnumMember if integer else types.EnumMember)(found, decode(dtype))
 

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,9 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.lock import release_lost
 from preheat.config import Config, SealMode
+from preheat.errors import PreheatError
 from preheat.foreign import ForeignRequest
+from preheat.tracebacks import hide_frames
 
 __all__ = ["TritonAdapter"]
 
@@ -172,8 +175,10 @@ def _release_claims() -> None:
     def compile(*arguments: Any, **options: Any) -> Any:
         try:
             return stock(*arguments, **options)
-        except BaseException:
+        except BaseException as error:
             release_lost()  # The call that made the claim has ended.
+            if isinstance(error, PreheatError):
+                hide_frames(error)
             raise
 
     identity.replace_everywhere("compile", stock, compile)
@@ -191,17 +196,19 @@ def _use_weak_kernels() -> None:
     ) -> Any:  # fmt: skip
         now = state()
         arguments = (self, key, signature, device, constexprs, options, *more)
-        if now.store.sealed is not SealMode.ERROR:
-            return stock(*arguments, **named)
         try:
-            with now.allowing_weak():
-                return stock(*arguments, **named)
-        except MissedError:
-            kernel = _weak_kernel(self, signature, device, constexprs, options, more[0])
-            if kernel is None:
-                return stock(*arguments, **named)  # It raises the error with all details.
-            self.device_caches[device][0][key] = kernel
-            return kernel
+            if now.store.sealed is SealMode.ERROR:
+                with suppress(MissedError), now.allowing_weak():
+                    return stock(*arguments, **named)
+                kernel = _weak_kernel(self, signature, device, constexprs, options, more[0])
+                if kernel is not None:
+                    self.device_caches[device][0][key] = kernel
+                    return kernel
+            # In a sealed process, this raises the error with all details.
+            return stock(*arguments, **named)
+        except PreheatError as error:
+            hide_frames(error)
+            raise
 
     JITFunction._do_compile = _do_compile
 

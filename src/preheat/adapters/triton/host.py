@@ -20,8 +20,9 @@ from typing import Any
 
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.state import state
-from preheat.errors import ToolchainNotFoundError
+from preheat.errors import PreheatError, ToolchainNotFoundError
 from preheat.foreign import ForeignRequest
+from preheat.tracebacks import hide_frames
 
 __all__ = ["build", "build_for", "install", "requests_for"]
 
@@ -40,7 +41,11 @@ def install() -> None:
     def _build(name: str, src: str, srcdir: str, *arguments: Any, **options: Any) -> str:
         if name not in _OWN or knobs.build.impl is not None:
             return stock(name, src, srcdir, *arguments, **options)
-        return build(name, src, srcdir, *arguments, **options)
+        try:
+            return build(name, src, srcdir, *arguments, **options)
+        except PreheatError as error:
+            hide_frames(error)
+            raise
 
     triton_build._build = _build
 

@@ -7,20 +7,29 @@ It is asked for by the key that Triton would compute now: a result for an earlie
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from preheat.adapters.base import RequiredEntries, Row
-from preheat.adapters.modules import NotPortableError, importable_module, module_name
+from preheat.adapters.modules import (
+    RECORD_AGAIN,
+    NotPortableError,
+    import_module,
+    importable_module,
+    module_name,
+    object_in,
+)
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import key_of
 from preheat.adapters.triton.rows import changes, enter_root, facts_of
 from preheat.adapters.triton.state import Tuning, state, tuned_label
 from preheat.arch import Arch
+from preheat.errors import PreheatError
 from preheat.foreign import ForeignRequest
+from preheat.tracebacks import hide_frames
 
 __all__ = ["install", "is_tuned", "required", "row_of"]
 
@@ -38,7 +47,11 @@ def install() -> None:
     def run(self: Any, *arguments: Any, **options: Any) -> Any:
         # Triton reads its knob when a function is decorated, which may be before an install.
         self.cache_results = not knobs.runtime.interpret
-        return stock_run(self, *arguments, **options)
+        try:
+            return stock_run(self, *arguments, **options)
+        except PreheatError as error:
+            hide_frames(error)
+            raise
 
     def check_disk_cache(self: Any, tuning_key: Any, configs: Any, bench_fn: Any) -> bool:
         def measure() -> Any:
@@ -116,11 +129,8 @@ def required(row: Row, arch: Arch) -> RequiredEntries:
     Raises `NotPortableError` when the function cannot be imported, or is not autotuned.
     """
     enter_root(row)
-    module, _, path = row["function"].partition(":")
-    try:
-        found = _autotuner(importlib.import_module(module), path)
-    except ImportError as error:
-        raise NotPortableError(f"{row['function']} cannot be imported: {error}") from error
+    name = row["function"]
+    found = _autotuner(import_module(name), name.partition(":")[2])
     function = _kernel(found)
     now = [str(config) for config in found.configs]
     before = row["recorded"]["configs"]
@@ -132,18 +142,16 @@ def required(row: Row, arch: Arch) -> RequiredEntries:
     return RequiredEntries((request,), (*changes(row, function), *([] if same else [_CONFIGS])))
 
 
-def _autotuner(module: Any, path: str) -> Any:
+def _autotuner(module: ModuleType, path: str) -> Any:
     """Return the autotuner that a module has under a name."""
     from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import KernelInterface
 
-    found = module
-    try:
-        for part in path.split("."):
-            found = getattr(found, part)
-        while not isinstance(found, Autotuner):  # heuristics around it
-            found = found.fn
-    except AttributeError as error:
-        raise NotPortableError(f"{module.__name__}:{path} is not autotuned") from error
+    found = object_in(module, path, kind=KernelInterface)
+    while not isinstance(found, Autotuner):  # heuristics around it
+        if not hasattr(found, "fn"):
+            raise NotPortableError(f"{module.__name__}:{path} is not autotuned", hint=RECORD_AGAIN)
+        found = found.fn
     return found
 
 

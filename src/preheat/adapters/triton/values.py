@@ -6,12 +6,11 @@ Triton joins the constants of a kernel as text in its key, so `1` and `"1"` have
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from preheat.adapters.modules import NotPortableError
+from preheat.adapters.modules import RECORD_AGAIN, NotPortableError, import_object
 
 __all__ = ["NotPortableError", "constants_digest", "decode", "encode", "resolve", "tuples"]
 
@@ -89,15 +88,11 @@ def name_of(function: Any) -> str:
 
 def resolve(name: str) -> Any:
     """Import the Triton function `module:qualname`. Raises `NotPortableError` when there is none."""
-    from triton.runtime.jit import JITCallable
+    from triton.runtime.jit import JITCallable, KernelInterface
 
-    module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-        while not isinstance(found, JITCallable):  # an autotuner, or heuristics
-            found = found.fn
-    except (ImportError, AttributeError) as error:
-        raise NotPortableError(f"{name} cannot be imported: {error}") from error
+    found = import_object(name, kind=(JITCallable, KernelInterface))
+    while not isinstance(found, JITCallable):  # an autotuner, or heuristics
+        if not hasattr(found, "fn"):
+            raise NotPortableError(f"{name} is not a function of Triton", hint=RECORD_AGAIN)
+        found = found.fn
     return found
