@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import json
+import operator
+import pickle
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +22,7 @@ from preheat.dtypes import (
     pointee_dtypes,
 )
 from preheat.errors import InputError
+from preheat.graph.keys import key_text
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -36,6 +44,104 @@ def test_python_types_mean_what_numpy_makes_of_them() -> None:
     for given, name in ((int, "int64"), (float, "float64"), (complex, "complex128"), (bool, "bool")):
         assert dtype_of(given) is DTYPES[name]
         assert np.dtype(given).name == name
+
+
+# Comparisons
+
+
+def compared(one: object, other: object) -> list[object]:
+    """Return the results of all comparisons: equal and unequal, from both sides."""
+    pairs = (one, other), (other, one)
+    return [compare(*pair) for compare in (operator.eq, operator.ne) for pair in pairs]
+
+
+def same_for(name: str) -> list[Any]:
+    """Return what names the type `name`: texts, and types of NumPy and Python."""
+    python = {"int64": int, "float64": float, "complex128": complex, "bool": bool}
+    spellings: list[Any] = [name, np.str_(name), *([python[name]] if name in python else [])]
+    if DTYPES[name].host == name:
+        spellings += [np.dtype(name), np.dtype(name).type, np.zeros(1, name).dtype]
+    return spellings
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_type_is_equal_to_everything_that_names_it(name: str) -> None:
+    row = DTYPES[name]
+    for spelling in same_for(name):
+        assert compared(row, spelling) == [True, True, False, False]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_type_differs_from_every_other_type(name: str) -> None:
+    row = DTYPES[name]
+    others = [spelling for other in DTYPES if other != name for spelling in same_for(other)]
+    others += [DTYPES[other] for other in DTYPES if other != name]
+    for other in others:
+        assert compared(row, other) == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [None, 4, 4.0, (), ("float32", 4), object(), str, type("float32", (), {}), "f4", "<f4", "Float32",
+     np.dtype(">f4"), np.dtype(("f4", (2,))), np.dtype([("x", "f4")]), np.float32(0)],
+)  # fmt: skip
+def test_a_type_is_not_equal_to_what_is_no_name_of_it(other: object) -> None:
+    assert compared(DTYPES["float32"], other) == [False, False, True, True]
+
+
+def test_a_comparison_with_an_array_is_that_of_numpy() -> None:
+    names = np.array(["float32", "int8"])
+    assert operator.eq(DTYPES["float32"], names).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_equal_types_and_names_have_equal_hashes(name: str) -> None:
+    row = DTYPES[name]
+    assert hash(row) == hash(name)
+    by_type: dict[str, int] = {row: 1}
+    assert by_type[name] == {name: 1}[row] == 1
+    assert len({row, name, pickle.loads(pickle.dumps(row))}) == 1
+
+
+def test_dicts_and_tuples_find_a_type_without_a_call_of_python() -> None:
+    """Keys of launches and graphs have types in them."""
+    row, table = DTYPES["float32"], {(DTYPES["float32"], 3): 1}
+    calls: list[object] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame) if event == "call" else None)
+    try:
+        found = (table[row, 3], row in (row, DTYPES["int32"]), hash(row), row.name, row.size)
+    finally:
+        sys.setprofile(None)
+    assert found == (1, True, hash("float32"), "float32", 4)
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_copy_of_a_type_is_the_same_object(name: str) -> None:
+    row = DTYPES[name]
+    for copied in (copy.copy(row), copy.deepcopy(row), pickle.loads(pickle.dumps(row))):
+        assert copied is row
+
+
+def test_numpy_takes_a_type_as_its_own() -> None:
+    for name, row in DTYPES.items():
+        if row.host == name:
+            assert np.zeros(2, row).dtype == row
+    assert json.dumps({"dtype": DTYPES["bfloat16"]}) == '{"dtype": "bfloat16"}'
+
+
+def test_torch_types_are_compared_by_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for torch, whose types have no comparison of their own."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(dtype=TorchType))
+    assert compared(DTYPES["bfloat16"], TorchType()) == [True, True, False, False]
+    assert compared(DTYPES["float16"], TorchType()) == [False, False, True, True]
+
+
+def test_a_graph_key_with_a_type_is_written_as_its_name() -> None:
+    """The key of a recording is read as a literal, which must be equal to the key of the program."""
+    key = (3, DTYPES["bfloat16"])
+    assert key_text(key) == "(3, 'bfloat16')"
+    assert ast.literal_eval(key_text(key)) == key
 
 
 class TorchType:

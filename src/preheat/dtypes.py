@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from preheat.errors import InputError, did_you_mean
 
@@ -14,8 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "DType", "dtype_of", "pointee_dtypes"]
 
 
-class DType(NamedTuple):
-    """An element type. There is one object for each type, so types can be compared by identity.
+class DType(str):
+    """An element type. It is its name, a string, and is equal to everything that names the same type.
+
+    `x.dtype == "float32"`, `x.dtype == np.float32` and `x.dtype == np.dtype("float32")` are all True
+    for an array of float32, and so is a comparison with a dtype of torch. There is one object for each
+    type, so types can also be compared by identity. The hash is that of the name. In a dict or a set, a
+    type is therefore found by its name, and not by a NumPy type, as with NumPy's own types.
 
     Attributes:
         name: The name, such as `float32` or `bfloat16`.
@@ -25,9 +31,16 @@ class DType(NamedTuple):
         dlpack: The type code of DLPack.
 
     Examples:
-        >>> gpu.zeros(2, "bfloat16").dtype.size
+        >>> x = gpu.zeros(2, "bfloat16")
+        >>> x.dtype.size
         2
+        >>> x.dtype == "bfloat16"
+        True
+        >>> {"bfloat16": "half the size of float32"}[x.dtype]
+        'half the size of float32'
     """
+
+    __slots__ = ("dlpack", "host", "name", "size", "typestr")
 
     name: str
     size: int
@@ -35,8 +48,36 @@ class DType(NamedTuple):
     typestr: str  # of the array interfaces
     dlpack: int  # DLPack's type code
 
-    def __str__(self) -> str:
-        return self.name
+    def __new__(cls, name: str, size: int, host: str, typestr: str, dlpack: int) -> DType:
+        """Make the one object of a type. Only this module does so."""
+        made = super().__new__(cls, name)
+        made.name = name
+        made.size = size
+        made.host = host
+        made.typestr = typestr
+        made.dlpack = dlpack
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether `other` is this type, its name, or the same type of NumPy, torch or Python."""
+        if type(other) is DType:
+            return self is other
+        if isinstance(other, str):
+            return str.__eq__(self, other)
+        name = _foreign_name(other)
+        return NotImplemented if name is None else self.name == name
+
+    def __ne__(self, other: object) -> bool:
+        """Return the opposite of `==`."""
+        equal = self.__eq__(other)
+        return NotImplemented if equal is NotImplemented else not equal
+
+    # Hashing stays a function in C. Dicts and tuples find the same object without calling `__eq__`.
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how a copy or another process gets its object of the type."""
+        return dtype_of, (self.name,)
 
     @property
     def complex(self) -> bool:
@@ -107,6 +148,24 @@ _POINTEES["float2"] += ("complex64",)
 _POINTEES["double2"] += ("complex128",)
 
 
+_PYTHON_TYPES = {"int": "int64", "float": "float64", "complex": "complex128"}
+
+
+def _foreign_name(what: object) -> str | None:
+    """Return the name of a type of NumPy, torch or Python; None for any other object.
+
+    No module is imported: an object of a module that is not loaded does not exist.
+    """
+    if isinstance(what, type):
+        if what.__module__ not in ("builtins", "numpy", "ml_dtypes"):
+            return None
+        return _PYTHON_TYPES.get(what.__name__, what.__name__)
+    for module in ("numpy", "torch"):
+        if isinstance(what, getattr(sys.modules.get(module), "dtype", ())):
+            return str(what).removeprefix("torch.")
+    return None
+
+
 def dtype_of(what: object) -> DType:
     """The element type that `what` names: `"float32"`, a NumPy, CuPy or torch dtype, `float`."""
     if isinstance(what, DType):
@@ -114,7 +173,7 @@ def dtype_of(what: object) -> DType:
     name = str(what).removeprefix("torch.") if not isinstance(what, type) else what.__name__
     found = DTYPES.get(name) or dtype_of_typestr(name)
     if found is None:
-        found = DTYPES.get({"int": "int64", "float": "float64", "complex": "complex128"}.get(name, ""))
+        found = DTYPES.get(_PYTHON_TYPES.get(name, ""))
     if found is None:
         hint = did_you_mean(name, DTYPES) or f"use one of {', '.join(DTYPES)}"
         if getattr(what, "names", None):  # a NumPy record

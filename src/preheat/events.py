@@ -19,6 +19,7 @@ from preheat.files import opened
 from preheat.locks import Lock
 
 __all__ = [
+    "AUDIT_EVENTS",
     "EVENTS",
     "OBJECT_EVENTS",
     "Events",
@@ -67,6 +68,9 @@ OBJECT_EVENTS: Mapping[str, str] = {
     "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]",
     "foreign_request": "another library found or made an entry; `row` describes it [entry, row, site]",
 }
+
+#: The variable by which an audit names its own file of events. `PREHEAT_EVENTS` remains the user's.
+AUDIT_EVENTS = "PREHEAT_AUDIT_EVENTS"
 
 Stats = dict[str, float]  # counter name -> value
 Sink = Callable[[str, Mapping[str, Any]], None]

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,100 @@ def test_nvrtc_is_refused(cli: Cli, script: Script, monkeypatch: pytest.MonkeyPa
     assert "error: the run is sealed: app.py:3 tried to compile: NVRTC" in done.err
 
 
+# The events of the user
+
+ALL_REFUSALS = (
+    LOAD
+    + f"""\
+load({PTX!r})
+import subprocess
+try:
+    subprocess.run(["nvcc", "a.cu"])
+except PermissionError:
+    print("refused")
+"""
+)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("options", [[], ["--verdict", "verdict.json"]])
+@pytest.mark.parametrize("seal", ["error", "warn"])
+def test_refusals_are_events_of_the_user(
+    cli: Cli,
+    script: Script,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: list[str],
+    seal: str,
+) -> None:
+    """Whoever watches the file of PREHEAT_EVENTS does not have to wait for the verdict."""
+    monkeypatch.setenv("PREHEAT_EVENTS", "events.jsonl")
+    words = script(f"import os\nos.chdir('/')\n{ALL_REFUSALS}")
+    before = time.time()
+    done = cli("run", "--sealed", seal, *options, "--", *words)
+    assert "cannot be written" not in done.err
+    loaded, started, *ran = events(tmp_path / "events.jsonl")
+    assert list(loaded) == ["time", "event", "mode", "program", "arch", "caller", "reason"]
+    assert before <= loaded["time"] <= started["time"] <= time.time()
+    common = {"event": "sealed", "mode": seal, "arch": ""}
+    assert loaded == loaded | common | {
+        "program": "PTX",
+        "caller": f"{tmp_path / 'app.py'}:8",
+        "reason": "driver: the audit library saw code that the driver must compile",
+    }
+    assert started == started | common | {
+        "caller": f"{tmp_path / 'app.py'}:12",
+        "reason": "compiler: the audit library saw that the process starts a compiler",
+    }
+    assert Path(started["program"]).name == "nvcc"
+    assert len(ran) == (seal == "warn")  # The compiler runs, and reports itself.
+    if options:
+        assert len(verdict()["refused"]) == 2 + len(ran)
+
+
+def test_a_refusal_in_a_program_without_python_is_an_event(
+    cli: Cli, standins: Standins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = os.fsdecode(b"nv\xff\xc3\xa4")
+    place = tmp_path / name
+    place.mkdir()
+    (place / "nvcc").symlink_to(standins.programs / "nvcc")
+    monkeypatch.setenv("PREHEAT_EVENTS", str(tmp_path / "events.jsonl"))
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+    cli("run", "--sealed", "--", str(standins.loader), "spawn", "nvcc", "a.cu")
+    (event,) = events(tmp_path / "events.jsonl")
+    assert event["program"] == str(tmp_path / "nv\ufffdä" / "nvcc")
+    assert event["caller"] == str(standins.loader)
+
+
+def test_the_events_of_preheat_and_of_the_audit_library_are_in_one_file_and_in_the_verdict(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PREHEAT_EVENTS", str(tmp_path / "events.jsonl"))
+    code = "import preheat\ntry: preheat.compile('__global__ void k() {}', 'sm_90', label='k.cu')\n"
+    code += f"except preheat.SealedError: pass\n{PYTHON_STARTS}"
+    done = cli("run", "--sealed", "--verdict", "verdict.json", "--", *script(code))
+    assert done.code == run_command.NOT_ACCOUNTED
+    sealed = [row for row in events(tmp_path / "events.jsonl") if row["event"] == "sealed"]
+    assert [Path(row["program"]).name for row in sealed] == ["k.cu", "nvcc"]
+    assert sorted(row["what"] for row in verdict()["refused"]) == ["compile", "start a compiler"]
+    assert verdict()["unseen"] == []
+
+
+def test_an_events_file_that_cannot_be_written_is_said_once(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PREHEAT_EVENTS", str(tmp_path / "missing" / "events"))
+    done = cli("run", "--sealed", "--", *script(LOAD + f"load({PTX!r})\nload({PTX!r})\n"))
+    assert done.code == 0
+    said = f"preheat: refusals are not written to {tmp_path / 'missing' / 'events'}, which"
+    assert done.err.count(said) == 1
+    assert done.err.count("loading PTX was refused") == 2
+
+
 # The verdict
 
 
@@ -209,6 +304,16 @@ def test_a_verdict_accounts_for_every_module(cli: Cli, baked: list[str]) -> None
     (bundle,) = made["bundles"]
     assert bundle["sha256"] == hashlib.sha256(Path("kernels.heat").read_bytes()).hexdigest()
     assert (made["unaccounted"], made["compiled"], made["refused"]) == ([], [], [])
+
+
+def test_a_verdict_is_complete_with_events_of_the_user(
+    cli: Cli, baked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PREHEAT_EVENTS", str(tmp_path / "events.jsonl"))
+    done = cli(*SEALED, "--", *baked)
+    assert done.code == 0, done.err
+    assert (verdict()["accounted"], verdict()["unseen"]) == (True, [])
+    assert "hit" in [row["event"] for row in events(tmp_path / "events.jsonl")]
 
 
 def test_a_bundle_that_lacks_an_entry_does_not_start(cli: Cli, baked: list[str]) -> None:

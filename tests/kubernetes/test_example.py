@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def containers() -> Iterator[tuple[str, Object]]:
 
 
 CONTAINERS = dict(containers())
+RECORD = "record/Job/record-kernels-1-0"
+MANIFEST = "/manifests/kernels-1.0.toml"
 SERVERS = ("serve/Deployment/server", "serve-triton/Deployment/triton-server")
 
 
@@ -97,7 +100,7 @@ def test_kubernetes_takes_the_job_of_the_guide_to_fleets() -> None:
 
 
 def test_the_schema_finds_faults() -> None:
-    job = copy.deepcopy(ALL["bake/Job/bake-kernels"])
+    job = copy.deepcopy(ALL["bake/Job/bake-kernels-1-0"])
     pod = job["spec"]["template"]["spec"]
     pod["containers"][0]["comand"] = []
     pod["containers"][0]["resources"]["limits"] = "16Gi"
@@ -142,7 +145,73 @@ def test_pods_run_without_rights() -> None:
 
 def test_only_pods_that_bake_have_the_private_key() -> None:
     holders = {name for name, pod in PODS.items() if "preheat-signing-key" in str(pod["volumes"])}
-    assert holders == {"bake/Job/bake-kernels", "assemble/Job/assemble-kernels"}
+    assert holders == {"bake/Job/bake-kernels-1-0", "assemble/Job/assemble-kernels-1-0"}
+
+
+def secrets_of(name: str) -> set[str]:
+    """Return the names of the Secrets that the pods of an object have, as variables or files."""
+    found = {
+        source["secretRef"]["name"]
+        for each, container in CONTAINERS.items()
+        for source in container.get("envFrom", ())
+        if each.startswith(f"{name}/") and "secretRef" in source
+    }
+    volumes = PODS[name]["volumes"]
+    return found | {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_readers_and_writers_have_secrets_of_their_own(name: str) -> None:
+    writers = {"preheat-store-writer", "preheat-signing-key"}
+    readers = {"preheat-store-reader", "preheat-trusted-keys"}
+    expected = readers if name in SERVERS else set() if name == RECORD else writers
+    assert secrets_of(name) == expected
+
+
+def test_each_release_has_jobs_of_its_own() -> None:
+    """A job is immutable. The name of a job, its image and its manifest are those of one release."""
+    jobs = named("Job")
+    assert len(jobs) == 3
+    for name, job in jobs.items():
+        (release,) = re.findall(r"-(\d+-\d+)$", name)
+        assert job["spec"]["ttlSecondsAfterFinished"] > 0
+        pod = job["spec"]["template"]["spec"]
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            assert container["image"].endswith(f":{release.replace('-', '.')}")
+    assert f"-{release.replace('-', '.')}.toml" in MANIFEST
+
+
+def test_the_command_of_the_guide_renames_every_release(tmp_path: Path) -> None:
+    """After the `sed` of the guide, nothing is left of the old release."""
+    page = (GUIDES / "kubernetes.md").read_text()
+    (command,) = re.findall(r"^sed -i .*\*\.yaml$", page, re.MULTILINE)
+    for path in FOLDER.glob("*.yaml"):
+        (tmp_path / path.name).write_text(path.read_text())
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    for path in tmp_path.glob("*.yaml"):
+        text = path.read_text()
+        assert not re.findall(r"1-0\b|kernels-1\.0|:1\.0", text)
+        assert [*map(faults, yaml.safe_load_all(text))] == [[]] * len([*yaml.safe_load_all(text)])
+    assert "name: bake-kernels-1-1" in (tmp_path / "bake.yaml").read_text()
+    assert "server:1.1" in (tmp_path / "serve.yaml").read_text()
+
+
+def test_the_manifest_that_is_recorded_is_baked_checked_and_served() -> None:
+    readers = {
+        name: [word.partition("=")[2] or word for word in container["command"] if ".toml" in word]
+        for name, container in CONTAINERS.items()
+    }
+    assert readers.pop(f"{RECORD}/record") == [MANIFEST]
+    used = {name: words for name, words in readers.items() if words}
+    assert len(used) == 3 + len(SERVERS)
+    assert set(map(tuple, used.values())) == {(MANIFEST,)}
+    for name in (f"{RECORD}/record", *used):
+        (mount,) = (m for m in CONTAINERS[name]["volumeMounts"] if m["name"] == "manifests")
+        assert mount["mountPath"] == str(Path(MANIFEST).parent)
+        assert mount.get("readOnly", False) is (name in used)
+        volumes = {volume["name"]: volume for volume in PODS[name.rpartition("/")[0]]["volumes"]}
+        claim = volumes["manifests"]["persistentVolumeClaim"]["claimName"]
+        assert named("PersistentVolumeClaim")[claim]["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
 # Commands and settings
@@ -157,12 +226,12 @@ def expanded(container: Object) -> list[str]:
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_preheat_takes_the_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for file in ("kernels.toml", "data/kernels.heat", "bundle/kernels.heat"):
+    for file in ("manifests/kernels-1.0.toml", "data/kernels.heat", "bundle/kernels.heat"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     first, *words = expanded(CONTAINERS[name])
     assert first == "preheat"
-    words = [re.sub(r"(^|=)/(data|bundle)/", rf"\1{tmp_path}/\2/", word) for word in words]
+    words = [re.sub(r"(^|=)/(data|bundle|manifests)/", rf"\1{tmp_path}/\2/", word) for word in words]
     command: click.Command = _preheat
     context = None
     while isinstance(command, click.Group):
@@ -186,9 +255,11 @@ def test_every_setting_exists_and_has_a_valid_value(name: str) -> None:
 
 
 def test_every_pod_is_a_shard() -> None:
-    spec = ALL["bake/Job/bake-kernels"]["spec"]
+    spec = ALL["bake/Job/bake-kernels-1-0"]["spec"]
     assert spec["completionMode"] == "Indexed"
-    assert f"--shard=auto/{spec['completions']}" in CONTAINERS["bake/Job/bake-kernels/bake"]["command"]
+    assert (
+        f"--shard=auto/{spec['completions']}" in CONTAINERS["bake/Job/bake-kernels-1-0/bake"]["command"]
+    )
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -203,7 +274,7 @@ def test_the_bundle_that_is_pulled_is_the_one_that_is_run(name: str) -> None:
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_is_checked_for_the_gpu_of_its_pod(name: str) -> None:
     command = CONTAINERS[f"{name}/server"]["command"]
-    assert "--manifest=kernels.toml" in command
+    assert f"--manifest={MANIFEST}" in command
     assert not [word for word in command if word.startswith("--arch")]
 
 

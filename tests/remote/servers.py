@@ -113,7 +113,11 @@ def _s3_url(port: int, store: str) -> str:
 
 @contextmanager
 def webdav_server(folder: Path) -> Iterator[Server]:
-    """Run nginx with WebDAV and a password. Its files are plain HTTP, too, under `/plain`."""
+    """Run nginx with WebDAV and a password. Its files are plain HTTP, too, under `/plain`.
+
+    Under `/undeletable`, files are read and written, and not deleted. Under `/readable`, they are
+    only read.
+    """
     program = _program("nginx", "/usr/sbin")
     if not _MODULES.exists():
         pytest.skip("nginx has no module dav-ext; Debian has it in libnginx-mod-http-dav-ext")
@@ -158,6 +162,20 @@ http {{
             dav_methods PUT DELETE MKCOL COPY MOVE;
             dav_ext_methods PROPFIND OPTIONS;
             create_full_put_path on;
+        }}
+        location /undeletable {{
+            root {folder}/stores;
+            auth_basic stores;
+            auth_basic_user_file {folder}/users;
+            dav_methods PUT MKCOL;
+            dav_ext_methods PROPFIND OPTIONS;
+            create_full_put_path on;
+        }}
+        location /readable {{
+            root {folder}/stores;
+            auth_basic stores;
+            auth_basic_user_file {folder}/users;
+            dav_ext_methods PROPFIND OPTIONS;
         }}
         location /plain/ {{ alias {folder}/stores/; }}
     }}

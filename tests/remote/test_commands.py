@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import pytest
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import Engine, RemoteError, names_of
 from preheat.cache.remote.names import entry_name
+from preheat.cache.remote.permissions import permissions_of
+from preheat.cache.remote.resp import Connection
+from preheat.cache.remote.url import parse_remote
 from preheat.cache.remote.verify import verify
 from preheat.cli import doctor
 from preheat.signing import SigningKey
@@ -21,7 +26,10 @@ from tests.command import Cli, command_line
 from tests.conftest import SAXPY
 from tests.processes import expect_success, start_process
 from tests.remote.memory_engine import MemoryEngine
+from tests.remote.servers import PASSWORD, Server
 from tests.remote.stores import Store
+
+PAGE = Path(__file__).parents[2] / "docs" / "shared.md"
 
 
 @pytest.fixture
@@ -78,7 +86,7 @@ def test_doctor_shows_what_each_server_does(served: Store, cli: Cli, use: Callab
     ("refused", "detail", "fix"),
     [
         ("write", ", not writable", "it is only read: memory://test: no write"),
-        ("delete", ", writable, objects cannot be deleted", "permit deletes, "),
+        ("delete", ", writable, objects cannot be deleted", "permit deletes: "),
         ("create", ", writable, one compile among hosts is best effort", "conditional writes"),
     ],
 )
@@ -106,6 +114,82 @@ def test_doctor_says_what_a_server_refuses(
     assert detail in found["detail"]
     assert fix in found["fix"]
     assert f"no {refused}" in found["fix"]
+
+
+WRITABLE = {
+    "s3://bucket/kernels?region=us-east-1": ("s3:PutObject", "s3:DeleteObject", "leases"),
+    "gs://bucket/kernels": ("storage.objects.create", "storage.objects.delete", "replaces no object"),
+    "azblob://container/kernels?account=name": ("permissions c and w", "permission d", "this check"),
+    "dav://127.0.0.1:1/kernels": ("PUT and MKCOL", "DELETE", "this check"),
+    "redis://127.0.0.1:1/0": ("+set", "+del", "leases"),
+    "file:///nowhere/kernels": ("write to the directory", "remove files", "leases"),
+}
+
+
+@pytest.mark.parametrize("url", WRITABLE)
+@pytest.mark.parametrize("refused", ["write", "delete"])
+@pytest.mark.usefixtures("key")
+def test_doctor_names_the_permission_of_each_kind_of_store(
+    cli: Cli, use: Callable[..., None], monkeypatch: pytest.MonkeyPatch, url: str, refused: str
+) -> None:
+    def refuse(verb: str, name: str) -> None:
+        del name
+        if verb == refused:
+            raise RemoteError(f"memory://test: no {verb}")
+
+    engine = MemoryEngine(before=refuse)
+    monkeypatch.setattr("preheat.build.remotes.open_engine", lambda *_, **__: engine)
+    use(url, keys="signing")
+    (found,) = store_lines(cli)
+    write, delete, meaning = WRITABLE[url]
+    assert (write if refused == "write" else delete) in found["fix"]
+    assert (meaning in found["fix"]) == (refused == "delete")
+    others = {each for row in WRITABLE.values() for each in row[:2]} - set(WRITABLE[url])
+    assert not [each for each in others if each in found["fix"]]
+
+
+def test_the_documentation_names_the_permission_of_each_kind_of_store() -> None:
+    page = " ".join(PAGE.read_text().split())
+    for url in WRITABLE:
+        permissions = permissions_of(parse_remote(url))
+        assert permissions is not None
+        named = re.findall(r"[\w.]+[.:][\w.:/]+|Storage Blob [\w ]+|\b[A-Z]{3,}\b", str(permissions))
+        assert [word for word in named if word not in page] == []
+
+
+@pytest.mark.usefixtures("key")
+def test_doctor_names_the_method_that_a_webdav_server_refuses(
+    webdav: Server, cli: Cli, use: Callable[..., None]
+) -> None:
+    use(webdav.url("doctor").replace("/stores/", "/undeletable/"), keys="signing")
+    (found,) = store_lines(cli)
+    assert found["verdict"] == "warn"
+    assert "writable, objects cannot be deleted" in found["detail"]
+    assert "let the server accept DELETE from this user (nginx: dav_methods)" in found["fix"]
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("set", "to permit writes, let the user run SET on the keys of the store"),
+        ("del", "permit deletes: let the user run DEL on the keys of the store"),
+        ("eval", "to permit them, let the user run EVAL"),
+    ],
+)
+@pytest.mark.usefixtures("key")
+def test_doctor_names_the_command_that_an_acl_of_redis_refuses(
+    redis: Server, cli: Cli, use: Callable[..., None], command: str, hint: str
+) -> None:
+    rules = ["on", ">secret", "~*", "+@all", f"-{command}"]
+    with closing(Connection.open("127.0.0.1", redis.port, secure=False, timeout=10)) as administrator:
+        login = ["AUTH", PASSWORD]
+        administrator.call([login, ["ACL", "SETUSER", f"no-{command}", *rules]], 10)
+        use(f"redis://no-{command}:secret@127.0.0.1:{redis.port}/0?prefix=doctor", keys="signing")
+        (found,) = store_lines(cli)
+        administrator.call([["ACL", "DELUSER", f"no-{command}"]], 10)
+    assert found["verdict"] == "warn"
+    assert hint in found["fix"]
+    assert "this user may not run the command" in found["fix"]
 
 
 def test_doctor_says_that_unsigned_entries_are_accepted(

@@ -9,11 +9,13 @@ import pytest
 
 from preheat.cache import DiskTier
 from preheat.cache.bundle import write
+from preheat.cache.remote.engine import RemoteError, names_of
 from preheat.events import Events
 from preheat.signing import SigningKey
 from tests.cache.entries import blob_of, digest_of
 from tests.command import Cli, command_line
-from tests.remote.servers import PASSWORD
+from tests.remote.memory_engine import MemoryEngine
+from tests.remote.servers import PASSWORD, Server
 from tests.remote.stores import Store
 from tests.sync.support import artifact, foreign, listing
 
@@ -62,3 +64,65 @@ def test_a_bundle_travels_over_a_server(cli: Cli, served: Store, tmp_path: Path)
     assert pushed.code == 0, pushed.err
     assert cli("bundle", "pull", served.url(), pushed.out.strip(), "-o", "copy.heat").code == 0
     assert (tmp_path / "copy.heat").read_bytes() == (tmp_path / "kernels.heat").read_bytes()
+    (name,) = names_of(served.open())  # The empty object of the check is deleted.
+    assert name == f"bundles/{pushed.out.strip().removeprefix('sha256:')}"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    path = tmp_path / "kernels.heat"
+    write(path, {digest_of(number): blob_of(number) for number in range(3)}, {})
+    return path
+
+
+@pytest.mark.usefixtures("bundle")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_bundle_is_not_pushed_to_a_web_server(cli: Cli, scheme: str) -> None:
+    """No request is made: nothing listens there."""
+    ran = cli("bundle", "push", "kernels.heat", f"{scheme}://tester:secret@127.0.0.1:1/plain")
+    assert (ran.code, ran.out) == (2, "")
+    said = "error: {}://127.0.0.1:1/plain is read-only: preheat does not write to a web server\n"
+    assert ran.err.startswith(said.format(scheme))
+    assert "hint: use a URL that can be written, such as dav://" in ran.err
+
+
+@pytest.mark.usefixtures("bundle")
+def test_a_bundle_is_not_sent_to_a_webdav_server_that_refuses_writes(cli: Cli, webdav: Server) -> None:
+    url = webdav.url("pushed").replace("/stores/", "/readable/")
+    ran = cli("bundle", "push", "kernels.heat", url)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("error: nothing was pushed: dav://127.0.0.1")
+    assert "hint: if it refuses writes, let the server accept PUT and MKCOL from this user" in ran.err
+    assert not (webdav.folder / "stores" / "readable").exists()
+
+
+def test_only_an_empty_object_is_sent_to_a_server_that_refuses_writes(
+    cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def refuse(verb: str, name: str) -> None:
+        if verb == "write":
+            written.append(name)
+            raise RemoteError("memory://test: it refuses writes")
+
+    engine = MemoryEngine(before=refuse)
+    monkeypatch.setattr("preheat.sync.bundle_objects.open_engine", lambda *_, **__: engine)
+    assert cli("bundle", "push", str(bundle), "s3://bucket/kernels").code == 1
+    (name,) = written
+    assert name.startswith("v1/probe/")
+
+
+def test_a_bundle_is_pushed_to_a_server_that_refuses_deletes(
+    cli: Cli, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(verb: str, name: str) -> None:
+        if verb == "delete":
+            raise RemoteError(f"memory://test: it does not delete {name}")
+
+    engine = MemoryEngine(before=refuse)
+    monkeypatch.setattr("preheat.sync.bundle_objects.open_engine", lambda *_, **__: engine)
+    pushed = cli("bundle", "push", str(bundle), "s3://bucket/kernels")
+    assert pushed.code == 0, pushed.err
+    digest = pushed.out.strip().removeprefix("sha256:")
+    assert engine.objects[f"bundles/{digest}"] == bundle.read_bytes()

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from preheat.audit.events import PREHEAT_EVENTS
 from preheat.audit.nested import outer_audit
-from preheat.config import SealMode
+from preheat.config import Config, SealMode
 from preheat.errors import InputError
+from preheat.events import AUDIT_EVENTS
 
 __all__ = ["LIBRARY", "Audited", "audited_environment", "require_library"]
 
@@ -49,10 +50,10 @@ def audited_environment(
     """Return an environment whose processes report to `directory`, which exists.
 
     Without `reports`, they report refusals only, which takes little space however long they run. A
-    sealed process refuses to compile. Without `cupti`, only
-    explicit loads are seen. An injection library, an events file and a choice of CUPTI
-    (PREHEAT_AUDIT_CUPTI) that the environment has already stay, unless they are those of an outer
-    audit.
+    sealed process refuses to compile. Without `cupti`, only explicit loads are seen. An injection
+    library and a choice of CUPTI (PREHEAT_AUDIT_CUPTI) that the environment has already stay, unless
+    they are those of an outer audit. The file of PREHEAT_EVENTS also gets the refusals of the audit
+    library, and its path becomes absolute, because the processes may have other directories.
     """
     library = _loadable(require_library(), directory)
     notes = []
@@ -65,12 +66,11 @@ def audited_environment(
         "LD_PRELOAD": ":".join(filter(None, (str(library), env.get("LD_PRELOAD")))),
     }
     made.pop("PREHEAT_AUDIT_CUPTI", None)
+    if events := Config.from_env(env).events:
+        made["PREHEAT_EVENTS"] = str(events)
     if not reports:
         return Audited({**made, "PREHEAT_AUDIT_ONLY": "refusals"}, ())
-    if env.get("PREHEAT_EVENTS"):
-        notes.append("compiles and refusals by preheat: PREHEAT_EVENTS names another file")
-    else:
-        made["PREHEAT_EVENTS"] = str(directory / PREHEAT_EVENTS)
+    made[AUDIT_EVENTS] = str(directory / PREHEAT_EVENTS)
     if cupti and env.get(_INJECTION):
         notes.append(f"modules loaded by the CUDA runtime: {_INJECTION} is {env[_INJECTION]}")
     elif cupti:
@@ -82,12 +82,11 @@ def audited_environment(
 
 def _without_outer(env: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the settings of an audit in which this process runs."""
-    kept = {name: value for name, value in env.items() if name != "PREHEAT_AUDIT_ONLY"}
-    outer = outer_audit(env)
-    if outer is None:
+    kept = {
+        name: value for name, value in env.items() if name not in ("PREHEAT_AUDIT_ONLY", AUDIT_EVENTS)
+    }
+    if outer_audit(env) is None:
         return kept
-    if kept.get("PREHEAT_EVENTS") == str(outer / PREHEAT_EVENTS):
-        del kept["PREHEAT_EVENTS"]
     library = kept.get("PREHEAT_AUDIT_LIBRARY")
     if library and kept.get(_INJECTION) == library:
         del kept[_INJECTION]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preheat import fork
@@ -30,7 +31,7 @@ from preheat.build.turn import Turn, Turns
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
 from preheat.cache.lock import release_lost
 from preheat.callsite import caller
-from preheat.config import Config, SealMode
+from preheat.config import Config, SealMode, environ
 from preheat.errors import (
     CompileError,
     InputError,
@@ -39,7 +40,7 @@ from preheat.errors import (
     ToolchainChangedError,
     UnknownEntryError,
 )
-from preheat.events import Events, JsonLines, Stats, logged_events
+from preheat.events import AUDIT_EVENTS, Events, JsonLines, Stats, logged_events
 from preheat.key import Key
 from preheat.lazy import lazy
 from preheat.locks import no_fork
@@ -137,6 +138,8 @@ class Builder:
         events = events or logged_events()
         if config.events is not None:
             events.subscribe(JsonLines(config.events))
+        if audited := environ().get(AUDIT_EVENTS):
+            events.subscribe(JsonLines(Path(audited)))
         expose_counters(config, events)
         cache, disk = open_chain(config, events)
         memo_dir = disk.root if disk else None

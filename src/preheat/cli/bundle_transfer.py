@@ -23,7 +23,7 @@ def push_command(file: Path, url: str, as_json: bool) -> None:
     """Write FILE to the server at URL, and print its pin.
 
     The bundle is stored under its SHA-256, beside the entries of PREHEAT_REMOTE. The pin names these
-    bytes for ever.
+    bytes for ever. A store that cannot be written is an error before anything of FILE is sent.
 
     \b
     Example:

@@ -11,6 +11,7 @@ import click
 
 from preheat.build.remotes import TrustPolicy, open_remotes, patient, remotes_of, trust_policy
 from preheat.cache.remote.engine import Engine, RemoteError
+from preheat.cache.remote.permissions import permissions_of
 from preheat.cache.remote.probe import Probe, probe
 from preheat.cache.remote.server import PausedError
 from preheat.cache.remote.tier import RemoteTier
@@ -53,21 +54,26 @@ def _finding(remote: Remote, tier: RemoteTier, found: Probe, config: Config) -> 
     unsigned = trust_policy(remote, config) is not TrustPolicy.SIGNED
     properties = _properties(tier, found, unsigned=unsigned, read_only=remote.read_only)
     detail = f"{remote.name}: {', '.join(properties)}"
-    if fix := _fix(found):
+    if fix := _fix(remote, found):
         return Finding("shared store", "warn", detail, fix)
     if unsigned and remote.network:
         return Finding("shared store", "warn", detail, _UNSIGNED)
     return Finding("shared store", "ok", detail)
 
 
-def _fix(found: Probe) -> str | None:
-    """Return what a refusal of the server means for its users, and its reason; None without one."""
+def _fix(remote: Remote, found: Probe) -> str | None:
+    """Return what a refusal of the server means, its reason, and what permits it; None without one."""
+    permissions = permissions_of(remote)
+    if permissions is None:  # Nothing was written, so that nothing was refused.
+        return None
     if found.write_refusal:
-        return f"it is only read: {found.write_refusal}"
+        return f"it is only read: {found.write_refusal}; to permit writes, {permissions.write}"
     if found.delete_refusal:
-        return f"permit deletes, because hosts release leases by them: {found.delete_refusal}"
+        refused = f"permit deletes: {permissions.delete}; {permissions.without_delete}"
+        return f"{refused}; the server says: {found.delete_refusal}"
     if found.condition_refusal:
-        return f"it refuses the conditional writes that leases need: {found.condition_refusal}"
+        remedy = f"; to permit them, {permissions.condition}" if permissions.condition else ""
+        return f"it refuses the conditional writes that leases need: {found.condition_refusal}{remedy}"
     return None
 
 

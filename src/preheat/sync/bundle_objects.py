@@ -6,9 +6,10 @@ The name decides the content, so that a reader needs no key: it compares what it
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from preheat.ahead.bundles import require_place
@@ -16,11 +17,14 @@ from preheat.cache.bundle import Bundle
 from preheat.cache.publish import publish
 from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
 from preheat.cache.remote.engines import open_engine
+from preheat.cache.remote.names import PROBE
+from preheat.cache.remote.permissions import permissions_of
 from preheat.cache.remote.server import Server
 from preheat.cache.remote.url import parse_remote
 from preheat.config import shown_url
 from preheat.errors import BundleError, InputError, PreheatError
 from preheat.events import Events
+from preheat.sync.remote_store import require_writable_kind
 
 __all__ = ["pull", "push"]
 
@@ -30,8 +34,10 @@ _SECONDS = 120.0  # for one request: a bundle may have hundreds of megabytes
 def push(path: Path, url: str) -> tuple[str, bool]:
     """Write a bundle to a server, unless it is there; return its SHA-256 and whether it was written.
 
-    An object with other bytes under the name of the bundle is replaced.
+    An object with other bytes under the name of the bundle is replaced. A store that is read-only, or
+    that refuses an empty object, is an error before the bundle is sent.
     """
+    require_writable_kind(parse_remote(url))
     with Bundle.open(path) as bundle:
         if wrong := bundle.verify():
             raise BundleError(f"bundle {path} is damaged: {next(iter(wrong.values()))}")
@@ -47,6 +53,7 @@ def push(path: Path, url: str) -> tuple[str, bool]:
     with _Connection(url) as server:
         if server.has(name, data):
             return digest, False
+        server.require_writable()
         server.write(name, data)
     return digest, True
 
@@ -93,6 +100,7 @@ class _Connection:
     def __init__(self, url: str) -> None:
         remote = parse_remote(url)
         self.name = remote.name
+        self._permissions = permissions_of(remote)
         self._server = Server(
             "remote", lambda: open_engine(remote, timeout=_SECONDS), Events(), timeout=_SECONDS
         )
@@ -108,6 +116,18 @@ class _Connection:
     def read(self, name: str) -> bytes | None:
         with _translated():
             return self._server.read(name)
+
+    def require_writable(self) -> None:
+        """Write an empty object and delete it. `PreheatError` if the server refuses the write."""
+        name = f"{PROBE}/{os.urandom(16).hex()}"
+        try:
+            self._server.write(name, b"")
+        except RemoteError as error:
+            hint = f"if it refuses writes, {self._permissions.write}" if self._permissions else None
+            raise PreheatError(f"nothing was pushed: {error}", hint=hint) from error
+        # Where objects may be written and not deleted, the empty object stays, and does no harm.
+        with suppress(RemoteError):
+            self._server.call("delete", lambda engine: engine.delete(name))
 
     def write(self, name: str, data: bytes) -> None:
         with _translated():

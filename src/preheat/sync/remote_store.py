@@ -12,13 +12,13 @@ from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import ObjectError, names_of
 from preheat.cache.remote.names import ROOT, digest_of, entry_name
 from preheat.cache.remote.tier import DIGESTS_PER_REQUEST, RemoteTier
-from preheat.cache.remote.url import parse_remote
+from preheat.cache.remote.url import Remote, parse_remote
 from preheat.config import Config
 from preheat.errors import InputError
 from preheat.events import Events
 from preheat.sync.store import Content, merged_list
 
-__all__ = ["RemoteStore", "open_remote"]
+__all__ = ["RemoteStore", "open_remote", "require_writable_kind"]
 
 
 class RemoteStore:
@@ -79,6 +79,15 @@ class RemoteStore:
         self._tier.close()
 
 
+def require_writable_kind(remote: Remote) -> None:
+    """Raise `InputError` for a store that nobody can write, such as a web server."""
+    if remote.read_only:
+        raise InputError(
+            f"{remote.name} is read-only: preheat does not write to a web server",
+            hint="use a URL that can be written, such as dav://, s3:// or file://",
+        )
+
+
 def open_remote(url: str, config: Config, *, write: bool) -> RemoteStore:
     """Open a shared store; `InputError` when it cannot be used. No request is made yet."""
     remote = parse_remote(url)
@@ -91,11 +100,8 @@ def open_remote(url: str, config: Config, *, write: bool) -> RemoteStore:
     tiers = open_remotes(patient(replace(config, remote=(url,))), events)
     if not tiers:
         raise InputError("; ".join(reasons))
-    if write and remote.read_only:
-        raise InputError(
-            f"{name} is read-only: preheat does not write to a web server",
-            hint="use a URL that can be written, such as dav://, s3:// or file://",
-        )
+    if write:
+        require_writable_kind(remote)
     if write and not tiers[0].writable:
         raise InputError(
             f"{name} cannot be written without a key, because its readers need a signature",

@@ -14,7 +14,8 @@
      cupti.c    the subscriber of CUPTI
 
    PREHEAT_AUDIT names the directory of the events. Without it, the library does nothing. With
-   PREHEAT_AUDIT_ONLY=refusals, it reports neither loads nor compiles. The code here also runs between
+   PREHEAT_AUDIT_ONLY=refusals, it reports neither loads nor compiles. PREHEAT_EVENTS names the file of the
+   user to which refusals are appended, too. The code here also runs between
    vfork and exec, and on small stacks: there it uses no heap, takes no lock that it waits for, and keeps
    large buffers in memory of their own (`map_memory`). */
 #ifndef PREHEAT_AUDIT_H
@@ -51,6 +52,7 @@ typedef struct {
 
 extern char audit_directory[PATH_BYTES]; /* empty: the audit is off */
 extern char audit_library[PATH_BYTES];   /* the path of this library */
+extern char audit_user_events[PATH_BYTES]; /* the file of PREHEAT_EVENTS; empty: there is none */
 extern Seal audit_seal;
 extern int audit_reports; /* 0: only refusals are kept, in servers that run for long */
 extern pid_t audit_self;  /* the process that loaded this library; a forked child is another one */

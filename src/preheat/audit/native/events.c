@@ -2,7 +2,10 @@
 
    The file is opened for each event. So a program may close all descriptors, fork, exec, or be killed:
    what was written before stays, and lines never mix. A process that has lost its access to the directory
-   (it changed its user or its root) writes to the file that it had opened at its start, if it is root. */
+   (it changed its user or its root) writes to the file that it had opened at its start, if it is root.
+
+   A refusal is also appended to the file of PREHEAT_EVENTS, as the same `sealed` event that preheat itself
+   writes there. Whoever watches that file sees a refusal at once, and not only in the report. */
 #define _GNU_SOURCE
 #include "audit.h"
 
@@ -23,6 +26,7 @@ enum { RECENT_FILES = 16, RECENT_BYTES = 65536 }; /* of events that may be dropp
 
 char audit_directory[PATH_BYTES];
 char audit_library[PATH_BYTES];
+char audit_user_events[PATH_BYTES];
 Seal audit_seal;
 int audit_reports = 1;
 pid_t audit_self;
@@ -97,24 +101,44 @@ static void put(Line* line, const char* bytes, size_t count) {
     line->length += count;
 }
 
-/* Append text as the inside of a JSON string. It is cut where it would take more than `most` bytes. */
+/* Return the length of the UTF-8 character at `text`; 0 if these bytes are not UTF-8. */
+static size_t character_length(const char* text) {
+    const unsigned char* byte = (const unsigned char*)text;
+    unsigned first = byte[0];
+    size_t length = first < 0x80 ? 1 : first >= 0xc2 && first < 0xe0 ? 2 : (first & 0xf0) == 0xe0 ? 3 :
+                    first >= 0xf0 && first < 0xf5 ? 4 : 0;
+    for (size_t i = 1; i < length; i++) /* It ends at the NUL after the text. */
+        if ((byte[i] & 0xc0) != 0x80)
+            return 0;
+    int overlong = (first == 0xe0 && byte[1] < 0xa0) || (first == 0xf0 && byte[1] < 0x90);
+    int surrogate = first == 0xed && byte[1] >= 0xa0;
+    int beyond = first == 0xf4 && byte[1] >= 0x90;
+    return overlong || surrogate || beyond ? 0 : length;
+}
+
+/* Append text as the inside of a JSON string. It is cut where it would take more than `most` bytes. A byte
+   that is not UTF-8, as names of files may have it, becomes the replacement character. */
 static void put_escaped(Line* line, const char* text, size_t most) {
     static const char hex[] = "0123456789abcdef";
     size_t end = line->length + most;
-    for (; *text; text++) {
+    while (*text) {
         unsigned char byte = (unsigned char)*text;
+        size_t length = character_length(text), count = length;
         char escaped[6] = {'\\', (char)byte};
-        size_t count = 1;
         if (byte == '"' || byte == '\\') {
             count = 2;
         } else if (byte < 0x20) {
             memcpy(escaped, "\\u00", 4);
             escaped[4] = hex[byte >> 4], escaped[5] = hex[byte & 15];
             count = 6;
+        } else if (!length) {
+            memcpy(escaped, "\\ufffd", 6);
+            count = 6;
         }
-        if (line->length + count > end)
+        if (line->length + count > end || count > room(line))
             return;
-        put(line, count == 1 ? text : escaped, count);
+        put(line, count == length ? text : escaped, count);
+        text += length ? length : 1;
     }
 }
 
@@ -122,10 +146,10 @@ static int put_key(Line* line, const char* key, size_t needed) {
     if (strlen(key) + 8 + needed > room(line))
         return 0;
     if (line->length > 1)
-        put(line, ",", 1);
+        put(line, ", ", 2);
     put(line, "\"", 1);
     put(line, key, strlen(key));
-    put(line, "\":", 2);
+    put(line, "\": ", 3); /* the spaces of Python's `json` */
     return 1;
 }
 
@@ -346,6 +370,69 @@ static void say_refusal(Scratch* scratch, Refused what, const char* name, const 
     (void)written;
 }
 
+/* Shorten a frame of Python, `File "path", line 6 in f`, to `path:6`. Leave any other text as it is. */
+static void shorten_frame(char* frame) {
+    static const char before[] = "File \"", between[] = "\", line ";
+    char* end = strstr(frame, between);
+    if (strncmp(frame, before, sizeof before - 1) || !end)
+        return;
+    char *path = frame + sizeof before - 1, *number = end + sizeof between - 1;
+    size_t length = (size_t)(end - path), digits = strspn(number, "0123456789");
+    memmove(frame, path, length);
+    frame[length] = ':';
+    memmove(frame + length + 1, number, digits);
+    frame[length + 1 + digits] = 0;
+}
+
+/* Say once that the file of PREHEAT_EVENTS cannot be written. */
+static void say_unwritten(Scratch* scratch) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const char* const texts[] = {"preheat: refusals are not written to ", audit_user_events,
+                                 ", which PREHEAT_EVENTS names: it cannot be written"};
+    if (!is_same(&standard_error) || atomic_flag_test_and_set(&said))
+        return;
+    size_t length = join(scratch->text, sizeof scratch->text - 1, texts, sizeof texts / sizeof *texts);
+    scratch->text[length] = '\n';
+    ssize_t written = write(STDERR_FILENO, scratch->text, length + 1);
+    (void)written;
+}
+
+/* Append a refusal to the file of PREHEAT_EVENTS: the event `sealed`, with the fields of preheat's own. */
+static void emit_sealed(Scratch* scratch, Refused what, const char* name, const char* caller) {
+    static const char* const reasons[] = {
+        "compiler: the audit library saw that the process starts a compiler",
+        "compiler: the audit library saw that the process is a compiler",
+        "driver: the audit library saw code that the driver must compile",
+        "compiler: the audit library saw a compile in the process",
+    };
+    char frame[SMALL_LINE] = "";
+    struct timespec now;
+    if (!audit_user_events[0])
+        return;
+    if (scratch->site[0] && program_frame(scratch->site, frame, sizeof frame))
+        shorten_frame(frame);
+    clock_gettime(CLOCK_REALTIME, &now);
+    Line line = {scratch->text, sizeof scratch->text, 0, 0};
+    put(&line, "{", 1);
+    line_seconds(&line, "time", (double)now.tv_sec + (double)now.tv_nsec * 1e-9);
+    line_text(&line, "event", "sealed");
+    line_text(&line, "mode", audit_seal == SEAL_ERROR ? "error" : "warn");
+    line_text(&line, "program", name);
+    line_text(&line, "arch", "");
+    line_text(&line, "caller", frame[0] ? frame : caller ? caller : "");
+    line_text(&line, "reason", reasons[what]);
+    memcpy(line.data + line.length, "}\n", 2);
+    size_t count = line.length + 2;
+    /* A pipe without a reader, or with a slow one, does not stop the program. */
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    int file = open(audit_user_events, flags, 0666);
+    int written = file >= 0 && write(file, line.data, count) == (ssize_t)count;
+    if (file >= 0)
+        close(file);
+    if (!written)
+        say_unwritten(scratch);
+}
+
 /* Report an action that the seal forbids. With SEAL_WARN, the action still happens. */
 void report_refusal(Scratch* scratch, Refused what, const char* name, const char* caller) {
     static const char* const actions[] = {"start a compiler", "run a compiler",
@@ -360,6 +447,7 @@ void report_refusal(Scratch* scratch, Refused what, const char* name, const char
     line_text(&line, "caller", caller);
     line_site(&line, scratch->site);
     line_write(&line);
+    emit_sealed(scratch, what, name, caller);
     say_refusal(scratch, what, name, caller);
     errno = error;
 }

@@ -528,6 +528,9 @@ __attribute__((constructor)) static void begin(int count, char** argv, char** en
     audit_reports = !getenv("PREHEAT_AUDIT_ONLY");
     if (seal)
         audit_seal = !strcmp(seal, "error") ? SEAL_ERROR : !strcmp(seal, "warn") ? SEAL_WARN : SEAL_OFF;
+    const char* events = getenv("PREHEAT_EVENTS");
+    if (events && events[0] == '/' && strlen(events) < PATH_BYTES)
+        strcpy(audit_user_events, events);
     snprintf(audit_directory, sizeof audit_directory, "%s", directory);
     prepare_events();
     prepare_sites();

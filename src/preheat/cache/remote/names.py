@@ -2,7 +2,7 @@
 
 v1/ab/<digest>         an entry in its envelope (see preheat.cache.remote.envelope)
 v1/leases/<digest>     who compiles it
-v1/probe/…             what `preheat doctor` writes and removes
+v1/probe/…             what `preheat doctor` and `preheat bundle push` write and remove
 bundles/<digest>       a bundle
 """
 
