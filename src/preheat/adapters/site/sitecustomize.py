@@ -7,6 +7,7 @@ without it runs first.
 import importlib.util
 import os
 import sys
+from types import ModuleType
 
 
 def _run_other() -> None:
@@ -26,14 +27,22 @@ def _run_other() -> None:
 
 
 def _join_audit() -> None:
-    """Run the Python side of the audit. It is loaded by its path: this Python may not have preheat."""
+    """Run the Python side of the audit."""
+    hook = _load("adapters", "import_hook.py")
+    audit = _load("audit", "in_process.py")
+    audit.start(os.environ, hook.ImportHook)
+
+
+def _load(*path: str) -> ModuleType:
+    """Load a module of preheat by its path: this Python may not have preheat."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = os.path.join(package, "audit", "in_process.py")
-    spec = importlib.util.spec_from_file_location("preheat_audit_in_process", path)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.start(os.environ)
+    name = "preheat_" + os.path.splitext(path[-1])[0]
+    spec = importlib.util.spec_from_file_location(name, os.path.join(package, *path))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 try:
