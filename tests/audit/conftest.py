@@ -20,6 +20,16 @@ from tests.processes import SOURCE
 
 STANDIN = Path(__file__).parent / "standin"
 COMPILER = shutil.which("gcc") or shutil.which("cc")
+# A program that compiles and loads one kernel of preheat.
+PREHEAT = """\
+import preheat
+artifact = preheat.compile('extern "C" __global__ void k() {}', "sm_90", label="k.cu")
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.cuInit(0)
+module = ctypes.c_void_p()
+cuda.cuModuleLoadData(ctypes.byref(module), artifact.cubin)
+"""
 
 
 @dataclass(frozen=True)
@@ -128,3 +138,15 @@ def script(tmp_path: Path) -> Callable[[str], list[str]]:
         return [sys.executable, str(path)]
 
     return write
+
+
+@pytest.fixture
+def baked(
+    cli: Cli, script: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """An application with its bundle, `kernels.heat`, and an empty cache. Return its command."""
+    words = script(PREHEAT)
+    assert cli("record", "--", *words).code == 0
+    assert cli("bake", "kernels.toml").code == 0
+    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "empty"))
+    return words

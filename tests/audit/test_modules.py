@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.audit.conftest import Audited, Cli, Standins
+from tests.audit.conftest import PREHEAT, Audited, Cli, Standins
 from tests.audit.modules import PTX, cubin, entry, fatbin
 
 Audit = Callable[[Sequence[str]], Audited]
@@ -259,17 +259,6 @@ def test_a_compile_of_nvrtc_in_the_process_is_seen(
     (row,) = done.report["compiles"]
     assert (row["compiler"], row["library"], row["line"]) == ("NVRTC", "app.py", "app.py:3")
     assert row["seconds"] > 0
-
-
-PREHEAT = """\
-import preheat
-artifact = preheat.compile('extern "C" __global__ void k() {}', "sm_90", label="k.cu")
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-cuda.cuInit(0)
-module = ctypes.c_void_p()
-cuda.cuModuleLoadData(ctypes.byref(module), artifact.cubin)
-"""
 
 
 def test_modules_of_preheat_are_entries_of_the_store_or_the_bundle(
