@@ -20,7 +20,7 @@ C = TypeVar("C", bound=type)
 def shorten_traceback(error: PreheatError) -> None:
     """Remove the frames of preheat below the function that has caught `error`.
 
-    The error is about the program of the user, and frames inside of preheat do not help to find it.
+    The error is about the program of the user, and frames in preheat do not help to find it.
     Frames of the program, such as those of a function that preheat has called, stay. With
     `PREHEAT_TRACEBACK=full`, all frames stay.
     """

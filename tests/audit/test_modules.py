@@ -140,7 +140,7 @@ def test_code_in_the_cache_of_cupy_is_found_behind_its_checksum_and_names(
 
 
 def test_damaged_modules_do_not_stop_the_program(audit: Audit, script: Script, way: str) -> None:
-    """Sizes that point outside of the image are read by the kernel, which finds nothing there."""
+    """Sizes that point outside the image are read by the kernel, which finds nothing there."""
     whole = cubin(b"x" * 5000)
     far = bytearray(whole)
     far[40:48] = (1 << 40).to_bytes(8, "little")  # the section headers

@@ -1,4 +1,4 @@
-"""Commands of preheat inside of one another: `audit`, `run` and `record`."""
+"""Commands of preheat in one another: `audit`, `run` and `record`."""
 
 from __future__ import annotations
 

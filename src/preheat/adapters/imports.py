@@ -50,7 +50,7 @@ def activate(value: str | None = None) -> None:
 def child_environment(env: Mapping[str, str], adapters: str = "auto") -> dict[str, str]:
     """Return an environment in which every Python installs `adapters`, unless it names others.
 
-    An empty variable names none. Without `adapters` it stays empty, and a command of preheat inside of
+    An empty variable names none. Without `adapters` it stays empty, and a command of preheat in
     the command may still choose.
     """
     path = os.pathsep.join(filter(None, (_SITE, env.get("PYTHONPATH"))))

@@ -1,4 +1,4 @@
-"""A cached graph: what a step was captured as, replayed for calls that are like the captured one."""
+"""A cached graph: the capture of one call of a step, replayed for calls with the same key."""
 
 from __future__ import annotations
 

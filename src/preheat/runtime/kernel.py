@@ -313,9 +313,8 @@ class Kernel:
             if not 0 <= dynamic <= uses.dynamic_shared:
                 continue
             blocks = self._function.occupancy(block, dynamic).blocks
-            if (
-                blocks * block > filled
-            ):  # Of equal ones the largest block wins: it needs the fewest blocks.
+            # Of equals, the largest block wins, because it needs the fewest blocks.
+            if blocks * block > filled:
                 best, filled = base.BlockSize(blocks * limits.processors, block), blocks * block
         if best is None:
             raise LaunchError(
@@ -419,7 +418,7 @@ class Kernel:
                 whose tensors are among the arguments.
             cluster: The size of a cluster in blocks.
             cooperative: Allow the grid to synchronise.
-            programmatic: Allow the kernel to start before the launch before it completes.
+            programmatic: Allow the kernel to start before the preceding launch has completed.
             named: Arguments of the kernel by name, if their names are known.
 
         Raises:

@@ -195,7 +195,7 @@ class RawKernel:
 
     @property
     def max_threads_per_block(self) -> int:
-        """The most threads that a block of the kernel can have."""
+        """The maximum number of threads in a block of the kernel."""
         return self.kernel.attributes.threads
 
     @property
@@ -215,7 +215,7 @@ class RawKernel:
 
     @property
     def num_regs(self) -> int:
-        """The registers of a thread."""
+        """The number of registers of a thread."""
         return self.kernel.attributes.registers
 
     @property
@@ -230,14 +230,14 @@ class RawKernel:
 
     @property
     def cache_mode_ca(self) -> int:
-        """1 where the kernel was compiled with `-Xptxas --dlcm=ca`, and 0 elsewhere."""
+        """1 if the kernel was compiled with `-Xptxas --dlcm=ca`, otherwise 0."""
         return self.kernel.attributes.cache_mode_ca
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory of a launch.
+        """The maximum size of the dynamic shared memory of a launch.
 
-        No launch needs a setting. Setting it checks that the device has as much.
+        A launch does not need this setting. Setting it checks that the device has that much.
         """
         most = self.kernel.attributes.dynamic_shared
         return most if self._dynamic_shared is None else self._dynamic_shared

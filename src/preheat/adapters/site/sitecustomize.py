@@ -47,10 +47,10 @@ def _load(*path: str) -> ModuleType:
 
 try:
     _run_other()
-finally:  # An error of the other one is Python's to report. The adapters are installed all the same.
+finally:  # Python reports an error of the other one. The adapters are installed in any case.
     if "PREHEAT_AUDIT_LIBRARY" in os.environ and sys.version_info >= (3, 8):  # It may be any Python.
         _join_audit()
-    # To import preheat takes longer than most programs start. Another Python may not have it.
+    # Importing preheat takes longer than the start of most programs. Another Python may not have it.
     wanted = os.environ.get("PREHEAT_ADAPTERS", "") not in ("", "off")
     if wanted and importlib.util.find_spec("preheat") is not None:
         from preheat.adapters.imports import activate

@@ -16,7 +16,7 @@
    PREHEAT_AUDIT names the directory of the events. Without it, the library does nothing. With
    PREHEAT_AUDIT_ONLY=refusals, it reports neither loads nor compiles. The code here also runs between
    vfork and exec, and on small stacks: there it uses no heap, takes no lock that it waits for, and keeps
-   large buffers in memory of their own (`map_memory`). */
+   large buffers in separate memory (`map_memory`). */
 #ifndef PREHEAT_AUDIT_H
 #define PREHEAT_AUDIT_H
 
