@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from preheat.audit.library import LIBRARY
-from preheat.cli import main
+from tests.command import run_command
 from tests.processes import SOURCE
 
 STANDIN = Path(__file__).parent / "standin"
@@ -106,14 +106,7 @@ def cli(
     monkeypatch.setenv("PATH", f"{standins.programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: str) -> Audited:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(args))
-        out, err = capfd.readouterr()
-        return Audited(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)
-
-    return run
+    return lambda *args: Audited(*run_command(capfd, args))
 
 
 @pytest.fixture
