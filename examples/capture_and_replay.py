@@ -29,7 +29,7 @@ here, there = gpu.array(start), gpu.empty(N)
 # A scalar has an address of its own on the device. A replay can set it by its name.
 rate = gpu.scalar("float32", 0.1, name="rate")
 
-# Inside of the block nothing runs. The launches are recorded, and so is everything they use.
+# Nothing runs in the block. The launches are recorded, with everything that they use.
 with gpu.capture(name="rod") as graph:
     for _ in range(STEPS // 2):
         heat[-(-N // 256), 256](here, there, rate, N)

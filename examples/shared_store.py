@@ -2,7 +2,7 @@
 
     python shared_store.py
 
-Each machine is a process with a cache of its own. The store is a directory here. On a network it is
+Each machine is a process with its own cache. The store is a directory here. On a network it is
 a URL such as s3://bucket/kernels or redis://host:6379/0, with keys that say whom to trust.
 """
 
@@ -25,7 +25,7 @@ print(f"{len(artifact.cubin)} bytes of machine code: {compiles} compiled, {found
 
 
 def run_machine(name: str, place: Path) -> str:
-    """Run a process with an empty cache of its own, and return what it prints."""
+    """Run a process with its own empty cache, and return what it prints."""
     env = {
         **os.environ,
         "PREHEAT_CACHE_DIR": str(place / name),

@@ -1,4 +1,4 @@
-"""Make an operator of torch from a CUDA kernel: with gradients, and inside of torch.compile.
+"""Make an operator of torch from a CUDA kernel: with gradients, and in torch.compile.
 
     python torch_operator.py
 

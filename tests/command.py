@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import pytest
 
 from preheat.cli import main
 
-__all__ = ["Cli", "Ran", "command_line"]
+__all__ = ["Cli", "Ran", "command_line", "run_command"]
 
 
 class Ran(NamedTuple):
@@ -37,11 +37,13 @@ def command_line(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(place)
 
-    def run(*args: str) -> Ran:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(args))
-        out, err = capsys.readouterr()
-        return Ran(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)
+    return lambda *args: run_command(capsys, args)
 
-    return run
+
+def run_command(capture: pytest.CaptureFixture[str], args: Sequence[str]) -> Ran:
+    """Run one command, and return its exit status and what it wrote."""
+    capture.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*args])
+    out, err = capture.readouterr()
+    return Ran(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)

@@ -10,7 +10,7 @@ __all__ = ["count_calls"]
 
 
 def count_calls(act: Callable[[], object]) -> int:
-    """Return the number of Python calls that `act` makes outside of `devices/`."""
+    """Return the number of Python calls that `act` makes outside `devices/`."""
     calls = 0
     inside = 0
 

@@ -1,6 +1,6 @@
 """The number of Python calls on main paths, which does not depend on the machine.
 
-Only calls outside of `devices/` count, because those inside depend on the device.
+Only calls outside `devices/` count, because those inside depend on the device.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def test_it_needs_no_more_shared_memory_than_it_says(preheat_device: preheat.Gpu
     assert kernel.attributes.shared == 256 * 4
 
 
-# The emulator stops at the first access outside of an array, with the line and the thread. A fault
+# The emulator stops at the first access outside an array, with the line and the thread. A fault
 # would end a GPU for the whole process, so this test asks for the emulator.
 @pytest.mark.preheat_emulator
 def test_a_length_that_is_too_large_is_found(preheat_device: preheat.Gpu) -> None:

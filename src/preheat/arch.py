@@ -1,4 +1,4 @@
-"""GPU architectures: `sm_90`, `sm_90a`, `sm_100f`, and what code made for one runs on another."""
+"""GPU architectures: `sm_90`, `sm_90a`, `sm_100f`, and which of them run code for another."""
 
 from __future__ import annotations
 

@@ -380,8 +380,8 @@ class Artifact:
             raise codec.DamagedEntryError(f"not an artifact: {bad!r:.200}") from None
 
 
-# Decoding: a correct checksum does not prove that the content is an artifact. Texts are checked
-# together, and so are the numbers of a kernel, because a program that starts decodes hundreds of them.
+# Decoding: a correct checksum does not prove that the content is an artifact. All texts are checked
+# together, and all numbers of a kernel, because a program that starts decodes hundreds of them.
 # Joining texts raises an error for anything but text.
 
 # `_make` of named tuples, as functions in C.

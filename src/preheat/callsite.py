@@ -1,4 +1,4 @@
-"""The call site: the line of the program, outside of this package, that called preheat."""
+"""The call site: the line of the program, outside this package, that called preheat."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CallSite = tuple[CodeType | None, int]
 _acting_for: dict[int, CallSite] = {}  # by thread
 
 
-_libraries: list[str] = []  # how the files of libraries begin that call preheat for the program
+_libraries: list[str] = []  # prefixes of the files of libraries that call preheat for the program
 
 
 class _OutsideFiles(dict[str, bool]):
     """Whether the code of a file belongs to the program, by its name.
 
-    It does outside of preheat, of the standard library, and of the libraries that are excluded. A
-    command of preheat is a program, too.
+    It does not if the file is in preheat, in the standard library or in an excluded library. The
+    commands of preheat count as programs.
     """
 
     def __missing__(self, name: str) -> bool:

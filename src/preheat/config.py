@@ -461,7 +461,7 @@ class Config:
 
         Args:
             env: The variables. The default are those of the process.
-            cache_dir: The directory of the cache. If it cannot be used, the cache is in memory alone.
+            cache_dir: The directory of the cache. If it cannot be used, the cache is only in memory.
 
         Raises:
             ConfigError: A variable has an invalid value.

@@ -39,7 +39,7 @@ def default_builder(cache_dir: str | os.PathLike[str] | None = None) -> Builder:
     """Return the builder of the process, which the first call opens from the environment.
 
     Args:
-        cache_dir: The directory of the cache. Each directory has a builder of its own.
+        cache_dir: The directory of the cache. Each directory has its own builder.
 
     Examples:
         >>> preheat.default_builder() is preheat.default_builder()

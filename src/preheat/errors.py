@@ -533,7 +533,7 @@ class ContextLostError(DeviceError):
     """The context of the object was lost in a fault of the device, a reset, or a fork.
 
     On the emulator, call `gpu.reset()` after a fault, and make arrays, kernels and streams again. After
-    a fault on a GPU, start a new process. A forked child opens no GPU of its parent: start such
+    a fault on a GPU, start a new process. A forked child cannot use a GPU of its parent: start such
     processes with the method `spawn`.
     """
 
@@ -702,6 +702,6 @@ def _restored(kind: type[E], args: tuple[Any, ...], state: Mapping[str, Any]) ->
     error: E = base.__new__(kind)
     error.__dict__.update(state)
     if "__notes__" in state:
-        error.__notes__ = [*state["__notes__"]]  # The copy gets a list of its own.
+        error.__notes__ = [*state["__notes__"]]  # The copy gets its own list.
     error.args = args
     return error

@@ -30,8 +30,8 @@ class Descriptor(int):
     """The number of an open file, closed when the object is collected.
 
     An interrupt such as Ctrl-C can end a function between any two of its steps. Opening a file and
-    making the object that owns it is one step, and so is closing it: a chain of `map` runs inside a
-    single call of `next`.
+    making the object that owns it is one step here, and closing it is one step: a chain of `map` runs
+    inside a single call of `next`.
     """
 
     _close = staticmethod(os.close)  # At exit, `os` may be None before this object is collected.

@@ -20,13 +20,13 @@ __all__ = ["ForeignEntry", "ForeignRequest", "foreign_digest", "foreign_kind", "
 
 _KIND = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
 _PREFIX = "foreign:"  # of the kind in the metadata of an entry
-# The first bytes of the JSON part, by which a listing tells the kind without reading the entry.
+# The first bytes of the JSON part, by which a listing finds the kind without reading the entry.
 _FRONT = re.compile(rb'\{"meta":\{"kind":"foreign:([a-z0-9_.-]{1,32})"')
 _FILE = "file:"  # of the names of the sections that are files
 
 
 class ForeignRequest(NamedTuple):
-    """The identity of an entry, and what tells people which entry is meant; see `ForeignEntry`."""
+    """The identity of an entry, and a description for people; see `ForeignEntry`."""
 
     kind: str
     key: str

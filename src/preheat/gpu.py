@@ -265,7 +265,7 @@ class Gpu(GraphMethods):
 
         Args:
             source: As for `kernel`, or compiled code: the bytes of a cubin, or an `ObjectCode` of
-                cuda.core with a cubin or PTX. Compiled code takes `label` and `strict` alone. A cubin
+                cuda.core with a cubin or PTX. Compiled code takes only `label` and `strict`. A cubin
                 is not cached, and a sealed process loads it.
             label: The name of the program in messages and keys, such as `"saxpy.cu"`.
             options: Options of the compiler, such as `["-use_fast_math"]`.
@@ -345,7 +345,7 @@ class Gpu(GraphMethods):
             stream: The stream in which the memory is allocated.
 
         Raises:
-            OutOfMemoryError: The device has not enough memory.
+            OutOfMemoryError: The device does not have enough memory.
 
         Examples:
             >>> gpu.empty((2, 3), "int32").nbytes
@@ -465,7 +465,7 @@ class Gpu(GraphMethods):
         """Reset the device after a fault. All its arrays, kernels and streams become unusable.
 
         Raises:
-            ContextLostError: A fault has ended the context of a GPU, which only a new process survives.
+            ContextLostError: A fault has ended the context of a GPU. Only a new process can use it.
 
         Examples:
             >>> spare = preheat.device("emulator:7")

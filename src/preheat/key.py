@@ -97,7 +97,7 @@ def request_key(program: Program, arch: Arch, toolchain: str) -> Key:
     """Return the key of one compile: exactly what determines its output.
 
     Include directories are left out: the contents of the headers found in them are checked on
-    lookup instead, so the same program keys alike on two machines.
+    lookup instead, so the same program has the same key on two machines.
     """
     target = _target_parts(arch.name, program.language)
     return Key((_SCHEMA_PART, ("toolchain", toolchain.encode()), *target, *program_rows(program)))

@@ -1,9 +1,9 @@
 """Comments and literals of CUDA C++ and PTX text, found in one pass over it.
 
 Every pass here is linear in the length of the text, whatever the text is: the scanner never goes back
-to a place that it has left behind. A comment that nothing ends extends to the end of the text, a string
-or character to the end of its line, as compilers read them. A raw string that nothing ends is read as
-code: no compiler accepts it, and this way it hides nothing.
+to a place that it has left behind. An unterminated comment extends to the end of the text, an
+unterminated string or character literal to the end of its line, as compilers read them. An unterminated
+raw string is read as code: no compiler accepts it, and nothing is hidden in this way.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class LinkedSymbol(NamedTuple):
         name: Its name in the code.
         title: Its C++ name.
         parts: The labels of the parts that use an undefined symbol, or that define a symbol twice.
-        mentioned: The labels of the parts whose source has the name. LTO-IR does not tell more.
+        mentioned: The labels of the parts whose source has the name. LTO-IR does not say more.
         similar: The symbols of the same unqualified name that parts define, each with the label of its
             part.
 

@@ -32,7 +32,7 @@ BINARY_SUFFIXES = tuple(suffix for suffixes in KINDS.values() for suffix in suff
 _EM_CUDA = 190  # The machine of ELF files with GPU code.
 _MOST_LABELS = 4  # A longer list of parts is cut short in the label of a link.
 
-# Options of the linker that are arguments of their own, and those that make something other than code.
+# Options of the linker that are separate arguments, and those that make something other than code.
 _REFUSED = (
     (r"-{1,2}(?:arch|gpu-architecture)(?:=.*)?", "the architecture is an argument: arch='sm_90'"),
     (r"-{1,2}d?lto(?:=.*)?", "link-time optimisation is an argument: lto=True"),

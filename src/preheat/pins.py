@@ -1,7 +1,7 @@
 """Bundles that are named with the SHA-256 of their file: `kernels.heat@sha256:<64 hexadecimal digits>`.
 
 The pin is a part of the name, wherever a bundle is named. Code that does not know of pins does not
-find the file. It can therefore not use a file that was not compared with its pin.
+find the file. It therefore cannot use a file that was not compared with its pin.
 """
 
 from __future__ import annotations

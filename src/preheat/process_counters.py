@@ -1,4 +1,4 @@
-"""The counters of all builders of this process, also of those that are gone."""
+"""The counters of all builders of this process, including those that were closed."""
 
 from __future__ import annotations
 

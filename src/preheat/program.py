@@ -27,7 +27,7 @@ _CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
 # Options whose effect cannot be part of a cache key, and the reason that the `uncached` event reports.
 _UNKEYED = (
-    (r"-{1,2}(?:fdevice-)?time(?:-trace)?(?:=.*)?", "{} writes a time trace of its own"),
+    (r"-{1,2}(?:fdevice-)?time(?:-trace)?(?:=.*)?", "{} writes a time trace"),
     (r"-{1,2}pch(?:-.*)?(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
     (r"-{1,2}(?:create|use)-pch(?:=.*)?", "{} uses a precompiled header, which cannot be tracked"),
     (r"-{1,2}use-bundled-headers(?:=.*)?", "{} brings headers that cannot be tracked"),
@@ -260,7 +260,7 @@ class Program:
             if re.fullmatch(_ARCH_OPTION, option):
                 raise InputError(
                     f"{self.label}: {option} does not belong among the options",
-                    hint="the architecture is an argument of its own: arch='sm_90'",
+                    hint="the architecture is a separate argument: arch='sm_90'",
                 )
         for option in (*self.options, *map(" ".join, pairwise(self.options))):
             if re.fullmatch(_UNLINKED, option):

@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist the devices. The environment of this process has the first one alone."""
+    """Pass the devices to a worker of xdist. The environment of this process has only the first one."""
     run = node.config.stash[_RUN]
     node.workerinput["preheat"] = [run.names, run.source]
 
@@ -350,7 +350,7 @@ def preheat_device(
     """
     run = request.config.stash[_RUN]
     target = getattr(request, "param", None) or run.targets[0]
-    if not isinstance(target, Target):  # The test has parameters of its own for this fixture.
+    if not isinstance(target, Target):  # The test has its own parameters for this fixture.
         target = Target(str(target))
     if not target.required and (why := _no_gpu()):
         pytest.skip(f"no GPU: {why}")

@@ -140,9 +140,9 @@ def text(value: str, x: float, y: float, size: float, **attributes: object) -> s
 
 
 def document(title: str, width: float, height: float, style: Style, content: Iterable[str]) -> str:
-    """Return a whole SVG document. The rules of `style` apply inside of it only.
+    """Return a whole SVG document. The rules of `style` apply only in it.
 
-    The picture has a background of its own, because a page may be dark although its reader's system
+    The picture has its own background, because a page may be dark although its reader's system
     is not.
     """
     page = element("rect", width=width, height=height, class_="page")

@@ -11,7 +11,7 @@ from preheat.callsite import outside_files
 from preheat.config import environ
 from preheat.errors import PreheatError
 
-__all__ = ["hide_frames", "short_errors", "short_methods", "short_traceback", "shorten_traceback"]
+__all__ = ["hide_frames", "short_errors", "short_methods", "shorten_traceback"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -20,7 +20,7 @@ C = TypeVar("C", bound=type)
 def shorten_traceback(error: PreheatError) -> None:
     """Remove the frames of preheat below the function that has caught `error`.
 
-    The error is about the program of the user, and frames inside of preheat do not help to find it.
+    The error is about the program of the user, and frames in preheat do not help to find it.
     Frames of the program, such as those of a function that preheat has called, stay. With
     `PREHEAT_TRACEBACK=full`, all frames stay.
     """
@@ -87,18 +87,3 @@ def short_methods(*, without: Collection[str] = ()) -> Callable[[C], C]:
         return kind
 
     return decorate
-
-
-class _ShortTraceback:
-    """A block whose errors end at the function that has it."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, PreheatError):
-            shorten_traceback(error)
-
-
-#: Does what `shorten_traceback` does for the errors of a `with` block.
-short_traceback = _ShortTraceback()

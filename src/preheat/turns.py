@@ -21,7 +21,7 @@ _held: dict[int, ThreadTurns] = {}  # by thread
 
 
 class ThreadTurns:
-    """A number of turns. A thread has one inside of a `with` block, except in a `waiting` block."""
+    """A number of turns. A thread has one in a `with` block, except in a `waiting` block."""
 
     def __init__(self, number: int) -> None:
         self._free: SimpleQueue[None] = SimpleQueue()

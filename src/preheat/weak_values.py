@@ -39,7 +39,7 @@ class WeakValues(Generic[K, V]):
         self._references: dict[K, weakref.ref[V]] = {}
 
     def get(self, key: K) -> V | None:
-        """Return the object, or None when there is none any more."""
+        """Return the object, or None when it no longer exists."""
         reference = self._references.get(key)
         return None if reference is None else reference()
 

@@ -102,7 +102,7 @@ def test_several_activations_share_one_finder(run: Run, library: Path) -> None:
     code = (
         "import sys, preheat.adapters.imports as imports\n"
         "for value in ('triton', 'fakelib', 'auto', 'off'): imports.activate(value)\n"
-        "print([type(each).__name__ for each in sys.meta_path].count('_Finder'))\n"
+        "print([type(each).__name__ for each in sys.meta_path].count('ImportHook'))\n"
         "import fakelib\n"
         "print(len(fakelib.adapters))\n"
     )
@@ -266,7 +266,8 @@ def test_importing_preheat_without_the_variable_imports_no_adapter(run: Run) -> 
     assert not [name for name in loaded if name.startswith("preheat.adapters")]
     switched_on = json.loads(out(run(LOADED, env={"PREHEAT_ADAPTERS": "auto"})))
     more = sorted(set(switched_on) - set(loaded))
-    assert more == ["preheat.adapters", "preheat.adapters.imports"]
+    own = ["preheat.adapters", "preheat.adapters.import_hook", "preheat.adapters.imports"]
+    assert more == own
 
 
 def test_the_package_installs_no_pth_file() -> None:

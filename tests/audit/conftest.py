@@ -15,11 +15,21 @@ from typing import Any
 import pytest
 
 from preheat.audit.library import LIBRARY
-from preheat.cli import main
+from tests.command import run_command
 from tests.processes import SOURCE
 
 STANDIN = Path(__file__).parent / "standin"
 COMPILER = shutil.which("gcc") or shutil.which("cc")
+# A program that compiles and loads one kernel of preheat.
+PREHEAT = """\
+import preheat
+artifact = preheat.compile('extern "C" __global__ void k() {}', "sm_90", label="k.cu")
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.cuInit(0)
+module = ctypes.c_void_p()
+cuda.cuModuleLoadData(ctypes.byref(module), artifact.cubin)
+"""
 
 
 @dataclass(frozen=True)
@@ -96,14 +106,7 @@ def cli(
     monkeypatch.setenv("PATH", f"{standins.programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: str) -> Audited:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(args))
-        out, err = capfd.readouterr()
-        return Audited(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)
-
-    return run
+    return lambda *args: Audited(*run_command(capfd, args))
 
 
 @pytest.fixture
@@ -128,3 +131,15 @@ def script(tmp_path: Path) -> Callable[[str], list[str]]:
         return [sys.executable, str(path)]
 
     return write
+
+
+@pytest.fixture
+def baked(
+    cli: Cli, script: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """An application with its bundle, `kernels.heat`, and an empty cache. Return its command."""
+    words = script(PREHEAT)
+    assert cli("record", "--", *words).code == 0
+    assert cli("bake", "kernels.toml").code == 0
+    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "empty"))
+    return words

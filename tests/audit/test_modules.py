@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.audit.conftest import Audited, Cli, Standins
+from tests.audit.conftest import PREHEAT, Audited, Cli, Standins
 from tests.audit.modules import PTX, cubin, entry, fatbin
 
 Audit = Callable[[Sequence[str]], Audited]
@@ -140,7 +140,7 @@ def test_code_in_the_cache_of_cupy_is_found_behind_its_checksum_and_names(
 
 
 def test_damaged_modules_do_not_stop_the_program(audit: Audit, script: Script, way: str) -> None:
-    """Sizes that point outside of the image are read by the kernel, which finds nothing there."""
+    """Sizes that point outside the image are read by the kernel, which finds nothing there."""
     whole = cubin(b"x" * 5000)
     far = bytearray(whole)
     far[40:48] = (1 << 40).to_bytes(8, "little")  # the section headers
@@ -259,17 +259,6 @@ def test_a_compile_of_nvrtc_in_the_process_is_seen(
     (row,) = done.report["compiles"]
     assert (row["compiler"], row["library"], row["line"]) == ("NVRTC", "app.py", "app.py:3")
     assert row["seconds"] > 0
-
-
-PREHEAT = """\
-import preheat
-artifact = preheat.compile('extern "C" __global__ void k() {}', "sm_90", label="k.cu")
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-cuda.cuInit(0)
-module = ctypes.c_void_p()
-cuda.cuModuleLoadData(ctypes.byref(module), artifact.cubin)
-"""
 
 
 def test_modules_of_preheat_are_entries_of_the_store_or_the_bundle(

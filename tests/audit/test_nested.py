@@ -1,4 +1,4 @@
-"""Commands of preheat inside of one another: `audit`, `run` and `record`."""
+"""Commands of preheat in one another: `audit`, `run` and `record`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,13 @@ from typing import Any
 import pytest
 
 from tests.adapters.fake import write_library
-from tests.audit.conftest import Cli
-from tests.audit.test_modules import PREHEAT
+from tests.audit.conftest import PREHEAT, Cli
 from tests.audit.test_seal import PYTHON_STARTS
 from tests.processes import SOURCE
 
 Script = Callable[[str], list[str]]
 INNER = (sys.executable, "-m", "preheat")
 ADAPTERS = "import fakelib\nprint(len(fakelib.adapters))"
-
-
-@pytest.fixture
-def baked(cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """An application with its bundle, `kernels.heat`, and an empty cache. Return its command."""
-    words = script(PREHEAT)
-    assert cli("record", "--", *words).code == 0
-    assert cli("bake", "kernels.toml").code == 0
-    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "empty"))
-    return words
 
 
 def origins(report: dict[str, Any]) -> list[str]:

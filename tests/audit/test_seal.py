@@ -19,9 +19,9 @@ from preheat.arch import Arch
 from preheat.audit import library
 from preheat.cli import run as run_command
 from preheat.cli.gpus import gpu_archs
-from tests.audit.conftest import Cli, Standins
+from tests.audit.conftest import PREHEAT, Cli, Standins
 from tests.audit.modules import PTX, cubin, entry, fatbin
-from tests.audit.test_modules import LOAD, NVRTC, PREHEAT
+from tests.audit.test_modules import LOAD, NVRTC
 from tests.processes import SOURCE
 
 Script = Callable[[str], list[str]]
@@ -271,16 +271,6 @@ def test_an_events_file_that_cannot_be_written_is_said_once(
 
 
 # The verdict
-
-
-@pytest.fixture
-def baked(cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """An application with its bundle, `kernels.heat`, and an empty cache. Return its command."""
-    words = script(PREHEAT)
-    assert cli("record", "--", *words).code == 0
-    assert cli("bake", "kernels.toml").code == 0
-    monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "empty"))
-    return words
 
 
 def verdict() -> dict[str, Any]:

@@ -31,7 +31,7 @@ from preheat.cli import bake as bake_command
 from preheat.key import bundle_key, request_key
 from preheat.program import Program
 from preheat.toolchain.headers import HeaderState
-from tests.command import Cli, Ran, command_line
+from tests.command import Cli, Ran
 from tests.processes import expect_success, start_process, wait_for, wait_for_exit
 
 SM_90 = Arch(9, 0)
@@ -41,14 +41,6 @@ SM_90 = Arch(9, 0)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return one cache for all tests here: each kernel is compiled once."""
     return tmp_path_factory.mktemp("cli") / "cache"
-
-
-@pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
-) -> Cli:
-    """Runs the command line in the test's directory."""
-    return command_line(capsys, monkeypatch, tmp_path, cache)
 
 
 def manifest(*rows: str, more: str = "") -> None:

@@ -9,12 +9,7 @@ import pytest
 
 from preheat.cache.bundle import write
 from tests.cache.entries import blob_of, digest_of
-from tests.command import Cli, command_line
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    return command_line(capsys, monkeypatch, tmp_path, tmp_path / "cache")
+from tests.command import Cli
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from preheat.events import Events, Stats
 from preheat.program import Program
 from preheat.toolchain import Toolchain
 from preheat.toolchain.locate import Located
-from tests.command import Cli, Ran, command_line
+from tests.command import Cli, Ran
 from tests.conftest import SAXPY
 from tests.processes import (
     REPORT_WAITS,
@@ -43,12 +43,6 @@ from tests.processes import (
 from tests.toolchain.support import compiling, gone
 
 PTX = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n"
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """Runs the command line on a cache of the test's own, in the test's directory."""
-    return command_line(capsys, monkeypatch, tmp_path, tmp_path / "cache")
 
 
 @pytest.fixture

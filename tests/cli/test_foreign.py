@@ -11,13 +11,8 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.bundle import Bundle, write
 from preheat.foreign import ForeignEntry
-from tests.command import Cli, command_line
+from tests.command import Cli
 from tests.conftest import SAXPY
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    return command_line(capsys, monkeypatch, tmp_path, tmp_path / "cache")
 
 
 @pytest.fixture

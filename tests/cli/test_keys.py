@@ -15,19 +15,13 @@ from preheat.cache.bundle import Bundle, write
 from preheat.config import Config
 from preheat.signing import Keyring, SigningKey, load_public
 from tests.cli.test_bake import ONE, bundle, manifest, promise
-from tests.command import Cli, Ran, command_line
+from tests.command import Cli, Ran
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return one cache for all tests here: each kernel is compiled once."""
     return tmp_path_factory.mktemp("cli") / "cache"
-
-
-@pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
-) -> Cli:
-    return command_line(capsys, monkeypatch, tmp_path, cache)
 
 
 @pytest.fixture

@@ -7,30 +7,21 @@ import os
 import pty
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.recorder import spool_directory
 from preheat.cache.bundle import write
-from preheat.cli import main
 from preheat.program import Program
 from tests.ahead.test_recorder import PRELUDE, asked, cache
+from tests.command import Cli, run_command
 from tests.processes import SOURCE, read_line, start_process, start_python, wait_for, wait_for_exit
 
 __all__ = ["cache"]  # the fixture
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Ran]
 
 
 @pytest.fixture
@@ -46,14 +37,7 @@ def cli(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "app.py").write_text(PRELUDE + "for n in sys.argv[1:]: ask(n)\nprint('out')\n")
 
-    def run(*args: str) -> Ran:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["record", *args])
-        out, err = capfd.readouterr()
-        return Ran(ended.value.code if isinstance(ended.value.code, int) else 1, out, err)
-
-    return run
+    return lambda *args: run_command(capfd, ["record", *args])
 
 
 APP = (sys.executable, "app.py")

@@ -13,17 +13,12 @@ from preheat.cache import DiskTier
 from preheat.cache.remote import envelope
 from preheat.events import Events
 from preheat.signing import SigningKey
-from tests.command import Cli, command_line
+from tests.command import Cli
 from tests.conftest import SAXPY
 from tests.processes import start_python, wait_for
 from tests.sync.support import artifact, listing
 
 HEADER = '#include "scale.h"\nextern "C" __global__ void scale(float* x) { *x *= SCALE; }\n'
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    return command_line(capsys, monkeypatch, tmp_path, tmp_path / "cache")
 
 
 @pytest.fixture

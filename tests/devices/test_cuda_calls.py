@@ -40,7 +40,7 @@ ANSWERS = {
 
 
 class Driver:
-    """Answers the calls of a module, and counts them. A call outside of the context fails."""
+    """Answers the calls of a module, and counts them. A call outside the context fails."""
 
     def __init__(self, answers: dict[str, int]) -> None:
         self.answers = answers

@@ -159,10 +159,11 @@ def _(s: Scene) -> None:
     graph.replay()
 
 
-@footgun("drop the last name of an operand")
-def _(s: Scene) -> None:
+def replay_without_operand(s: Scene, make: Callable[[], object]) -> None:
+    """Capture a launch on what `make` returns, drop it, and replay."""
+
     def capture() -> Graph:
-        mine = s.gpu.array(s.xs)
+        mine = make()
         with s.gpu.capture() as graph:
             s.add[2, 32](mine, 5, s.out, N)
         return graph
@@ -172,6 +173,11 @@ def _(s: Scene) -> None:
     graph.replay()
     s.check()
     del over
+
+
+@footgun("drop the last name of an operand")
+def _(s: Scene) -> None:
+    replay_without_operand(s, lambda: s.gpu.array(s.xs))
 
 
 class Tensor:
@@ -190,17 +196,7 @@ class Tensor:
 
 @footgun("drop the last name of another library's tensor")
 def _(s: Scene) -> None:
-    def capture() -> Graph:
-        mine = Tensor(s.gpu.array(s.xs))
-        with s.gpu.capture() as graph:
-            s.add[2, 32](mine, 5, s.out, N)
-        return graph
-
-    graph = capture()
-    over = s.cover()
-    graph.replay()
-    s.check()
-    del over
+    replay_without_operand(s, lambda: Tensor(s.gpu.array(s.xs)))
 
 
 @footgun("let the collector run inside the capture")

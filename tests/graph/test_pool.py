@@ -555,7 +555,7 @@ def test_a_sealed_error_that_is_swallowed_ends_the_capture_anyway(device: Gpu) -
     with pytest.raises(PoolSealedError):
         pool.empty(3)
     job.launch()
-    with pytest.raises(CaptureError, match="the pool is sealed: 256 bytes were asked for"):
+    with pytest.raises(CaptureError, match="the pool is sealed: 256 bytes were requested"):
         graph.end()
 
 
@@ -595,7 +595,7 @@ def test_closing_a_pool_closes_what_it_handed_out(faulty: FaultyGpu) -> None:
     for stale in (graph, scratchy):
         with pytest.raises(StaleGraphError):
             stale.replay()
-    with pytest.raises(InputError, match="this pool is closed: 256 bytes were asked for"):
+    with pytest.raises(InputError, match="this pool is closed: 256 bytes were requested"):
         bytes_of(pool, 1)
     with pytest.raises(InputError, match="this pool is closed: a frame was to begin"):
         pool.frame().__enter__()

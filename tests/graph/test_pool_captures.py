@@ -48,8 +48,8 @@ def test_no_free_memory_is_an_error_that_says_how_much_there_is_and_what_to_do(d
     with pytest.raises(CaptureError) as refused, device.capture():
         pool.empty(5000, "uint8")
     assert refused.value.where == where
-    assert "5,120 bytes were asked for" in str(refused.value)
-    assert "of 1,536 free ones 1,536 are side by side" in str(refused.value)
+    assert "5,120 bytes were requested" in str(refused.value)
+    assert "1,536 of 1,536 free bytes are contiguous" in str(refused.value)
     assert refused.value.hint == "right before each capture: pool.measure(body), or pool.reserve(5120)"
     assert pool.used == held.nbytes == 512
     pool.reserve(5120)
@@ -151,7 +151,7 @@ def test_new_arrays_of_a_capture_come_from_its_pool(faulty: FaultyGpu) -> None:
     gc.collect()
     faulty.gpu.synchronize()
     assert pool.used == 0
-    assert not isinstance(faulty.gpu.empty(3).buffer, PoolBuffer)  # outside of it they do not
+    assert not isinstance(faulty.gpu.empty(3).buffer, PoolBuffer)  # outside it they do not
 
 
 def test_another_thread_has_nothing_from_the_pool_of_a_capture(device: Gpu) -> None:
@@ -200,7 +200,7 @@ def test_a_pool_that_is_sealed_inside_the_capture_hands_out_nothing_more(device:
     graph = device.capture(pool=pool).begin()
     device.zeros(3)
     pool.seal()
-    with pytest.raises(PoolSealedError, match="256 bytes were asked for"):
+    with pytest.raises(PoolSealedError, match="256 bytes were requested"):
         device.empty(3)
     with pytest.raises(CaptureError, match="the capture failed: the pool is sealed: 256 bytes"):
         graph.end()

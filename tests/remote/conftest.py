@@ -1,4 +1,7 @@
-"""Fixtures of real servers. One of each runs for a whole session, or for a whole worker of xdist."""
+"""Fixtures of real servers, and of a server in memory with a clock.
+
+One real server of each kind runs for a whole session, or for a whole worker of xdist.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,23 @@ import pytest
 from preheat.cache.remote.engine import Engine
 from preheat.cache.remote.engines import open_engine
 from preheat.cache.remote.url import parse_remote
+from tests.remote.memory_engine import MemoryEngine
 from tests.remote.proxy import Proxy
 from tests.remote.servers import Server, redis_server, s3_server, webdav_server
 from tests.remote.stores import KINDS, SERVERS, Store, store_of
+from tests.remote.tiers import Clock
+
+
+@pytest.fixture
+def engine() -> MemoryEngine:
+    """Return a server in memory."""
+    return MemoryEngine()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Return a clock that the test sets."""
+    return Clock()
 
 
 @pytest.fixture(scope="session")

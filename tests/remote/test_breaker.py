@@ -5,21 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preheat.cache.remote.breaker import Breaker
-
-
-class Clock:
-    """A clock that tests set."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.remote.tiers import Clock
 
 
 @pytest.fixture

@@ -16,20 +16,11 @@ from preheat.locks import Call
 from tests.conftest import Recorder
 from tests.processes import run_in_fork, wait_for
 from tests.remote.memory_engine import MemoryEngine
+from tests.remote.tiers import Clock
 
 DIGEST = "ab" * 32
 NAME = lease_name(DIGEST)
 SECONDS = 15.0
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Host:
@@ -72,16 +63,6 @@ class Host:
         assert request.poll() is None
         assert request.lease is not None
         return request.lease
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def engine() -> MemoryEngine:
-    return MemoryEngine()
 
 
 @pytest.fixture

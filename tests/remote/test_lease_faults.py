@@ -31,16 +31,6 @@ Started = list[Callable[[], None]]
 
 
 @pytest.fixture
-def engine() -> MemoryEngine:
-    return MemoryEngine()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def tier(engine: MemoryEngine, events: Events, clock: Clock) -> RemoteTier:
     return tier_on(engine, events, clock)
 

@@ -97,6 +97,15 @@ def served_machines(served: Store, open_machines: Callable[[Store], Machines]) -
     return open_machines(served)
 
 
+@pytest.fixture
+def proxy(served_machines: Machines, open_proxy: Callable[..., Proxy], recorder: Recorder) -> Proxy:
+    """Return a proxy in front of the server of `served_machines`, whose faults are forgiven."""
+    recorder.forgive = True
+    server = served_machines.store.server
+    assert server is not None
+    return open_proxy(server.port)
+
+
 def faults(recorder: Recorder) -> list[tuple[str, str]]:
     return [(event["where"], event["verb"]) for event in recorder.named("fault")]
 
@@ -154,11 +163,8 @@ def test_an_object_that_cannot_be_trusted_is_a_miss_and_fills_nothing(
 
 
 def test_a_dead_server_costs_a_few_attempts_once(
-    served_machines: Machines, open_proxy: Callable[..., Proxy], recorder: Recorder
+    served_machines: Machines, proxy: Proxy, recorder: Recorder
 ) -> None:
-    recorder.forgive = True
-    assert served_machines.store.server is not None
-    proxy = open_proxy(served_machines.store.server.port)
     machine = served_machines.open(1, port=proxy.port)
     machine.remote.put(KEY, BLOB)
     assert machine.remote.flush(TIMEOUT_SECONDS)
@@ -178,11 +184,8 @@ def test_a_dead_server_costs_a_few_attempts_once(
 
 
 def test_a_server_that_stalls_costs_one_time_out_once(
-    served_machines: Machines, open_proxy: Callable[..., Proxy], recorder: Recorder
+    served_machines: Machines, proxy: Proxy, recorder: Recorder
 ) -> None:
-    recorder.forgive = True
-    assert served_machines.store.server is not None
-    proxy = open_proxy(served_machines.store.server.port)
     machine = served_machines.open(1, port=proxy.port, timeout=SHORT)
     proxy.stall()
     assert not any(machine.chain.get(digest_of(number)) for number in range(50))
@@ -191,11 +194,8 @@ def test_a_server_that_stalls_costs_one_time_out_once(
 
 
 def test_an_upload_that_is_cut_leaves_nothing_behind(
-    served_machines: Machines, open_proxy: Callable[..., Proxy], recorder: Recorder
+    served_machines: Machines, proxy: Proxy, recorder: Recorder
 ) -> None:
-    recorder.forgive = True
-    assert served_machines.store.server is not None
-    proxy = open_proxy(served_machines.store.server.port)
     machine = served_machines.open(1, port=proxy.port)
     assert machine.remote.get(KEY) is None  # It is connected.
     large = blob_of(1, 2_000_000)

@@ -32,16 +32,6 @@ BLOB = blob_of(1)
 NAME = entry_name(KEY)
 
 
-@pytest.fixture
-def engine() -> MemoryEngine:
-    return MemoryEngine()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture(scope="module")
 def signer() -> SigningKey:
     return SigningKey.new()

@@ -23,6 +23,7 @@ from preheat.runtime.launch import Launch
 from tests.conftest import SAXPY, Recorder
 from tests.processes import expect_success, start_python
 from tests.runtime.support import KERNELS, import_or_skip, saxpy_case
+from tests.threads import run_in_thread
 
 pytestmark = pytest.mark.gpu
 
@@ -584,31 +585,24 @@ def test_another_context_may_be_current(gpu: Gpu) -> None:
     from cuda.bindings import driver
 
     made = saxpy_case(gpu)
-    errors = list[BaseException]()
 
     def work() -> None:
-        try:
-            code, context = driver.cuCtxCreate(None, 0, driver.cuDeviceGet(0)[1])
-            assert code == 0
-            made.launch(4)
-            made.check(4)
-            default = Foreign(0)  # the default stream of whichever context is current
-            for _ in range(4):
-                made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=default)
-            made.check(8)
-            other = saxpy_case(gpu, 33)
-            other.launch(4)
-            other.check(4)
-            gpu.synchronize()
-            assert int(driver.cuCtxGetCurrent()[1]) == int(context)  # as it was
-            assert driver.cuCtxDestroy(context)[0] == 0
-        except BaseException as error:
-            errors.append(error)
+        code, context = driver.cuCtxCreate(None, 0, driver.cuDeviceGet(0)[1])
+        assert code == 0
+        made.launch(4)
+        made.check(4)
+        default = Foreign(0)  # the default stream of whichever context is current
+        for _ in range(4):
+            made.saxpy.launch(2.0, made.x, made.y, made.n, grid=5, block=64, stream=default)
+        made.check(8)
+        other = saxpy_case(gpu, 33)
+        other.launch(4)
+        other.check(4)
+        gpu.synchronize()
+        assert int(driver.cuCtxGetCurrent()[1]) == int(context)  # as it was
+        assert driver.cuCtxDestroy(context)[0] == 0
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert errors == []
+    run_in_thread(work)
     made.launch()
     made.check(9)
 

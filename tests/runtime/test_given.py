@@ -137,7 +137,7 @@ def test_the_emulator_says_that_it_cannot_run_a_cubin(
 @pytest.mark.parametrize(
     ("arch", "why"),
     [
-        ("sm_80", "machine code runs on devices of its own major version alone"),
+        ("sm_80", "machine code runs only on devices of its own major version"),
         ("sm_100", "the target is newer than the device"),
         ("sm_100a", "an 'a' target runs only on compute capability 10.0"),
     ],

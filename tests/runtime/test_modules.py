@@ -78,7 +78,7 @@ def test_asking_again_gives_the_same_kernel_and_asks_nobody(
 
 
 def python_calls(call: Callable[[], object]) -> list[str]:
-    """Return the names of the Python functions that a call runs outside of devices."""
+    """Return the names of the Python functions that a call runs outside devices."""
     called: list[str] = []
 
     def profile(frame: FrameType, event: str, _: object) -> None:

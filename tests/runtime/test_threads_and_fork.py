@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,30 +15,24 @@ from tests.conftest import SAXPY
 from tests.faulty import FaultyGpu
 from tests.processes import expect_success, run_in_fork, start_python, wait_for_exit
 from tests.runtime.support import KERNELS, saxpy_case
+from tests.threads import run_in_thread
 
 
 def test_a_device_made_in_one_thread_works_in_another(device: Gpu) -> None:
     made = saxpy_case(device)
-    errors: list[BaseException] = []
 
     def work() -> None:
-        try:
-            made.launch(4)
-            made.check(4)
-            other = saxpy_case(device, 33)
-            other.launch(4)
-            other.check(4)
-            device.synchronize()
-            with device.stream() as stream:
-                stream.synchronize()
-            device.trim()
-        except BaseException as error:
-            errors.append(error)
+        made.launch(4)
+        made.check(4)
+        other = saxpy_case(device, 33)
+        other.launch(4)
+        other.check(4)
+        device.synchronize()
+        with device.stream() as stream:
+            stream.synchronize()
+        device.trim()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert errors == []
+    run_in_thread(work)
     made.launch()
     made.check(5)
 

@@ -212,5 +212,5 @@ def test_a_table_of_many_symbols_takes_bounded_time(cubin: bytes) -> None:
     ]
     found = read_cubin(header + b"".join(sections) + symbols + b"\0name\0\0\0", "mine")
     assert [entry.name for entry in found.entries] == ["name"]
-    with pytest.raises(InputError, match="outside of the table of names"):
+    with pytest.raises(InputError, match="outside the table of names"):
         read_cubin(header + b"".join(sections) + symbols + b"xxxxxxxx", "mine")

@@ -1,4 +1,4 @@
-"""Other libraries: their compilers on the store of preheat, and its kernels on their tensors.
+"""Other libraries: their compilers use the store of preheat, and its kernels use their tensors.
 
     import preheat.adapters
     preheat.adapters.install("triton")        # before the first kernel is launched
@@ -106,7 +106,7 @@ def install(*names: str, builder: Builder | None = None) -> None:
         raise InputError("no library was named", hint=f"the adapters are {', '.join(_ADAPTERS)}")
     for name in names:
         made = adapter(name)
-        # The import is outside of the lock: it may install the adapter itself, also in another thread.
+        # The import is outside the lock: it may install the adapter itself, also in another thread.
         if made.module not in sys.modules:
             try:
                 importlib.import_module(made.module)

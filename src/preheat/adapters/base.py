@@ -68,7 +68,7 @@ class Adapter(ABC):
     def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
         """Make the entries of a recorded request for `arch`, without a device, and store them.
 
-        It runs in a process of its own, in which the adapter is installed. `coverage` is one of
+        It runs in a separate process, in which the adapter is installed. `coverage` is one of
         `COVERAGES` of the manifest.
         """
 

@@ -67,11 +67,11 @@ class AdapterProcesses:
 
     @property
     def own_cache(self) -> bool:
-        """Whether the processes have a cache of their own, because the builder has no directory."""
+        """Whether the processes have their own cache, because the builder has no directory."""
         return self._disk is None
 
     def store(self, builder: Builder) -> ForeignStore:
-        """Return where the processes store entries: with `builder`, or in a cache of their own."""
+        """Return where the processes store entries: with `builder`, or in their own cache."""
         if not self.own_cache:
             return builder.foreign
         cache_dir = self._cache_dir()

@@ -99,8 +99,8 @@ def bake(
 ) -> BakeResult:
     """Compile every program of a manifest, and write a bundle.
 
-    The longest compiles start first. Adapters make the requests of other libraries, in processes of
-    their own. Programs that are finished when a bake ends early are in the cache. In the end, entries
+    The longest compiles start first. Adapters make the entries of other libraries, in separate
+    processes. Programs that are finished when a bake ends early are in the cache. In the end, entries
     that a shared store lacks are written to it.
 
     Args:

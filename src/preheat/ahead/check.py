@@ -56,7 +56,7 @@ class CheckResult:
         unchecked_headers: Header files that the code was made from and that do not exist here, so that
             they cannot be compared.
         bakeable: How many of the missing programs a bake makes.
-        hints: What to do about the other ones.
+        hints: What to do about the other missing programs.
         to_record: Those of the missing programs that need a new recording, such as results of
             autotuning for another architecture.
 

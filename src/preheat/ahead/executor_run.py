@@ -2,8 +2,8 @@
 
 A worker may die because of its job or for another reason, such as a machine that is switched off, and
 executors report the death for other jobs of the worker as well. So a lost job runs again. After its
-second loss it is suspected: it runs at the end, when no other job does. A job that is lost then ends
-its workers itself. It fails, and all others are complete.
+second loss it is suspected: it runs at the end, when no other job does. A job that is lost then is
+the cause. It fails, and all others are complete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recording a run: requests to a builder are written to spool files and merged into a manifest.
 
-Every process appends to a spool file of its own and holds a lock on it while it lives. A merge takes
+Every process appends to its own spool file and holds a lock on it while it lives. A merge takes
 the files that are not locked. Nothing is lost when a process is killed: the next merge takes its file.
 """
 

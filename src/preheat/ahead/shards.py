@@ -38,7 +38,7 @@ class Shard:
         """Parse `2/8`, `auto` or `auto/8`.
 
         `auto` is the place of this process in an array of jobs: of Slurm, or of an indexed job of
-        Kubernetes, which does not tell its size, so that the number of shards has to be given.
+        Kubernetes. The latter does not know its size, so the number of shards must be given.
 
         Raises `InputError` for every other text, and where the environment has no array.
         """
@@ -64,7 +64,7 @@ class Shard:
 
         All shards together have every job once. Which shard has a job depends on the set of jobs and
         on their estimates alone, so that machines agree. Jobs of one request are in one shard. The
-        estimates of a shard add up to more than those of another one by its shortest request at most.
+        sums of the estimates of two shards differ by at most the shortest request of the larger one.
         """
         jobs = list(jobs)
         requests: dict[str, list[int]] = {}

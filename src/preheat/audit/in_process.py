@@ -1,7 +1,8 @@
 """The Python side of an audit: it runs at the start of every Python of an audited command.
 
-`sitecustomize` loads it by its path, so that it works in a Python that has no preheat, and uses nothing
-but the standard library. It lets the audit library name Python lines, and reports compiles of Triton.
+`sitecustomize` loads it by its path, so that it works in a Python that has no preheat. It uses nothing
+but the standard library, and the import hook that `sitecustomize` loads in the same way. It lets the
+audit library name Python lines, and reports compiles of Triton.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import functools
-import importlib.util
 import json
 import os
 import signal
@@ -18,7 +18,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from preheat.adapters.import_hook import ImportHook
 
 __all__ = ["Reporter", "start"]
 
@@ -27,8 +30,8 @@ _SIGNAL = signal.SIGRTMIN + 13
 _TRITON = "triton.compiler.compiler"
 
 
-def start(env: Mapping[str, str]) -> None:
-    """Connect this interpreter to the audit that `env` describes.
+def start(env: Mapping[str, str], hook: type[ImportHook]) -> None:
+    """Connect this interpreter to the audit that `env` describes. `hook` is the class `ImportHook`.
 
     A part that fails is left out and reported, and the program goes on.
     """
@@ -38,7 +41,12 @@ def start(env: Mapping[str, str]) -> None:
         report.library = ctypes.CDLL(env["PREHEAT_AUDIT_LIBRARY"])
         _name_lines(report.library)
     if "PREHEAT_AUDIT_ONLY" not in env:
-        sys.meta_path.insert(0, _Finder(report))
+
+        def wrap_triton(module: Any) -> None:
+            with report.failures("compiles by Triton"):
+                _wrap_triton(module, report)
+
+        sys.meta_path.insert(0, hook({_TRITON: wrap_triton}))
 
 
 def _name_lines(library: ctypes.CDLL) -> None:
@@ -87,35 +95,6 @@ class Reporter:
 
 
 # Triton
-
-
-class _Finder:
-    """Finds Triton's compiler as the other finders do, and wraps its functions once it is loaded."""
-
-    def __init__(self, report: Reporter) -> None:
-        self._report = report
-        self._finding = False
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        del path, target
-        if fullname != _TRITON or self._finding:
-            return None
-        self._finding = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._finding = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-                with self._report.failures("compiles by Triton"):
-                    _wrap_triton(module, self._report)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _wrap_triton(module: Any, report: Reporter) -> None:

@@ -1,4 +1,4 @@
-"""Machine code in the caches of other libraries, which keep each module in a file of its own."""
+"""Machine code in the caches of other libraries, which keep each module in its own file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An audit inside another one, as in `preheat audit -- preheat run --sealed -- COMMAND`.
 
-Each session has a directory of its own. When the inner one ends, it hands what its processes have
+Each session has its own directory. When the inner one ends, it hands what its processes have
 reported over to the outer one.
 """
 
@@ -58,7 +58,7 @@ def hand_over(directory: Path, outer: Path) -> None:
         for path in sorted(directory.iterdir()):
             if path.name == PREHEAT_EVENTS:
                 _append(outer / path.name, path.read_bytes())
-            elif path.suffix == ".jsonl":  # A file of its own: the outer one may have another owner.
+            elif path.suffix == ".jsonl":  # A separate file: the outer one may have another owner.
                 _append(outer / f"{directory.name}-{path.name}", path.read_bytes())
             elif path.is_file() and not (outer / path.name).exists():
                 shutil.copyfile(path, outer / path.name)

@@ -108,7 +108,7 @@ def audit_session(
     reports: bool = True,
     keep: Path | None = None,
 ) -> Iterator[AuditSession]:
-    """Yield a session with a directory of its own. It is removed in the end, unless `keep` names it.
+    """Yield a session with its own directory. It is removed in the end, unless `keep` names it.
 
     Without `reports`, the report has what was refused, and nothing else. Raises `InputError` if `keep`
     is not empty: the events of two runs cannot be told apart.

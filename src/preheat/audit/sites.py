@@ -15,7 +15,7 @@ _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)(?:/([^/]+))?")
 _STANDARD = re.compile(r"^<frozen |/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
 _PREHEAT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NAMESPACES = {"cuda", "nvidia", "google"}
-#: Libraries that compile, by the folder of their package, for copies outside of site-packages.
+#: Libraries that compile, by the folder of their package, for copies outside site-packages.
 _COMPILING = (
     "triton", "torch", "cupy", "numba_cuda", "numba", "jax", "flashinfer", "deep_gemm", "tilelang",
     "cutlass", "warp", "tinygrad",

@@ -1,4 +1,4 @@
-"""Work that a builder does in threads of its own, while its caller goes on."""
+"""Work that a builder does in its own threads, while its caller goes on."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ class Builder:
         return self._request(program, arch).key
 
     def nearest(self, program: Program, arch: Arch | str, *, namesake: bool = False) -> Near | None:
-        """Return the stored artifact most like the one that a build of `program` for `arch` would make.
+        """Return the stored artifact that is most similar to that of `program` for `arch`.
 
         Args:
             program: The program.
@@ -395,7 +395,7 @@ class Builder:
         return search(table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
     def _find_and_count(self, request: Request, *, local: bool = False) -> Hit | Miss:
-        """Look a request up, with `local` on this machine alone, and count a hit."""
+        """Look a request up, with `local` only on this machine, and count a hit."""
         found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF, local=local)
         if isinstance(found, Hit):
             artifact = found.artifact
@@ -575,7 +575,7 @@ class Builder:
         )
 
     def after_fork(self) -> None:
-        """Start with workers and counters of its own in a forked child."""
+        """Start with new workers and counters in a forked child."""
         self.background.after_fork()
         self._locks.after_fork()
         self.toolchain.after_fork()

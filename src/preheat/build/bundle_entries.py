@@ -182,7 +182,7 @@ class MountedBundles:
     def __init__(
         self, events: Events, *, trust: bool, signers: Callable[[], Verifier] | None = None
     ) -> None:
-        """`signers` returns the keys of which one must have signed a bundle without a pin."""
+        """`signers` returns keys. One of them must have signed each bundle that has no pin."""
         self._events = events
         self._trust = trust
         self._signers = signers

@@ -121,7 +121,7 @@ class ArtifactCompiler:
     ) -> tuple[Compiled, HeaderState | Untrackable]:
         """Link, and return the header files that the parts were made from, or why they are not known.
 
-        Each CUDA C++ part is an entry of its own, so that a change of one compiles that one alone.
+        Each CUDA C++ part is a separate entry, so that a change of one compiles that one alone.
         """
         toolchain = request.toolchain
         identity = toolchain.identity(program.language)

@@ -40,7 +40,7 @@ class Counters:
         return {"process": mine, "cache": self._journal.total()}
 
     def after_fork(self) -> None:
-        """Count from zero in a forked child, in a journal file of its own."""
+        """Count from zero in a forked child, in its own journal file."""
         self._events.forget()
         if self._journal is not None:
             self._journal = self._journal.for_child()

@@ -1,4 +1,4 @@
-"""Programs that a call will need: compilers start for them, and compile, while they are located."""
+"""Programs that a call will need: workers compile them while the compilers are being located."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that the compiler rejected, so that the same program is not compiled in vain again."""
+"""Programs that the compiler rejected, so that they are not compiled again in vain."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Claim:
             turn.release()
 
     def give_up(self) -> None:
-        """Let the others continue, and tell the hosts that wait that no entry will come of this claim.
+        """Let the others continue, and let the hosts that wait know that no entry will come.
 
         Each of them then makes the entry for itself, as after a compile that failed.
         """

@@ -1,4 +1,4 @@
-"""The stored artifact that is most like one that is missing."""
+"""Finds the stored artifact that is most similar to a missing one."""
 
 from __future__ import annotations
 

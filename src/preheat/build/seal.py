@@ -9,7 +9,7 @@ from preheat.config import SealMode, environ
 
 __all__ = ["SEALED_BY", "hint", "in_force", "seal", "sealed", "unseal"]
 
-#: The variable by which `preheat run --sealed` tells that its option sealed the command.
+#: The variable by which `preheat run --sealed` marks a command that its option sealed.
 SEALED_BY = "PREHEAT_SEALED_BY"
 
 _fixed = SealMode.OFF

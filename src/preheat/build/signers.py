@@ -1,4 +1,4 @@
-"""The keys of which one must have signed a bundle, if the settings require that."""
+"""The keys that the signature of a bundle must be made with, if the settings require one."""
 
 from __future__ import annotations
 

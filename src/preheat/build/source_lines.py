@@ -26,7 +26,7 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
     """Return the source lines of `artifact`, which was made from `program`; None if they are unknown.
 
     Code without line information is built once more with it, unless the process is sealed. That
-    artifact has a key of its own, and it is not recorded, because no manifest shall list it.
+    artifact has its own key, and it is not recorded, because no manifest should list it.
     """
     with no_fork:
         from preheat.toolchain.lines import Lines, has_lines  # needed only after a fault

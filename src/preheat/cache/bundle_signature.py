@@ -5,7 +5,7 @@
                    "hashes": SHA-256 of every entry in the order of the index, joined, in base64}}
 
 The key signs the other fields of the meta part, the digests of the index, and the hashes. Mounting a
-signed bundle therefore reads its index alone. Every entry is compared with its hash when it is read. A
+signed bundle therefore reads only its index. Every entry is compared with its hash when it is read. A
 reader that does not know of signatures ignores the field.
 """
 

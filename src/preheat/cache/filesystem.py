@@ -34,7 +34,7 @@ _LOCAL_FUSE = frozenset(
     "overlayfs portal securefs squashfuse squashfuse_ll unionfs".split()
 )
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-#: Tells the name under which NFS keeps a file that was removed while a process had it open.
+#: Recognizes the name under which NFS keeps a file that was removed while a process had it open.
 is_silly_renamed = re.compile(r"\.nfs[0-9a-f]{12,}").fullmatch
 
 
@@ -72,7 +72,7 @@ def read_mounts() -> list[Mount]:
 def parse_mounts(text: str) -> Iterator[Mount]:
     """Yield the mounts in the text of a `mountinfo` file. A line of another form is passed over.
 
-    A line has a number, the number of its parent, major:minor, the root inside of the filesystem, the
+    A line has a number, the number of its parent, major:minor, the root in the filesystem, the
     mount point, options, any number of optional fields, a hyphen, the type, the source and options.
     """
     for line in text.split("\n"):

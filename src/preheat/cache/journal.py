@@ -26,7 +26,7 @@ _MOST = 1e18  # the largest counter
 
 
 class Journal:
-    """The counters of this process in a file of its own. Two processes never write the same file."""
+    """The counters of this process in its own file. Two processes never write the same file."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Journal:
         self._written_at = 0.0
 
     def for_child(self) -> Journal:
-        """Return a journal for a forked child, with a file of its own."""
+        """Return a journal for a forked child, with its own file."""
         return Journal(self._directory, lock_dir=self._lock_dir, trust=self._trust, clock=self._clock)
 
     def write(self, stats: Stats) -> None:

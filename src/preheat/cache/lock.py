@@ -27,7 +27,7 @@ _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 
 
 class FileLock:
-    """`flock` on a file of its own, which is removed on release unless `keep` is given.
+    """`flock` on a separate file, which is removed on release unless `keep` is given.
 
     Lock files of keys are removed, because there would be one for each key. A lock that is taken again
     and again keeps its file. `owner` is the frame of the function that holds the lock, not of a

@@ -1,7 +1,7 @@
 """What the cache knows of signatures. `preheat.signing` has the keys and the cryptography.
 
 A signature is made over a context and a list of parts. The context names what is signed, so that the
-signature of an entry is never one of a bundle.
+signature of an entry is never valid for a bundle.
 """
 
 from __future__ import annotations

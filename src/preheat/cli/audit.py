@@ -1,4 +1,4 @@
-"""`preheat audit`: run a command and tell what it compiled and loaded."""
+"""`preheat audit`: run a command and report what it compiled and loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as arguments of commands, and bundles: a file, with or without a pin."""
+"""Arguments of commands that name files, or bundles with or without a pin."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _chosen(keys: tuple[str, ...]) -> Iterator[Artifact]:
 
 
 def _placed(directory: Path, texts: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
-    """Yield path and text of each source. A header outside of its include directory is skipped."""
+    """Yield path and text of each source. A header outside its include directory is skipped."""
     for name, text in texts.items():
         relative = name.removeprefix(f"{HEADER_DIRECTORY}/").lstrip("/")
         if not os.path.normpath(relative).startswith(".."):

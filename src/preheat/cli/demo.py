@@ -56,7 +56,7 @@ Examples:
   preheat demo --arch sm_80 --arch sm_120
   PREHEAT_DEVICE=emulator preheat demo --json
 
-The demo takes less than a minute. It needs no GPU, and it uses a cache of its own. Without a GPU,
+The demo takes less than a minute. It needs no GPU, and it uses a separate cache. Without a GPU,
 the closing table has figures that were measured on one. Exit status 1 when a step fails, or when a
 result differs from that of NumPy.
 """
@@ -352,7 +352,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _environment(place: Path) -> dict[str, str]:
-    """Return the environment with a cache of its own, and of the PREHEAT variables only the device."""
+    """Return the environment with a separate cache, and the device as the only other setting."""
     users = environ()
     env = {name: value for name, value in users.items() if not name.startswith("PREHEAT_")}
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)

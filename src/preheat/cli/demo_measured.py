@@ -1,4 +1,4 @@
-"""What the steps of `preheat demo` take on a GPU, as it was measured.
+"""The measured times of the steps of `preheat demo` on a GPU.
 
 The figures are those of benchmarks/results, which is not installed. A test compares the two.
 """

@@ -44,7 +44,7 @@ def triton_findings(sealed: SealMode) -> Iterator[Finding]:
 
 
 def _adapter(version: str, sealed: SealMode) -> Finding:
-    """Install the adapter in a process of its own: the version must be known, and Triton must load."""
+    """Install the adapter in a separate process: the version must be known, and Triton must load."""
     env = {name: value for name, value in environ().items() if not name.startswith("PREHEAT_")}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     env |= {"PREHEAT_CACHE": "off", "PYTHONPATH": path}

@@ -1,1 +1,1 @@
-"""Devices: the seam in `base`, the GPU in `cuda`, the emulator in `emulator`."""
+"""Devices: the interface in `base`, the GPU in `cuda`, the emulator in `emulator`."""

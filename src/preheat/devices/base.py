@@ -75,12 +75,12 @@ class Limits(NamedTuple):
 
     Attributes:
         warp: The number of threads of a warp.
-        threads: The most threads of a block.
+        threads: The maximum number of threads of a block.
         block: The largest block along each axis.
         grid: The largest grid along each axis.
         shared: Bytes of shared memory of a block.
-        shared_optin: The same for a kernel that opts in, which launches do where they need it.
-        cluster: The most blocks of a cluster, or 0 without clusters.
+        shared_optin: The same for a kernel that opts in. A launch opts in if it needs to.
+        cluster: The maximum number of blocks of a cluster, or 0 without clusters.
         processors: The number of multiprocessors.
 
     Examples:
@@ -106,7 +106,7 @@ class Geometry(NamedTuple):
     shared: int = 0  # dynamic shared memory in bytes
     cluster: Dim3 | None = None
     cooperative: bool = False
-    programmatic: bool = False  # may start before the launch before it completes
+    programmatic: bool = False  # may start before the preceding launch has completed
 
 
 class Attributes(NamedTuple):
@@ -117,10 +117,10 @@ class Attributes(NamedTuple):
         shared: Static shared memory of a block.
         local: Local memory of a thread.
         constant: Constant memory.
-        threads: The most threads of a block of this kernel.
+        threads: The maximum number of threads of a block of this kernel.
         binary_version: The architecture of the machine code: 90 for sm_90.
         ptx_version: The architecture of the PTX: 90 for compute_90.
-        dynamic_shared: The most dynamic shared memory of a launch.
+        dynamic_shared: The maximum size of the dynamic shared memory of a launch.
         cluster: The cluster that the kernel was compiled for, or None.
         cache_mode_ca: 1 for code that was assembled with `--dlcm=ca`.
 
@@ -143,7 +143,7 @@ class Attributes(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What a function allows of the launches of it. Every launch is checked against it."""
+    """The limits of the launches of a function. Every launch is checked against them."""
 
     threads: int  # maximum of one block
     shared: int  # bytes of static shared memory

@@ -1,8 +1,8 @@
 """Devices by name: the kinds that are registered, and how a name such as `emulator:1[sm_100]` is read.
 
-A kind of device is registered with a factory, or with the name of a module that is one, which is not
-imported before a device of that kind is asked for. `cuda` and `emulator` are registered here; a program
-adds a kind of its own with `register`.
+A kind of device is registered with a factory, or with the name of a module that is the factory. Such a
+module is imported when a device of that kind is first requested. `cuda` and `emulator` are registered
+here. A program adds its own kind with `register`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeviceFactory(Protocol):
         """Return True when this process can open a device of this kind. `auto` asks for that."""
 
     def parse_setting(self, text: str) -> tuple[str, Any] | None:
-        """Return name and value of a setting in the brackets of a device's name, such as `sm_100`..
+        """Return name and value of a setting in the brackets of a device's name, such as `sm_100`.
 
         None means that devices of this kind have no such setting.
         """

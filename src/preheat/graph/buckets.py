@@ -57,7 +57,7 @@ def bucket(n: int, sizes: Iterable[int]) -> int:
 
 
 def padded(array: Any, size: int, fill: complex = 0) -> np.ndarray[Any, Any]:
-    """Return a host array with rows of `fill` added up to `size` rows, or the array if it has them.
+    """Return a host array, padded with rows of `fill` to `size` rows if it has fewer.
 
     Args:
         array: An array on the host.

@@ -1,4 +1,4 @@
-"""A cache of graphs: each key is captured when it is seen for the second time, and replayed then."""
+"""A cache of graphs: each key is captured at its second use, and replayed from then on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GraphCache:
     """A cache of graphs by key, made by `gpu.graphs`. It is safe from any thread.
 
     At most `capacity` graphs are kept, and the least recently used one is evicted. Each `owner` has
-    graphs of its own, which are released with the owner: it is referenced weakly where that is
+    its own graphs, which are released with the owner: it is referenced weakly where that is
     possible. Recordings and warm-ups know the cache by `name`. With `checked`, each call of `run` is
     captured too and compared with the cached graph, and `BakedError` is raised where a replay would use
     something else. A reset of the device empties the cache, which then works with the new context.
@@ -462,7 +462,7 @@ class _Failure(NamedTuple):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What tells one kind of failure from another."""
+        """What distinguishes one kind of failure from another."""
         return (self.error, self.where)
 
 

@@ -5,7 +5,7 @@ A key is first seen, then captured, then has a graph:
     unknown ──record_run──▶ UncapturedKey ──begin_capture──▶ PendingCapture ──end_capture──▶ CachedGraph
                                   ▲─────────── the capture failed: quarantine ──────────┘
 
-Each owner has entries of its own. They go when the owner is collected.
+Each owner has its own entries. They are removed when the owner is garbage-collected.
 """
 
 from __future__ import annotations

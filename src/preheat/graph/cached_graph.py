@@ -1,4 +1,4 @@
-"""A cached graph: what a step was captured as, replayed for calls that are like the captured one."""
+"""A cached graph: the capture of one call of a step, replayed for calls with the same key."""
 
 from __future__ import annotations
 
@@ -93,18 +93,17 @@ class CachedGraph:
         lock = self.lock
         try:
             del lock[0]
-            taken = True
-        except KeyError:  # Another thread holds it.
-            taken = False  # Errors below must not have this one as their context.
-        if not taken:
-            return run_locked(lock, partial(self._run, arrays, copy))
-        try:
-            if copy or arrays or not self._nothing_to_copy:
-                return self._run(arrays, copy)
-            self.graph.replay()
-            return self.outputs
-        finally:
-            lock[0] = True
+        except KeyError:
+            pass  # Another thread holds it. Errors below must not have this one as their context.
+        else:
+            try:
+                if copy or arrays or not self._nothing_to_copy:
+                    return self._run(arrays, copy)
+                self.graph.replay()
+                return self.outputs
+            finally:
+                lock[0] = True
+        return run_locked(lock, partial(self._run, arrays, copy))
 
     def _run(self, arrays: Sequence[Any], copy: bool) -> Any:
         for own, given in zip(self.inputs, arrays, strict=True):

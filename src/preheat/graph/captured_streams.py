@@ -124,7 +124,7 @@ class CapturedStreams:
         return self._order.section(branch, uses, others) if self._order.begun else nullcontext()
 
     def _begin_order(self) -> None:
-        """Record the uses of memory from here on. Fast launches do not, so there are none any more."""
+        """Record the uses of memory from here on. No launch is fast afterwards."""
         if not self._order.begun:
             self._order.begin()
             self._context.thread_state.capture = None

@@ -1,4 +1,4 @@
-"""Comparison of two captures of one step, although each gets different memory."""
+"""Compares two captures of one step, although they use different memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CaptureMemory:
         return replace(argument, generation=self._name(argument.generation, str(argument)))
 
     def returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> Returned:
-        """Describe a returned item likewise. With `foreign` nodes, any memory of a library counts."""
+        """Describe a returned item, too. With `foreign` nodes, any memory of a library counts."""
         if memory is None:
             return Returned(repr(item) if isinstance(item, _PLAIN) else type(item).__name__)
         text = f"{memory.dtype}{list(memory.shape)}"

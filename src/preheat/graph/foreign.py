@@ -14,7 +14,7 @@ __all__ = ["ForeignLibraries"]
 class ForeignLibraries:
     """Directs torch and CuPy to the captured stream during a capture.
 
-    Each library allocates from a memory pool of its own meanwhile, or from a `shared` one. Memory that
+    Each library allocates from its own memory pool meanwhile, or from a `shared` one. Memory that
     was allocated inside is not handed out again as long as the pool is kept, except to captures that
     share it. CuPy can allocate only in a relaxed capture.
     """

@@ -38,7 +38,7 @@ _NOT_RETURNED: deque[ReturnedSpan] = deque(maxlen=0)  # Scratch memory comes bac
 class ScratchBuffer(PoolBuffer):
     """A part of the scratch memory. Arrays in it end with the frame, graphs that use it do not.
 
-    `captured` tells that the buffer was handed out inside a capture.
+    `captured` means that the buffer was handed out inside a capture.
     """
 
     __slots__ = ("_arrays", "_captured", "_ended", "stack")
@@ -159,7 +159,7 @@ class ScratchStack:
         if self.frames and self.current() is None:
             raise GraphError(
                 "another thread is inside a frame of this pool, which would share its memory",
-                hint="give each thread a pool of its own",
+                hint="give each thread its own pool",
             )
         frame = Frame(threading.get_ident(), self._top, captured)
         self.frames.append(frame)

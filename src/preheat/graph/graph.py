@@ -127,7 +127,7 @@ class Graph(Drawable):
         if self._stream is not None and self._stream.handle in LEGACY_STREAMS:
             raise CaptureError(
                 "the legacy default stream cannot be captured",
-                hint="leave `stream` out: a capture brings a stream of its own",
+                hint="leave `stream` out: a capture brings its own stream",
             )
         self._stage = State.NEW
         self.replay = partial(_replay_uncaptured, weakref.ref(self))

@@ -1,4 +1,4 @@
-"""Keys of cached graphs: what may be one, and how it is written in messages and recordings."""
+"""Keys of cached graphs: which values are allowed, and how messages and recordings show them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
-    hashed: object = kind.__hash__  # A shape of torch is a tuple of a type of its own.
+    hashed: object = kind.__hash__  # The shapes of torch are a subclass of tuple.
     if kind is not tuple and (hashed is not tuple.__hash__ or tensor_kind(value) is not None):
         return False
     for item in value:  # noqa: SIM110  (a generator costs as much as the tests)

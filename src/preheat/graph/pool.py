@@ -70,7 +70,7 @@ class Pool:
         self._peak = 0
         self._measuring = 0  # calls of `measure` that are running
         self._requested: weakref.WeakKeyDictionary[ActiveCapture, int] = weakref.WeakKeyDictionary()
-        self._missing = 0  # bytes side by side that a capture did not find
+        self._missing = 0  # contiguous bytes that a capture did not find
         self._sealed = False
         self._closed = False
         fork.register(self)
@@ -164,7 +164,7 @@ class Pool:
     def _buffer(self, size: int, capture: ActiveCapture | None) -> PoolBuffer:
         need = _aligned(size)
         with self._lock:
-            self._require_unsealed(f"{need:,} bytes were asked for")
+            self._require_unsealed(f"{need:,} bytes were requested")
             self._reclaim()
             self._add_missing()
             frame = self._scratch.current()
@@ -220,8 +220,8 @@ class Pool:
         self._missing = max(self._missing, 2 * (self._requested.get(capture, 0) + size))
         free = self._arena.free
         return CaptureError(
-            f"the pool has no room: {size:,} bytes were asked for inside a capture, "
-            f"and of {free.size:,} free ones {free.largest:,} are side by side",
+            f"the pool has no room: {size:,} bytes were requested inside a capture, "
+            f"and {free.largest:,} of {free.size:,} free bytes are contiguous",
             where=caller(),
             hint=f"right before each capture: pool.measure(body), or pool.reserve({size})",
         )
@@ -252,10 +252,10 @@ class Pool:
             self._add_missing()
 
     def reserve(self, nbytes: int) -> None:
-        """Have this many free bytes side by side. Unused blocks are freed to make room for them.
+        """Make sure that this many contiguous bytes are free. Unused blocks are freed to make room.
 
         Raises:
-            OutOfMemoryError: The device has not enough memory.
+            OutOfMemoryError: The device does not have enough memory.
 
         Examples:
             >>> pool = gpu.pool()

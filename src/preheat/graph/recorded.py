@@ -136,7 +136,7 @@ class RecordedWork:
         return LaunchArguments(uses=self.uses, foreign=self.foreign, foreign_streams=foreign_streams)
 
     def release(self) -> None:
-        """Keep nothing alive any more. The nodes can still be described."""
+        """Release everything that the graph kept alive. The nodes can still be described."""
         for node in self.nodes:
             node.release_arrays()
         self.records = []
@@ -185,6 +185,6 @@ def _scalars_by_name(arrays: Iterable[Array]) -> dict[str, Scalar]:
         if scalars.setdefault(array.name, array).buffer is not array.buffer:
             raise CaptureError(
                 f"two scalars of this graph are called {array.name!r}",
-                hint="give each a name of its own: graph.replay() sets scalars by name",
+                hint="give each its own name: graph.replay() sets scalars by name",
             )
     return scalars

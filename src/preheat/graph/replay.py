@@ -118,29 +118,27 @@ class Replayer:
                 return
             values = [] if setter is None else [*map(self.work.pack, scalars, scalars.values())]
             lock = self.lock
+            launch = None
             try:
                 del lock[0]
-                taken = True
-            except KeyError:  # Another thread holds it.
-                taken = False  # Errors below must not have this one as their context.
-            if not taken:
-                self.run(None, scalars, False)
-                return
-            try:
-                launch = self.launch
-                if launch is not None:
-                    self.context.last_replayed = self.name
-                    if setter is not None:
-                        self._set(setter, scalars, values)
-                    status = launch()
-                    if not status[0]:
-                        self.num_replays += 1
-                    elif status is NOT_SUBMITTED:
-                        launch = None
-                    else:
-                        self.raise_launch_error(status)
-            finally:
-                lock[0] = True
+            except KeyError:
+                pass  # Another thread holds it. Errors below must not have this one as their context.
+            else:
+                try:
+                    launch = self.launch
+                    if launch is not None:
+                        self.context.last_replayed = self.name
+                        if setter is not None:
+                            self._set(setter, scalars, values)
+                        status = launch()
+                        if not status[0]:
+                            self.num_replays += 1
+                        elif status is NOT_SUBMITTED:
+                            launch = None
+                        else:
+                            self.raise_launch_error(status)
+                finally:
+                    lock[0] = True
             if launch is None:
                 self.run(None, scalars, False)
         except PreheatError as error:

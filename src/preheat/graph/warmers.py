@@ -35,7 +35,7 @@ class Warmers:
         if self._known.setdefault(name, graphs) is not graphs:
             raise InputError(
                 f"other graphs called {name!r} have a warmer already",
-                hint="give these a name of their own: name=…",
+                hint="give these another name: name=…",
             )
 
     def find(self, name: str) -> Warmable:

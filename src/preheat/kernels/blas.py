@@ -83,13 +83,13 @@ def _bindings() -> Found | str:
 class Blas:
     """Matrix products by cuBLAS on one GPU, summed in fp32. `Ops` uses it.
 
-    Every stream has a handle of its own, with a workspace. Results have the same bits every time for
+    Every stream has its own handle, with a workspace. Results have the same bits every time for
     operands with the same alignment, by which cuBLAS selects its kernels. The workspace of a closed
     stream or a deleted graph is freed at the next product, once its work has completed. Of the streams
     of other libraries, only the default stream and the most recently used ones keep a workspace.
 
     A captured graph, of preheat or another library, keeps a workspace for itself. No workspace can be
-    allocated inside a capture, so one is kept ready: from the start, and after every product outside of
+    allocated inside a capture, so one is kept ready: from the start, and after every product outside
     captures. `reserve` allocates more.
 
     Args:

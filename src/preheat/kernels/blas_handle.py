@@ -62,7 +62,7 @@ class RawHandle:
 
 
 class Handle:
-    """A cuBLAS handle with a workspace of its own.
+    """A cuBLAS handle with its own workspace.
 
     When it is dropped, the raw handle goes to `unused` for the next one. The workspace is freed as any
     memory is: once the work that uses it has completed, and the graphs that use it are gone.

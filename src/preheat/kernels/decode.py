@@ -50,7 +50,7 @@ class DecodeState:
     """Token, position and valid length of each sequence, int32 on the device at fixed addresses.
 
     `position` is the index of the step and of the cache row that it writes. `length` is one more: the
-    number of valid rows. Each state has memory of its own. A sequence at the last of `limit` positions
+    number of valid rows. Each state has its own memory. A sequence at the last of `limit` positions
     does not advance: it keeps its token and position, so surplus replays repeat the last step and never
     write beyond the cache. `read()` returns how many there were.
 

@@ -35,7 +35,7 @@ _CPP = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 class Op(NamedTuple):
     """What one launch compiles and how it runs. Plans and launches share it, so they cannot disagree.
 
-    The functions that make an `Op` depend on shape and element type alone, not on a device or memory.
+    The functions that make an `Op` depend only on shape and element type, not on a device or memory.
     `dims` is for messages and plans. `entry` is a name expression.
     `cluster` is the number of blocks that share a row on devices with clusters, and `shared` the bytes
     of dynamic shared memory of each block. `by` names the library that does the work instead, such as

@@ -63,7 +63,7 @@ class Ops:
     Operands are contiguous float32, float16 or bfloat16, of any size and alignment. Arithmetic is in
     float32. `out` is the memory for the result: an operand of the same shape, or memory that overlaps
     no operand. With `out` (and a `workspace` where there is one) nothing is allocated. Results of the
-    shipped kernels depend on shapes and values alone: every run gives the same bits. Results of cuBLAS
+    shipped kernels depend only on shapes and values: every run gives the same bits. Results of cuBLAS
     also depend on alignment.
 
     Args:

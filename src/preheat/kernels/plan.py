@@ -1,10 +1,10 @@
-"""Plans: what shapes and types decide about a call of `Ops` is decided once.
+"""Plans: what depends only on the shapes and types of a call of `Ops` is decided once.
 
 A call checks its operands, selects a kernel and a geometry, and launches. All of that but the launch
 depends on the shapes, types and libraries of the arrays alone. A repeated call therefore finds a `Plan`
 by these, and only what differs from call to call is tested again: the plan tests that no result
 overlaps an operand, and the fast function of the launch (`preheat.runtime.fast_launch`) tests element
-types, devices, contiguity, captures and the order of streams. Where a test fails nothing has happened,
+types, devices, contiguity, captures and the order of streams. If a test fails, nothing was submitted,
 and the call takes the complete path, which handles the arrays or says what is wrong. The function for
 two operands and one result:
 
@@ -204,7 +204,7 @@ def kernel_launcher(
     """Return the launcher of a call with arguments like `args`, which lives as long as its kernel.
 
     It is None where every launch needs all checks. The first launch tests its arguments before anything
-    is done. The ones after it handle any arguments.
+    is done. The launches after it handle any arguments.
     """
     raw = None if stream is None else raw_stream(gpu._context, stream)
     kernels = [step.op.kernel(gpu) for step in steps]

@@ -153,7 +153,7 @@ def slow_reason(width: int, dtype: DType) -> str:
 
 _WIDE_THREADS = 512  # The most threads of a block that processes a wide row.
 _SHARED = 108 << 10  # Bytes of shared memory of a block, so that a large GPU's SM holds two blocks.
-_SEGMENT = 16 << 10  # Bytes of a row that are worth a block of their own.
+_SEGMENT = 16 << 10  # Bytes of a row that are worth a separate block.
 _CLUSTER = 8  # The blocks of a cluster that every device with clusters supports.
 _LINE = 64  # Elements, as in common.cuh.
 

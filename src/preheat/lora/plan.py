@@ -93,7 +93,7 @@ class Plan:
         """Yield the kernels for these lengths, whose rows are all multiples of a chunk, or all are not.
 
         Tile sizes only grow with such lengths. If the first and the last length launch the same
-        kernels, so do all lengths between them.
+        kernels, all lengths between them launch these kernels.
         """
         if not lengths:
             return

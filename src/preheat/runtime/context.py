@@ -249,7 +249,7 @@ class Context:
     def recover(self) -> bool:
         """Make a context usable again that a fault of a kernel has ended, with everything in it.
 
-        This is possible on an emulator without a schedule, and outside of captures. Return False if
+        This is possible on an emulator without a schedule, and outside captures. Return False if
         only a reset of the device helps. Memory that the kernel was writing may have any contents.
         """
 

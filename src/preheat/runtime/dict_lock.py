@@ -11,11 +11,12 @@ Code that must not pay for a call writes the two steps out:
     try:
         del lock[0]
     except KeyError:
-        …  # another thread holds it
-    try:
-        …
-    finally:
-        lock[0] = True
+        pass  # another thread holds it
+    else:
+        try:
+            …
+        finally:
+            lock[0] = True
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fast launches: one generated Python function for the arguments that most launches have.
 
-What a launch costs beyond the driver's own call is Python. A launch that is repeated therefore gets a
-function of its own: one `if` that tests everything that `Launch.run` would test, assignments into the
+Apart from the driver's own call, the cost of a launch is Python code. A repeated launch therefore gets
+its own function: one `if` that tests everything that `Launch.run` would test, assignments into the
 parameter buffer, and the driver's call. Arguments that fail the test go to `Launch.run`, which handles
 them or says what is wrong. The function for saxpy(float, float const*, float*, int):
 

@@ -16,7 +16,7 @@ from preheat.program import Program
 
 __all__ = ["GivenCode", "ObjectCode", "cubin_artifact", "given_code", "ptx_program", "with_names"]
 
-_MACHINE_CODE = "machine code runs on devices of its own major version alone"
+_MACHINE_CODE = "machine code runs only on devices of its own major version"
 _LINK = "link it to a cubin first"
 _FORMATS = {
     "ltoir": _LINK,
@@ -31,7 +31,7 @@ class ObjectCode(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name of the code in messages."""
 
     @property
     def code(self) -> bytes | str:
@@ -124,7 +124,7 @@ def ptx_program(given: GivenCode, label: str | None) -> Program:
 def with_names(artifact: Artifact, given: GivenCode) -> Artifact:
     """Return an artifact whose kernels also have the names that `given` has for them.
 
-    Modules are found by the digests of their artifacts, so this one gets a digest of its own.
+    Modules are found by the digests of their artifacts, so this one gets its own digest.
     """
     with no_fork:
         from dataclasses import replace

@@ -234,7 +234,7 @@ class SymbolView:
         return f"<variable {self.name}, {self.nbytes} bytes on {self._module.context.device.name}>"
 
 
-@short_methods(without={"launch", "replace"})
+@short_methods(without={"geometry", "launch", "replace"})
 class Kernel:
     """A kernel that can be launched: `kernel[grid, block](*args)`.
 
@@ -313,9 +313,8 @@ class Kernel:
             if not 0 <= dynamic <= uses.dynamic_shared:
                 continue
             blocks = self._function.occupancy(block, dynamic).blocks
-            if (
-                blocks * block > filled
-            ):  # Of equal ones the largest block wins: it needs the fewest blocks.
+            # Of equals, the largest block wins, because it needs the fewest blocks.
+            if blocks * block > filled:
                 best, filled = base.BlockSize(blocks * limits.processors, block), blocks * block
         if best is None:
             raise LaunchError(
@@ -375,7 +374,7 @@ class Kernel:
                 hint="several axes are a tuple: kernel[(8, 4), (32, 8)]; the rest goes by name: "
                 "kernel.launch(…, grid=, block=, shared=, stream=)",
             )
-        return self._remember(config, self._launch(self._geometry(*config), None))
+        return self._remember(config, self._launch(self.geometry(*config), None))
 
     def _remember(self, key: object, launch: Launch) -> Callable[..., None]:
         """Return the launch as a callable, which `key` finds again."""
@@ -419,7 +418,7 @@ class Kernel:
                 whose tensors are among the arguments.
             cluster: The size of a cluster in blocks.
             cooperative: Allow the grid to synchronise.
-            programmatic: Allow the kernel to start before the launch before it completes.
+            programmatic: Allow the kernel to start before the preceding launch has completed.
             named: Arguments of the kernel by name, if their names are known.
 
         Raises:
@@ -439,7 +438,7 @@ class Kernel:
             except (KeyError, TypeError):
                 launcher = None
             if launcher is None:
-                geometry = self._geometry(grid, block, shared, cluster, cooperative, programmatic)
+                geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
                 launcher = self._remember(key, self._launch(geometry, raw))
             launcher(*args)
         except PreheatError as error:
@@ -469,13 +468,13 @@ class Kernel:
         """
         if named:
             self._signature.refuse_names(named)
-        geometry = self._geometry(grid, block, shared, cluster, cooperative, programmatic)
+        geometry = self.geometry(grid, block, shared, cluster, cooperative, programmatic)
         launch = self._launch(geometry, None if stream is None else raw_stream(self._context, stream))
         return Bound(launch, args, stream)
 
     def prepare(self, grid: object, block: object) -> Launch:
         """Return a launch with this grid and block, for any arguments and stream."""
-        return self._launch(self._geometry(grid, block), None)
+        return self._launch(self.geometry(grid, block), None)
 
     def _launch(self, geometry: base.Geometry, stream: base.Stream | None) -> Launch:
         module = self.module
@@ -506,27 +505,20 @@ class Kernel:
             >>> gpu.kernel(SAXPY, "saxpy").geometry(4, (16, 16)).block
             (16, 16, 1)
         """
-        return self._geometry(grid, block, shared, cluster, cooperative, programmatic)
-
-    def _geometry(
-        self,
-        grid: object,
-        block: object,
-        shared: int = 0,
-        cluster: object = None,
-        cooperative: bool = False,
-        programmatic: bool = False,
-    ) -> base.Geometry:
-        geometry = self._sized(grid, block, shared)
-        if cluster is not None or cooperative or programmatic:
-            geometry = geometry._replace(
-                cluster=None if cluster is None else self._dim("cluster", cluster),
-                cooperative=bool(cooperative),
-                programmatic=bool(programmatic),
-            )
-        if geometry.cluster is not None or self._function.bounds.cluster is not None:
-            self._check_cluster(geometry)
-        return geometry
+        try:
+            geometry = self._sized(grid, block, shared)
+            if cluster is not None or cooperative or programmatic:
+                geometry = geometry._replace(
+                    cluster=None if cluster is None else self._dim("cluster", cluster),
+                    cooperative=bool(cooperative),
+                    programmatic=bool(programmatic),
+                )
+            if geometry.cluster is not None or self._function.bounds.cluster is not None:
+                self._check_cluster(geometry)
+            return geometry
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
 
     def _sized(self, grid: object, block: object, shared: int = 0) -> base.Geometry:
         """Check grid, block and shared memory against the limits."""

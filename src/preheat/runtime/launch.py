@@ -69,7 +69,7 @@ class LaunchArguments:
     foreign_streams: dict[int, str] = field(default_factory=dict)  # their libraries, by handle
     keep_alive: list[object] = field(default_factory=list)  # owners of memory that nobody else keeps
     arrays: dict[int, Array] = field(default_factory=dict)  # ours, by argument position
-    libraries: set[str] = field(default_factory=set)  # foreign ones with streams of their own
+    libraries: set[str] = field(default_factory=set)  # foreign ones with their own streams
 
     def use(self, array: Array, *, write: bool) -> None:
         """Add a read or a write of one of our arrays."""
@@ -123,7 +123,7 @@ class Call(ABC):
         """Check the arguments, order the work and submit it; `LaunchError` before anything happens.
 
         In a thread that captures, the work becomes part of the capture. The replay orders it with the
-        work that produces its operands outside of the graph.
+        work that produces its operands outside the graph.
         """
         if named:
             self.signature.refuse_names(named)

@@ -16,7 +16,7 @@ __all__ = ["Launcher"]
 class Launcher:
     """A launch whose second call generates the fast function that replaces it in a kernel.
 
-    `kernel` returns the kernel, or None if it does not exist any more. `key` finds this object there.
+    `kernel` returns the kernel, or None if it no longer exists. `key` finds this object there.
     """
 
     __slots__ = ("_fast", "_kernel", "_key", "_launch", "_seen")

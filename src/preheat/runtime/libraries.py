@@ -1,7 +1,8 @@
 """Other libraries that work on the same device: their streams, and their part in a capture.
 
-A library has tensors, and a current stream for each device that its own work goes to. `LIBRARIES` are
-the ones that preheat knows. preheat never imports one: it uses a library once the program has.
+A library has tensors and, for each device, a current stream that its own work goes to. `LIBRARIES`
+lists the libraries that preheat knows. preheat never imports one of them: it uses a library once the
+program has imported it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class StreamHandle:
 
 
 class Library:
-    """A library with tensors on devices of one DLPack device type, and with streams of its own.
+    """A library with tensors on devices of one DLPack device type, and with its own streams.
 
     `current` returns the handle of the current stream on the device with a number. `elements` are the
     library's own element types. Both are known once the library is imported and inspected.
@@ -102,7 +103,7 @@ class Library:
         return None
 
     def pool_ranges(self, pool: Any, index: int) -> list[range]:
-        """Return the addresses of the memory in a pool of `redirect`, if the library tells them."""
+        """Return the addresses of the memory in a pool of `redirect`, if the library reports them."""
         del pool, index
         return []
 
@@ -114,7 +115,7 @@ class Torch(Library):
 
     def __init__(self, name: str, *, device_type: int = ON_GPU) -> None:
         super().__init__(name, device_type=device_type)
-        self._ended_pools: set[PoolId] = set()  # ids that torch accepts never again
+        self._ended_pools: set[PoolId] = set()  # ids that torch never accepts again
 
     def is_initialized(self) -> bool:
         """Return True once torch has a CUDA context; False while another thread imports it."""
@@ -174,7 +175,7 @@ class Torch(Library):
 class _TorchPool:
     """A pool of torch by its id. torch keeps the pool as long as this object lives.
 
-    Once the last user of an id is gone, torch accepts the id never again, so `ended` is told.
+    Once the last user of an id is gone, torch never accepts the id again, so `ended` is called.
     """
 
     def __init__(self, torch: Any, id: PoolId, index: int, ended: Callable[[PoolId], None]) -> None:

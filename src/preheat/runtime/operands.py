@@ -106,7 +106,7 @@ class Operand(NamedTuple):
 
 
 class TensorKind(NamedTuple):
-    """How to read tensors of one type. `source` is their library, if it has streams of its own."""
+    """How to read tensors of one type. `source` is their library, if it has its own streams."""
 
     library: str
     read: Callable[[Any, int], Operand]

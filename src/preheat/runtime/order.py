@@ -177,7 +177,7 @@ class Order:
     def export(self, uses: Uses, handles: Iterable[int], *, shared: bool) -> None:
         """Let streams of another library use this memory: they wait for what was done with it.
 
-        `shared` tells that other consumers hold the memory already.
+        `shared` means that other consumers hold the memory already.
         """
         before = [self._timeline_of(handle) for handle in self._library_streams()] if shared else []
         timelines = [self._timeline_of(handle) for handle in handles]

@@ -271,7 +271,7 @@ class Session:
         return len({module for module, _ in self.modules.values()})
 
     def clear(self) -> None:
-        """Hold nothing any more; the context has ended."""
+        """Release everything; the context has ended."""
         self.kernels.clear()
         self.modules.clear()
         self.pending.clear()

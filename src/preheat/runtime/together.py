@@ -1,4 +1,4 @@
-"""Kernels that are asked for together: what no cache has is compiled on all processors."""
+"""Kernels that are requested together: those that no cache has are compiled on all processors."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Timeline:
     def mark(self, *, recorded: bool = False) -> int:
         """Record the event after everything submitted so far and return the position of this mark.
 
-        `recorded` tells that the work itself has just recorded `event`.
+        `recorded` means that the work itself has just recorded `event`.
         """
         if not recorded:
             self._event = self.stream.record(reuse=self._event)
@@ -131,7 +131,7 @@ class Uses:
     (`preheat.runtime.export`) and parts that end (`preheat.graph.arena`) are added without it, because
     finalizers take no lock.
 
-    `writer` is the stream of ours with the exclusive right, and `readers` are the ones with the right
+    `writer` is our stream with the exclusive right, and `readers` are the streams with the right
     to read, by id. Both are empty while the memory is shared, and stay empty once it is closed.
     """
 

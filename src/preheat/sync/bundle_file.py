@@ -22,7 +22,7 @@ _NOT_IN_CACHES = "a bundle does not hold the list by which a cache finds a progr
 class BundleSource:
     """The entries of a bundle that a cache can use: code without header files, and foreign files.
 
-    Programs with header files stay in the bundle, and so do those that no cache may keep.
+    Programs with header files, and programs that no cache may keep, stay in the bundle.
     """
 
     def __init__(self, bundle: Bundle) -> None:

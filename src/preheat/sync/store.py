@@ -44,7 +44,7 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Close files and connections. The store is not used any more."""
+        """Close files and connections. The store is not used afterwards."""
 
 
 class Target(Protocol):
@@ -68,7 +68,7 @@ class Target(Protocol):
         """Add the states of a header list to those that the store has; return whether any was new."""
 
     def close(self) -> None:
-        """Finish the writing. The store is not used any more."""
+        """Finish the writing. The store is not used afterwards."""
 
 
 def decode(digest: str, blob: bytes) -> Content:

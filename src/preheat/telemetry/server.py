@@ -52,8 +52,8 @@ class MetricsServer:
     """Answers GET and HEAD of `/metrics` and `/healthz` until `close`, or until the process ends.
 
     `OSError` or `ValueError` when the address cannot be used, and `RuntimeError` when no thread can be
-    started. A forked child does not listen: it closes its copies of
-    the sockets, and the parent goes on.
+    started. A forked child does not listen: it closes its copies of the sockets, and the parent goes
+    on.
     """
 
     def __init__(self, address: Address, page: Callable[[], str] = process_page) -> None:

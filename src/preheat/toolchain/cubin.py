@@ -192,7 +192,7 @@ class _Reader:
         start, limit = table.offset + at, table.offset + table.size
         end = self._data.find(b"\0", start, min(limit, start + _MOST_NAME))
         if not table.offset <= start < limit or end < 0:
-            raise _DamagedError("a name is outside of the table of names")
+            raise _DamagedError("a name is outside the table of names")
         return self._data[start:end].decode()
 
     def _starts_with(self, at: int, text: str) -> bool:

@@ -153,7 +153,7 @@ class WorkerPool:
         self._early = None
 
     def _take(self, *, new: bool) -> WorkerProcess:
-        """Return a worker that is not idle any more: a new one, or one of the idle ones."""
+        """Return a worker, which is then busy: a new one, or one that was idle."""
         while True:
             with self._lock:
                 while self._idle and not new:
@@ -184,7 +184,7 @@ class WorkerPool:
             cancellation.check()
 
     def _start(self) -> WorkerProcess:
-        """Start a worker in a thread of its own, add it to the idle ones and return it.
+        """Start a worker in a separate thread, add it to the idle ones and return it.
 
         Interrupts arrive in the main thread, where they could lose the process or its pipes inside
         `subprocess`. If the wait for the thread is interrupted, the worker is still added.
@@ -268,7 +268,7 @@ class WorkerPool:
             self._early.pause(act)
 
     def end_early(self) -> None:
-        """Send no request early any more, and end the workers whose replies no call has asked for."""
+        """Send no more requests early, and end the workers whose replies no call has asked for."""
         early = self._early
         self._early = None
         if early is not None:

@@ -31,7 +31,7 @@ _PROBE_NAME = "__preheat_sig"
 #: Why types are unknown: the compiler has rejected the probe of a kernel.
 REJECTED = (
     "its name is also the name of other functions, or hidden in another scope; "
-    "rename the kernel, or declare it outside of other scopes"
+    "rename the kernel, or declare it outside other scopes"
 )
 #: Why types are unknown: the source has no declaration of the kernel, and so there is no probe.
 UNSEEN = (
@@ -93,7 +93,7 @@ def all_probes(program: Program) -> dict[str, tuple[str, ...]]:
 def unknown_because(name: str, messages: Iterable[str]) -> str:
     """Return why the types of a kernel are unknown and what to do, for what the compiler says of it."""
     if any("is undefined" in message for message in messages):
-        return f"the end of the program cannot refer to {name}; declare {name} outside of other scopes"
+        return f"the end of the program cannot refer to {name}; declare {name} outside other scopes"
     return f"{name} is also the name of other functions; rename the kernel or these functions"
 
 

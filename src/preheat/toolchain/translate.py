@@ -165,8 +165,8 @@ def _nvrtc(
 ) -> Compiled:
     reply, made = _traced(pool, *_request(library, program, arch, roots, probes))
     log = accepted(reply, program, arch, roots)
-    if isinstance(program, RelocatableProgram):
-        return _relocatable(program, reply, made, log)
+    if isinstance(program, RelocatableProgram):  # The link interprets its probes, which are names here.
+        return _compiled(program, reply, made, log, entries=(), names=reply["lowered"])
     require_loadable(program, made["cubin"])
     demangled, lowered = reply["demangled"], reply["lowered"]
     signatures = {
@@ -174,33 +174,28 @@ def _nvrtc(
     }
     module = reply.get("module") or _parsed(made["ptx"])
     unknown = {**dict.fromkeys(module.entries, signature.UNSEEN), **unknown}
-    opened = reply["opened"]
-    text, timing = report.split_timing(log)
-    return Compiled(
-        cubin=made["cubin"],
-        ptx=made["ptx"],
-        entries=signature.entry_points(module, demangled, signatures, report.resources(log), unknown),
-        names={name: lowered[name] for name in program.names},
-        log=text,
-        timing=timing,
-        seconds=reply["seconds"],
-        build=reply["build"],
-        opened=None if opened is None else tuple(opened),
-        templates=tuple(signature.declared(program)[1]),
-    )
+    entries = signature.entry_points(module, demangled, signatures, report.resources(log), unknown)
+    names = {name: lowered[name] for name in program.names}
+    return _compiled(program, reply, made, log, entries=entries, names=names)
 
 
-def _relocatable(
-    program: Program, reply: Mapping[str, Any], made: Mapping[str, bytes], log: str
+def _compiled(
+    program: Program,
+    reply: Mapping[str, Any],
+    made: Mapping[str, bytes],
+    log: str,
+    *,
+    entries: tuple[EntryPoint, ...],
+    names: Mapping[str, str],
 ) -> Compiled:
-    """Return a compiled part of a link. Its `names` include the probes, which the link interprets."""
+    """Return the result of a compile that succeeded."""
     text, timing = report.split_timing(log)
     opened = reply["opened"]
     return Compiled(
         cubin=made["cubin"],
         ptx=made["ptx"],
-        entries=(),
-        names=reply["lowered"],
+        entries=entries,
+        names=names,
         log=text,
         timing=timing,
         seconds=reply["seconds"],

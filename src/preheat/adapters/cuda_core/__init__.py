@@ -4,8 +4,8 @@
 
     program.compile("cubin", cache=preheat.adapters.cuda_core.cache())
 
-`preheat.adapters.install("cuda_core")` does it for every program of the process, also for those that
-cuda.core's own cache refuses.
+`preheat.adapters.install("cuda_core")` does this for every program of the process, including those
+that cuda.core's own cache refuses.
 """
 
 from __future__ import annotations

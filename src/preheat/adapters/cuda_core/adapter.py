@@ -1,4 +1,4 @@
-"""cuda.core on the store of preheat: programs of any kind, and baking without a GPU."""
+"""The adapter for cuda.core: it stores programs of any kind, and bakes them without a GPU."""
 
 from __future__ import annotations
 

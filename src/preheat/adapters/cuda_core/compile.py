@@ -1,7 +1,7 @@
-"""Where cuda.core compiles: looked up in the store first, and stored afterwards.
+"""Compiles of cuda.core: looked up in the store first, and stored afterwards.
 
-`Program` is a type of C. Its methods cannot be replaced, but it calls two functions of Python modules
-by their names: one that computes a key, and one that compiles. Both are replaced here.
+`Program` is a class written in C. Its methods cannot be replaced, but it calls two functions of Python
+modules by their names: one that computes a key, and one that compiles. Both are replaced here.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class _Text(NamedTuple):
 def headers_digest(source: str | bytes, options: Any) -> str:
     """Return a digest of all files that `source` may include; empty when there are none.
 
-    Raises `NotKeyableError` when the files cannot be told from the texts.
+    Raises `NotKeyableError` when the texts do not show which files these are.
     """
     text = source if isinstance(source, str) else source.decode(errors="replace")
     if macro := clock_macro(text):

@@ -1,4 +1,4 @@
-"""CuPy: its compiles on the store of preheat, and its `RawKernel` and `RawModule` on preheat.
+"""CuPy: its compiles use the store of preheat, and `RawKernel` and `RawModule` run on preheat.
 
     from preheat.adapters.cupy import RawKernel, RawModule        # instead of: from cupy import …
 

@@ -1,4 +1,4 @@
-"""CuPy on the store of preheat: raw kernels, ufuncs, reductions, fusion, and baking without a GPU."""
+"""The adapter for CuPy: it stores and bakes raw kernels, ufuncs, reductions and fused kernels."""
 
 from __future__ import annotations
 

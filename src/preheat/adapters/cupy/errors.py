@@ -1,7 +1,7 @@
-"""Errors of raw kernels: those of preheat, which are CuPy's as well where CuPy is imported.
+"""Errors of raw kernels: they are errors of preheat and, if CuPy is imported, of CuPy as well.
 
 A program that catches `cupy.cuda.compiler.CompileException` or `cupy.cuda.driver.CUDADriverError` keeps
-working. Without CuPy, the errors are those of preheat alone.
+working. Without CuPy, they are only errors of preheat.
 """
 
 from __future__ import annotations

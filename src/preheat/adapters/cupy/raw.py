@@ -18,11 +18,11 @@ from preheat.adapters.cupy.place import Place, current_stream, gpu_at, place_of
 from preheat.adapters.cupy.source import RawSource
 from preheat.callsite import warn_caller
 from preheat.devices.base import ON_GPU, ON_HOST
-from preheat.errors import InputError, LaunchError, SealedError
+from preheat.errors import InputError, LaunchError, PreheatError, SealedError
 from preheat.program import file_of, list_argument
 from preheat.runtime.arguments import param_specs
 from preheat.runtime.kernel import Kernel, Module
-from preheat.tracebacks import short_traceback
+from preheat.tracebacks import short_errors, short_methods, shorten_traceback
 
 __all__ = ["RawKernel", "RawModule"]
 
@@ -36,6 +36,7 @@ _ATTRIBUTES = (
 )  # fmt: skip
 
 
+@short_methods()
 class RawKernel:
     """A kernel from CUDA C++ source, with the interface of `cupy.RawKernel`.
 
@@ -135,8 +136,11 @@ class RawKernel:
         `args` is a tuple. The launch goes to `stream`, by default to CuPy's current stream. Raises
         `LaunchError` for arguments that do not fit the parameters.
         """
-        with short_traceback:
+        try:
             kernel = self._kernel(place_of(args))
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
         on_host = kernel.module.context.device.dlpack[0] == ON_HOST
         values = converted(param_specs(kernel.entry.parameters), args, on_host=on_host)
         if stream is None and not has_stream(values):
@@ -154,10 +158,10 @@ class RawKernel:
         )
 
     @property
+    @short_errors
     def kernel(self) -> Kernel:
         """The kernel of preheat on the current device."""
-        with short_traceback:
-            return self._kernel(place_of())
+        return self._kernel(place_of())
 
     def _kernel(self, place: Place) -> Kernel:
         found = self._kernels.get(place)
@@ -180,9 +184,7 @@ class RawKernel:
             >>> RawKernel(SAXPY, "saxpy").compile()
         """
         self._kernels.clear()
-        with short_traceback:
-            module = self.kernel.module
-        _write_log(module, log_stream)
+        _write_log(self.kernel.module, log_stream)
 
     # Attributes
 
@@ -193,7 +195,7 @@ class RawKernel:
 
     @property
     def max_threads_per_block(self) -> int:
-        """The most threads that a block of the kernel can have."""
+        """The maximum number of threads in a block of the kernel."""
         return self.kernel.attributes.threads
 
     @property
@@ -213,7 +215,7 @@ class RawKernel:
 
     @property
     def num_regs(self) -> int:
-        """The registers of a thread."""
+        """The number of registers of a thread."""
         return self.kernel.attributes.registers
 
     @property
@@ -228,14 +230,14 @@ class RawKernel:
 
     @property
     def cache_mode_ca(self) -> int:
-        """1 where the kernel was compiled with `-Xptxas --dlcm=ca`, and 0 elsewhere."""
+        """1 if the kernel was compiled with `-Xptxas --dlcm=ca`, otherwise 0."""
         return self.kernel.attributes.cache_mode_ca
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory of a launch.
+        """The maximum size of the dynamic shared memory of a launch.
 
-        No launch needs a setting. Setting it checks that the device has as much.
+        A launch does not need this setting. Setting it checks that the device has that much.
         """
         most = self.kernel.attributes.dynamic_shared
         return most if self._dynamic_shared is None else self._dynamic_shared
@@ -272,6 +274,7 @@ class RawKernel:
         return f"<RawKernel {self.name}>"
 
 
+@short_methods()
 class RawModule:
     """Several kernels from one source, or from a compiled file, with the interface of `cupy.RawModule`.
 
@@ -337,10 +340,10 @@ class RawModule:
         return self._source.names
 
     @property
+    @short_errors
     def module(self) -> Module:
         """The module of preheat on the current device."""
-        with short_traceback:
-            return self._source.module(gpu_at(place_of()))
+        return self._source.module(gpu_at(place_of()))
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile and load the module.
@@ -352,9 +355,7 @@ class RawModule:
             >>> from preheat.adapters.cupy import RawModule
             >>> RawModule(code=SAXPY).compile()
         """
-        with short_traceback:
-            module = self.module
-        _write_log(module, log_stream)
+        _write_log(self.module, log_stream)
 
     def get_function(self, name: str) -> RawKernel:
         """Return the kernel `name`, which may be one of the name expressions.
@@ -371,8 +372,7 @@ class RawModule:
             >>> one = module.get_function("one<float>")
         """
         made = RawKernel._of(self._source, name, self.backend, self.enable_cooperative_groups)
-        with short_traceback:
-            made.kernel  # noqa: B018
+        made.kernel  # noqa: B018
         return made
 
     def get_global(self, name: str) -> Any:
@@ -385,9 +385,8 @@ class RawModule:
             >>> from preheat.adapters.cupy import RawModule
             >>> table = RawModule(code='extern "C" __device__ float table[4];').get_global("table")
         """
-        with short_traceback:
-            module = self.module
-            symbol = module.symbol(name)
+        module = self.module
+        symbol = module.symbol(name)
         cupy, (kind, index) = sys.modules.get("cupy"), module.context.device.dlpack
         if cupy is None or kind != ON_GPU:
             return symbol

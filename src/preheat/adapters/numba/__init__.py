@@ -1,1 +1,1 @@
-"""The adapter for Numba-CUDA, whose top package is `numba` outside of this one."""
+"""The adapter for Numba-CUDA. In its modules, `import numba` imports the library."""

@@ -1,4 +1,4 @@
-"""Numba-CUDA on the store of preheat: its kernels, and baking without a GPU."""
+"""The adapter for Numba-CUDA: it stores kernels, and bakes them without a GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the code of a kernel depends on: the functions that it calls, and the values that it reads.
 
-Numba compiles the values of globals and closures into the code. Its own cache has the bytecode of the
-kernel alone in its key. Here, names are followed through the bytecode of all called functions.
+Numba compiles the values of globals and closures into the code. The key of its own cache has only
+the bytecode of the kernel. Here, names are followed through the bytecode of all called functions.
 """
 
 from __future__ import annotations

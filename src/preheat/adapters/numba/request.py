@@ -40,7 +40,7 @@ class KernelRequest:
 
     @lazy
     def dependencies(self) -> Dependencies:
-        """What the code depends on. Raises `UnkeyableError` where that cannot be told."""
+        """What the code depends on. Raises `UnkeyableError` where that is not known."""
         try:
             return Dependencies(self.function, self.options)
         except UnkeyableError:

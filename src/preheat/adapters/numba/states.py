@@ -1,4 +1,4 @@
-"""A compiled kernel of Numba as files, and a kernel of files.
+"""Makes files of a compiled kernel of Numba, and a kernel of such files.
 
 Numba's own cache pickles the state of a kernel. Here, an entry is code and JSON. The types and the
 extensions of a kernel are those of the call that asks for it. Loading an entry runs no code of it.

@@ -26,7 +26,7 @@ class _Context(NamedTuple):
 
 
 class _Postponed(NamedTuple):
-    """What a dispatcher has in the place of a kernel that its decorator would compile."""
+    """Stands in for a kernel that the decorator of a dispatcher would compile."""
 
     entry_point: None = None
     objectmode: bool = False

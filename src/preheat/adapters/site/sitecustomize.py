@@ -7,6 +7,7 @@ without it runs first.
 import importlib.util
 import os
 import sys
+from types import ModuleType
 
 
 def _run_other() -> None:
@@ -26,22 +27,30 @@ def _run_other() -> None:
 
 
 def _join_audit() -> None:
-    """Run the Python side of the audit. It is loaded by its path: this Python may not have preheat."""
+    """Run the Python side of the audit."""
+    hook = _load("adapters", "import_hook.py")
+    audit = _load("audit", "in_process.py")
+    audit.start(os.environ, hook.ImportHook)
+
+
+def _load(*path: str) -> ModuleType:
+    """Load a module of preheat by its path: this Python may not have preheat."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = os.path.join(package, "audit", "in_process.py")
-    spec = importlib.util.spec_from_file_location("preheat_audit_in_process", path)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.start(os.environ)
+    name = "preheat_" + os.path.splitext(path[-1])[0]
+    spec = importlib.util.spec_from_file_location(name, os.path.join(package, *path))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 try:
     _run_other()
-finally:  # An error of the other one is Python's to report. The adapters are installed all the same.
+finally:  # Python reports an error of the other one. The adapters are installed in any case.
     if "PREHEAT_AUDIT_LIBRARY" in os.environ and sys.version_info >= (3, 8):  # It may be any Python.
         _join_audit()
-    # To import preheat takes longer than most programs start. Another Python may not have it.
+    # Importing preheat takes longer than the start of most programs. Another Python may not have it.
     wanted = os.environ.get("PREHEAT_ADAPTERS", "") not in ("", "off")
     if wanted and importlib.util.find_spec("preheat") is not None:
         from preheat.adapters.imports import activate

@@ -1,4 +1,4 @@
-"""The adapter for `torch.cuda._compile_kernel`, which compiles CUDA C++ in every process, each time.
+"""The adapter for `torch.cuda._compile_kernel`, which compiles CUDA C++ again in every process.
 
 Its kernels become programs of preheat: they are compiled by the toolchain of preheat, and are recorded,
 baked, checked and sealed like the programs of `gpu.kernel`. A bake therefore needs neither a GPU nor
@@ -51,8 +51,8 @@ class TorchAdapter(Adapter):
     def install(self, builder: Builder) -> None:
         """Connect torch. Its lines are not reported as those of the program from now on.
 
-        A version that is not known is an error. In a sealed process that is the first kernel that it
-        would compile, because most programs with torch compile none in this way.
+        A version that is not known is an error. In a sealed process, the error is raised at the first
+        kernel that torch would compile, because most programs with torch compile none in this way.
         """
         import torch
 

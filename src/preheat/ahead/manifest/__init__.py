@@ -143,8 +143,8 @@ class Manifest:
         """Write the manifest to `path` in one step, and the generated sources beside it.
 
         Entries of other libraries that cannot be made again are written to a bundle beside it.
-        Programs and graphs that this manifest does not have are removed from the file, and so are
-        programs that were `unreadable`.
+        Programs and graphs that this manifest does not have, and programs that were `unreadable`,
+        are removed from the file.
 
         Args:
             path: The path of the file.
@@ -241,7 +241,7 @@ def _targets(title: str, given: Sequence[Arch] | None, own: Sequence[Arch]) -> l
 
 
 def _mark_ambiguous_titles(items: Iterable[ManifestProgram]) -> tuple[ManifestProgram, ...]:
-    """Set `ambiguous_title` of the programs whose titles differ in include directories alone."""
+    """Set `ambiguous_title` of the programs whose titles differ only in include directories."""
     include_lists: dict[str, set[tuple[str, ...]]] = {}
     unmarked = [replace(item, ambiguous_title=False) for item in items]
     for item in unmarked:

@@ -17,7 +17,7 @@
    PREHEAT_AUDIT_ONLY=refusals, it reports neither loads nor compiles. PREHEAT_EVENTS names the file of the
    user to which refusals are appended, too. The code here also runs between
    vfork and exec, and on small stacks: there it uses no heap, takes no lock that it waits for, and keeps
-   large buffers in memory of their own (`map_memory`). */
+   large buffers in separate memory (`map_memory`). */
 #ifndef PREHEAT_AUDIT_H
 #define PREHEAT_AUDIT_H
 

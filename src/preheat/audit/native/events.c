@@ -219,7 +219,7 @@ static const char* program_frame(const char* site, char* out, size_t size) {
     return out;
 }
 
-/* The line of the program has a field of its own, because a deep stack has no room in an event. */
+/* The line of the program has its own field, because a deep stack has no room in an event. */
 void line_site(Line* line, const char* site) {
     char frame[SMALL_LINE];
     if (!site || !site[0])
@@ -236,7 +236,7 @@ void line_begin(Line* line, char* buffer, size_t size, const char* event, double
     line_integer(line, "pid", getpid());
 }
 
-/* Open the file of this process. Users have files of their own, because a process may change its user and
+/* Open the file of this process. Users have their own files, because a process may change its user and
    cannot write to its former file any more. */
 static int open_events(int recent) {
     char path[strlen(audit_directory) + 64];

@@ -270,7 +270,7 @@ static int permit_compile(const char* library, const void* caller) {
     return audit_seal != SEAL_ERROR;
 }
 
-/* A process may have several versions of a library. Each has a wrapper of its own. */
+/* A process may have several versions of a library. Each has its own wrapper. */
 enum { VERSIONS = 4 };
 #define COMPILE(name, library, refused, number, parameters, arguments) \
     static int name##_##number parameters { \

@@ -27,7 +27,7 @@ LEASE_BYTES = 4096  # of an object that is compared: a lease has about 40
 class RemoteError(OSError):
     """A server could not be used: it is dead, slow, full, read-only, or refuses the credentials.
 
-    `retryable` tells whether another attempt may succeed soon, as after a reset connection.
+    `retryable` says whether another attempt may succeed soon, as after a reset connection.
     """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
@@ -92,7 +92,7 @@ class Engine(Protocol):
         """Remove an object whose content is `old`, and return whether it was removed."""
 
     def close(self) -> None:
-        """Close connections. The engine is not used any more."""
+        """Close connections. The engine is not used afterwards."""
 
 
 def names_of(engine: Engine, prefix: str = "") -> Iterator[str]:

@@ -39,7 +39,7 @@ def missing_package(remote: Remote) -> str | None:
 def probe_conditional(engine: Engine) -> bool:
     """Return whether the server keeps the conditions of `create`, `swap` and `discard`.
 
-    Some gateways to S3 accept a conditional request and ignore the condition. An object of its own is
+    Some gateways to S3 accept a conditional request and ignore the condition. A separate object is
     written and removed. The calls come one after the other, so that this is no proof of atomicity.
     """
     if not engine.conditional:

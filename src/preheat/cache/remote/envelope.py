@@ -12,7 +12,7 @@
 
 The signature covers bytes 8 to 60 and the payload as it is stored. It is verified before anything is
 decompressed. The digest is part of it, so an entry that is copied to the name of another one is
-refused; and so are version and flags, so a signed entry is not valid as one of another format.
+refused. Version and flags are part of it, so a signed entry is not valid as one of another format.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Lease:
         """Change the object, and return whether it was that of this holder; `absent` if there is none.
 
         The server may have done what an earlier request asked for although its answer was lost. So if
-        the object has other content with the own token, `act` is called once more, with that content.
+        the object has other content with our token, `act` is called once more, with that content.
         """
         if self._call(verb, act, background=background):
             return True

@@ -1,8 +1,8 @@
 """Exclusive creation and locking of files by hard links, on one node or among several.
 
-A server makes a link in one step, and refuses it where there is a file. That holds on NFS, Lustre and
-the like, where `flock` may be missing, or hold on one node alone. An answer of the server may get lost:
-then `link` fails although the link was made, and the number of links of the file tells the truth.
+A server makes a link in one step, and refuses it if the name exists. That is true on NFS, Lustre and
+similar filesystems, where `flock` may be missing, or work on one node only. If an answer of the server
+gets lost, `link` fails although the link was made. The link count of the file then shows the truth.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def file_content(path: str, *, trust: bool = True) -> bytes | None:
 
 @contextmanager
 def private_file(path: str, data: bytes, *, mode: int = 0o600) -> Iterator[str]:
-    """Write a file beside `path` under a name of its own, which is removed after the block."""
+    """Write a file beside `path` under a unique name, which is removed after the block."""
     private = f"{os.path.dirname(path)}/{staged_name()}"
     replace(private, [data], mode=mode, durable=False)
     try:

@@ -80,7 +80,7 @@ class OpendalEngine:
             yield from _lists().pages(self._operator, prefix or "/")
 
     def create(self, name: str, data: bytes, *, seconds: float) -> bool:
-        del seconds  # These servers remove objects by rules of their own, if at all.
+        del seconds  # These servers remove objects by their own rules, if at all.
         if self.existing([name]):
             return False
         self.write(name, data)

@@ -1,7 +1,7 @@
 """Lists of objects, by the asynchronous interface of opendal.
 
-The list of its synchronous interface holds the lock of the interpreter while it waits for the server,
-so that every thread of the process stops. All its other calls let other threads run.
+The synchronous call that lists objects holds the interpreter lock while it waits for the server, so
+that every thread of the process stops. All other synchronous calls let other threads run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The protocol of Redis and Valkey (RESP, version 2) on one socket: commands out, replies in.
 
-The usual client package takes 105 ms to import, more than a hundred lookups take. The tier needs eight
-commands, and the protocol has five kinds of replies.
+The usual client package takes 105 ms to import, which is longer than a hundred lookups. The tier needs
+eight commands, and the protocol has five kinds of replies.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class Server:
             engine.close()
 
     def after_fork(self) -> None:
-        """Let a forked child open an engine of its own. That of the parent is closed if possible."""
+        """Let a forked child open its own engine. That of the parent is closed if possible."""
         engine, self._engine = self._engine, None
         if engine is None:
             return

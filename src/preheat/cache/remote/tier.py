@@ -151,7 +151,7 @@ class RemoteTier:
         """Ask for many digests with few requests. The next `get` of one that is absent makes none.
 
         With `once`, a second `get` asks the server, because another machine may have stored the entry.
-        So does any `get` after a minute.
+        After a minute, every `get` asks the server.
         """
         now = time.monotonic()
         with self._lock:

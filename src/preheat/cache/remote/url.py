@@ -162,9 +162,9 @@ def _scheme_of(text: str) -> str:
 
 
 def _split(text: str, refuse: Callable[[str], NoReturn]) -> tuple[SplitResult, int | None]:
-    """Split a URL. What is outside of the credentials must not contain a part of them."""
+    """Split a URL. What is outside the credentials must not contain a part of them."""
     if not text.isascii() or not text.isprintable() or " " in text:
-        refuse("it has a space or a character outside of ASCII; escape it, for example a space as %20")
+        refuse("it has a space or a character outside ASCII; escape it, for example a space as %20")
     parts, port, valid = None, None, False
     with suppress(ValueError):  # Its message may have a part of the password.
         parts = urlsplit(text)
@@ -187,7 +187,7 @@ def _options(
             known = f"one of {', '.join(rules.options)}" if rules.options else "none"
             refuse(f"it has an option that is unknown; the options of this service are: {known}")
         if not value or not value.isascii() or not value.isprintable():
-            refuse(f"its option {name} has no value, or a character outside of ASCII")
+            refuse(f"its option {name} has no value, or a character outside ASCII")
     if len({name for name, _ in found}) < len(found):
         refuse("it has an option twice")
     _check_values(dict(found), refuse)

@@ -20,7 +20,7 @@ def main(kernels: Path, arch: str, spawned: float) -> None:
 
     `spawned` is the time of the monotonic clock at which this process was started.
     """
-    processes: list[str] = []  # Compilers run in processes of their own, and a lookup must start none.
+    processes: list[str] = []  # Compilers run in separate processes, and a lookup must start none.
     sys.addaudithook(lambda event, _: processes.append(event) if event == "subprocess.Popen" else None)
     builder = preheat.default_builder()
     cubins = {}

@@ -1,4 +1,4 @@
-"""Objects that live as long as a graph of another library, by user objects of the driver.
+"""Keeps objects alive as long as a graph of another library, by user objects of the driver.
 
 The driver calls the destructor of a user object at any time, in a thread that may call neither CUDA nor
 Python. The destructor is therefore `sem_post` of the C library: it increments a semaphore, and the next

@@ -1,7 +1,7 @@
 """The approximate functions, each within the error bound that NVIDIA documents.
 
-They are computed in double precision and rounded once. Where the hardware is known to be less accurate
-in a visible way (angles, 16-bit results, seeds of doubles), so is this module.
+They are computed in double precision and rounded once. This module is as inaccurate as the hardware
+where that is known to be visible (angles, 16-bit results, seeds of doubles).
 """
 
 from __future__ import annotations

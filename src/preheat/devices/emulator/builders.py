@@ -1,7 +1,7 @@
 """Build the instructions of `table`: types and function, from the modifiers of the opcode.
 
-A `Build` is a function from the modifiers of an opcode to its instruction. Some functions here are one;
-the others return one for a given function or type.
+A `Build` is a function from the modifiers of an opcode to its instruction. Some functions here are a
+`Build`. The others return a `Build` for a given function or type.
 """
 
 from __future__ import annotations

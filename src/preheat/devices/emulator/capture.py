@@ -2,7 +2,7 @@
 
 A stream is captured from `begin` to `end`. Work submitted in between becomes a node. A stream that
 waits for an event of the capture is forked: its work becomes a branch of the same graph, until the end.
-Every node has the nodes that it depends on. The end fails with 904 if a branch was not joined, which
+Every node lists the nodes that it depends on. The end fails with 904 if a branch was not joined, which
 means that the captured stream does not wait for all of its nodes. Where work is deferred, each replay
 executes the nodes in another order that their dependencies allow.
 
@@ -15,9 +15,9 @@ measured on a GPU:
                                                 their own thread calls; none in mode "relaxed"
 
 Waits for other streams and events, and allocations and frees in them, concern no capture, because the
-GPU device makes them with the capture mode of the thread exchanged. An allocation in the captured
-stream is a node: its address is fixed, and each replay allocates the memory, which stays allocated
-until it is freed, in the graph or outside.
+device for GPUs exchanges the capture mode of the thread during these calls. An allocation in the
+captured stream is a node: its address is fixed, and each replay allocates the memory, which stays
+allocated until it is freed, in the graph or outside.
 """
 
 from __future__ import annotations

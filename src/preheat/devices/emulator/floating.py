@@ -189,7 +189,7 @@ def _corrected(total: Array, at: Array, product: Array, addend: Array) -> Array:
 
 def fma_half(a: Array, b: Array, c: Array) -> Array:
     """Return a * b + c, rounded once to float16."""
-    # The product is exact in double precision, and so is any sum that double rounding could change.
+    # In double precision, the product and any sum that double rounding could change are exact.
     return (np.multiply(a, b, dtype=np.float64) + c).astype(np.float16)
 
 
