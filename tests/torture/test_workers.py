@@ -14,6 +14,7 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.events import Events
+from preheat.linked_program import RelocatableProgram
 from preheat.program import Program
 from preheat.toolchain import Toolchain, scratch
 from tests import processes
@@ -127,21 +128,22 @@ def test_directories_of_other_users_stay(tmp_path: Path, temporary: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("relocatable", "options"),
     [
-        ("-G",),
-        ("-lineinfo",),
-        pytest.param(("--device-debug", "--dopt=on"), marks=pytest.mark.long),
-        pytest.param(("--generate-line-info", "-rdc=true"), marks=pytest.mark.long),
+        (False, ("-G",)),
+        (False, ("-lineinfo",)),
+        pytest.param(False, ("--device-debug", "--dopt=on"), marks=pytest.mark.long),
+        pytest.param(True, ("--generate-line-info",), marks=pytest.mark.long),
     ],
-    ids=" ".join,
 )
 def test_two_compiles_with_line_information_are_equal(
-    campaign: Campaign, tmp_path: Path, options: tuple[str, ...]
+    campaign: Campaign, tmp_path: Path, relocatable: bool, options: tuple[str, ...]
 ) -> None:
     (tmp_path / "v.h").write_text("__device__ inline int v(int x) { return x * 3 + 1; }\n")
     source = '#include "v.h"\nextern "C" __global__ void k(int* x) { *x = v(*x); }\n'
     program = Program.of(source, include=[tmp_path], options=options)
+    if relocatable:
+        program = RelocatableProgram.part(program, lto=False)
     made = set()
     for _ in range(campaign.rounds(quick=2, long=10)):
         toolchain = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
