@@ -181,10 +181,10 @@ def test_the_mixed_application_is_accounted_for_and_each_entry_matters(
     command = [sys.executable, str(APPLICATION)]
     verdict = application.root / "verdict.json"
 
-    def run(bundle: Path, caches: str, *more: str) -> subprocess.CompletedProcess[str]:
+    def run(bundle: Path, caches: str, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
         words = ["run", "--sealed", "--bundle", str(bundle), *more, "--", *command]
         return subprocess.run(
-            [sys.executable, "-m", "preheat", *words], env=application.environment(caches),
+            [sys.executable, "-m", "preheat", *words], env=application.environment(caches, **env),
             capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
 
@@ -200,7 +200,8 @@ def test_the_mixed_application_is_accounted_for_and_each_entry_matters(
         rest = {digest: bundle.get(digest) or b"" for digest in bundle.digests() if digest != missing}
         write(less, rest, bundle.meta)
     assert run(less, "less", "--manifest", str(application.manifest)).returncode == 3
-    ran = run(less, "less")
+    # Another variant of the function would serve the launch.
+    ran = run(less, "less", PREHEAT_WEAK_KERNELS="0")
     assert ran.returncode not in (0, 3, 4)
     assert "SealedError" in ran.stderr
     assert "scaled_sum" in ran.stderr
