@@ -159,10 +159,10 @@ docs-check: $(TESTING) ## run every snippet of the docs
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
 test-gpu:              ## the tests that need a GPU or torch, with the Python that is there
 	$(PYTHON) hatch_build.py || true
-	PYTHONPATH=src:.carry $(PYTHON) -m pytest -m "gpu or torch"
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m pytest -m "gpu or torch"
 
 sanitize-gpu:          ## the shipped kernels under each tool of compute-sanitizer
-	PYTHONPATH=src:.carry $(PYTHON) -m tests.kernels.sanitized
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m tests.kernels.sanitized
 
 carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomlkit>=0.12' 'xxhash>=3.4'
@@ -176,7 +176,7 @@ carry-fleet: $(READY)  ## what `make bench-scaling` needs on a bare machine with
 	find .carry-fleet -type d -name tests -prune -exec rm -rf {} +
 
 bench-scaling:         ## bakes on 1 to 16 cores, by shards and on Dask, with the Python that is there
-	PYTHONPATH=src:.carry-fleet $(PYTHON) benchmarks/bench_fleet.py --parts scaling --engines dask --cores 1,2,4,8,16
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry-fleet $(PYTHON) benchmarks/bench_fleet.py --parts scaling --engines dask --cores 1,2,4,8,16
 
 bench: $(TESTING)      ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py
@@ -193,15 +193,15 @@ bench-remote: $(TESTING)    ## engines of shared stores on real servers: calls, 
 # On a machine with a GPU and the peers installed, beside which they are measured.
 bench-gpu:             ## benchmarks that need a GPU, with the Python that is there
 	$(PYTHON) hatch_build.py || true
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_launch.py
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_replay.py
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_coldstart.py
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_together.py
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_kernels.py --widths
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_ops.py
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_pool.py
-	PYTHONPATH=src:.carry $(PYTHON) benchmarks/bench_audit.py
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_launch.py
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_replay.py
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_coldstart.py
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_together.py
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_kernels.py
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_kernels.py --widths
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_ops.py
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_pool.py
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
 	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so

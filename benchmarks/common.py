@@ -118,7 +118,9 @@ def us(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the interquartile range of the values as a share of their median."""
+    """Return the interquartile range of the values as a share of their median, if there are several."""
+    if len(values) < 2:
+        return "-"
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return f"{(high - low) / middle:.0%}"
 

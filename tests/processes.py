@@ -23,6 +23,12 @@ T = TypeVar("T")
 _started: list[subprocess.Popen[str]] = []
 
 
+def import_path() -> str:
+    """Return the PYTHONPATH of new processes: the source, and the directories in that of this one."""
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join([str(SOURCE), *map(os.path.abspath, given)])
+
+
 def start_process(
     command: Sequence[str],
     *,
@@ -33,7 +39,7 @@ def start_process(
     """Start a process in its own session, with pipes. It is killed when the test ends."""
     process = subprocess.Popen(
         command,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), **(env or {})},
+        env={**os.environ, "PYTHONPATH": import_path(), **(env or {})},
         cwd=cwd,
         stdin=stdin,
         stdout=subprocess.PIPE,

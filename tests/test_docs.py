@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import preheat
 from preheat import Gpu
 from preheat.config import VARIABLES
 from preheat.devices.emulator.table import VARIANTS
+from tests.processes import import_path
 from tests.shown_output import compare, matches
 from tests.stories import KINDS, blocks
 from tests.test_stories import PAGES as STORIES
@@ -38,6 +40,13 @@ def test_a_number_in_output_counts_unless_something_is_measured() -> None:
             compare("groups=132 width=2560", real)
 
 
+def test_the_first_example_prints_the_same_on_a_gpu_except_for_its_name() -> None:
+    readme = list(blocks(ROOT / "README.md"))
+    example = next(block for block in readme if block.kind == "python")
+    shown = next(block.text for block in readme if block.text.startswith("cuda:0"))
+    assert example.output == shown.replace("cuda:0", "emulator:0")
+
+
 @pytest.mark.gpu
 def test_the_first_example_on_a_gpu(tmp_path: Path) -> None:
     readme = list(blocks(ROOT / "README.md"))
@@ -46,6 +55,7 @@ def test_the_first_example_on_a_gpu(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", example.text],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": import_path()},
         capture_output=True,
         text=True,
     )

@@ -18,6 +18,8 @@ from preheat.errors import InputError, KeyFileError
 from preheat.signing import Keyring, SigningKey, UntrustedError, load_public
 from tests.cache.support import NOBODY, needs_root
 
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
 KEY, OTHER = SigningKey.new(), SigningKey.new()
 EC_KEY = """-----BEGIN PUBLIC KEY-----
 MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt

@@ -19,6 +19,8 @@ from preheat.signing import SigningKey
 from tests.build.sealed import PLAIN, Baked
 from tests.conftest import Recorder
 
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
 KEY, OTHER = SigningKey.new(), SigningKey.new()
 Bare = Callable[..., Builder]
 

@@ -19,6 +19,8 @@ from preheat.errors import BundleError
 from preheat.signing import Keyring, SigningKey, UntrustedError
 from tests.cache.entries import blob_of, content, digest_of
 
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
 KEY, OTHER = SigningKey.new(), SigningKey.new()
 TRUSTED = Keyring((KEY.public,))
 META = {"format": "test", "größe": [1, 2.5, None]}

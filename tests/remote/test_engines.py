@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.cache.remote import file_engine, opendal_lists, redis_engine
+from preheat.cache.remote import file_engine, redis_engine
 from preheat.cache.remote.engine import ObjectError, names_of
 from tests.processes import expect_success, read_line, start_process, write_line
 from tests.remote.racers import RACES, prepare
 from tests.remote.stores import Store
+
+pytest.importorskip("opendal", reason="opendal is not installed")
 
 DIGESTS = [f"v1/{each:02x}/{each:064x}" for each in range(3)]
 
@@ -72,7 +74,7 @@ def test_all_names_are_listed_or_those_of_a_folder(store: Store) -> None:
 
 def test_lists_and_questions_have_many_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_engine, "_PAGE", 5)
-    monkeypatch.setattr(opendal_lists, "_PAGE", 5)
+    monkeypatch.setattr("preheat.cache.remote.opendal_lists._PAGE", 5)
     monkeypatch.setattr(redis_engine, "_BATCH", 5)
     engine = store.open()
     names = {f"v1/{each % 3}/{each}" for each in range(16)}

@@ -8,7 +8,6 @@ import sys
 import tracemalloc
 
 import pytest
-import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,9 @@ from preheat.cache.remote import envelope
 from preheat.cache.remote.envelope import UntrustedError, unwrap, wrap
 from preheat.signing import Keyring, SigningKey
 from tests.cache.entries import blob_of, digest_of
+
+zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
+pytest.importorskip("cryptography", reason="cryptography is not installed")
 
 KEY, OTHER = SigningKey.new(), SigningKey.new()
 TRUSTED = Keyring((KEY.public,))

@@ -27,6 +27,8 @@ from tests.remote.memory_engine import MemoryEngine
 from tests.remote.test_worker import Gate
 from tests.remote.tiers import TIMEOUT, Clock, tier_on
 
+pytest.importorskip("cryptography", reason="cryptography is not installed")
+
 KEY = digest_of(1)
 BLOB = blob_of(1)
 NAME = entry_name(KEY)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from preheat.events import EVENTS, Events, merge
 from preheat.process_counters import ProcessCounters
@@ -19,6 +18,8 @@ from preheat.telemetry.exposition import exposition
 from preheat.telemetry.metrics import METRICS, OTHER, Family, Sample, counter_families, measured
 from tests.command import Cli, command_line
 from tests.conftest import SAXPY
+
+parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 #: A value for every field that is counted.
@@ -52,7 +53,7 @@ def parsed(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     assert text.endswith("\n")
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in parser.text_string_to_metric_families(text)
         for sample in family.samples
     }
 
@@ -118,7 +119,7 @@ def test_a_counter_with_too_few_labels_is_kept() -> None:
 @given(st.text(), st.text(st.characters(codec="utf-8")), st.floats(0, 1e18))
 def test_any_label_and_any_help_survive(label: str, help: str, value: float) -> None:
     family = Family("preheat_test_total", "counter", help, (Sample(value, (("label", label),)),))
-    (read,) = text_string_to_metric_families(exposition([family]))
+    (read,) = parser.text_string_to_metric_families(exposition([family]))
     (sample,) = read.samples
     assert sample.labels == {"label": label.encode(errors="replace").decode()}
     assert sample.value == value

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from preheat.config import Address, Config
 from preheat.errors import ConfigError
@@ -23,6 +22,8 @@ from preheat.telemetry import server as server_module
 from preheat.telemetry.server import MetricsServer, serve
 from tests.conftest import Recorder
 from tests.processes import expect_success, read_line, start_python, wait_for, write_line
+
+parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
 
 BOTH = "# the page\npreheat_loads_total 1\n"
 
@@ -249,7 +250,7 @@ def test_a_process_serves_its_counters_and_ends_promptly(tmp_path: Path) -> None
     process = start_python(SERVING, env=environment(tmp_path, f"127.0.0.1:{port}"))
     assert read_line(process) == "0 True"
     text = raw(port, b"GET /metrics HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")[2].decode()
-    values = {f.name: f.samples for f in text_string_to_metric_families(text)}
+    values = {f.name: f.samples for f in parser.text_string_to_metric_families(text)}
     assert values["preheat_loads"][0].value == 1
     assert set(values["preheat_info"][0].labels) == {"version"}
     waiting = socket.create_connection(("127.0.0.1", port))  # A client that never asks.

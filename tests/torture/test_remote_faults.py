@@ -12,6 +12,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("opendal", reason="opendal is not installed")
+
 from preheat.cache import codec
 from preheat.cache.remote import envelope
 from preheat.cache.remote.names import entry_name

@@ -2,7 +2,7 @@
 //
 // cuInit loads CUDA_INJECTION64_PATH, as the driver does. The stand-in for CUPTI (cupti.c) subscribes by
 // `standin_subscribe`, and is called before and after each load with the structures of CUPTI. With
-// STANDIN_PTX=0 the driver refuses PTX, as with CUDA_DISABLE_PTX_JIT.
+// CUDA_DISABLE_PTX_JIT=1 it refuses PTX, as the driver does.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -57,6 +57,8 @@ int cuInit(unsigned flags) {
 }
 // Whether a search after this library finds its own function, which comes before.
 int standin_next(void) { return dlsym(RTLD_NEXT, "cuInit") != NULL; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = (void *)0x2000; return 0; }
+int cuCtxSetCurrent(void *context) { (void)context; return 0; }
 int cuCtxGetDevice(int *device) { *device = 0; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
@@ -65,8 +67,8 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 static int load(uint32_t id, const char *name, void **made, const void *image) {
     LoadParameters parameters = {made, image};
-    const char *ptx = getenv("STANDIN_PTX");
-    int refused = ptx && *ptx == '0' && image && ((const char *)image)[0] == '/';
+    const char *disabled = getenv("CUDA_DISABLE_PTX_JIT"), *text = image;
+    int refused = disabled && *disabled == '1' && text && strchr("/.", text[strspn(text, "\n ")]);
     *made = (void *)0x1000;
     return around(id, name, &parameters, refused ? 223 : 0);
 }
