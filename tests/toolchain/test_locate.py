@@ -251,6 +251,26 @@ def test_the_built_ins_that_nvrtc_loads_are_part_of_its_build(lib: Path) -> None
     assert again["build"] == f"{build_id(lib / 'libnvrtc.so.13')}+{second}"
 
 
+WITHOUT_RPATH = """
+import sys
+from preheat.toolchain import nvrtc
+
+nvrtc.load(sys.argv[1])
+done = nvrtc.compile_program(b"", "empty.cu", ["--no-cache"], names=(), headers={})
+print(done.status, done.log)
+"""
+
+
+def test_the_built_ins_beside_a_library_without_an_rpath_are_found(lib: Path) -> None:
+    """The wheel of NVRTC 13.0 has no RPATH, and torch pins that version."""
+    library = lib / "libnvrtc.so.13"
+    content = library.read_bytes()
+    library.unlink()  # It may be a link to the installed file.
+    library.write_bytes(content.replace(b"$ORIGIN", b"/absent"))
+    process = processes.start_python(WITHOUT_RPATH, str(library))
+    assert processes.read_line(process).split() == ["NVRTC_SUCCESS"]
+
+
 def test_a_library_replaced_since_it_was_loaded_is_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,28 @@ def load(path: str) -> None:
         raise OtherLibraryError(*_loaded)
     library = ctypes.CDLL(path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    _load_builtins(library, path)
     _loaded[path] = library
+
+
+def _load_builtins(library: ctypes.CDLL, path: str) -> None:
+    """Load the built-ins beside NVRTC, which its first compile opens by their name alone.
+
+    The loader then finds the library that is loaded. It does not look beside NVRTC 13.0 by itself,
+    because the wheel of that version has no RPATH. Without the file, the loader searches as usual.
+    """
+    directory, file = os.path.split(os.path.realpath(path))
+    name = file.partition(".so")[0].replace("libnvrtc", "libnvrtc-builtins", 1)
+    builtins = os.path.join(directory, f"{name}.so.{_version(library)}")
+    if os.path.exists(builtins):
+        ctypes.CDLL(builtins)
+
+
+def _version(library: ctypes.CDLL) -> str:
+    """Return the major and the minor version of NVRTC, such as `13.0`."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
 
 
 def loaded() -> list[str]:
@@ -130,10 +151,7 @@ def version_and_archs() -> tuple[str, list[int]]:
     found = re.search(rb"release [\d.]+, V([\d.]+)", banner)
     if found:
         return found[1].decode(), list(archs)
-    major = ctypes.c_int()
-    minor = ctypes.c_int()
-    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    return f"{major.value}.{minor.value}", list(archs)
+    return _version(nvrtc), list(archs)
 
 
 def opened_headers(trace: str | os.PathLike[str]) -> list[str] | None:
