@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat import Builder
 from tests.processes import SOURCE, TIMEOUT_SECONDS
 
 APP = '''
@@ -216,7 +218,12 @@ def test_check_passes_as_baked_and_names_a_header_that_changed(place: Place, tmp
     assert "header factor.h changed" in here.preheat(*asked, code=1)
 
 
-def test_bakes_on_different_days_and_places_are_the_same_bytes(place: Place, tmp_path: Path) -> None:
+def test_bakes_on_different_days_and_places_are_the_same_bytes(
+    place: Place, tmp_path: Path, shared_builder: Builder
+) -> None:
+    version = shared_builder.toolchain.version("cuda")
+    if re.match(r"NVRTC 13\.[0-3]\.", version):
+        pytest.skip(f"{version} makes other code for sm_100 in each process")
     other = Place(tmp_path / "other", place.env | {"PREHEAT_CACHE_DIR": str(tmp_path / "cache")})
     shutil.copytree(place.app, other.app, ignore=shutil.ignore_patterns("cache", "*.heat"))
     other.env["TZ"] = "Pacific/Kiritimati"
