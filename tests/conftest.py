@@ -33,10 +33,15 @@ _OF_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS")
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# A shell ignores Ctrl-C for background processes, and the processes of tests inherit that. The tests
-# need the default handler.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell ignores Ctrl-C for background processes, nohup ignores SIGHUP, and the processes of tests
+# inherit that. The tests need the default handlers.
+for _signal, _default in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _default)
 
 SAXPY = """\
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
