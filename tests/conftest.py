@@ -23,6 +23,8 @@ from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
 from preheat.events import Events
 from preheat.gpu import Gpu
+from preheat.toolchain import locate
+from preheat.toolchain.pool import WorkerPool
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
@@ -127,6 +129,26 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limits of optional searches, so that a busy machine does not end them early."""
     monkeypatch.setattr(builder_module, "_SEARCH", TIMEOUT_SECONDS)
     monkeypatch.setattr(check, "_EXPLAIN_SECONDS", TIMEOUT_SECONDS)
+
+
+_located: dict[str, locate.Located] = {}
+
+
+@pytest.fixture(autouse=True)
+def compilers_located_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search for the compilers once in this process, and not for the empty cache of each test.
+
+    A test file that tests the search replaces this fixture. Processes that tests start search as usual.
+    """
+
+    def search(workers: WorkerPool) -> locate.Located:
+        surroundings = locate._surroundings()
+        if surroundings not in _located:
+            _located[surroundings] = real(workers)
+        return _located[surroundings]
+
+    real = locate._search
+    monkeypatch.setattr(locate, "_search", search)
 
 
 @pytest.fixture(autouse=True)

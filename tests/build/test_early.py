@@ -37,6 +37,11 @@ from tests.toolchain.support import gone, slow
 SM_90 = Arch.parse("sm_90")
 
 
+@pytest.fixture(autouse=True)
+def compilers_located_once() -> None:
+    """Each test searches for the compilers."""
+
+
 def program(number: int, **more: Any) -> Program:
     text = f'extern "C" __global__ void k(float* x) {{ x[threadIdx.x] += {number}; }}'
     return Program.of(text, label=f"k{number}.cu", **more)

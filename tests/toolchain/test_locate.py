@@ -25,6 +25,11 @@ from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS
 
 
+@pytest.fixture(autouse=True)
+def compilers_located_once() -> None:
+    """Each test searches for the compilers."""
+
+
 @pytest.fixture
 def first(tmp_path: Path, events: Events, recorder: Recorder) -> Located:
     """Return what a first process finds; the result is remembered in the directory of the test."""
