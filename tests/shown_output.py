@@ -10,13 +10,19 @@ _KEY = re.compile(r"\b[0-9a-f]{12,64}\b")
 _MEASURED = re.compile(
     r"\d[\d.,]*[ \t]*(?:µs|ms|min|s|B|KiB|MiB|GiB|registers)\b|(?<=\"ready\": )[\d.]+"
 )
+#: The version of a program or library that is installed, before its place.
+_VERSION = re.compile(r"\b\d+\.\d+\.\w+(?= at )")
 _NUMBER = re.compile(r"(?<![\w])\d[\d,.]*(?![\w])")
 
 
 def _normalized(text: str, *, exactly: bool) -> list[str]:
-    """Output with what varies made equal: keys, times, sizes, spacing, and numbers unless `exactly`."""
-    for pattern, name in ((_KEY, "KEY"), (_MEASURED, "N"), *([] if exactly else [(_NUMBER, "N")])):
-        text = pattern.sub(name, text)
+    """Output with what varies made equal: keys, times, sizes, versions, spacing.
+
+    Numbers are made equal, too, unless `exactly`.
+    """
+    text = _MEASURED.sub("N", _VERSION.sub("N", _KEY.sub("KEY", text)))
+    if not exactly:
+        text = _NUMBER.sub("N", text)
     return [" ".join(line.split()) for line in text.strip().splitlines()]
 
 

@@ -417,8 +417,9 @@ def test_a_worker_ends_when_its_stdin_does() -> None:
     assert worker.returncode == 0
 
 
+# Since Python 3.14, ctypes imports threading.
 STARTED = """
-import json, sys
+import ctypes, json, sys
 before = set(sys.modules)
 import preheat.toolchain.worker
 print(json.dumps(sorted(set(sys.modules) - before)))
