@@ -24,8 +24,9 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.create import copy_of, new_array
 from preheat.runtime.host import shape_of
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
 from preheat.runtime.memory import Buffer
+from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest, ObjectCode, Source
 from preheat.runtime.session import Session
 from preheat.runtime.stream import Event, Stream, record_in, wait_in

@@ -34,7 +34,8 @@ from preheat.runtime.active_capture import (
     Operation,
 )
 from preheat.runtime.array import Array, Scalar
-from preheat.runtime.kernel import Kernel, Module, SymbolView
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.module import Module, SymbolView
 from preheat.runtime.stream import Event, Stream
 from tests.driver_errors import not_supported
 from tests.faulty import FaultyGpu

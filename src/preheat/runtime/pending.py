@@ -12,8 +12,9 @@ from preheat.callsite import file_and_line
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.program import Program
 from preheat.runtime.code import Code, MissingCode
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
 from preheat.runtime.launch import Launch
+from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest
 from preheat.runtime.session import Prepared, Session, module_request
 

@@ -24,7 +24,8 @@ from preheat.runtime.code import Code, MissingCode, find_code
 from preheat.runtime.context import Context
 from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.given import GivenCode, cubin_artifact, ptx_program, with_names
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest
 from preheat.singleflight import SingleFlight
 from preheat.weak_values import WeakValues

@@ -13,7 +13,8 @@ from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.linked_program import BinaryPart, LinkedProgram
 from preheat.program import Program
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.module import Module
 
 __all__ = ["RawSource"]
 
