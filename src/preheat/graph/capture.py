@@ -35,11 +35,11 @@ MODES = ("thread_local", "global", "relaxed")
 class Capture:
     """A capture of one thread, from its begin to its end. It implements `ActiveCapture`.
 
-    The captured `stream` is used for captures only. Work for `requested_stream`, which the caller
+    The captured stream is used for captures only. Work for `requested`, the stream that the caller
     named, is captured as well. New arrays come from `allocator`, and other libraries allocate from
-    `shared`, if it is given. The first error inside is kept with
-    the line that caused it, and `end` reports that one, not the errors that follow from it.
-    `streams` has the streams that were forked from the captured one.
+    `shared`, if it is given. The first error inside is kept with the line that caused it, and `end`
+    reports that one, not the errors that follow from it. `streams` has the captured stream and the
+    streams that were forked from it.
 
     A captured launch is appended to `records` as a tuple, which keeps its arguments alive. Everything
     else that the graph has to know about it is found at the end, once for all launches.
@@ -48,7 +48,7 @@ class Capture:
     def __init__(
         self,
         context: Context,
-        stream: base.Stream | None,
+        requested: base.Stream | None,
         mode: str,
         graph: object,
         allocator: Allocator | None = None,
@@ -56,7 +56,6 @@ class Capture:
     ) -> None:
         self.context = context
         self.mode = mode
-        self.requested_stream = stream
         self.allocator = allocator
         self.graph: Callable[[], object] = weakref.ref(graph)
         self.thread = threading.get_ident()
@@ -77,7 +76,7 @@ class Capture:
         self._at_device = False  # True while the device captures
         self._shared = shared
         self.stream = context.capture_stream() if shared is None else shared.stream
-        self.streams = CapturedStreams(context, self.stream, stream, self._began)
+        self.streams = CapturedStreams(context, self.stream, requested, self._began)
         self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
 
     def open(self) -> None:

@@ -127,7 +127,6 @@ class ActiveCapture(Protocol):
     """
 
     stream: base.Stream  # the stream that the device captures
-    requested_stream: base.Stream | None  # work for the stream that the caller named is captured too
     allocator: Allocator | None  # where new arrays of the thread come from; None permits no new arrays
     graph: Callable[[], object]  # returns None once the graph was dropped
     interrupted: bool  # An interrupt kept the device from ending the capture.

@@ -260,10 +260,10 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
     )
 
 
-def assembler_target(module: ptx.Module, arch: Arch, label: str, *, strict: bool = False) -> Arch:
+def assembler_target(module: ptx.Module, arch: Arch, label: str) -> Arch:
     """Return the target to assemble for: that of the device, or that of the PTX if it has a suffix."""
     target = Arch.parse(module.target[0])
-    if why := mismatch(target, arch, strict=strict):
+    if why := mismatch(target, arch):
         raise TargetError(label, str(target), str(arch), why)
     return target if target.suffix else arch
 
