@@ -13,8 +13,8 @@ from preheat.ahead.bundles import archs as baked_archs
 from preheat.ahead.foreign import (
     COPY_AGAIN,
     DAMAGED,
-    NOT_ASKED,
     RECORD_AGAIN,
+    STORE_UNUSABLE,
     missing_foreign,
     plan_foreign,
 )
@@ -81,8 +81,8 @@ class CheckResult:
 
     @property
     def unasked(self) -> int:
-        """The number of missing programs that a shared store may have, which could not be asked."""
-        return sum(program.reason == NOT_ASKED for program in self.missing)
+        """The number of missing programs that may be on a shared store, which could not be used."""
+        return sum(program.reason == STORE_UNUSABLE for program in self.missing)
 
 
 def check(
@@ -127,7 +127,7 @@ def check(
             error = _missing_entry(found, job.item.entries)
             reason, hint = (None, "") if error is None else (str(error), error.hint or _CORRECT)
         elif builder.cache.unanswered != unanswered:
-            reason, hint = NOT_ASKED, ""
+            reason, hint = STORE_UNUSABLE, ""
         elif found.reason.startswith(DAMAGED_ENTRY):
             reason, hint = DAMAGED, COPY_AGAIN
         else:

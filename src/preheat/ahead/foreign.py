@@ -23,8 +23,8 @@ from preheat.foreign import ForeignEntry, ForeignRequest
 __all__ = [
     "COPY_AGAIN",
     "DAMAGED",
-    "NOT_ASKED",
     "RECORD_AGAIN",
+    "STORE_UNUSABLE",
     "BakedForeign",
     "ForeignJob",
     "MissingForeign",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 #: The reason for a missing program when that is not known for certain.
-NOT_ASKED = "not on this machine, and a shared store could not be asked"
+STORE_UNUSABLE = "not on this machine, and a shared store could not be used"
 #: The reason for a program whose entry in a bundle has a wrong checksum, and the hint.
 DAMAGED = "damaged: copy the bundle again"
 COPY_AGAIN = "copy the bundle again, and check it: 'preheat bundle verify FILE' lists what is damaged"
@@ -327,8 +327,8 @@ def missing_foreign(
         unanswered = builder.cache.unanswered
         found = _missing(job, builder, each)
         if found is not None:
-            asked = builder.cache.unanswered == unanswered
-            missing.append(found if asked else MissingForeign(job, NOT_ASKED))
+            answered = builder.cache.unanswered == unanswered
+            missing.append(found if answered else MissingForeign(job, STORE_UNUSABLE))
     return missing
 
 

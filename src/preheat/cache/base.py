@@ -57,7 +57,7 @@ class SharedTier(WritableTier, Protocol):
     """A tier on a server that many machines share. It comes after the tiers of this machine.
 
     `put` returns before the entry is written, and the tier emits the `put` event itself. `unanswered`
-    grows with every `get` that returned None because the server could not be asked or gave no answer.
+    grows with every `get` that returned None because the server was not available or did not answer.
     """
 
     unanswered: int
