@@ -510,7 +510,7 @@ def check_name(what: str, name: object) -> None:
     """Raise unless the name of a kernel or variable is text."""
     if not isinstance(name, str):
         raise InputError(
-            f"{what} is asked for by its name, not by {short_repr(name)}",
+            f"the name of {what} must be text, not {short_repr(name)}",
             hint="pass the name as a string",
         )
 

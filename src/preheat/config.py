@@ -241,7 +241,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_RECORD",
         directory,
         "none",
-        "A manifest. Every program that the process asks for is added to it, if it imports preheat.",
+        "A manifest. Every program that the process requests is added to it, if it imports preheat.",
     ),
     Variable(
         "PREHEAT_TRUST_CACHE_DIR",
@@ -253,7 +253,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_REMOTE",
         urls,
         "none",
-        "URLs of shared stores, separated by spaces. They are asked last, in this order.",
+        "URLs of shared stores, separated by spaces. They are searched last, in this order.",
     ),
     Variable(
         "PREHEAT_REMOTE_TIMEOUT",

@@ -589,7 +589,7 @@ class BakedError(GraphError):
 
 
 class PoolSealedError(GraphError):
-    """A sealed pool was asked for memory.
+    """Memory was requested from a sealed pool.
 
     Measure all bodies before `pool.seal()`, or call `pool.unseal()`.
     """

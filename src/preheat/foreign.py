@@ -188,7 +188,7 @@ class ForeignEntry:
         except (KeyError, TypeError, ValueError, RecursionError, InputError) as bad:
             raise codec.DamagedEntryError(f"not an entry of another library: {bad!r:.200}") from None
         if entry.digest != digest:
-            raise codec.DamagedEntryError("the entry has another key than its digest says")
+            raise codec.DamagedEntryError("the key of the entry does not match its digest")
         return entry
 
     def differences(self, other: ForeignEntry) -> Iterator[str]:

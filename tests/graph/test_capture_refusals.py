@@ -98,7 +98,7 @@ class Case(NamedTuple):
     act: Operation | None  # None: work in another stream, which only relaxed captures let pass
 
 
-ELSEWHERE = "work in another stream than the captured one"
+ELSEWHERE = "work in a stream other than the captured one"
 
 
 ACTS = {

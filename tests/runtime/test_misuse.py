@@ -279,14 +279,14 @@ ARRAYS = (
 PROGRAMS = (
     *(
         Misuse(f"gpu.kernel(source, {name!r})", partial(asked_for, name=name),
-            InputError, (f"a kernel is asked for by its name, not by {name!r}",), "as a string")
+            InputError, (f"the name of a kernel must be text, not {name!r}",), "as a string")
         for name in (None, 3, b"saxpy", ["saxpy"])
     ),
     Misuse("gpu.module(source)[0]", lambda b: b.gpu.module(KERNELS)[0],  # type: ignore[index]
-        InputError, ("a kernel is asked for by its name, not by 0",), "as a string"),
+        InputError, ("the name of a kernel must be text, not 0",), "as a string"),
     Misuse("gpu.module(source).symbol(None)",
         lambda b: b.gpu.module(KERNELS).symbol(None),  # type: ignore[arg-type]
-        InputError, ("a variable is asked for by its name, not by None",), "as a string"),
+        InputError, ("the name of a variable must be text, not None",), "as a string"),
     Misuse('gpu.kernel(source, "saxpi")', lambda b: b.gpu.kernel(SAXPY, "saxpi"),
         UnknownEntryError, ("has no kernel 'saxpi'; it has: saxpy",), "did you mean 'saxpy'?"),
     Misuse('gpu.module(source).symbol("nothing")', lambda b: b.gpu.module(KERNELS).symbol("nothing"),
@@ -375,11 +375,11 @@ def test_memory_of_another_device_is_refused(warm: int, open_device: Callable[..
     other = open_device("emulator:1")
     setup.launch(warm)
     with pytest.raises(
-        LaunchError, match=r"saxpy, argument 1: .*emulator:1> is on another device"
+        LaunchError, match=r"saxpy, argument 1: .*emulator:1> is not on the device of the kernel"
     ) as caught:
         setup.saxpy[5, 64](2.0, other.array(setup.xs), setup.y, setup.n)
     assert "emulator:0" in str(caught.value)
-    with pytest.raises(InputError, match="is on another device than emulator:0"):
+    with pytest.raises(InputError, match="is not on emulator:0"):
         setup.gpu.array(other.array(setup.xs))
     with pytest.raises(InputError, match="cannot copy"):
         setup.x.copy_from(other.array(setup.xs))

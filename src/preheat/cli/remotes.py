@@ -46,7 +46,7 @@ def remote_findings(config: Config) -> Iterator[Finding]:
                 tier.keys()
                 yield _finding(remote, tier, probe(engine, write=tier.writable), config)
         except _UnusableError as error:
-            fix = "preheat goes on without it; start the server, or correct the settings"
+            fix = "preheat works without it; start the server, or correct the settings"
             yield Finding("shared store", "warn", str(error), error.hint or fix)
 
 

@@ -261,7 +261,7 @@ class GraphCache:
         failed = [f"{stable_repr(key)}: {reason}" for key, reason in reasons.items() if reason]
         if failed:
             text = f"{len(failed)} of {count(len(wanted), 'key')} could not be captured"
-            raise GraphError("\n  ".join((text, *failed)), hint="until they can, calls run as they are")
+            raise GraphError("\n  ".join((text, *failed)), hint="until then, calls run without a graph")
 
     def warmer(self, function: F) -> F:
         """Register how `gpu.warm` captures a key: `function(key)` does the step of that key.
@@ -342,7 +342,7 @@ class GraphCache:
             raise GraphError(f"{graph} cannot be installed: it is {graph.state.value}")
         entry = self._entry_key(key, owner)
         if graph.context is not self._context():
-            raise InputError(f"{graph} is of another device, or from before a reset of this one")
+            raise InputError(f"{graph} is not of this device, or was captured before its reset")
         self._emit_evicted(self._entries.put(entry, CachedGraph(graph, outputs)))
 
     def invalidate(self, *keys: Hashable, owner: object = None) -> None:

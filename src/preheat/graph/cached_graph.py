@@ -83,7 +83,7 @@ class CachedGraph:
                 if any(address in span for span in spans):
                     raise GraphError(
                         f"{self.graph}: {node.name or node.kind} ({node.where}) writes argument "
-                        f"{position} ({argument.type}), which is only a copy of what the step is given",
+                        f"{position} ({argument.type}), which is a copy of an argument of the step",
                         hint="pass arrays that the step writes without copy_inputs, or keep them "
                         "outside its arguments; declare const what a kernel only reads",
                     )

@@ -30,8 +30,8 @@ from preheat.runtime.operands import tensor_kind
 __all__ = ["NO_NAMES", "ArgumentReader", "CallKey"]
 
 _GIVE_A_KEY = (
-    "say what its calls differ in: @gpu.graphed(key=lambda …: …); then each such object has its own "
-    "graphs, and its contents are not compared"
+    "name what distinguishes its calls: @gpu.graphed(key=lambda …: …); then each such object has its "
+    "own graphs, and its contents are not compared"
 )
 _FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, Enum, type(None), EllipsisType)
 _PLAIN = (*_FIXED, Number, str, bytes)

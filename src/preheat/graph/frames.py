@@ -177,7 +177,7 @@ class ScratchStack:
                 buffer.end()
         if frame in self.frames:
             raise GraphError(
-                "a frame was to end before one that began later: frames must end in the reverse order",
+                "a frame cannot end before a later frame: frames must end in the reverse order",
                 hint="leave the later frame first; this one ends with it",
             )
 

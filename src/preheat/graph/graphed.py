@@ -123,7 +123,7 @@ class Graphed(Generic[P, R]):
 
     def _check_warmer(self) -> None:
         if self._key is None:
-            hint = "say what its calls differ in: @gpu.graphed(key=lambda …: …)"
+            hint = "name what distinguishes its calls: @gpu.graphed(key=lambda …: …)"
             raise InputError(f"{self._name} has no keys that a warmer could be called with", hint=hint)
         if "self" in tuple(inspect.signature(self.__wrapped__).parameters)[:1]:
             raise _method_warmer_error(self._name)
@@ -137,8 +137,9 @@ class Graphed(Generic[P, R]):
         step = self._warmer_step(key)
         if step.key != self._warmer_step(key).key:
             raise InputError(
-                f"the warmer of {self._name} gives other arrays each time, so no later call is like it",
-                hint="give the arrays that calls are given, or let graphs have their own: "
+                f"the warmer of {self._name} returns other arrays each time, so no call can use "
+                "its graph",
+                hint="return the arrays that calls are given, or let graphs copy their inputs: "
                 "@gpu.graphed(copy_inputs=True, …)",
             )
         return self.graphs.warm_step(step)
@@ -150,7 +151,8 @@ class Graphed(Generic[P, R]):
         user_key = cast(CallKey, step.key).user_key
         if user_key != (key,):
             raise InputError(
-                f"the warmer of {self._name} gives a call of another key: {user_key and user_key[0]!r}"
+                f"the warmer of {self._name} returns a call of another key: "
+                f"{user_key and user_key[0]!r}"
             )
         return step
 
@@ -262,7 +264,10 @@ class Method:
     def _instance(self) -> object:
         if self.__self__ is None:
             name = self.__func__._name
-            raise InputError(f"{name} is a method of no instance here", hint="warm it on an instance")
+            raise InputError(
+                f"{name} is a method, and has no instance here",
+                hint="warm it on an instance",
+            )
         return self.__self__
 
     def __getattr__(self, name: str) -> Any:

@@ -14,7 +14,7 @@ from preheat.runtime.operands import tensor_kind
 
 __all__ = ["hashable", "key_of", "key_text", "stable_repr"]
 
-_NO_ARRAYS = "use what it is like instead: x.shape"
+_NO_ARRAYS = "use a property of the array instead, such as x.shape"
 _PLAIN = frozenset((str, int, bool, bytes, type(None)))  # types whose values can all be keys
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
 

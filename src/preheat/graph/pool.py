@@ -265,7 +265,7 @@ class Pool:
         """
         need = _aligned(integer(nbytes, "a number of bytes", least=0))
         with self._lock:
-            self._require_unsealed(f"{need:,} bytes were to be reserved")
+            self._require_unsealed(f"{need:,} bytes cannot be reserved")
             self._reclaim()
             if self._arena.free.largest >= need:
                 return
@@ -303,7 +303,7 @@ class Pool:
         """
         self._context.refuse_in_capture(MEASURE_POOL)
         with self._lock:
-            self._require_unsealed("a body was to be measured")
+            self._require_unsealed("a body cannot be measured")
             self._reclaim()
             self._measuring += 1
             taken = self._taken
@@ -369,7 +369,7 @@ class Pool:
             array([2., 2., 2., 2.], dtype=float32)
         """
         with self._lock:
-            self._require_open("a frame was to begin")
+            self._require_open("a frame cannot begin")
             frame = self._scratch.begin(captured=self._context.active_capture() is not None)
         try:
             yield

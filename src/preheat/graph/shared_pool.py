@@ -122,7 +122,7 @@ def capture_memory(pool: Any, context: Context) -> Pool | SharedPool | None:
     if isinstance(pool, Pool | SharedPool):
         if pool.context is not context:
             raise InputError(
-                f"{pool!r} is of another device than {context.device.name}, or from before its reset",
+                f"{pool!r} does not belong to {context.device.name}, or was made before its reset",
                 hint="make one on this device: gpu.pool() or gpu.shared_pool()",
             )
         return pool

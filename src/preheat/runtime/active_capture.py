@@ -71,7 +71,7 @@ INSTANTIATE = Operation("making a graph ready", "do so before or after the captu
 REPLAY = Operation("replaying a graph", "replay after the capture")
 RESET = Operation("resetting or closing the device", "leave the capture first", unsafe=True)
 OTHER_STREAM = Operation(
-    "work in another stream than the captured one",
+    "work in a stream other than the captured one",
     "omit the stream: work of the capturing thread goes to the captured stream; or fork the stream "
     "from it: stream.wait(gpu.record())",
     relaxed=True,

@@ -225,7 +225,7 @@ class Context:
             self._lose(str(error), error.hint or "", only_first=True)
         else:
             recovers = self.device.recovers
-            reason = f"{self.device.name} is lost since: {error}"
+            reason = f"{self.device.name} is lost after an error: {error}"
             remedy = _RESET if recovers else _NEW_PROCESS
             self._lose(reason, remedy, recovers=recovers, only_first=not located)
             self._intact = recovers and (self._intact if located else intact)

@@ -203,7 +203,7 @@ class Call(ABC):
             raise _FreedMemory(f"{array!r}: {buffer.lost}", array.remedy)
         if buffer.context is not self.context:
             raise ArgumentMismatch(
-                f"{array!r} is on another device than the kernel, {self.context.device.name}"
+                f"{array!r} is not on the device of the kernel, {self.context.device.name}"
             )
         if param.dtypes is not None and array.dtype not in param.dtypes:
             wanted = param.dtypes[0].name
@@ -256,7 +256,9 @@ class Call(ABC):
         except DeviceError as error:
             error.args = (f"{self.signature.kernel}: {error}",)
             if self.context.lost is not None:
-                self.context.lost.args = (f"{self.context.device.name} is lost since: {error}",)
+                self.context.lost.args = (
+                    f"{self.context.device.name} is lost after an error: {error}",
+                )
             raise
 
 

@@ -63,7 +63,7 @@ class _Request:
         """Return the error of a first use, with the line that asked for the kernel."""
         error = error.naming(self.name) if isinstance(error, SealedError) else copy_error(error)
         file, line = file_and_line(self.task.site)
-        error.add_note(f"the kernel {self.name} was asked for with wait=False at {file}:{line}")
+        error.add_note(f"the kernel {self.name} was requested with wait=False at {file}:{line}")
         return error
 
 
