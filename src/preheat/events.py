@@ -126,7 +126,7 @@ _COUNT_AT = 256  # events that wait to be counted, at most
 
 
 class Tally:
-    """The counters of one `Events`. It outlives them where the whole process is counted."""
+    """The counters of one `Events`. `ProcessCounters` keeps them after the events are gone."""
 
     __slots__ = ("_lock", "_stats", "uncounted")
 

@@ -177,7 +177,7 @@ class Gpu(GraphMethods):
             array([3., 6.])
         """
         if headers is None:  # Headers are a mapping, which cannot be part of a key.
-            # This is a `ModuleRequest` unless an argument has another form, which it gets below.
+            # This tuple equals a `ModuleRequest`, unless an argument has to be converted first (below).
             request = (source, label, options, include, None, names, arch, strict, "")
             try:
                 entry = self._session.kernels.get((request, name))
@@ -518,7 +518,7 @@ _opening = Lock()
 
 
 def find_open(which: str | int) -> Gpu | None:
-    """Return a device if it is open. `which` has the meaning that it has for `device`."""
+    """Return a device if it is open, or None. `which` means the same as for `device`."""
     with _opening:
         return _open.get(registry.find(which, {}, Config.from_env()).name)
 

@@ -19,9 +19,9 @@ from preheat.portable_paths import spelled
 
 __all__ = ["Program"]
 
-NONE: tuple[()] = ()  # the default of list arguments: Python has one empty tuple
+NONE: tuple[()] = ()  # The default of list arguments. Python has only one empty tuple.
 _PTX_START = re.compile(r"\.\w")  # No C++ text starts with a dot.
-# A header of the compiler itself: a trace that has it is complete.
+# A header of the compiler itself, which shows that a trace is complete.
 _CANARY = "__nv_nvrtc_builtin_header.h"
 _CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
@@ -95,8 +95,8 @@ class Program:
 
         Args:
             source: The text.
-            label: The name of the program. The default follows from the language.
-            language: `"cuda"` or `"ptx"`. The default follows from the text.
+            label: The name of the program. The default depends on the language.
+            language: `"cuda"` or `"ptx"`. By default, the text decides.
             options: Options of the compiler. None stands for an empty list.
             include: Directories with header files. None stands for an empty list.
             headers: Texts of header files by name.
@@ -210,7 +210,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if self.include or self.spellings:
-            known = dict(reversed(self.spellings))  # The first spelling of a directory wins.
+            known = dict(reversed(self.spellings))  # The first spelling of a directory counts.
             complete = [
                 (directory, known.get(directory) or spelled(directory, self.path))
                 for directory in dict.fromkeys(self.include)
@@ -278,7 +278,7 @@ class Program:
 
     @lazy
     def may_include(self) -> bool:
-        """Return True if a compile may open a file. False is certain, True is not."""
+        """Return False if a compile certainly opens no file, and True if it may."""
         if self.language != "cuda":
             return False
         with no_fork:

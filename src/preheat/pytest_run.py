@@ -106,7 +106,7 @@ class Run:
     # The end of a test
 
     def finish_work(self) -> PreheatError | None:
-        """Wait for the work of the devices; return an error of a kernel that nobody has seen yet."""
+        """Wait for the work of the devices; return an error of a kernel that was not raised yet."""
         first = None
         if self.open:
             from preheat.errors import PreheatError
@@ -120,7 +120,7 @@ class Run:
         return first
 
     def recover(self) -> None:
-        """Make every open emulator usable again that a fault has ended."""
+        """Make every open emulator usable again after a fault."""
         if self.used:
             from preheat.gpu import open_devices
 

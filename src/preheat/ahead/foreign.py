@@ -35,7 +35,7 @@ __all__ = [
     "plan_foreign",
 ]
 
-#: The reason for a missing program when that is not known for certain.
+#: The reason for a program that may be on a shared store, which could not be used.
 STORE_UNUSABLE = "not on this machine, and a shared store could not be used"
 #: The reason for a program whose entry in a bundle has a wrong checksum, and the hint.
 DAMAGED = "damaged: copy the bundle again"
@@ -98,7 +98,7 @@ def _estimate(item: ForeignProgram) -> float:
 
 
 def closures(manifest: Manifest, builder: Builder) -> list[tuple[ForeignProgram, int]]:
-    """Return the requests whose closure is baked, and how many kernels each of them has, at most.
+    """Return the requests whose closure is baked, each with the largest possible number of its kernels.
 
     A request whose number cannot be determined is left out: its bake reports the error.
     """
@@ -121,7 +121,7 @@ def bake_foreign(
     on_start: Callable[[ForeignJob], None],
     on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
 ) -> None:
-    """Make the entries of all jobs in processes of their adapters. A failure is a result as well.
+    """Make the entries of all jobs in processes of their adapters. A failure is also a result.
 
     `recorded` has the entries that cannot be made again.
     """
@@ -129,7 +129,7 @@ def bake_foreign(
         kept = [job.item for job in todo if not job.item.request]
         builder.cache.look_ahead(r.digest for item in kept for r in recorded_requests(item))
         run = functools.partial(bake_request, builder, processes, recorded=recorded)
-        # What is kept comes last: a job that makes its entries may have made those as well.
+        # Entries that are copied come last, because other jobs may have made them.
         for makes in (True, False):
             part = [job for job in todo if bool(job.item.request) is makes]
             _run_all(part, run, jobs, on_start, on_done)
@@ -188,7 +188,7 @@ def bake_request(
 
 
 def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
-    """Return a note where a bake for the recorded architecture makes none of the recorded entries."""
+    """Return a note if a bake for the recorded architecture makes none of the recorded entries."""
     assert job.arch is not None
     recorded = {request.digest for request in recorded_requests(job.item)}
     same_arch = job.arch.plain in {arch.plain for arch in job.item.archs}
@@ -261,7 +261,7 @@ def _other_recording(arch: Arch) -> str:
 
 
 def _not_here(job: ForeignJob, which: str, recorded: RecordedEntries | None) -> AdapterError:
-    """Return the error for entries that were recorded on another machine, and did not come along."""
+    """Return the error for entries of a recording that were not copied to this machine."""
     hint = f"record again{'' if job.arch is None else f' on a GPU of {job.arch}'}"
     if recorded is not None and recorded.absent:
         hint = f"copy {recorded.absent[0]} from the machine that recorded, or {hint}"

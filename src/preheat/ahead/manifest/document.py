@@ -48,8 +48,8 @@ class _Block:
     def change(self, values: Mapping[str, Any]) -> None:
         """Give the table these values.
 
-        tomlkit adds keys at the end. A table without comments in the usual order is replaced by a
-        new one, so that a file that nobody edits does not depend on how it grew.
+        tomlkit adds keys at the end. A table without comments whose keys are in the usual order is
+        replaced by a new one, so that the text of an unedited file does not depend on its history.
         """
         common = [key for key in values if key in self.table]
         in_usual_order = common == [key for key in self.table if key in values]
@@ -85,7 +85,7 @@ def edited(
         top, blocks, end = _parsed(text, identities)
         _update(blocks, entries)
         result = "".join([_with_recorded(top, recorded), *_rendered_blocks(blocks), end])
-        # Comments are worth less than programs: verify that the edited text says the right thing.
+        # Check that the edited text has the right programs. Otherwise, comments are given up.
         wanted = _grouped(entries) | ({"recorded": recorded} if recorded else {})
         return result if _comparable(tomllib.loads(result)) == _comparable(wanted) else None
     except (TOMLKitError, ValueError, TypeError, RecursionError):
@@ -190,7 +190,7 @@ def _rendered_blocks(blocks: Iterable[_Block]) -> Iterable[str]:
 
 
 def _assign(table: Table, values: Mapping[str, Any]) -> None:
-    """Make the keys and values of `table` those of `values`. What is equal already is not touched."""
+    """Set the keys and values of `table` to `values`. Equal values are not touched."""
     for key in [key for key in table if key not in values]:
         table.remove(key)
     indents = {key: item.trivia.indent for key, item in table.items() if isinstance(item, Table)}
@@ -209,7 +209,7 @@ def _assign(table: Table, values: Mapping[str, Any]) -> None:
 
 
 def _literal(text: str) -> str:
-    """Return text that TOML writes without escapes, where it has quotes and that is possible."""
+    """Return text with quotes as a TOML literal without escapes, if that is possible."""
     plain = '"' in text and "'" not in text and text.isprintable()
     return tomlkit.string(text, literal=True) if plain else text
 
@@ -254,7 +254,7 @@ def _grouped(entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def _comparable(data: Mapping[str, Any]) -> object:
-    """Return a value that is equal for two manifests that differ in order alone."""
+    """Return a value that is equal for two manifests that differ only in their order."""
     rows = [
         json.dumps([kind, {key: _plain(key, value) for key, value in row.items()}], sort_keys=True)
         for kind in _KINDS

@@ -108,7 +108,7 @@ class _Writer:
         self.sources = f"{Path(self.path).stem}.sources"
 
     def entry(self, item: ManifestProgram) -> Entry:
-        """Return the table of a program: a [[link]] for one that is linked, and else a [[program]]."""
+        """Return the table of a program: a [[link]] for a linked program, otherwise a [[program]]."""
         from preheat.ahead.manifest.document import Entry
 
         observed = {
@@ -160,7 +160,7 @@ class _Writer:
         return _without_defaults({**row, "language": part.kind})
 
     def foreign(self, item: ForeignProgram) -> dict[str, Any]:
-        """Return the row of a request of another library, without values that follow."""
+        """Return the row of a request of another library, without default values."""
         row = {
             "kind": item.kind,
             "name": item.name,
@@ -196,7 +196,7 @@ class _Writer:
     def _directories(
         self, program: Program, include: Iterable[str], file: str | None
     ) -> dict[str, list[str]]:
-        """Return include directories and, unless that follows, how the program spells them."""
+        """Return include directories, and their spellings if these differ from the default."""
         known = dict(program.spellings)
         places = [self._relative(directory) for directory in include]
         spelled = [known[directory] for directory in include]
@@ -252,7 +252,7 @@ def _holds(path: str, data: bytes) -> bool:
 
 
 def _publish(path: str, blob: bytes) -> None:
-    """Write a file in one step, so that no reader sees a part. An equal file is left alone."""
+    """Write a file atomically, so that no reader sees a part of it. An equal file is not rewritten."""
     if os.path.isfile(path) and Path(path).read_bytes() == blob:
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
