@@ -71,7 +71,7 @@ class CachedGraph:
 
     @property
     def usable(self) -> bool:
-        """True if the graph can be replayed; the code that installed it may have closed it."""
+        """True if the graph can be replayed. The code that installed it may have closed it."""
         return self.graph.usable
 
     def require_unwritten(self) -> None:
@@ -116,7 +116,7 @@ class CachedGraph:
         return copies
 
     def check(self, new: Graph, body: Body[Any]) -> None:
-        """Capture `body` as `new` and raise if that would do something else than this graph does."""
+        """Capture `body` as `new`, and raise if it does something other than this graph."""
         changes = run_locked(self.lock, partial(self._changes_as, new, body))
         if changes:
             raise BakedError(

@@ -172,7 +172,7 @@ class Capture:
 
     @property
     def abandoned(self) -> bool:
-        """True if nobody can end the capture: its graph was dropped, or its thread has ended."""
+        """True if nothing can end the capture: its graph was dropped, or its thread has ended."""
         if self._owner is threading.current_thread():
             return self.interrupted or self.graph() is None
         return not self._owner.is_alive()
@@ -206,7 +206,10 @@ class Capture:
             self._shared.end_turn(self.streams.token)
 
     def release_pools(self) -> None:
-        """Release memory of other libraries at a safe point: doing it in a capture ends the process."""
+        """Release memory of other libraries at a safe point.
+
+        Inside a capture, this would end the process.
+        """
         pools = self.foreign_libraries.take_pools()
         if pools:
             self.context.deferred_cleanups.append(partial(_release, pools))
@@ -367,7 +370,7 @@ def _merged_dependencies(
 
 
 def _reduced(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
-    """Return the dependencies without those that others imply. A join may add such."""
+    """Return the dependencies without those that others imply. A join may add some of these."""
     if all(len(before) < 2 for before in dependencies):
         return dependencies
     ancestors: list[int] = []  # a bit for each earlier node
@@ -382,4 +385,4 @@ def _reduced(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
 
 
 def _release(pools: object) -> None:
-    """Do nothing. The caller drops the last reference to the pools."""
+    """Do nothing: when the call ends, the last reference to the pools is dropped."""

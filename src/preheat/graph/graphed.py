@@ -222,7 +222,7 @@ class Graphed(Generic[P, R]):
 
 
 class Method:
-    """A graphed function as a method of an instance or, accessed through the class, of none."""
+    """A graphed function that is accessed through an instance, or through its class."""
 
     def __init__(self, function: Graphed[..., Any], instance: object) -> None:
         self.__func__ = function
@@ -254,7 +254,7 @@ class Method:
         self.__func__._warm((self._instance(),), calls)
 
     def warmer(self, _: object) -> NoReturn:
-        """Raise: a warmer is given a key and cannot know the instance."""
+        """Raise `InputError`: a warmer gets a key and cannot know the instance."""
         raise _method_warmer_error(self.__func__._name)
 
     def invalidate(self) -> None:

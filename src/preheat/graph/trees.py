@@ -1,6 +1,6 @@
 """Arrays, of preheat or another library, among the arguments and results of a step.
 
-They are searched in nested tuples, lists, dicts and dataclasses. Any other object is left as it is.
+They are searched in nested tuples, lists, dicts and dataclasses. Any other object is not searched.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def copy_containers(value: Any) -> Any:
 
 
 def is_constant(value: Any) -> bool:
-    """Return True if `copy_containers` returns `value` itself, whatever is done to it until then."""
+    """Return True if `copy_containers` returns `value` itself: it has no list, dict or dataclass."""
     if isinstance(value, tuple):
         return all(map(is_constant, value))
     return children(value) is None

@@ -1,4 +1,4 @@
-"""What may happen while a thread captures a graph, in that thread and in others."""
+"""The interface of an active capture, and the operations that captures refuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ __all__ = [
 ]  # fmt: skip
 
 #: A captured launch: the launch, its packed parameters, its arguments, the place in the program and the
-#: memory of other libraries. Of the arguments only arrays of preheat matter, which it keeps alive.
+#: memory of other libraries. Of the arguments, only arrays of preheat matter: the record keeps them
+#: alive.
 RecordedLaunch = tuple["Launch", bytes, tuple[Any, ...], CallSite, "Sequence[Operand]"]
 
 
@@ -102,7 +103,7 @@ class CaptureStreams(Protocol):
         """Return True if work for this stream becomes part of the capture."""
 
     def stream_for(self, stream: base.Stream | None, libraries: Iterable[int]) -> base.Stream:
-        """Return the captured stream for work in `stream`, or else for work on tensors of `libraries`.
+        """Return the captured stream for work in `stream` or, without one, for tensors of `libraries`.
 
         `libraries` has the handles of the current streams of those libraries.
         """
@@ -139,7 +140,7 @@ class ActiveCapture(Protocol):
 
     @property
     def abandoned(self) -> bool:
-        """Return True if nobody can end the capture: its graph was dropped, or its thread has ended."""
+        """Return True if nothing can end the capture: its graph was dropped or its thread has ended."""
 
     def abort(self) -> None:
         """End the capture and drop what was captured."""

@@ -28,7 +28,7 @@ def new_array(context: Context, shape: tuple[int, ...], dtype: DType, stream: ob
 
 
 def _home(context: Context, stream: object) -> base.Stream:
-    """Return the stream that memory belongs to: one of ours, since others may end before it."""
+    """Return the home stream of memory. It is a stream of preheat, because others may end before it."""
     context.require_alive()
     raw = context.stream if stream is None else raw_stream(context, stream)
     return raw if context.order.owns(raw) else context.stream

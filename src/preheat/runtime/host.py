@@ -134,7 +134,7 @@ def shape_of(shape: object) -> tuple[int, ...]:
 
 
 def integer(value: Any, what: str, *, least: int | None = None, hint: str | None = None) -> int:
-    """Return `value` as an int; `InputError` if it is not `what`, such as "a number of bytes"."""
+    """Return `value` as an int. The error calls it `what`, such as "a number of bytes"."""
     try:
         number = operator.index(value)
     except TypeError:

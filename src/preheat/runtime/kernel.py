@@ -109,7 +109,7 @@ class Kernel:
             if not 0 <= dynamic <= uses.dynamic_shared:
                 continue
             blocks = self._function.occupancy(block, dynamic).blocks
-            # Of equals, the largest block wins, because it needs the fewest blocks.
+            # Of blocks with equal occupancy, the largest wins, because it needs the smallest grid.
             if blocks * block > filled:
                 best, filled = base.BlockSize(blocks * limits.processors, block), blocks * block
         if best is None:
@@ -173,7 +173,7 @@ class Kernel:
         return self._remember(config, self._launch(self.geometry(*config), None))
 
     def _remember(self, key: object, launch: Launch) -> Callable[..., None]:
-        """Return the launch as a callable, which `key` finds again."""
+        """Return the launch as a callable, and store it under `key`."""
         if len(self._launchers) >= _MOST_LAUNCHERS:
             self._launchers.clear()
         launcher: Callable[..., None] | None = None
@@ -185,7 +185,7 @@ class Kernel:
         return launcher
 
     def replace(self, key: object, launcher: Callable[..., None]) -> None:
-        """Let `key` find `launcher` from now on."""
+        """Store `launcher` under `key`."""
         try:
             self._launchers[key] = launcher
         except TypeError:  # A geometry with lists cannot be a key.
@@ -253,7 +253,7 @@ class Kernel:
         programmatic: bool = False,
         **named: Any,
     ) -> Bound:
-        """Fix all arguments and settings, so that a call costs little more than that of the driver.
+        """Fix all arguments and settings, so that a call costs little more than the call of the driver.
 
         The arguments are those of `launch`.
 
@@ -290,7 +290,7 @@ class Kernel:
         cooperative: bool = False,
         programmatic: bool = False,
     ) -> base.Geometry:
-        """Check a geometry for this kernel on its device, and return it.
+        """Return a geometry, checked for this kernel and its device.
 
         The arguments are those of `launch`.
 

@@ -109,7 +109,7 @@ class Library:
 
 
 class Torch(Library):
-    """torch. It never destroys a stream, but its current one may belong to another library."""
+    """torch. It never destroys its streams, but its current stream may belong to another library."""
 
     api = "torch"
 

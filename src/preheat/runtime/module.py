@@ -90,14 +90,14 @@ class Module:
         return SymbolView(self, name, variable, None if dtype is None else dtype_of(dtype))
 
     def _variables(self) -> list[str]:
-        """Return the names that `symbol` takes, as far as the program has PTX that lists them."""
+        """Return the names that `symbol` accepts, as far as the PTX of the program lists them."""
         with no_fork:
             from preheat.toolchain.ptx import parse  # Takes milliseconds that only an error needs.
 
         expressions = {name.removeprefix("&") for name in self.artifact.names if name.startswith("&")}
         try:
             declared = {*parse(self.artifact.ptx.decode()).variables}
-        except ValueError:  # Others have compiled the program, or it has no PTX.
+        except ValueError:  # Another compiler made the PTX, or there is none.
             declared = set()
         return sorted(name for name in declared | expressions if "__preheat" not in name)
 

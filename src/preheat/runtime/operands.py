@@ -48,7 +48,7 @@ class Strided(NamedTuple):
     any_dtype: bool = False
 
     def __repr__(self) -> str:
-        return f"strided({type(self.array).__name__})"  # No address: it differs from run to run.
+        return f"strided({type(self.array).__name__})"  # An address would differ in each run.
 
 
 def strided(array: Any) -> Strided:
@@ -96,7 +96,7 @@ class Operand(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the memory is, for messages."""
+        """The location of the memory, for messages."""
         return "host memory" if self.device[0] == ON_HOST else f"the memory of GPU {self.device[1]}"
 
     @property
@@ -163,7 +163,7 @@ def _memory_fault(value: Any) -> tuple[str, str] | None:
 
 
 def is_plain_tensor(value: Any, device: tuple[int, int]) -> bool:
-    """Return True for most tensors of torch on `device`, of which an `Operand` says nothing more."""
+    """Return True for a plain tensor of torch on `device`, which needs no `Operand`."""
     return bool(
         _memory_fault(value) is None
         and value.get_device() == device[1]

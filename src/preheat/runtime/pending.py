@@ -1,4 +1,4 @@
-"""Kernels that are compiled while the caller goes on: the first use of one waits for it."""
+"""Kernels that are compiled in the background. The first use of a kernel waits for its compile."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["PendingKernel", "pending_kernel"]
 
 
 class _Request:
-    """A kernel that was asked for, and the task that finds or compiles its code.
+    """A requested kernel, and the task that finds or compiles its code.
 
-    Wrong arguments, and a file that cannot be read, are errors at once.
+    Wrong arguments and unreadable files raise errors at once.
     """
 
     def __init__(self, session: Session, request: ModuleRequest, name: str) -> None:
@@ -38,7 +38,7 @@ class _Request:
         self.task: Task[Code] = session.builder.background.submit(self._compile)
 
     def _compile(self, deferral: Deferral) -> Code:
-        """Find or compile the code, in a thread of the builder. A later attempt does not look again."""
+        """Find or compile the code, in a thread of the builder. A later attempt skips the lookup."""
         if self._missing is None:
             wanted = self.module_request
             found = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
@@ -60,7 +60,7 @@ class _Request:
         return Prepared(self.program, self.files, self.task.outcome())
 
     def with_origin(self, error: PreheatError) -> PreheatError:
-        """Return the error of a first use, with the line that asked for the kernel."""
+        """Return the error of a first use, with the line that requested the kernel."""
         error = error.naming(self.name) if isinstance(error, SealedError) else copy_error(error)
         file, line = file_and_line(self.task.site)
         error.add_note(f"the kernel {self.name} was requested with wait=False at {file}:{line}")
@@ -71,7 +71,7 @@ class PendingKernel(Kernel):
     """A kernel that may not be compiled yet. With its first use it becomes an ordinary `Kernel`.
 
     It has none of the attributes of a kernel, so that the first access to one of them leads to
-    `__getattr__`, which waits. Nothing of this class is left afterwards.
+    `__getattr__`, which waits. After that, its class is `Kernel`.
     """
 
     def __init__(self, asked: _Request) -> None:

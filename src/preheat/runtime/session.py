@@ -51,7 +51,7 @@ _entry: Callable[[tuple[Any, TrackedFiles | None]], Entry[Any]] = partial(tuple.
 
 
 class Prepared(NamedTuple):
-    """A program that was read, its files from before that, and its code."""
+    """A program, its files as they were before it was read, and its code."""
 
     program: Program
     files: TrackedFiles | None
@@ -62,8 +62,8 @@ class Session:
     """What a device has loaded between its opening, or its last reset, and the next reset.
 
     A load that is running during a reset stays in the old session. `modules` and `kernels` have what
-    was asked for, by request. `loaded` has every module that something still holds, by artifact:
-    different requests may lead to the same one.
+    was requested, by request. `loaded` has every module that is still referenced, by artifact, because
+    different requests may lead to the same module.
 
     `jit` lets the driver compile PTX for a device that is newer than the compiler, `blocking` waits
     after every launch, and `reload` compiles a program again when one of its files has changed.
@@ -84,7 +84,7 @@ class Session:
         self.modules: dict[object, Entry[Module]] = {}
         self.kernels: dict[object, Entry[Kernel]] = {}
         self.loaded: WeakValues[str, Module] = WeakValues()
-        # Kernels that were asked for without waiting and have not been used yet, by request.
+        # Kernels that were requested with `wait=False` and have not been used yet, by request.
         self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(builder.events)
         self._code_loads: SingleFlight[Module] = SingleFlight(builder.events)
@@ -122,8 +122,8 @@ class Session:
     ) -> Entry[Module]:
         """Return a module with its files; compile and load it first if necessary.
 
-        `prepared` returns the code where the caller has it, or None. It is called once at most, and
-        only when the module has to be loaded.
+        `prepared` returns the code if the caller has it, or None. It is called at most once, and only
+        if the module has to be loaded.
         """
         entry = self.modules.get(request)
         if entry is not None and entry.current:
@@ -164,7 +164,7 @@ class Session:
         return self._module_loads.run(request, load, title=title)
 
     def _given(self, request: ModuleRequest, given: GivenCode) -> Entry[Module]:
-        """Load code that others compiled. PTX is a program, and a cubin is loaded as it is."""
+        """Load compiled code. PTX becomes a program, and a cubin is loaded as it is."""
         self.context.refuse_in_capture(LOAD)
         if not given.is_ptx:
             artifact = cubin_artifact(given, self.device, request.label, strict=request.strict)
@@ -178,7 +178,7 @@ class Session:
         return self.modules.setdefault(request, Entry(module))
 
     def files(self, request: ModuleRequest) -> TrackedFiles | None:
-        """Return the source file of a request before it is read; None if it is not a file, or fixed."""
+        """Return the source file of a request, hashed before it is read; None if no file is tracked."""
         if not isinstance(request.source, Path) or not self._tracks_files():
             return None
         return TrackedFiles(self.builder, request.source)
@@ -189,7 +189,7 @@ class Session:
     def _remember(
         self, request: ModuleRequest, module: Module, program: Program, files: TrackedFiles | None
     ) -> Entry[Module]:
-        """Answer equal requests with this module until a file that it was made from changes."""
+        """Return this module for equal requests, until a file that it was compiled from changes."""
         if files is None and module.artifact.headers and self._tracks_files():
             files = TrackedFiles(self.builder, None)
         if files is not None:
@@ -230,7 +230,7 @@ class Session:
         return self._code_loads.run(artifact, load, title=f"load on {self.device.name}")
 
     def preload(self, code: Code) -> Module:
-        """Load code that no program has asked for yet, and keep it loaded until `trim`."""
+        """Load code that was not requested yet, and keep it loaded until `trim`."""
         module = self.load(code)
         self.modules[code.artifact.digest] = Entry(module)
         return module

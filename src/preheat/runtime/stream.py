@@ -1,4 +1,4 @@
-"""Streams and events as users hold them. Other libraries accept them, too."""
+"""Streams and events of the public interface. Other libraries also accept them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where the packages of NVIDIA have NVRTC and the headers of the toolkit.
+"""The locations of NVRTC and of the toolkit headers in the packages of NVIDIA.
 
-The full search (`locate.py`) takes longer and decides. Until its result is known, this is a guess.
+This is a guess. The full search (`locate.py`) takes longer, and its result decides.
 """
 
 from __future__ import annotations
