@@ -150,7 +150,7 @@ def _store_artifacts(store: ForeignStore) -> None:
 def _store_artifact(
     store: ForeignStore, artifact_type: str, key: str, content: Any, stored: set[tuple[str, str]]
 ) -> None:
-    """Store one artifact, unless it is of a process that does not use a GPU.
+    """Store one artifact, unless this process does not use a GPU.
 
     `stored` are the artifacts that this process has stored: it is updated.
     """
@@ -194,7 +194,7 @@ def _obey_seal(store: ForeignStore) -> None:
 
 
 def _label(graph: Any) -> str:
-    """Return what people know a graph by: its operations."""
+    """Return a label for a graph: its operations."""
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     shown = ", ".join(targets[:4])
     return f"graph of {len(targets)} operations ({shown}{', …' if len(targets) > 4 else ''})"

@@ -29,9 +29,9 @@ Kind = type | tuple[type, ...]
 
 
 class NotPortableError(Exception):
-    """A value or function cannot be written down so that another process finds it.
+    """A value or function cannot be described in a way that another process can resolve.
 
-    `hint` says what helps, where it is known. Otherwise the module was not found.
+    `hint` says what to do. It is None if the module was not found.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The files that a program may include, as one digest. cuda.core's key does not have them.
+"""A digest of the files that a program may include, which the key of cuda.core does not contain.
 
 All includes of the texts are followed, also those in branches that are not taken. For each include,
 every directory that is searched counts, so that a file that hides another one changes the digest.
@@ -29,13 +29,13 @@ _ABSENT = "absent"
 
 
 class NotKeyableError(Exception):
-    """Nothing describes what a compile depends on; the message says why."""
+    """No key can describe what a compile depends on. The message says why."""
 
 
 class _Text(NamedTuple):
     """A text with includes, the directory that its quoted includes search first, and its file.
 
-    A file of the toolkit, whose texts are long, is read less carefully: it does not hide words.
+    Files of the toolkit are long, so they are scanned with their comments.
     """
 
     text: str
@@ -151,7 +151,7 @@ class _Headers:
             self._add(f"{name} {[os.path.isfile(each) for each in paths]}")
 
     def _add(self, text: str) -> None:
-        # The length keeps two lists apart whose texts are divided differently.
+        # With the lengths, two lists with the same joined text have different digests.
         data = text.encode(errors="surrogateescape")
         self._found.update(len(data).to_bytes(8, "big") + data)
 

@@ -1,4 +1,4 @@
-"""What cuda.core was asked to compile, and the key of the result."""
+"""A compile that cuda.core requests, and the key of its result."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CompileInputs(NamedTuple):
                 name_expressions=self.names,
                 extra_digest=hashlib.sha256(extra).digest(),
             )
-        except (TypeError, ValueError) as refused:  # A compile raises it again if it is an error.
+        except (TypeError, ValueError) as refused:  # If it is an error, the compile raises it again.
             raise NotKeyableError(f"cuda.core has no key for it: {refused}") from None
         request = ForeignRequest(KIND, key.hex(), label=self.label, arch=self.arch)
         return Identified(request, headers)

@@ -88,13 +88,13 @@ def _headers_version() -> str:
 
 
 class _Harvest(KernelCacheBackend):  # type: ignore[misc]
-    """CuPy's cache backend: it has nothing, and keeps what a thread compiles for `compile_files`."""
+    """A cache backend for CuPy that is always empty, and keeps compiled code for `compile_files`."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
 
     def load(self, name: str) -> bytes | None:
-        """Return None: the store was asked before."""
+        """Return None, because the store was searched before."""
         del name
         return None
 
@@ -163,7 +163,7 @@ def load(request: CompileRequest, files: Mapping[str, bytes]) -> Any:
 
 
 class _Unloaded:
-    """Stands for a module where nothing can be loaded."""
+    """Takes the place of a module where nothing can be loaded."""
 
     def __init__(self) -> None:
         self.mapping: dict[str, str] | None = None
@@ -183,6 +183,6 @@ def forgo_device() -> None:
     """Let this process compile without a device. It cannot load anything from then on."""
     if compiler.function is function:
         compiler.function = SimpleNamespace(Module=_Unloaded, LinkState=_refuse_link)
-        # These are remembered for each device, and would ask for the current one.
+        # These functions have a result for each device, and would query the current device.
         plain = compiler._get_arch_for_options_for_nvrtc.__wrapped__
         compiler._get_arch_for_options_for_nvrtc = plain

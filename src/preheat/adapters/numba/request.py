@@ -1,4 +1,4 @@
-"""What Numba is asked to compile, as an identity of an entry and as text for people."""
+"""A kernel that Numba compiles: its identity in the store, and its description for people."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class KernelRequest:
 
     @lazy
     def dependencies(self) -> Dependencies:
-        """What the code depends on. Raises `UnkeyableError` where that is not known."""
+        """What the code depends on. Raises `UnkeyableError` if that is not known."""
         try:
             return Dependencies(self.function, self.options)
         except UnkeyableError:
             raise
-        except Exception as error:  # Objects of the program may raise whenever they are looked at.
+        except Exception as error:  # Reading attributes of objects of the program may raise.
             raise UnkeyableError(f"what it uses cannot be read: {error!r:.200}") from error
 
     @lazy
@@ -60,7 +60,7 @@ class KernelRequest:
         }
 
     @lazy
-    def request(self) -> ForeignRequest:
+    def identity(self) -> ForeignRequest:
         """The identity of the entry. Raises `UnkeyableError` for a kernel that no key describes."""
         types = [signature.encode(each) for each in self.argument_types]
         parts = [str(self.arch), types, *self.properties.items()]
@@ -68,8 +68,8 @@ class KernelRequest:
         return ForeignRequest(KIND, key, label=label_of(self.function), arch=self.arch)
 
     @property
-    def nameless(self) -> ForeignRequest:
-        """What an error names where no key describes the kernel."""
+    def unkeyed(self) -> ForeignRequest:
+        """The identity for errors about a kernel that no key describes."""
         return ForeignRequest(KIND, "none", label=label_of(self.function), arch=self.arch)
 
     def require_described(self, kernel: Any) -> None:

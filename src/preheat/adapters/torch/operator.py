@@ -82,8 +82,8 @@ def op(
             Keyword-only arguments are passed in their order. A grid with a zero launches nothing.
         block: The block, or such a function.
         shared: Dynamic shared memory in bytes, or such a function.
-        args: Such a function that returns the arguments of the kernel. The default are the arguments of
-            the operator and the returned tensors. None is a null pointer.
+        args: Such a function that returns the arguments of the kernel. By default, these are the
+            arguments of the operator and the returned tensors. None is a null pointer.
         out: A function of the arguments of the operator that returns the tensors that the operator
             returns.
         backward: As in `torch.library.register_autograd`. An operator that writes to its arguments has
