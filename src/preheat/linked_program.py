@@ -256,7 +256,7 @@ class LinkedProgram(Program):
         for option in self.options:
             for pattern, hint in _REFUSED:
                 if re.fullmatch(pattern, option):
-                    message = f"{self.label}: {option} does not belong among the options of a link"
+                    message = f"{self.label}: {option} cannot be an option of a link"
                     raise InputError(message, hint=hint)
 
     @lazy

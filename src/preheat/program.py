@@ -259,7 +259,7 @@ class Program:
         for option in self.options:
             if re.fullmatch(_ARCH_OPTION, option):
                 raise InputError(
-                    f"{self.label}: {option} does not belong among the options",
+                    f"{self.label}: {option} cannot be an option of a program",
                     hint="the architecture is a separate argument: arch='sm_90'",
                 )
         for option in (*self.options, *map(" ".join, pairwise(self.options))):

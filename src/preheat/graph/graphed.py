@@ -245,7 +245,7 @@ class Method:
             return self.__func__._call((self.__self__,), args, kwargs)
         if not args:
             name = self.__func__._name
-            hint = f"call it on one, or give one first: {name}(instance, …)"
+            hint = f"call it on an instance, or pass the instance first: {name}(instance, …)"
             raise InputError(f"{name} is a method: it was called without an instance", hint=hint)
         return self.__func__._call(args[:1], args[1:], kwargs)
 
@@ -310,8 +310,8 @@ def _check_function(function: Any) -> None:
         if test(function):
             name = getattr(function, "__qualname__", repr(function))
             raise InputError(
-                f"{name} is {kind}, which returns before its work is done: no capture sees that",
-                hint="put the work into a plain function, graphed, and call that",
+                f"{name} is {kind}, which returns before its work is done, so it cannot be captured",
+                hint="move the work to a plain function, decorate that one, and call it",
             )
 
 

@@ -123,7 +123,7 @@ class Array:
         for axis, part in enumerate(parts):
             if kept and not (isinstance(part, slice) and part == slice(None)):
                 raise InputError(
-                    f"{self!r}: an index behind a slice takes elements that are not contiguous",
+                    f"{self!r}: an index after a slice selects elements that are not contiguous",
                     hint=_COPY,
                 )
             start, extent = _axis_span(self.shape, axis, part)
@@ -149,7 +149,7 @@ class Array:
             extents[at] = self.size // rest if rest else 0
         new_shape = shape_of(extents)
         if math.prod(new_shape) != self.size:
-            raise InputError(f"{self!r} has {self.size} elements, which no shape {wanted!r} holds")
+            raise InputError(f"{self!r} has {self.size} elements, and cannot be reshaped to {wanted!r}")
         return Array(self.buffer, self.dtype, new_shape, self.address - self.buffer.address)
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from preheat.runtime.session import Prepared, Session, module_request
 __all__ = ["PendingKernel", "pending_kernel"]
 
 
-class _Request:
+class _PendingRequest:
     """A requested kernel, and the task that finds or compiles its code.
 
     Wrong arguments and unreadable files raise errors at once.
@@ -74,52 +74,53 @@ class PendingKernel(Kernel):
     `__getattr__`, which waits. After that, its class is `Kernel`.
     """
 
-    def __init__(self, asked: _Request) -> None:
-        self.__dict__["_asked"] = asked
+    def __init__(self, pending: _PendingRequest) -> None:
+        self.__dict__["_pending"] = pending
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):  # Only Python and other libraries look for such names.
-            asked = _asked(self)
-            if asked is not None:
-                _resolve(self, asked)
+            pending = _pending_request(self)
+            if pending is not None:
+                _resolve(self, pending)
         return object.__getattribute__(self, name)
 
     def __repr__(self) -> str:
-        asked = _asked(self)
-        if asked is None:
+        pending = _pending_request(self)
+        if pending is None:
             return Kernel.__repr__(self)
         state = "being compiled"
-        if asked.task.done:
-            state = "compiled, not loaded yet" if asked.task.error is None else "cannot be compiled"
-        return f"<Kernel {asked.name} of {asked.program.label} on {asked.session.device.name}: {state}>"
+        if pending.task.done:
+            state = "compiled, not loaded yet" if pending.task.error is None else "cannot be compiled"
+        where = f"{pending.program.label} on {pending.session.device.name}"
+        return f"<Kernel {pending.name} of {where}: {state}>"
 
 
 # These are functions and not methods, because another thread may change the class of the kernel while
 # they run.
 
 
-def _asked(kernel: Kernel) -> _Request | None:
+def _pending_request(kernel: Kernel) -> _PendingRequest | None:
     """Return the request of a kernel that has not been used yet."""
-    return kernel.__dict__.get("_asked")
+    return kernel.__dict__.get("_pending")
 
 
-def _resolve(kernel: Kernel, asked: _Request) -> None:
+def _resolve(kernel: Kernel, pending: _PendingRequest) -> None:
     """Wait for the code, load it, and make `kernel` an ordinary kernel."""
-    session = asked.session
+    session = pending.session
     session.context.require_alive(Launch.RECREATE)
 
     def become(module: Module, entry: EntryPoint) -> Kernel:
         Kernel.__init__(kernel, module, entry)
         kernel.__class__ = Kernel
-        kernel.__dict__.pop("_asked", None)
+        kernel.__dict__.pop("_pending", None)
         return kernel
 
     try:
-        shared = session.kernel(asked.request, asked.name, asked.prepared, become)
+        shared = session.kernel(pending.request, pending.name, pending.prepared, become)
         if shared is not kernel:
             become(shared.module, shared.entry)
     except PreheatError as error:
-        raise asked.with_origin(error) from None
+        raise pending.with_origin(error) from None
 
 
 def pending_kernel(session: Session, request: ModuleRequest, name: str) -> Kernel:
@@ -130,7 +131,7 @@ def pending_kernel(session: Session, request: ModuleRequest, name: str) -> Kerne
         return loaded.value
     session.context.require_alive()
     known = session.pending.get(key)
-    if known is not None and (asked := _asked(known)) is not None and asked.usable():
+    if known is not None and (pending := _pending_request(known)) is not None and pending.usable():
         return known
-    kernel = session.pending[key] = PendingKernel(_Request(session, request, name))
+    kernel = session.pending[key] = PendingKernel(_PendingRequest(session, request, name))
     return kernel

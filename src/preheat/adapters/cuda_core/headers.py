@@ -120,7 +120,7 @@ class _Headers:
         if not os.path.isfile(path):
             return _ABSENT
         if len(self._digests) >= _MOST_FILES:
-            raise NotKeyableError(f"it leads to more than {_MOST_FILES} headers")
+            raise NotKeyableError(f"it includes more than {_MOST_FILES} headers")
         content = _content(path)
         digest = self._digests[path] = hashlib.sha256(content).hexdigest()
         text = content.decode(errors="replace")

@@ -78,13 +78,13 @@ class KernelRequest:
         for function in observed.functions_in(kernel.library):
             if function.__code__ not in known and not comes_with_numba(function):
                 name = f"{module_name(function)}:{function.__qualname__}"
-                raise UnkeyableError(f"Numba compiled {name}, to which none of its names leads")
+                raise UnkeyableError(f"Numba compiled {name}, which none of its names refers to")
         own = directory_of(numba_cuda)
         declared = {id(each) for each in self.options.get("link") or ()}
         for linked in kernel.library._linking_files:
             of_numba = linked is NRT_LIBRARY or (isinstance(linked, str) and linked.startswith(own))
             if not of_numba and id(linked) not in declared:
-                raise UnkeyableError(f"{linked} is linked, which its function does not name")
+                raise UnkeyableError(f"{linked} is linked, but its function does not name it")
 
 
 def label_of(function: Any) -> str:
@@ -105,7 +105,7 @@ def _linked_files(link: Any) -> Iterator[tuple[str, str]]:
     """
     for file in link:
         if not isinstance(file, str):
-            raise UnkeyableError(f"it links a {type(file).__qualname__}, which is no file")
+            raise UnkeyableError(f"it links a {type(file).__qualname__}, which is not a file")
         try:
             with open(file, "rb") as opened:
                 content = opened.read()

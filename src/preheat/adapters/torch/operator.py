@@ -239,7 +239,7 @@ class _Operator:
             raise self.schema.error(
                 f"the kernel {kernel.name} takes {count(takes, 'argument')}, and the schema has "
                 f"{len(self.schema.arguments)} and {count(self.schema.returns, 'result')}",
-                "say what the kernel gets: args=lambda x, …: (x, …, x.numel())",
+                "name the arguments of the kernel: args=lambda x, …: (x, …, x.numel())",
             )
 
     def _allocate(self, values: Sequence[Any]) -> tuple[Tensor, ...]:
