@@ -162,11 +162,7 @@ class Program:
             'saxpy.cu'
         """
         path = Path(path)
-        try:
-            raw = read_whole(path)
-        except (OSError, ValueError) as fault:  # ValueError for a path with a NUL byte
-            why = getattr(fault, "strerror", None) or fault
-            raise InputError(f"cannot read {path}: {why}") from None
+        raw = read_input(path)
         language = "ptx" if path.suffix == ".ptx" else "cuda"
         try:
             source = raw.decode("utf-8")
@@ -320,6 +316,15 @@ def first_token(text: str) -> int:
         else:
             break
     return at
+
+
+def read_input(path: Path) -> bytes:
+    """Return the content of a file; `InputError` if it cannot be read."""
+    try:
+        return read_whole(path)
+    except (OSError, ValueError) as fault:  # ValueError for a path with a NUL byte
+        why = getattr(fault, "strerror", None) or fault
+        raise InputError(f"cannot read {path}: {why}") from None
 
 
 def file_of(source: object) -> Path | None:
