@@ -24,7 +24,7 @@ from preheat.errors import AdapterError
 from preheat.foreign import ForeignRequest
 from preheat.locks import Lock
 
-__all__ = ["AdapterProcesses", "Answer"]
+__all__ = ["AdapterAnswer", "AdapterProcesses"]
 
 # The adapter, the directory of modules, and the environment of a process. Modules of two directories
 # may have the same name.
@@ -38,7 +38,7 @@ _SHARED = (
 )
 
 
-class Answer(NamedTuple):
+class AdapterAnswer(NamedTuple):
     """The entries that a request needs, notes about them, and whether any had to be made.
 
     `outdated` says why the recording cannot be used; it is empty otherwise.
@@ -90,12 +90,12 @@ class AdapterProcesses:
     def _cache_dir(self) -> str:
         return f"{self._temporary()}/cache" if self._disk is None else str(self._disk.root)
 
-    def bake(self, item: ForeignProgram, arch: Arch) -> Answer:
+    def bake(self, item: ForeignProgram, arch: Arch) -> AdapterAnswer:
         """Make the entries of a request."""
         env: dict[str, str] = item.row.get("env", {})
         return self._entries("bake", item, arch, env)
 
-    def keys(self, item: ForeignProgram, arch: Arch) -> Answer:
+    def keys(self, item: ForeignProgram, arch: Arch) -> AdapterAnswer:
         """Return the entries that a request needs in the environment of this process."""
         return self._entries("keys", item, arch, {})
 
@@ -105,13 +105,15 @@ class AdapterProcesses:
         number: int = answer["count"]
         return number
 
-    def _entries(self, verb: str, item: ForeignProgram, arch: Arch, env: Mapping[str, str]) -> Answer:
+    def _entries(
+        self, verb: str, item: ForeignProgram, arch: Arch, env: Mapping[str, str]
+    ) -> AdapterAnswer:
         answer = self._ask(verb, item, env, f"{item.title} for {arch}", arch=str(arch))
         entries = [
             ForeignRequest(kind, key, variant, label, arch)
             for kind, key, variant, label in answer["entries"]
         ]
-        return Answer(entries, answer["notes"], answer["made"], answer["outdated"])
+        return AdapterAnswer(entries, answer["notes"], answer["made"], answer["outdated"])
 
     def _ask(
         self, verb: str, item: ForeignProgram, env: Mapping[str, str], title: str, **more: str

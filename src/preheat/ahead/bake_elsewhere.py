@@ -11,7 +11,7 @@ from preheat.ahead.fleets import fleet
 from preheat.ahead.fleets.watch import FleetWatch
 from preheat.ahead.foreign import BakedForeign, ForeignJob
 from preheat.ahead.jobs import Job, Output
-from preheat.ahead.workers import HEADERS_HINT, Answer, header_difference, submit
+from preheat.ahead.workers import HEADERS_HINT, JobAnswer, header_difference, submit
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError, ToolchainError
 from preheat.events import Events
@@ -50,7 +50,7 @@ def _can_travel(job: AnyJob) -> bool:
     return isinstance(job, Job) or not job.item.kept
 
 
-def _result(job: AnyJob, outcome: Answer | BaseException, memo: Memo) -> Result:
+def _result(job: AnyJob, outcome: JobAnswer | BaseException, memo: Memo) -> Result:
     """Return the result of a job. An error of its worker is a failure of the job."""
     if isinstance(outcome, BaseException):
         return outcome if isinstance(outcome, PreheatError) else _failure(job, outcome)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from typing import NamedTuple
 
-from preheat.ahead.adapter_process import AdapterProcesses, Answer
+from preheat.ahead.adapter_process import AdapterAnswer, AdapterProcesses
 from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch
@@ -198,7 +198,7 @@ def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
 
 
 def _measured(
-    builder: Builder, job: ForeignJob, answer: Answer, recorded: RecordedEntries | None
+    builder: Builder, job: ForeignJob, answer: AdapterAnswer, recorded: RecordedEntries | None
 ) -> BakedForeign:
     """Return the measurements of a request. They belong to the source and the architecture."""
     assert job.arch is not None

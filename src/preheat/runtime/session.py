@@ -30,12 +30,12 @@ from preheat.runtime.request import ModuleRequest
 from preheat.singleflight import SingleFlight
 from preheat.weak_values import WeakValues
 
-__all__ = ["Entry", "Prepared", "Session", "module_request"]
+__all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
 
 T = TypeVar("T")
 
 
-class Entry(NamedTuple, Generic[T]):
+class LoadedObject(NamedTuple, Generic[T]):
     """A loaded module or kernel, and the files that it was compiled from, if any."""
 
     value: T
@@ -47,7 +47,9 @@ class Entry(NamedTuple, Generic[T]):
         return self.files is None or not self.files.changed()
 
 
-_entry: Callable[[tuple[Any, TrackedFiles | None]], Entry[Any]] = partial(tuple.__new__, Entry)  # in C
+_loaded_object: Callable[[tuple[Any, TrackedFiles | None]], LoadedObject[Any]] = partial(
+    tuple.__new__, LoadedObject
+)  # in C
 
 
 class Prepared(NamedTuple):
@@ -81,12 +83,12 @@ class Session:
         if device.dlpack[0] == ON_GPU:
             load = partial(_fill_kernel, weakref.ref(self))
             self.context.kernel_fill = KernelFill(self.context, load)
-        self.modules: dict[object, Entry[Module]] = {}
-        self.kernels: dict[object, Entry[Kernel]] = {}
+        self.modules: dict[object, LoadedObject[Module]] = {}
+        self.kernels: dict[object, LoadedObject[Kernel]] = {}
         self.loaded: WeakValues[str, Module] = WeakValues()
         # Kernels that were requested with `wait=False` and have not been used yet, by request.
         self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
-        self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(builder.events)
+        self._module_loads: SingleFlight[LoadedObject[Module]] = SingleFlight(builder.events)
         self._code_loads: SingleFlight[Module] = SingleFlight(builder.events)
 
     def kernel(
@@ -109,7 +111,7 @@ class Session:
         if "<" in name:
             request = module_request(request, name)
         module, files = self.module(request, prepared)
-        new: Entry[Kernel] = _entry((make(module, module.artifact.entry(name)), files))
+        new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
         shared = self.kernels.setdefault(key, new)
         if (
             shared is not new and not shared.current
@@ -119,7 +121,7 @@ class Session:
 
     def module(
         self, request: ModuleRequest, prepared: Callable[[], Prepared | None] | None = None
-    ) -> Entry[Module]:
+    ) -> LoadedObject[Module]:
         """Return a module with its files; compile and load it first if necessary.
 
         `prepared` returns the code if the caller has it, or None. It is called at most once, and only
@@ -141,7 +143,7 @@ class Session:
                 return self._remember(request, module, program, files)
             self.context.refuse_in_capture(LOAD)
 
-        def load() -> Entry[Module]:
+        def load() -> LoadedObject[Module]:
             entry = self.modules.get(request)
             if entry is not None and entry.current:  # The thread before this one loaded it.
                 return entry
@@ -163,7 +165,7 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def _given(self, request: ModuleRequest, given: GivenCode) -> Entry[Module]:
+    def _given(self, request: ModuleRequest, given: GivenCode) -> LoadedObject[Module]:
         """Load compiled code. PTX becomes a program, and a cubin is loaded as it is."""
         self.context.refuse_in_capture(LOAD)
         if not given.is_ptx:
@@ -175,7 +177,7 @@ class Session:
             if given.names:
                 code = Code(with_names(code.artifact, given), jit=code.jit)
             module = self.load(code)
-        return self.modules.setdefault(request, Entry(module))
+        return self.modules.setdefault(request, LoadedObject(module))
 
     def files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return the source file of a request, hashed before it is read; None if no file is tracked."""
@@ -188,13 +190,13 @@ class Session:
 
     def _remember(
         self, request: ModuleRequest, module: Module, program: Program, files: TrackedFiles | None
-    ) -> Entry[Module]:
+    ) -> LoadedObject[Module]:
         """Return this module for equal requests, until a file that it was compiled from changes."""
         if files is None and module.artifact.headers and self._tracks_files():
             files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
-        entry = self.modules[request] = _entry((module, files))
+        entry = self.modules[request] = _loaded_object((module, files))
         return entry
 
     def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:
@@ -232,7 +234,7 @@ class Session:
     def preload(self, code: Code) -> Module:
         """Load code that was not requested yet, and keep it loaded until `trim`."""
         module = self.load(code)
-        self.modules[code.artifact.digest] = Entry(module)
+        self.modules[code.artifact.digest] = LoadedObject(module)
         return module
 
     def _load(self, code: Code) -> Module:
@@ -299,10 +301,10 @@ def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
     return alive.kernel(ModuleRequest.of(program), "preheat_fill8")
 
 
-def _drop_unused(entries: dict[object, Entry[T]]) -> None:
+def _drop_unused(entries: dict[object, LoadedObject[T]]) -> None:
     """Remove what nothing but `entries` holds."""
     weak = {key: (weakref.ref(value), files) for key, (value, files) in entries.items()}
     entries.clear()
     for key, (value, files) in weak.items():
         if (alive := value()) is not None:
-            entries[key] = Entry(alive, files)
+            entries[key] = LoadedObject(alive, files)

@@ -27,7 +27,7 @@ from preheat.portable_paths import FILE, spelled_in_manifest
 from preheat.program import Program
 
 if TYPE_CHECKING:  # Imported when a manifest is written.
-    from preheat.ahead.manifest.document import Entry
+    from preheat.ahead.manifest.document import ManifestTable
 
 __all__ = ["write_manifest"]
 
@@ -51,9 +51,12 @@ def write_manifest(
 
     writer = _Writer(path)
     entries = [writer.entry(item) for item in programs]
-    entries += [document.Entry("foreign", item.identity, writer.foreign(item)) for item in foreign]
     entries += [
-        document.Entry("graph", name, {"name": name, "keys": list(keys)}) for name, keys in graphs
+        document.ManifestTable("foreign", item.identity, writer.foreign(item)) for item in foreign
+    ]
+    entries += [
+        document.ManifestTable("graph", name, {"name": name, "keys": list(keys)})
+        for name, keys in graphs
     ]
     existing = None if fresh else _existing(path)
     kept = write_recorded(writer.path, foreign, recorded)
@@ -107,9 +110,9 @@ class _Writer:
         self.directory = os.path.dirname(self.path)
         self.sources = f"{Path(self.path).stem}.sources"
 
-    def entry(self, item: ManifestProgram) -> Entry:
+    def entry(self, item: ManifestProgram) -> ManifestTable:
         """Return the table of a program: a [[link]] for a linked program, otherwise a [[program]]."""
-        from preheat.ahead.manifest.document import Entry
+        from preheat.ahead.manifest.document import ManifestTable
 
         observed = {
             "entries": item.entries,
@@ -120,10 +123,14 @@ class _Writer:
         }
         program = item.program
         if isinstance(program, LinkedProgram):
-            return Entry("link", item.identity, _without_defaults({**self._link(program), **observed}))
+            return ManifestTable(
+                "link", item.identity, _without_defaults({**self._link(program), **observed})
+            )
         own = self._source(program)
         headers = {"headers": own.pop("headers", {})}  # TOML has a table after the values.
-        return Entry("program", item.identity, _without_defaults({**own, **observed, **headers}))
+        return ManifestTable(
+            "program", item.identity, _without_defaults({**own, **observed, **headers})
+        )
 
     def _link(self, program: LinkedProgram) -> dict[str, Any]:
         derived = LinkedProgram.of(program.parts, lto=program.lto).label
