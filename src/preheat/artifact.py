@@ -118,7 +118,7 @@ class EntryPoint(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The C++ name, or the symbol where there is none."""
+        """The C++ name, or the symbol if there is none."""
         return self.cpp or self.name
 
     @property
@@ -552,7 +552,7 @@ def _folded(name: str) -> str:
 
 
 def _after_arguments(name: str, start: int) -> int:
-    """Return the end of the template arguments at `start`, or `start` where there are none."""
+    """Return the end of the template arguments at `start`, or `start` if there are none."""
     depth = 0
     for at in range(start, len(name)):
         depth += (name[at] == "<") - (name[at] == ">")

@@ -55,7 +55,7 @@ class ForeignRequest(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The kind and the label; the beginning of the key where there is no label."""
+        """The kind and the label; the beginning of the key if there is no label."""
         return f"{self.kind} {self.label or self.key[:24]}"
 
     @property

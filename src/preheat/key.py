@@ -141,7 +141,7 @@ def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
 
 
 def program_rows(program: Program) -> tuple[tuple[str, bytes], ...]:
-    """Return the rows of a key that describe a program alone, whatever it is compiled for."""
+    """Return the rows of a key that describe the program, without architecture and compiler."""
     return (
         ("label", program.label.encode()),
         ("source", program.source.encode()),

@@ -97,10 +97,10 @@ class Program:
             source: The text.
             label: The name of the program. The default depends on the language.
             language: `"cuda"` or `"ptx"`. By default, the text decides.
-            options: Options of the compiler. None stands for an empty list.
-            include: Directories with header files. None stands for an empty list.
+            options: Options of the compiler. None means an empty list.
+            include: Directories with header files. None means an empty list.
             headers: Texts of header files by name.
-            names: Name expressions of template instances. None stands for an empty list.
+            names: Name expressions of template instances. None means an empty list.
             path: The file that the text was read from.
 
         Raises:

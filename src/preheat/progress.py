@@ -45,7 +45,7 @@ class _LineProgress:
 def progress(
     title: str, total: int, *, work: float | None = None, show: bool | None = None
 ) -> Iterator[Progress]:
-    """Show a progress bar on stderr, or a line every ten seconds where there is no terminal.
+    """Show a progress bar on stderr, or a line every ten seconds if there is no terminal.
 
     If steps take unequal time, `work` is the sum of their work in any unit, and each step reports its
     part. The remaining time is then computed from the work instead of the count.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL", "AUTO", "KINDS", "Run", "Target"]
 
-#: The kinds of devices, and the marker of tests that run on one of them alone.
+#: The kinds of devices, and the marker of tests that run on only one kind.
 KINDS = {"emulator": "preheat_emulator", "cuda": "preheat_gpu"}
 AUTO = "auto"  # a GPU if there is one, and otherwise the emulator
 ALL = "all"  # every kind, if there is such a device

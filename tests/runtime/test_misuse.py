@@ -140,9 +140,9 @@ LAUNCHES = (
 GRID_AND_BLOCK = "kernel[grid, block] takes a grid and a block"
 GEOMETRIES = (
     Misuse("saxpy[5]", lambda b: b.saxpy[5],
-        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not 5 alone",), "kernel[grid, 256]"),
+        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not only 5",), "kernel[grid, 256]"),
     Misuse("saxpy[...]", lambda b: b.saxpy[...],
-        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not Ellipsis alone",), "kernel[grid, 256]"),
+        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not only Ellipsis",), "kernel[grid, 256]"),
     Misuse("saxpy()", lambda b: b.saxpy(),
         LaunchError, ("saxpy: a launch needs a grid and a block",), "saxpy[grid, block](…)"),
     Misuse("saxpy(2.0, x, y, n)", lambda b: b.saxpy(2.0, b.x, b.y, b.n),

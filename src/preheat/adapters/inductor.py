@@ -86,7 +86,7 @@ def _properties() -> dict[str, str]:
 
 
 def _arch() -> Arch | None:
-    """Return the architecture of the GPU; None where Inductor compiles for the CPU."""
+    """Return the architecture of the GPU; None if Inductor compiles for the CPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -177,7 +177,7 @@ def _store_artifact(
 
 
 def _obey_seal(store: ForeignStore) -> None:
-    """Raise `SealedError` where a sealed process would generate code for a graph."""
+    """Raise `SealedError` if a sealed process would generate code for a graph."""
     from torch._inductor import compile_fx
 
     stock: Callable[..., Any] = compile_fx.fx_codegen_and_compile

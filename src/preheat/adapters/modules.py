@@ -110,7 +110,7 @@ def import_object(name: str, root: str = "", *, kind: Kind = object, noun: str =
 
 
 def import_module(name: str) -> ModuleType:
-    """Import the module of `module:qualname`. Raises `NotPortableError` where that is not possible."""
+    """Import the module of `module:qualname`. Raises `NotPortableError` if that is not possible."""
     try:
         return importlib.import_module(name.partition(":")[0])
     except (ImportError, AttributeError) as error:

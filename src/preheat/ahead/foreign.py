@@ -163,7 +163,7 @@ def bake_request(
     *,
     recorded: RecordedEntries | None = None,
 ) -> BakedForeign:
-    """Return the entries of one job; `AdapterError` where they cannot be made.
+    """Return the entries of one job; `AdapterError` if they cannot be made.
 
     `deferral` has no effect: the adapter waits in its own process. `recorded` has the entries that
     cannot be made again.

@@ -282,7 +282,7 @@ def spool_directory(manifest: Path) -> Path:
 
 
 def read_existing(manifest: Path) -> Manifest:
-    """Return the manifest at a path, or an empty one where there is no file.
+    """Return the manifest at a path, or an empty one if there is no file.
 
     Raises `InputError` when a program in it cannot be read: a rewrite would lose that program.
     """

@@ -11,7 +11,7 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """Counts events, and writes the counts to the journal of the cache, where there is one."""
+    """Counts events, and writes the counts to the journal of the cache, if there is one."""
 
     def __init__(self, events: Events, journal: Journal | None) -> None:
         self._events = events

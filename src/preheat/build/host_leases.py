@@ -16,9 +16,9 @@ def open_leases(cache: Chain, events: Events) -> Leases | None:
     """Return the leases of a cache; None if no other host shares it.
 
     They are on the first server that can hold leases and that this process may write. Other hosts would
-    wait in vain for a process that cannot store its result. Without such a server, they are in a cache
-    directory on a network filesystem. Without one, they are on a server without atomic operations,
-    where a host can only look an entry up once more before it compiles.
+    wait for nothing if this process could not store its result. Without such a server, they are in a
+    cache directory on a network filesystem. Without one, they are on a server without atomic
+    operations, where a host can only look an entry up once more before it compiles.
     """
     writable = [tier for tier in cache.shared if isinstance(tier, RemoteTier) and tier.writable]
     for tier in writable:

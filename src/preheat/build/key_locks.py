@@ -15,7 +15,7 @@ from preheat.cache.lock import FileLock
 from preheat.cache.trust import make_private
 from preheat.events import Events
 
-if TYPE_CHECKING:  # Imported only where there is a server.
+if TYPE_CHECKING:  # Imported only if there is a server.
     from preheat.cache.remote.lease_request import LeaseRequest
 
 __all__ = ["Busy", "Deferral", "KeyLocks", "PendingLease", "parallel_compiles"]
@@ -105,7 +105,7 @@ class KeyLocks:
         self._claimed: dict[str, FileLock] = {}
 
     def lock(self, digest: str, owner: FrameType) -> FileLock | None:
-        """Return the lock of a key, held if it was claimed; None where no directory is shared.
+        """Return the lock of a key, held if it was claimed; None if no directory is shared.
 
         `owner` is the frame that releases it: a lock whose frame is gone counts as released.
         """

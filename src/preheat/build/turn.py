@@ -13,7 +13,7 @@ from preheat.cache.lock import FileLock
 from preheat.events import Events
 from preheat.locks import Call, no_fork
 
-if TYPE_CHECKING:  # Imported only where there is a server.
+if TYPE_CHECKING:  # Imported only if there is a server.
     from preheat.cache.remote.lease import Lease, Leases
     from preheat.cache.remote.lease_request import LeaseRequest
 

@@ -161,7 +161,7 @@ class DiskTier(LayerTier):
                     raise
 
     def make_directory(self, directory: str) -> None:
-        """Create a directory below that of the cache, for this user alone. It may exist."""
+        """Create a directory below that of the cache, private to this user. It may exist."""
         try:
             retried(os.mkdir, directory, 0o700)
         except FileExistsError:  # Another process was faster.

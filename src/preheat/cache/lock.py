@@ -54,7 +54,7 @@ class FileLock:
     def acquire(self, timeout: float) -> bool:
         """Take the lock within `timeout` seconds; return False when another holder kept it that long.
 
-        Raises `OSError` where the directory does not allow locks.
+        Raises `OSError` if the directory does not allow locks.
         """
         release_lost()
         deadline = time.monotonic() + timeout

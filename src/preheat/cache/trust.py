@@ -68,7 +68,7 @@ class NotAFileError(OSError):
 
 
 def make_private(path: Path, *, trust: bool = False) -> None:
-    """Create `path` and its missing parents for this user alone, and check it unless it is trusted.
+    """Create `path` and its missing parents, private to this user, and check it unless it is trusted.
 
     Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
     """
@@ -177,7 +177,7 @@ def read_file(
 def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
     """Return why `path` cannot be used as a cache or layer, or None when it can.
 
-    With `write`, it is created where it is missing, and must be writable.
+    With `write`, it is created if it is missing, and must be writable.
     """
     try:
         if write and trust:

@@ -18,7 +18,7 @@ def gpu_archs(env: Mapping[str, str]) -> list[Arch]:
     """Return the architectures of the GPUs that a process with this environment sees, each once.
 
     The driver is queried in another process, because it would keep files and memory in this one.
-    The result is empty where there is no GPU, and where the driver does not answer.
+    The result is empty if there is no GPU, or if the driver does not answer.
     """
     try:
         ran = subprocess.run(

@@ -111,11 +111,11 @@ class Entries:
     # Keys
 
     def entry_key(self, key: Hashable, owner: object) -> EntryKey:
-        """Return what stands for a key of an owner."""
+        """Return the `EntryKey` of a key of an owner."""
         return EntryKey(self.owner_token(owner), key)
 
     def owner_token(self, owner: object) -> Hashable:
-        """Return what stands for an owner: a weak reference if the owner supports that."""
+        """Return the token of an owner: a weak reference if the owner supports that."""
         if owner is None:
             return None
         token = self.owners.get(id(owner))

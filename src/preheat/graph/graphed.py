@@ -258,7 +258,7 @@ class Method:
         raise _method_warmer_error(self.__func__._name)
 
     def invalidate(self) -> None:
-        """Forget all calls of this instance, or of all instances where there is none."""
+        """Forget all calls of this instance or, without an instance, of all instances."""
         self.graphs.invalidate(owner=self.__self__)
 
     def _instance(self) -> object:

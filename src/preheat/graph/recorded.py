@@ -110,7 +110,7 @@ class RecordedWork:
             raise InputError(f"{self.title}, scalar {name!r}: {error}", hint=error.hint) from None
 
     def number_formats(self, names: Iterable[str]) -> str | None:
-        """Return the `struct` formats of these scalars; None if one of them is no plain number."""
+        """Return the `struct` formats of these scalars; None if one of them is not a plain number."""
         formats = [number_format(self.scalars[name].dtype) for name in names]
         return None if None in formats else "".join(filter(None, formats))
 

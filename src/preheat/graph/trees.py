@@ -94,7 +94,7 @@ def children(value: Any) -> dict[Any, Any] | None:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all items that are no containers, with their paths: `[0]`, `['row']`, `.first`."""
+    """Yield all items that are not containers, with their paths: `[0]`, `['row']`, `.first`."""
     items = children(value)
     if items is None:
         yield path, value
@@ -105,7 +105,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(value: Any, do: Callable[[Any], Any], *, copy_containers: bool = False) -> Any:
-    """Apply `do` to all items that are no containers and return the same structure of the results.
+    """Apply `do` to all items that are not containers, and return their results in the same structure.
 
     A container whose items stay the same is returned itself. With `copy_containers`, lists and dicts
     are new in any case.

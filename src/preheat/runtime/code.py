@@ -17,7 +17,7 @@ __all__ = ["Code", "MissingCode", "find_code"]
 
 
 class Code(NamedTuple):
-    """Code to load, and the program that it was compiled from, where that is known.
+    """Code to load, and the program that it was compiled from, if that is known.
 
     `jit` says that the driver has to compile its PTX.
     """

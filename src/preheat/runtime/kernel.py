@@ -160,7 +160,7 @@ class Kernel:
         if not isinstance(config, tuple):
             raise LaunchError(
                 self.name,
-                f"kernel[grid, block] takes a grid and a block, not {short_repr(config)} alone",
+                f"kernel[grid, block] takes a grid and a block, not only {short_repr(config)}",
                 hint="say how many threads a block has: kernel[grid, 256]",
             )
         if len(config) != 2:

@@ -348,7 +348,7 @@ class Uses:
         self.invalidate_dependents()
 
     def is_ordered_by(self, home: Timeline) -> bool:
-        """Return True when the order of `home` alone decides when this memory can be used again."""
+        """Return True if only the order of `home` decides when this memory can be used again."""
         if self._last_writes or self._last_reads or self._pending_readers or self.released_streams:
             return False
         return (

@@ -53,7 +53,7 @@ def load(path: str) -> None:
 
 
 def _load_builtins(library: ctypes.CDLL, path: str) -> None:
-    """Load the built-ins beside NVRTC, which its first compile opens by their name alone.
+    """Load the built-ins beside NVRTC, which its first compile opens only by name.
 
     Then the loader finds the loaded library. It does not search the directory of NVRTC 13.0 itself,
     because the wheel of that version has no RPATH. Without the file, the loader searches as usual.

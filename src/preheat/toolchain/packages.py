@@ -30,7 +30,7 @@ def nvrtc_in_packages(places: Iterable[str]) -> str | None:
 
 
 def guess(places: Iterable[str]) -> Guess | None:
-    """Return what the full search will probably find; None where the packages are not installed."""
+    """Return what the full search will probably find; None if the packages are not installed."""
     library = nvrtc_in_packages(places)
     if library is None:
         return None

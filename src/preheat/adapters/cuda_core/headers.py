@@ -24,7 +24,7 @@ from preheat.toolchain.includes import (
 __all__ = ["NotKeyableError", "headers_digest"]
 
 _MOST_FILES = 5000
-_MOST_BYTES = 1 << 26  # of one file; a larger one is no header
+_MOST_BYTES = 1 << 26  # of one file; a larger file is not a header
 _ABSENT = "absent"
 
 

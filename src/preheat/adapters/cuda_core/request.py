@@ -46,7 +46,7 @@ class CompileInputs(NamedTuple):
 
     @property
     def arch(self) -> Arch | None:
-        """The architecture to compile for; None where its name is not known."""
+        """The architecture to compile for; None if its name is not known."""
         try:
             return Arch.parse(str(self.options.arch))
         except InputError:
@@ -54,7 +54,7 @@ class CompileInputs(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The kernels of the program, and its name where it has one."""
+        """The kernels of the program, and its name if it has one."""
         found = self._kernels()
         more = ", …" if len(found) > _SHOWN else ""
         kernels = ", ".join(found[:_SHOWN]) + more

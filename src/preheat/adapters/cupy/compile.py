@@ -75,7 +75,7 @@ def _require_nvcc() -> str:
 
 
 def _headers_version() -> str:
-    """Return the version of the CUDA headers; an empty text where it is not known."""
+    """Return the version of the CUDA headers; an empty text if it is not known."""
     try:
         with open(os.path.join(places()["cuda"], "cuda_runtime_api.h"), "rb") as file:
             match = _VERSION_LINE.search(file.read(_VERSION_WITHIN))
@@ -142,7 +142,7 @@ def compile_files(
 
 
 def _code(payload: bytes, names: int) -> bytes:
-    """Return the code in what CuPy stores. Since version 14.2 it begins with names where it has any."""
+    """Return the code from the payload that CuPy stores. Since CuPy 14.2, names may come before it."""
     decode = getattr(compiler, "_decode_cache_payload", None)
     decoded = decode(payload, names) if decode is not None and names else None
     return payload if decoded is None else decoded[1]

@@ -71,8 +71,8 @@ class Connection:
             jitify: bool = False,
             to_ltoir: bool = False,
         ) -> Any:
-            # The second is for CuPy's key, and the checksum of its headers stands for it. The store
-            # has a tier in memory, and decides itself what is written to disk.
+            # `extra_source` is for CuPy's key, which here has the checksum of its headers instead. The
+            # store has a tier in memory, and decides itself what is written to disk.
             del extra_source, cache_in_memory
             request = CompileRequest(
                 source=source,

@@ -45,7 +45,7 @@ class MissingFileError(InputError):
 
 
 def _cupy_kinds() -> Any:
-    """Return the module with the combined classes; None where the program has not imported CuPy."""
+    """Return the module with the combined classes; None if the program has not imported CuPy."""
     if "cupy" not in sys.modules:
         return None
     from preheat.adapters.cupy import cupy_errors

@@ -108,7 +108,7 @@ def _linked(program: Program) -> LinkedProgram:
 
 
 def _core() -> Any:
-    """Return CuPy's `_core.core`, or None where the program has not imported CuPy."""
+    """Return CuPy's `_core.core`, or None if the program has not imported CuPy."""
     return sys.modules.get("cupy._core.core") if "cupy" in sys.modules else None
 
 

@@ -27,7 +27,7 @@ from preheat.adapters.numba.signature import UnkeyableError
 
 __all__ = ["Dependencies", "comes_with_numba", "nested_code"]
 
-# Packages whose versions are part of the key, and modules of Python. Their names stand for their code.
+# Packages whose versions are part of the key, and modules of Python. Their names identify their code.
 _KNOWN = frozenset(
     {"numba", "numba_cuda", "llvmlite", "numpy", "math", "cmath", "operator", "builtins", "enum"}
 )
@@ -263,7 +263,7 @@ def _known_name(value: Any) -> str | None:
 
 
 def _holds(module: str, name: str, value: Any) -> bool:
-    """Return whether a module has the object by this name, so that the name stands for it."""
+    """Return whether a module has the object under this name, so that the name identifies it."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

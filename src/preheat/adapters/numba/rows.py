@@ -67,7 +67,7 @@ def _own_or_given_options(request: KernelRequest) -> dict[str, Any]:
 
 
 def request_of(row: Row, arch: Arch) -> KernelRequest:
-    """Return the request of a row. Raises `NotPortableError` where its module has changed."""
+    """Return the request of a row. Raises `NotPortableError` if its module has changed."""
     found = import_object(row["function"], row["root"], kind=CUDADispatcher)
     options: Mapping[str, Any] | None = row.get("options")
     if isinstance(found, CUDADispatcher):

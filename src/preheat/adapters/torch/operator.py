@@ -133,7 +133,7 @@ def _check(
     backward: object,
     setup_context: object,
 ) -> None:
-    """Raise `InputError` where the schema and the functions contradict each other."""
+    """Raise `InputError` if the schema and the functions contradict each other."""
     for name, given in (("args", args), ("out", out), ("backward", backward)):
         if given is not None and not callable(given):
             raise schema.error(f"{name} is a function, not {short_repr(given)}")
@@ -228,7 +228,7 @@ class _Operator:
         return self._returned(self._allocate(self.schema.bind(given, named)))
 
     def check_count(self) -> None:
-        """Raise `InputError` where the kernel is known and takes another number of arguments."""
+        """Raise `InputError` if the kernel is known and takes another number of arguments."""
         if self.args is None and isinstance(self.kernel, LoadedKernel):
             self._check_count(self.kernel.kernel)
 
@@ -258,7 +258,7 @@ class _Operator:
         return results
 
     def _check_new(self, values: Sequence[Any], results: Sequence[Tensor]) -> None:
-        """Raise `InputError` where a result shares its memory with an argument: torch forbids that."""
+        """Raise `InputError` if a result shares its memory with an argument: torch forbids that."""
         import torch
 
         taken = [_memory(each) for each in values if isinstance(each, torch.Tensor)]

@@ -36,7 +36,7 @@ class Schema(NamedTuple):
     def parse(cls, text: object) -> Schema:
         """Return the schema that `text` describes.
 
-        Raises `InputError` where it is no schema, or none that a kernel can implement.
+        Raises `InputError` if it is not a schema, or not one that a kernel can implement.
         """
         parsed = _parse(text)
         arguments = tuple(

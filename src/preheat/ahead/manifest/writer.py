@@ -79,7 +79,7 @@ def _named_bundle(path: str | os.PathLike[str]) -> Path | None:
 def _existing(path: str | os.PathLike[str]) -> tuple[str, dict[str, list[Any]]] | None:
     """Return the text of the manifest at `path` and the identities of its tables by kind.
 
-    Returns None where there is no manifest that can be read.
+    Returns None if there is no manifest that can be read.
     """
     try:
         reader = Reader(path)
