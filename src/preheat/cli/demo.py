@@ -188,7 +188,7 @@ class _Demo:
         return Row("cold", f"{count(len(files), 'program')} compiled", seconds, "the cache was empty")
 
     def _hot(self, cold: float) -> Row:
-        _headline(2, "Hot: a new process requests the same kernels, and finds them")
+        _headline(2, "Hot: a new process asks for the same kernels, and finds them")
         arch = self.facts["device"]["arch"]
         found = json.loads(self._python(_STEPS / "hot.py", "kernels", arch, str(time.monotonic())))
         for name, digest in found["cubins"].items():
