@@ -11,7 +11,7 @@ from preheat.ahead.fleets import fleet
 from preheat.ahead.fleets.watch import FleetWatch
 from preheat.ahead.foreign import BakedForeign, ForeignJob
 from preheat.ahead.jobs import Job, Output
-from preheat.ahead.workers import HEADERS_HINT, JobAnswer, header_difference, submit
+from preheat.ahead.workers import HEADERS_HINT, Answer, header_difference, submit
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError, ToolchainError
 from preheat.events import Events
@@ -50,8 +50,8 @@ def _can_travel(job: AnyJob) -> bool:
     return isinstance(job, Job) or not job.item.kept
 
 
-def _result(job: AnyJob, outcome: JobAnswer | BaseException, memo: Memo) -> Result:
-    """Return the result of a job. An error of its worker is a failure of the job."""
+def _result(job: AnyJob, outcome: Answer | BaseException, memo: Memo) -> Result:
+    """Return the result of a job. What went wrong with its worker is a failure of the job."""
     if isinstance(outcome, BaseException):
         return outcome if isinstance(outcome, PreheatError) else _failure(job, outcome)
     worker, result = outcome
@@ -70,6 +70,6 @@ def _failure(job: AnyJob, error: BaseException) -> ToolchainError:
     if isinstance(error, BrokenExecutor | CancelledError):
         why = f"{job} was not baked, because its executor failed: {error or type(error).__name__}"
         return ToolchainError(why, hint="bake again: programs that were finished are in the cache")
-    # For example a ModuleNotFoundError. All jobs of a worker may get it, so it does not name this job.
+    # Such as ModuleNotFoundError. All jobs of a worker may meet it, so it does not name this one.
     why = f"a worker could not run a job: {type(error).__name__}: {error}"
     return ToolchainError(why, hint="every worker needs preheat, of one version, and its compilers")

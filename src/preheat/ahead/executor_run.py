@@ -47,10 +47,10 @@ def run_on_executor(
 ) -> Iterator[tuple[J, R | BaseException]]:
     """Run all jobs, and yield each when it ends, with its result or its error.
 
-    `submit` hands one job to the executor. Instead of an executor, a function that makes one can be
-    given. Such an executor is replaced when it breaks, and shut down at the end. If the iteration ends
-    early, jobs that have not started are cancelled. `on_start` is called in this thread, at the latest
-    when the job ends. While no job ends, `on_wait` is called repeatedly.
+    `submit` hands one job to the executor. A function in the place of an executor makes one; such an
+    executor is replaced when it breaks, and it is shut down in the end. An end of the iteration cancels
+    what has not started. `on_start` is called in this thread, at the latest when the job ends. While no
+    job ends, `on_wait` is called again and again.
     """
     yield from _Run(executor, todo, submit, on_start, on_wait).results()
 
@@ -152,7 +152,7 @@ class _Run(Generic[J, R]):
         return True
 
     def _is_final(self, index: int, outcome: R | BaseException) -> bool:
-        """Return whether a job succeeded, failed, or cannot be given to any worker."""
+        """Return whether a job ended, well or badly, or cannot be given to any worker."""
         if not _deaths(outcome):
             self._breaks = 0
             return True

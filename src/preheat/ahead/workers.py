@@ -30,7 +30,7 @@ from preheat.program import Program
 from preheat.toolchain.evidence import Memo
 from preheat.toolchain.headers import HeaderState, is_toolkit, mismatch
 
-__all__ = ["HEADERS_HINT", "JobAnswer", "header_difference", "submit", "worker_name"]
+__all__ = ["HEADERS_HINT", "Answer", "header_difference", "submit", "worker_name"]
 
 _lock = Lock()  # An engine may run several jobs in the threads of one process.
 HEADERS_HINT = "workers need the headers at the same paths: use a shared directory, or one image"
@@ -45,7 +45,7 @@ class Work(NamedTuple):
     version: str
 
 
-class JobAnswer(NamedTuple):
+class Answer(NamedTuple):
     """The result of a job, and the worker that ran it. Errors travel as values.
 
     An engine that raises an error again may change its class and its text.
@@ -58,7 +58,7 @@ class JobAnswer(NamedTuple):
 # Where the bake was started
 
 
-def submit(config: Config, executor: Executor, job: Job | ForeignJob) -> Future[JobAnswer]:
+def submit(config: Config, executor: Executor, job: Job | ForeignJob) -> Future[Answer]:
     """Hand a job to an executor, whose process opens its builder from `config`."""
     missing = tuple(_missing(job.item.program)) if isinstance(job, Job) else ()
     return executor.submit(_work, Work(config, job, missing, __version__))
@@ -96,12 +96,12 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _work(work: Work) -> JobAnswer:
+def _work(work: Work) -> Answer:
     try:
         _require_version(work.version)
-        return JobAnswer(worker_name(), _run(work))
+        return Answer(worker_name(), _run(work))
     except PreheatError as error:
-        return JobAnswer(worker_name(), error)
+        return Answer(worker_name(), error)
 
 
 def _require_version(version: str) -> None:

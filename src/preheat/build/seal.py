@@ -67,7 +67,7 @@ def sealed(mode: str = "error") -> Iterator[None]:
 
 
 def hint() -> str:
-    """Return the hint of a `SealedError`: what to change so that a compile is only a warning."""
+    """Return the hint of a `SealedError`: it names what has sealed this process, in the mode "warn"."""
     lifted_by = "PREHEAT_SEALED=warn"
     if SealMode.ERROR in _inside:
         lifted_by = 'preheat.sealed("warn")'
