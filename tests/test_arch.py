@@ -55,7 +55,8 @@ def test_code_does_not_run(target: str, device: str) -> None:
 
 
 def test_strict_demands_equality() -> None:
-    assert mismatch(Arch.parse("sm_80"), Arch.parse("sm_90"), strict=True)
+    assert "strict" in str(mismatch(Arch.parse("sm_80"), Arch.parse("sm_90"), strict=True))
+    assert "strict" in str(mismatch(Arch.parse("sm_80"), Arch.parse("sm_86"), strict=True))
     assert mismatch(Arch.parse("sm_90"), Arch.parse("sm_90"), strict=True) is None
 
 

@@ -67,8 +67,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an option that is no string": ({"options": [1]}, "option must be text"),
     "a path as label": ({"label": "/tmp/k.cu"}, "plain name"),
     "an empty label": ({"label": ""}, "plain name"),
-    "an architecture among the options": ({"options": ["--gpu-architecture=sm_90"]}, "does not belong"),
-    "the short spelling of it": ({"options": ["-arch=sm_90"]}, "does not belong"),
+    "an architecture among the options": (
+        {"options": ["--gpu-architecture=sm_90"]},
+        "cannot be an option of a program",
+    ),
+    "the short spelling of it": ({"options": ["-arch=sm_90"]}, "cannot be an option of a program"),
     **{
         f"unlinked code by {' '.join(options)}": ({"options": ["-a", *options]}, "has to be linked")
         for options in (

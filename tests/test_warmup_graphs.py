@@ -110,7 +110,7 @@ def test_a_warmer_whose_arrays_no_later_call_has_is_a_failure(device: Gpu) -> No
         made.axpy[1, 64](1, x, made.y, len(x))
 
     step.warmer(lambda size: (device.zeros(size, "int32"),))
-    with pytest.raises(WarmError, match="gives other arrays each time") as caught:
+    with pytest.raises(WarmError, match="returns other arrays each time") as caught:
         device.warm(manifest(step=("8",)))
     assert "copy_inputs=True" in str(caught.value)
     step.warmer(lambda size: (buffers[size],))
@@ -118,7 +118,7 @@ def test_a_warmer_whose_arrays_no_later_call_has_is_a_failure(device: Gpu) -> No
         device.warm(manifest(step=("4", "8")))
     assert len(step.graphs) == 1
     step.warmer(lambda _: (buffers[8],))
-    with pytest.raises(WarmError, match="gives a call of another key: 8"):
+    with pytest.raises(WarmError, match="returns a call of another key: 8"):
         device.warm(manifest(step=("4",)))
 
 

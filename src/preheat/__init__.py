@@ -99,7 +99,8 @@ if TYPE_CHECKING:
     from preheat.program import Program
     from preheat.runtime.array import Array, Scalar
     from preheat.runtime.bound import Bound
-    from preheat.runtime.kernel import Kernel, Module, SymbolView
+    from preheat.runtime.kernel import Kernel
+    from preheat.runtime.module import Module, SymbolView
     from preheat.runtime.operands import Pointer, strided
     from preheat.runtime.stream import Event, Stream
 
@@ -133,7 +134,8 @@ _NAMES_OF = {
     "preheat.program": ("Program",),
     "preheat.runtime.array": ("Array", "Scalar"),
     "preheat.runtime.bound": ("Bound",),
-    "preheat.runtime.kernel": ("Kernel", "Module", "SymbolView"),
+    "preheat.runtime.kernel": ("Kernel",),
+    "preheat.runtime.module": ("Module", "SymbolView"),
     "preheat.runtime.operands": ("Pointer", "strided"),
     "preheat.runtime.stream": ("Event", "Stream"),
     "preheat.build.seal": ("seal", "sealed", "unseal"),

@@ -1,3 +1,3 @@
-"""The version, read by the build too."""
+"""The version of preheat. The build reads it from this file."""
 
 __version__ = "0.1.0"

@@ -85,10 +85,10 @@ LISTED_ARCHS = frozenset(
 
 
 def mismatch(target: Arch, device: Arch, *, strict: bool = False) -> str | None:
-    """Why code made for `target` cannot run on `device`, or None when it can.
+    """Return why code for `target` cannot run on `device`, or None if it can.
 
-    `device` is what a GPU reports, so its own suffix says nothing: an H200 reports sm_90 and runs
-    sm_90a code.
+    `device` is what a GPU reports, and its suffix is ignored: an H200 reports sm_90 and runs sm_90a
+    code.
     """
     needed = (target.major, target.minor)
     available = (device.major, device.minor)

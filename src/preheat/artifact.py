@@ -118,7 +118,7 @@ class EntryPoint(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The C++ name, or the symbol where there is none."""
+        """The C++ name, or the symbol if there is none."""
         return self.cpp or self.name
 
     @property
@@ -213,7 +213,7 @@ class Artifact:
     ptx: bytes
     names: Mapping[str, str] = field(default_factory=dict)  # expression -> entry name
     headers: tuple[Header, ...] = ()
-    log: str = field(default_factory=str)  # no attribute of the class: see `__getattr__`
+    log: str = field(default_factory=str)  # No default: see `__getattr__`.
     templates: tuple[str, ...] = field(default=(), compare=False)  # kernel templates, for messages
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)  # for debuggers
     provenance: Provenance = field(default_factory=Provenance, compare=False)
@@ -264,7 +264,7 @@ class Artifact:
         """
         if type(name) is not str:
             check_name("a kernel", name)
-        if len(self.entries) == 1 and self.entries[0].name == name:  # as most programs
+        if len(self.entries) == 1 and self.entries[0].name == name:  # Most programs have one kernel.
             return self.entries[0]
         found = self._by_name.get(self.names.get(name, name))
         if found is not None:
@@ -307,7 +307,7 @@ class Artifact:
     def _by_cpp(self) -> dict[str, list[EntryPoint]]:
         """Return entries by C++ name, with and without qualifiers and parameter types.
 
-        A name without qualifiers is left out where it is the complete name of another entry.
+        A name without qualifiers is left out if it is the full name of another entry.
         """
         full: dict[str, list[EntryPoint]] = {}
         short: dict[str, list[EntryPoint]] = {}
@@ -414,7 +414,7 @@ _PARAMETERS = set(product((int,), (int,), (int,), (str,), (bool,), (str, NoneTyp
 def _fields(
     digest: str, meta: Mapping[str, Any], provenance: bytes, log: bytes, sources: bytes | None
 ) -> dict[str, Any]:
-    """Check all that an entry says about its code, and return the fields that every hit needs."""
+    """Check the metadata of an entry, and return the fields that every hit needs."""
     label, arch, toolchain, names, entries, parts, headers = _META(meta)
     templates = meta.get("templates", [])
     if type(names) is not dict or type(entries) is not list or type(templates) is not list:
@@ -464,7 +464,8 @@ def _entry_point(row: Any) -> EntryPoint:
             raise ValueError(f"{resources!r} are not numbers of bytes, or counts")
         whole = len(resources) == _NUM_RESOURCES
         resources = _resources(resources) if whole else Resources(*resources)
-    # Their bytes tell `1` from `True`, which are equal. Version 2 of the format has one form of a text.
+    # The marshalled bytes of `1` and `True` differ, although the values are equal. Version 2 of the
+    # format has one encoding of a text.
     found = _parameters(marshal.dumps(parameters, 2))
     return _entry((name, found, cpp, resources, tuple(directives), None))
 
@@ -507,10 +508,10 @@ def _sources(section: bytes) -> dict[str, str]:
 
 
 def check_name(what: str, name: object) -> None:
-    """Raise unless the name of a kernel or variable is text."""
+    """Raise `InputError` unless the name of a kernel or variable is text."""
     if not isinstance(name, str):
         raise InputError(
-            f"{what} is asked for by its name, not by {short_repr(name)}",
+            f"the name of {what} must be text, not {short_repr(name)}",
             hint="pass the name as a string",
         )
 
@@ -551,7 +552,7 @@ def _folded(name: str) -> str:
 
 
 def _after_arguments(name: str, start: int) -> int:
-    """Return the end of the template arguments at `start`, or `start` where there are none."""
+    """Return the end of the template arguments at `start`, or `start` if there are none."""
     depth = 0
     for at in range(start, len(name)):
         depth += (name[at] == "<") - (name[at] == ">")

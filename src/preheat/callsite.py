@@ -18,8 +18,8 @@ _COMMANDS = os.path.join(_HERE, "cli")  # has one module for each command
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # the standard library; installed packages are below it
 _INSIDE = (_HERE, _PYTHON, "<frozen ")
 
-#: The code that called preheat and the offset of its instruction. The line is found when it is needed,
-#: because that takes longer than a launch. The code is None where it is not known.
+#: The code that called preheat and the offset of its instruction. The line is computed when it is
+#: needed, because that takes longer than a launch. The code is None if it is not known.
 CallSite = tuple[CodeType | None, int]
 
 _acting_for: dict[int, CallSite] = {}  # by thread
@@ -29,7 +29,7 @@ _libraries: list[str] = []  # prefixes of the files of libraries that call prehe
 
 
 class _OutsideFiles(dict[str, bool]):
-    """Whether the code of a file belongs to the program, by its name.
+    """A dict that says for each file name whether its code belongs to the program.
 
     It does not if the file is in preheat, in the standard library or in an excluded library. The
     commands of preheat count as programs.
@@ -78,7 +78,7 @@ def call_site(*libraries: str) -> CallSite:
 
 
 class acting_for:  # noqa: N801 - used like a function
-    """In a thread that preheat started, let `call_site` return the line that asked for the work."""
+    """In a thread of preheat, let `call_site` return the line that requested the work."""
 
     def __init__(self, site: CallSite) -> None:
         self._site = site

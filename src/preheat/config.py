@@ -241,7 +241,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_RECORD",
         directory,
         "none",
-        "A manifest. Every program that the process asks for is added to it, if it imports preheat.",
+        "A manifest. Every program that the process requests is added to it, if it imports preheat.",
     ),
     Variable(
         "PREHEAT_TRUST_CACHE_DIR",
@@ -253,7 +253,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_REMOTE",
         urls,
         "none",
-        "URLs of shared stores, separated by spaces. They are asked last, in this order.",
+        "URLs of shared stores, separated by spaces. They are searched last, in this order.",
     ),
     Variable(
         "PREHEAT_REMOTE_TIMEOUT",
@@ -460,7 +460,7 @@ class Config:
         """Read the settings from the environment.
 
         Args:
-            env: The variables. The default are those of the process.
+            env: The variables. The default is the environment of the process.
             cache_dir: The directory of the cache. If it cannot be used, the cache is only in memory.
 
         Raises:

@@ -17,7 +17,7 @@ from preheat.locks import Lock, no_fork
 from preheat.program import Program
 from preheat.tracebacks import shorten_traceback
 
-if TYPE_CHECKING:  # Imported when an entry of another library is first asked for.
+if TYPE_CHECKING:  # Imported when an entry of another library is first requested.
     from preheat.foreign import ForeignEntry, ForeignRequest
     from preheat.linked_program import BinaryPart
 
@@ -209,7 +209,7 @@ def get_entry(
 ) -> ForeignEntry | None:
     """Return the files that were stored under `kind` and `key`, or None.
 
-    Bundles and caches are asked, and what they return was verified.
+    Bundles and caches are searched, and what they return is verified.
 
     Args:
         kind: The name of a library or a use, such as `"mylib"`.
@@ -274,7 +274,7 @@ def obtain_entry(
 ) -> ForeignEntry:
     """Return the files stored under `kind` and `key`. If there are none, store what `make` returns.
 
-    One of all threads and processes that share the cache calls `make`, and the others wait for it. A
+    Of all threads and processes that share the cache, one calls `make`, and the others wait for it. A
     sealed process never calls it.
 
     Args:

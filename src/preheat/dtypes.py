@@ -115,8 +115,9 @@ DTYPES = {row.name: row for row in _rows()}
 _BY_DLPACK = {(row.dlpack, row.size * 8): row for row in DTYPES.values()}
 _BY_TYPESTR = {row.typestr.lstrip("<|"): row for row in DTYPES.values() if "V" not in row.typestr}
 
-# What `T*` may point at, by the C++ name of T. Signedness is left alone: several libraries have
-# no unsigned types. Raw 16-bit words pass for halves, pairs and quads for their elements.
+# What `T*` may point at, by the C++ name of T. The sign of integers is not compared, because several
+# libraries have no unsigned types. Raw 16-bit words are accepted as halves, and elements as pairs or
+# quads of them.
 _INTEGERS = {
     1: ("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"),
     2: ("int16", "uint16"),
@@ -167,7 +168,7 @@ def _foreign_name(what: object) -> str | None:
 
 
 def dtype_of(what: object) -> DType:
-    """The element type that `what` names: `"float32"`, a NumPy, CuPy or torch dtype, `float`."""
+    """Return the element type that `what` names: `"float32"`, a NumPy, CuPy or torch dtype, `float`."""
     if isinstance(what, DType):
         return what
     name = str(what).removeprefix("torch.") if not isinstance(what, type) else what.__name__
@@ -183,18 +184,18 @@ def dtype_of(what: object) -> DType:
 
 
 def dtype_of_dlpack(code: int, bits: int, lanes: int) -> DType | None:
-    """The element type DLPack means, or None for one that preheat has no name for."""
+    """Return the element type of a DLPack type, or None for a type that preheat does not have."""
     return _BY_DLPACK.get((code, bits)) if lanes == 1 else None
 
 
 def dtype_of_typestr(typestr: str) -> DType | None:
-    """The element type the array interfaces mean, or None for one that preheat has no name for."""
+    """Return the element type of a `typestr`, or None for a type that preheat does not have."""
     return None if typestr.startswith(">") else _BY_TYPESTR.get(typestr.lstrip("<|="))
 
 
 @functools.lru_cache(maxsize=256)
 def pointee_dtypes(cpp: str) -> tuple[DType, ...] | None:
-    """Element types that a parameter of the C++ type `cpp` may point at; None when any may."""
+    """Return the element types that a parameter of the C++ type `cpp` may point at; None for any."""
     words = [word for word in cpp.replace("*", " * ").split() if word not in ("const", "volatile")]
     names = _POINTEES.get(" ".join(words[:-1])) if words[-1:] == ["*"] else None
     return None if names is None else tuple(DTYPES[name] for name in names)

@@ -3,7 +3,7 @@
     PreheatError
       InputError                 a program, name, option or path is invalid
         UnknownEntryError        the program has no such kernel; lists the kernels it has
-        TargetError              PTX targets another architecture than the requested one
+        TargetError              PTX cannot run on the requested architecture
         BundleError              a file is not a valid bundle, or a bundle cannot be written there
         KeyFileError             a file of keys cannot be used or written
         PtxError                 PTX text breaks a rule; has line and text
@@ -17,7 +17,7 @@
       WarmError                  a warm-up failed in part; has the failures and the report
       ToolchainError             the compiler cannot be used
         ToolchainNotFoundError   its library is not installed
-        CompilerCrashError       it crashed; the calling process goes on
+        CompilerCrashError       it crashed; the calling process continues
         CompilerTimeoutError     it did not finish in the time allowed
         ToolchainChangedError    it was replaced while in use; the builder retries
         LostJobError             workers of a bake died while they compiled a program
@@ -127,7 +127,7 @@ class PreheatError(Exception):
         self._hint = text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the state: the arguments of the class are not those of the message."""
+        """Pickle the attributes, because the arguments of the class are not those of the message."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -589,7 +589,7 @@ class BakedError(GraphError):
 
 
 class PoolSealedError(GraphError):
-    """A sealed pool was asked for memory.
+    """Memory was requested from a sealed pool.
 
     Measure all bodies before `pool.seal()`, or call `pool.unseal()`.
     """
@@ -678,7 +678,7 @@ E = TypeVar("E", bound=Exception)
 
 
 def with_others(errors: Sequence[PreheatError]) -> PreheatError:
-    """Return a copy of the first error that has the others in `others`, and in a note one line each."""
+    """Return a copy of the first error, with the others in `others` and in a note."""
     first, *rest = errors
     if not rest:
         return first
@@ -689,7 +689,7 @@ def with_others(errors: Sequence[PreheatError]) -> PreheatError:
 
 
 def copy_error(error: E, **changes: Any) -> E:
-    """Return a copy of an error: raising one object in several places mixes their tracebacks."""
+    """Return a copy of an error. Raising one object in several places would mix their tracebacks."""
     copy = _restored(type(error), error.args, error.__dict__)
     for name, value in changes.items():
         setattr(copy, name, value)

@@ -47,18 +47,18 @@ EVENTS: Mapping[str, str] = {
     "untrusted": "no trusted key signed an entry of a remote: it counts as absent [tier, key, reason]",
     "dropped": "an entry was not written to a remote [tier, key, reason]",
     "remote": "a request to a remote ended [tier, verb, seconds, failed, sent, received]",
-    "recovered": "a remote is asked again after a pause that a fault had begun [tier, verb]",
+    "recovered": "requests to a remote resume after a pause, which a fault had caused [tier, verb]",
     "evict": "entries were removed to stay within the limits [files, bytes]",
     "refused": "a directory or file of the cache or its locks, or a remote, is not used [path, reason]",
-    "wait": "another thread, process or host compiled or loaded the same [key, seconds, outcome]",
-    "lease": "a lease among hosts was asked for, lost or released [key, outcome, requests]",
-    "resolve": "a kernel of a loaded program was first asked for [key, program, entry]",
+    "wait": "another thread, process or host compiled or loaded the program [key, seconds, outcome]",
+    "lease": "a lease among hosts was requested, lost or released [key, outcome, requests]",
+    "resolve": "a kernel of a loaded program was first used [key, program, entry]",
     "load": "a program was loaded on a device [device, program, key, seconds]",
     "lost": "a device can no longer be used, because of a fault on it [device, reason]",
     "graph": "a key was captured, evicted or put into quarantine [what, device, name, key, reason]",
     "replay": "a replay of a graph was sampled [key, count, upload_us, launch_us, sync_us, total_us]",
     "slow_path": "a shipped kernel takes a slower path; reported once [device, op, reason]",
-    "blas": "products of matrices go to cuBLAS or to the shipped kernels [device, uses, reason]",
+    "blas": "matrix products use cuBLAS or the shipped kernels [device, uses, reason]",
     "worker": "a compiler process was started or ended [what, reason]",
     "weak": "a sealed process uses a kernel that assumes too little [program, caller, key, variant]",
 }
@@ -126,7 +126,7 @@ _COUNT_AT = 256  # events that wait to be counted, at most
 
 
 class Tally:
-    """The counters of one `Events`. It outlives them where the whole process is counted."""
+    """The counters of one `Events`. `ProcessCounters` keeps them after the events are gone."""
 
     __slots__ = ("_lock", "_stats", "uncounted")
 

@@ -29,9 +29,9 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH  # The bits of a mode that let other 
 class Descriptor(int):
     """The number of an open file, closed when the object is collected.
 
-    An interrupt such as Ctrl-C can end a function between any two of its steps. Opening a file and
-    making the object that owns it is one step here, and closing it is one step: a chain of `map` runs
-    inside a single call of `next`.
+    An interrupt such as Ctrl-C can end a function between any two of its steps. Here, opening a file
+    and making its owner is one step, because a chain of `map` runs inside a single call of `next`.
+    Closing it is one step as well.
     """
 
     _close = staticmethod(os.close)  # At exit, `os` may be None before this object is collected.
@@ -53,7 +53,7 @@ class Descriptor(int):
 
 
 def owned(make: Callable[..., int], *arguments: Any) -> Descriptor:
-    """Return the descriptor that `make(*arguments)` returns, with an owner from the beginning."""
+    """Return the descriptor that `make(*arguments)` opens, owned from the start."""
     return next(map(Descriptor, map(make, *zip(arguments))))  # `zip` makes 1-tuples for `map`.
 
 

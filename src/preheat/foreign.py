@@ -55,7 +55,7 @@ class ForeignRequest(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The kind and the label; the beginning of the key where there is no label."""
+        """The kind and the label; the beginning of the key if there is no label."""
         return f"{self.kind} {self.label or self.key[:24]}"
 
     @property
@@ -75,7 +75,7 @@ class ForeignEntry:
         kind: The library or the use, such as `"triton"`.
         key: The key of that library, verbatim.
         files: Contents by name.
-        variant: A text that distinguishes entries for which the library has one key by mistake.
+        variant: A text that distinguishes different entries for which the library has the same key.
         label: A name for people.
         arch: The architecture, or None for files that do not depend on it.
         properties: Texts that the user of the entry may read.
@@ -188,7 +188,7 @@ class ForeignEntry:
         except (KeyError, TypeError, ValueError, RecursionError, InputError) as bad:
             raise codec.DamagedEntryError(f"not an entry of another library: {bad!r:.200}") from None
         if entry.digest != digest:
-            raise codec.DamagedEntryError("the entry has another key than its digest says")
+            raise codec.DamagedEntryError("the key of the entry does not match its digest")
         return entry
 
     def differences(self, other: ForeignEntry) -> Iterator[str]:
@@ -215,7 +215,7 @@ def _digest(kind: str, key: str, variant: str) -> str:
         _reject_identity(kind, key, variant)
     for value in (key, variant):
         _require_text(value)
-    # The lengths keep two identities apart whose texts are divided differently.
+    # With the length of the key, two identities with the same joined text differ.
     identity = f"preheat foreign entry\0{kind}\0{len(key)}\0{key}\0{variant}"
     return hashlib.sha256(identity.encode()).hexdigest()
 

@@ -1,9 +1,9 @@
-"""What a forked child must renew: the one registry of the package.
+"""The registry of objects that a forked child must renew.
 
 A child process has a copy of everything and only the thread that forked. A `threading.Lock` that
 another thread held stays held, worker processes and locked files belong to the parent, and a GPU
-context cannot be used. An object that has such a thing registers itself once, and its `after_fork` runs
-in every child. A `preheat.locks.Lock` needs no renewal; `locks.py` has a table of all kinds of locks.
+context cannot be used. An object with such a part registers itself once, and its `after_fork` runs in
+every child. A `preheat.locks.Lock` needs no renewal; `locks.py` has a table of all kinds of locks.
 """
 
 from __future__ import annotations

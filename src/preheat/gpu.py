@@ -24,8 +24,9 @@ from preheat.runtime.array import Array, Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.create import copy_of, new_array
 from preheat.runtime.host import shape_of
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
 from preheat.runtime.memory import Buffer
+from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest, ObjectCode, Source
 from preheat.runtime.session import Session
 from preheat.runtime.stream import Event, Stream, record_in, wait_in
@@ -176,7 +177,7 @@ class Gpu(GraphMethods):
             array([3., 6.])
         """
         if headers is None:  # Headers are a mapping, which cannot be part of a key.
-            # This is a `ModuleRequest` unless an argument has another form, which it gets below.
+            # This tuple equals a `ModuleRequest`, unless an argument has to be converted first (below).
             request = (source, label, options, include, None, names, arch, strict, "")
             try:
                 entry = self._session.kernels.get((request, name))
@@ -517,7 +518,7 @@ _opening = Lock()
 
 
 def find_open(which: str | int) -> Gpu | None:
-    """Return a device if it is open. `which` has the meaning that it has for `device`."""
+    """Return a device if it is open, or None. `which` means the same as for `device`."""
     with _opening:
         return _open.get(registry.find(which, {}, Config.from_env()).name)
 

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 @short_methods()
 class GraphMethods:
-    """What a device does with graphs. `Gpu` has the rest."""
+    """The methods of `Gpu` that make graphs."""
 
     _replay_options: ReplayOptions
     _warmers: Warmers

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SCHEMA = 2  # Raise it whenever equal parts come to mean another compile.
-# Rows that count others. A program that is linked has them for each of its parts.
+# Rows with the number of other rows. A linked program has them for each of its parts.
 _COUNTS = r"(?:part\[\d+\]\.)?(?:options|names|includes)|parts"
 _SCHEMA_PART = ("schema", str(SCHEMA).encode())
 _SHOWN = 160  # A part of at most this many bytes is stored as text, a longer one as hash and size.
@@ -65,7 +65,7 @@ class Key:
 
     @lazy
     def digest(self) -> str:
-        """The SHA-256 of all labels and payloads. Each has its length as a prefix."""
+        """The SHA-256 of all labels and payloads, each after its length."""
         return hashlib.sha256(_hashed(self.parts)).hexdigest()
 
     @lazy
@@ -141,7 +141,7 @@ def include_parts(spellings: tuple[str, ...]) -> Iterable[tuple[str, bytes]]:
 
 
 def program_rows(program: Program) -> tuple[tuple[str, bytes], ...]:
-    """Return the rows of a key that describe a program alone, whatever it is compiled for."""
+    """Return the rows of a key that describe the program, without architecture and compiler."""
     return (
         ("label", program.label.encode()),
         ("source", program.source.encode()),

@@ -13,8 +13,9 @@ T = TypeVar("T")
 class lazy(Generic[T]):  # noqa: N801 - used like `property`
     """A method read as an attribute: computed at the first access and kept in the instance.
 
-    Unlike `functools.cached_property` of Python 3.11 it takes no lock, which a forked child could find
-    held by a thread that it does not have. Two threads may both compute the value; one is kept.
+    Unlike `functools.cached_property` of Python 3.11, it takes no lock. A forked child could find such
+    a lock held by a thread that does not exist in the child. Two threads may both compute the value;
+    one is kept.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

@@ -1,9 +1,9 @@
 """Comments and literals of CUDA C++ and PTX text, found in one pass over it.
 
-Every pass here is linear in the length of the text, whatever the text is: the scanner never goes back
-to a place that it has left behind. An unterminated comment extends to the end of the text, an
-unterminated string or character literal to the end of its line, as compilers read them. An unterminated
-raw string is read as code: no compiler accepts it, and nothing is hidden in this way.
+Every pass takes linear time, whatever the text is, because the scanner never moves back. An
+unterminated comment extends to the end of the text, an unterminated string or character literal to the
+end of its line, as compilers read them. An unterminated raw string is read as code. No compiler accepts
+it, and as code it hides nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def scan(text: str, *, ptx: bool = False) -> Iterator[Piece]:
                 at = end
                 yield Piece("raw string", found.start(), at)
             case "raw":
-                raw_strings = False  # One search that reached the end of the text is enough.
+                raw_strings = False  # One search to the end of the text is enough.
             case "string":
                 at = _end(_INSIDE['"'], text, at)
                 yield Piece("string", found.start(), at)
@@ -94,7 +94,7 @@ def scan(text: str, *, ptx: bool = False) -> Iterator[Piece]:
 def stripped(text: str, *, strings: bool = False) -> str:
     """Return C++ `text` with lines joined at backslashes and each comment replaced by a space.
 
-    Literals become spaces, too. With `strings`, those that are not raw strings stay.
+    Literals also become spaces. With `strings`, only raw strings do.
     """
     parts: list[str] = []
     at = 0

@@ -17,7 +17,8 @@ class LinkedSymbol(NamedTuple):
         name: Its name in the code.
         title: Its C++ name.
         parts: The labels of the parts that use an undefined symbol, or that define a symbol twice.
-        mentioned: The labels of the parts whose source has the name. LTO-IR does not say more.
+        mentioned: The labels of the parts whose source contains the name, if LTO-IR shows nothing more
+            exact.
         similar: The symbols of the same unqualified name that parts define, each with the label of its
             part.
 

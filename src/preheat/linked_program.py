@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from preheat.errors import InputError, short_repr
-from preheat.files import read_whole
 from preheat.key import Key, program_rows
 from preheat.lazy import lazy
-from preheat.program import Program, file_of, list_argument
+from preheat.program import Program, file_of, list_argument, read_input
 
 __all__ = ["BinaryPart", "LinkedProgram", "RelocatableProgram"]
 
@@ -104,12 +103,7 @@ class BinaryPart:
             'cubin'
         """
         path = Path(path)
-        try:
-            data = read_whole(path)
-        except (OSError, ValueError) as fault:  # ValueError for a path with a NUL byte
-            why = getattr(fault, "strerror", None) or fault
-            raise InputError(f"cannot read {path}: {why}") from None
-        made = cls.of(data, kind=kind, label=label or path.name)
+        made = cls.of(read_input(path), kind=kind, label=label or path.name)
         return replace(made, path=os.path.abspath(path))
 
     def __post_init__(self) -> None:
@@ -256,7 +250,7 @@ class LinkedProgram(Program):
         for option in self.options:
             for pattern, hint in _REFUSED:
                 if re.fullmatch(pattern, option):
-                    message = f"{self.label}: {option} does not belong among the options of a link"
+                    message = f"{self.label}: {option} cannot be an option of a link"
                     raise InputError(message, hint=hint)
 
     @lazy

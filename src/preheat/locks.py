@@ -45,16 +45,16 @@ class Call:
     __slots__ = ("_after", "frame", "thread")
 
     def __init__(self, frame: FrameType | None, thread: int | None = None) -> None:
-        """`frame` is that of the running function, which is no generator. None means: already ended.
+        """`frame` is that of a running function, not of a generator. None means that it has ended.
 
-        `thread` is the one that runs it, by default this one.
+        `thread` runs the function. The default is this thread.
         """
         self.frame = frame
         self.thread = get_ident() if thread is None else thread
         self._after: dict[None, Call] = {}
 
     def alive(self, frames: dict[int, FrameType] | None = None) -> bool:
-        """Return whether the function still runs: `frame` is on the stack of its thread.
+        """Return whether the function is still running, so that `frame` is on the stack of its thread.
 
         `frames` are the frames that threads run, if the caller has them already.
         """
@@ -82,7 +82,7 @@ class Call:
         return last
 
     def take_over_from(self, before: Call) -> bool:
-        """Become the holder after `before`; False when another call has taken over first."""
+        """Become the holder after `before`. Return False if another call was first."""
         return before._after.setdefault(None, self) is self
 
 
@@ -186,7 +186,7 @@ class Lock:
         while True:
             nested = False
             frames = None
-            # All holders are read before the frames: that of a later holder would be missing there.
+            # Read all holders before the frames, which would not include the frame of a later holder.
             for index, last in enumerate([holder.last() for holder in self._holders]):
                 was_held = last.frame is not None
                 if was_held and frames is None:
@@ -196,10 +196,10 @@ class Lock:
                 elif mine.take_over_from(last):
                     self._holders[index] = mine
                     if waited and len(self._holders) > 1:
-                        # Two calls that release the lock at about the same time wake one thread. The
-                        # thread that it wakes wakes the next one, which looks for another free place.
+                        # Two calls that release the lock at about the same time wake only one thread.
+                        # That thread wakes the next one, which finds the other free place.
                         self._wake()
-                    return was_held  # The call is gone and has not released the lock.
+                    return was_held  # The call has ended without releasing the lock.
             if nested:  # This thread would wait for itself.
                 return False
             if deadline is not None and time.monotonic() >= deadline:

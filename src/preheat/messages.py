@@ -121,5 +121,5 @@ _short_repr = _ShortRepr()
 
 
 def short_repr(value: object) -> str:
-    """Return the repr of a value for an error message, shortened where it is long."""
+    """Return the repr of a value for an error message, shortened if it is long."""
     return _short_repr.repr(value)

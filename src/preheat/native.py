@@ -1,6 +1,6 @@
 """The native core, `preheat._native`: a C extension for loads, launches and replays, if it was built.
 
-`core` is that module, or None, and `reason` then says why. Without it, Python code does the same with
+`core` is that module, or None, and then `reason` says why. Without the native core, Python code gives
 the same results and errors.
 """
 

@@ -1,7 +1,7 @@
 """Bundles that are named with the SHA-256 of their file: `kernels.heat@sha256:<64 hexadecimal digits>`.
 
-The pin is a part of the name, wherever a bundle is named. Code that does not know of pins does not
-find the file. It therefore cannot use a file that was not compared with its pin.
+The pin is part of the name of a bundle everywhere. Code that does not handle pins does not find a file
+of that name, so it cannot use a file that was not compared with its pin.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _CWD = "{cwd}"
 _CALLER = "{caller}"
 _PACKAGES = "{packages}"
 _SPELLING = re.compile(r"(?:\{(?:file|cwd|caller|packages)\}(?:/.*)?|/.*)", re.S)
-_BASE = "/" + "x/" * 64  # Stands for the directory of the manifest, deep enough for every `..`.
+_BASE = "/" + "x/" * 64  # Replaces the directory of the manifest; deep enough for every `..`.
 
 
 def spelled(written: str, file: str | None, caller: Callable[[], str | None] | None = None) -> str:
@@ -62,7 +62,7 @@ def spelled_in_manifest(directory: str, file: str | None) -> str:
     if file is None:
         return _join(_CWD, os.path.normpath(directory))
     if os.path.isabs(file):
-        return ""  # There is no spelling that holds on another machine.
+        return ""  # No spelling would be valid on another machine.
     return _join(FILE, os.path.relpath(_BASE + directory, os.path.dirname(_BASE + file)))
 
 
@@ -84,7 +84,7 @@ def _join(start: str, path: str) -> str:
 def _path_from(file: str, directory: str) -> str | None:
     """Return the relative path from `file` to `directory`, or None when they share only the root.
 
-    The same holds for an installed package and a project, because each can move without the other.
+    The result is also None for an installed package and a project, which can move independently.
     """
     home = os.path.dirname(os.path.abspath(file))
     if directory == home:

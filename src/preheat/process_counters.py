@@ -14,7 +14,7 @@ __all__ = ["ProcessCounters", "process_counters"]
 
 
 class ProcessCounters:
-    """Adds up the counters of `Events`. A sum never decreases, whatever happens to their owners."""
+    """The sum of the counters of all `Events`. It never decreases, even if some of them are gone."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -27,7 +27,7 @@ class ProcessCounters:
         fork.register(self)
 
     def add(self, events: Events) -> None:
-        """Count `events` from now on. A second call for the same events does nothing."""
+        """Add the counters of `events`. A second call with the same events does nothing."""
         with self._lock:
             self._collect()
             if events in self._events:
@@ -35,7 +35,7 @@ class ProcessCounters:
             number = next(self._numbers)
             self._events.add(events)
             self._tallies[number] = events.tally
-            # The finalizer runs in any thread at any time, so that it only appends.
+            # The finalizer may run in any thread at any time, so it only appends.
             weakref.finalize(events, self._ended.append, number).atexit = False
             for sink, names in self._sinks:
                 events.subscribe(sink, *names)

@@ -19,9 +19,9 @@ from preheat.portable_paths import spelled
 
 __all__ = ["Program"]
 
-NONE: tuple[()] = ()  # the default of list arguments: Python has one empty tuple
+NONE: tuple[()] = ()  # The default of list arguments. Python has only one empty tuple.
 _PTX_START = re.compile(r"\.\w")  # No C++ text starts with a dot.
-# A header of the compiler itself: a trace that has it is complete.
+# A header of the compiler itself, which shows that a trace is complete.
 _CANARY = "__nv_nvrtc_builtin_header.h"
 _CLOCK = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 
@@ -95,12 +95,12 @@ class Program:
 
         Args:
             source: The text.
-            label: The name of the program. The default follows from the language.
-            language: `"cuda"` or `"ptx"`. The default follows from the text.
-            options: Options of the compiler. None stands for an empty list.
-            include: Directories with header files. None stands for an empty list.
+            label: The name of the program. The default depends on the language.
+            language: `"cuda"` or `"ptx"`. By default, the text decides.
+            options: Options of the compiler. None means an empty list.
+            include: Directories with header files. None means an empty list.
             headers: Texts of header files by name.
-            names: Name expressions of template instances. None stands for an empty list.
+            names: Name expressions of template instances. None means an empty list.
             path: The file that the text was read from.
 
         Raises:
@@ -162,11 +162,7 @@ class Program:
             'saxpy.cu'
         """
         path = Path(path)
-        try:
-            raw = read_whole(path)
-        except (OSError, ValueError) as fault:  # ValueError for a path with a NUL byte
-            why = getattr(fault, "strerror", None) or fault
-            raise InputError(f"cannot read {path}: {why}") from None
+        raw = read_input(path)
         language = "ptx" if path.suffix == ".ptx" else "cuda"
         try:
             source = raw.decode("utf-8")
@@ -210,7 +206,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if self.include or self.spellings:
-            known = dict(reversed(self.spellings))  # The first spelling of a directory wins.
+            known = dict(reversed(self.spellings))  # The first spelling of a directory counts.
             complete = [
                 (directory, known.get(directory) or spelled(directory, self.path))
                 for directory in dict.fromkeys(self.include)
@@ -259,7 +255,7 @@ class Program:
         for option in self.options:
             if re.fullmatch(_ARCH_OPTION, option):
                 raise InputError(
-                    f"{self.label}: {option} does not belong among the options",
+                    f"{self.label}: {option} cannot be an option of a program",
                     hint="the architecture is a separate argument: arch='sm_90'",
                 )
         for option in (*self.options, *map(" ".join, pairwise(self.options))):
@@ -278,7 +274,7 @@ class Program:
 
     @lazy
     def may_include(self) -> bool:
-        """Return True if a compile may open a file. False is certain, True is not."""
+        """Return False if a compile certainly opens no file, and True if it may."""
         if self.language != "cuda":
             return False
         with no_fork:
@@ -320,6 +316,15 @@ def first_token(text: str) -> int:
         else:
             break
     return at
+
+
+def read_input(path: Path) -> bytes:
+    """Return the content of a file; `InputError` if it cannot be read."""
+    try:
+        return read_whole(path)
+    except (OSError, ValueError) as fault:  # ValueError for a path with a NUL byte
+        why = getattr(fault, "strerror", None) or fault
+        raise InputError(f"cannot read {path}: {why}") from None
 
 
 def file_of(source: object) -> Path | None:

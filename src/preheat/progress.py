@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, and lines from time to time where there is none."""
+"""A progress bar on a terminal, or a line every few seconds without a terminal."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class _LineProgress:
 def progress(
     title: str, total: int, *, work: float | None = None, show: bool | None = None
 ) -> Iterator[Progress]:
-    """Show a progress bar on stderr, or a line every ten seconds where there is no terminal.
+    """Show a progress bar on stderr, or a line every ten seconds if there is no terminal.
 
-    Where steps take unequal time, `work` is the sum of their work in any unit, and each step reports
-    its part. The remaining time then follows the work and not the count.
+    If steps take unequal time, `work` is the sum of their work in any unit, and each step reports its
+    part. The remaining time is then computed from the work instead of the count.
     """
     if not (sys.stderr.isatty() if show is None else show):
         yield _LineProgress(title, total, _EVERY if show is None else math.inf)
@@ -84,8 +84,8 @@ def progress(
 class DelayedProgress:
     """A progress bar that appears on a terminal once the work has taken two seconds.
 
-    Where there is no terminal, nothing is written. It is used in a `with` statement, and `tick` is
-    called from time to time, also while nothing ends.
+    Without a terminal, nothing is written. It is used in a `with` statement. `tick` must be called
+    regularly, also while no step ends.
     """
 
     def __init__(self, title: str, total: int, *, work: float) -> None:

@@ -194,7 +194,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose marker asks for another device than those of this run."""
+    """Skip a test whose marker requires a device that this run does not have."""
     run = item.config.stash[_RUN]
     for kind, marker in KINDS.items():
         if not item.get_closest_marker(marker):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL", "AUTO", "KINDS", "Run", "Target"]
 
-#: The kinds of devices, and the marker of tests that run on one of them alone.
+#: The kinds of devices, and the marker of tests that run on only one kind.
 KINDS = {"emulator": "preheat_emulator", "cuda": "preheat_gpu"}
 AUTO = "auto"  # a GPU if there is one, and otherwise the emulator
 ALL = "all"  # every kind, if there is such a device
@@ -106,7 +106,7 @@ class Run:
     # The end of a test
 
     def finish_work(self) -> PreheatError | None:
-        """Wait for the work of the devices; return an error of a kernel that nobody has seen yet."""
+        """Wait for the work of the devices; return an error of a kernel that was not raised yet."""
         first = None
         if self.open:
             from preheat.errors import PreheatError
@@ -120,7 +120,7 @@ class Run:
         return first
 
     def recover(self) -> None:
-        """Make every open emulator usable again that a fault has ended."""
+        """Make every open emulator usable again after a fault."""
         if self.used:
             from preheat.gpu import open_devices
 

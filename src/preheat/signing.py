@@ -63,11 +63,11 @@ class PublicKey:
         return bool(_ed25519().verify(self.raw, signature, _message(context, parts)))
 
     def pem(self) -> str:
-        """Return the key as a PEM block, the form of a file of public keys."""
+        """Return the key as a PEM block, for a file of public keys."""
         return str(_ed25519().public_pem(self.raw))
 
     def save(self, path: AnyPath, *, comment: str) -> None:
-        """Write a new file of public keys; `KeyFileError` when there is a file."""
+        """Write a new file of public keys; `KeyFileError` if the file exists."""
         _save_new(path, f"{comment}\n{self.pem()}", 0o644)
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class SigningKey:
         return cls._of(_parsed(path, _ed25519().parse_private, blocks[0][1]))
 
     def save(self, path: AnyPath) -> None:
-        """Write a new file that only this user can read; `KeyFileError` when there is a file."""
+        """Write a new file that only this user can read; `KeyFileError` if it exists."""
         _save_new(path, str(_ed25519().private_pem(self.seed)), 0o600)
 
     @property
@@ -146,7 +146,7 @@ class Keyring:
 
 
 class Keys(NamedTuple):
-    """The keys of the settings: the one that signs, and those that are trusted. None without any."""
+    """The keys of the settings: the one that signs, and those that are trusted. Each may be None."""
 
     signing: SigningKey | None
     trusted: Keyring | None
@@ -182,7 +182,7 @@ def load_public(path: AnyPath) -> tuple[PublicKey, ...]:
 
 
 def require_absent(path: AnyPath) -> None:
-    """Raise `KeyFileError` when there is a file: a key is never overwritten."""
+    """Raise `KeyFileError` if the file exists, because a key is never overwritten."""
     if os.path.lexists(path):
         raise _exists(path)
 

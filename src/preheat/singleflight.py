@@ -44,7 +44,7 @@ class _Flight(Call, Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Runs one function for each key at a time, and gives its result to every thread that asks.
+    """Runs one function for each key at a time, and gives its result to all threads that need it.
 
     When the running thread is interrupted, or does not exist in a forked child, one of the waiting
     threads runs its own function instead.
@@ -75,7 +75,7 @@ class SingleFlight(Generic[T]):
                 mine.error = error
                 raise
             except BaseException:
-                # An interrupt concerns this thread alone. The flight stays in `_flights`, where waiting
+                # An interrupt concerns only this thread. The flight stays in `_flights`, where waiting
                 # threads see that it ended without a result, and exactly one of them replaces it.
                 mine.end()
                 mine.signal.release()
@@ -102,8 +102,8 @@ class SingleFlight(Generic[T]):
     def _join(self, key: Hashable, mine: _Flight[T], title: str | None) -> _Flight[T] | None:
         """Return the flight of another thread when it is done, or `mine` when it has to run.
 
-        Return None when this thread itself runs the flight in progress: a signal handler asks for
-        the same key, and waiting would never end.
+        Return None if this thread itself runs the flight in progress. This happens when a signal
+        handler requests the same key, and a wait would never end.
         """
         started = time.perf_counter()
         waited = False

@@ -161,7 +161,10 @@ def document(title: str, width: float, height: float, style: Style, content: Ite
 
 
 def _style(style: Style) -> str:
-    """Return the style sheet. Its rules leave the rest of a page alone that has the picture inline."""
+    """Return the style sheet.
+
+    Its rules do not affect the rest of a page that has the picture inline.
+    """
     light = [f".preheat .{name} {{ {rules} }}" for name, (rules, _) in style.items()]
     dark = [f".preheat .{name} {{ {rules} }}" for name, (_, rules) in style.items() if rules]
     rules = [f".preheat text {{ font: {SIZE:g}px {_FONT}; white-space: pre }}", *light]

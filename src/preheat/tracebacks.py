@@ -32,7 +32,7 @@ def shorten_traceback(error: PreheatError) -> None:
 def hide_frames(error: PreheatError) -> None:
     """Remove the frames of preheat, also that of the function that has caught `error`.
 
-    It is for a function that another library calls in the place of its own one. The caller raises the
+    This is for a function that replaces a function of another library. The caller raises the
     error again by a bare `raise`, which adds no frame. With `PREHEAT_TRACEBACK=full`, all frames stay.
     """
     if not _all_frames_stay():
@@ -61,7 +61,7 @@ def _without_preheat(first: TracebackType | None) -> TracebackType | None:
 def short_errors(function: F) -> F:
     """Decorate a public function: the tracebacks of its errors have no other frame of preheat.
 
-    A call of the function costs one more Python call. A function of which that is too much has a `try`
+    A call of the function costs one more Python call. A function for which that is too slow has a `try`
     statement with `shorten_traceback` instead, which costs nothing without an error.
     """
 

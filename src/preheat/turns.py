@@ -1,4 +1,4 @@
-"""Turns: of many threads, a few run Python code at a time.
+"""Turns: a few of many threads run Python code at a time.
 
 A thread that waits for a compiler or a disk gives up the interpreter lock. When many threads do so in
 turn, each of them waits for the lock again after every system call, and all of them together take
@@ -13,7 +13,7 @@ from types import TracebackType
 
 __all__ = ["ThreadTurns", "waiting"]
 
-# Seconds after which a thread goes on without a turn. The wait is bounded, so that threads that wait
+# Seconds after which a thread continues without a turn. The wait is bounded, so that threads that wait
 # for each other cannot deadlock.
 _PATIENCE = 0.05
 

@@ -1,6 +1,6 @@
 """Warm-up: compiles, loads and captures what manifests and bundles list, before traffic arrives.
 
-It works through `Gpu` and lies above it; `Gpu.warm` forwards to `warm`.
+It uses `Gpu`, and `Gpu.warm` forwards to `warm`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WarmSource = str | os.PathLike[str] | Manifest | Bundle
 
 
 class _Job(NamedTuple):
-    """A program to prepare for an architecture; None means the device's own."""
+    """A program to prepare for an architecture; None means that of the device."""
 
     wanted: ManifestProgram
     target: Arch | None
@@ -81,7 +81,7 @@ class _WarmUp:
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._failures: list[tuple[str, Exception]] = []
-        self._handled = sys.exception()  # The caller's own: errors below refer to it as their context.
+        self._handled = sys.exception()  # The caller handles it. It is the context of errors below.
 
     def run(self, sources: Iterable[Any], jobs: int | None) -> WarmReport:
         """Run the warm-up; `WarmError` at the end lists what failed."""
@@ -100,7 +100,7 @@ class _WarmUp:
         failures = self._failures
         self._failures = []
         for _, error in failures:
-            self._clear_frames(error)  # Its outer frames have ended by now, too.
+            self._clear_frames(error)  # By now, its outer frames have ended as well.
         if failures:
             raise WarmError(failures, report) from failures[-1][1] if lost else None
         return report
@@ -143,7 +143,7 @@ class _WarmUp:
         return sorted(jobs, key=lambda job: -job.wanted.seconds)
 
     def _targets(self, wanted: ManifestProgram) -> list[Arch | None]:
-        """Return the targets of a program: the device's own, and listed ones with a suffix."""
+        """Return the targets of a program: the device's architecture, and listed ones with a suffix."""
         device = self._context.device.arch
         named: list[Arch | None] = [
             arch for arch in wanted.archs if arch.suffix and mismatch(arch, device) is None

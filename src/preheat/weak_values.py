@@ -21,7 +21,7 @@ def _remove(
 ) -> None:
     """Remove a reference to an object that is gone, unless another one has replaced it.
 
-    It is one step in C, and no global name, which Python may have set to None at exit.
+    This is one step in C. It uses no global names, which Python may have set to None at exit.
     """
     remove(references, key)
 
@@ -29,8 +29,8 @@ def _remove(
 class WeakValues(Generic[K, V]):
     """Objects by key, for as long as something else holds them. Safe from any thread.
 
-    `weakref.WeakValueDictionary` enters an object in three Python calls and this in one. Every program
-    that is found in a cache and every one that is loaded is entered into such a table.
+    `weakref.WeakValueDictionary` needs three Python calls to add an object, and this class needs one.
+    Every program that is found in a cache or loaded is added to such a table.
     """
 
     __slots__ = ("_references",)
@@ -55,7 +55,7 @@ class WeakValues(Generic[K, V]):
         self._references.clear()
 
     def values(self) -> Iterator[V]:
-        """Yield the objects that there are."""
+        """Yield the objects that still exist."""
         for reference in list(self._references.values()):
             if (value := reference()) is not None:
                 yield value

@@ -182,7 +182,7 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     ),
     "an architecture among the options": (
         ["compile", "saxpy.cu", "--arch", "sm_90", "-X=-arch=sm_80"],
-        "-arch=sm_80 does not belong",
+        "-arch=sm_80 cannot be an option of a program",
         "arch",
     ),
     "a key that is none": (["cache", "show", "zz"], "'zz' is not a key", "cache ls"),

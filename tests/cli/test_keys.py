@@ -227,7 +227,7 @@ def test_entries_are_compared_with_the_signature_before_they_are_signed_again(
     for command in (("sign", file), ("merge", file, "-o", "out.heat", "--sign")):
         ran = cli("bundle", *command)
         assert ran.code == 2
-        assert "another entry than was signed or pinned" in ran.err
+        assert "not the entry that was signed or pinned" in ran.err
 
 
 def test_verify_reports_the_signature(
@@ -267,7 +267,7 @@ def test_verify_compares_entries_with_the_signature(cli: Cli, key: SigningKey) -
     ran = cli("bundle", "verify", file)
     assert ran.code == 1
     assert f"signed by key {key.id.hex()}" in ran.err
-    assert ran.out.endswith(": another entry than was signed or pinned\n")
+    assert ran.out.endswith(": not the entry that was signed or pinned\n")
 
 
 # Pins

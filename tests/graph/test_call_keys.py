@@ -286,7 +286,7 @@ def test_an_array_is_no_key(device: Gpu) -> None:
     step = device.graphed(key=lambda x: ("k", x))(lambda _: pytest.fail("ran"))
     with pytest.raises(InputError, match="cannot be part of a key: it is an array") as refused:
         step(x)
-    assert refused.value.hint == "use what it is like instead: x.shape"
+    assert refused.value.hint == "use a property of the array instead, such as x.shape"
 
 
 def test_a_key_is_called_with_the_arguments_of_the_call(device: Gpu) -> None:

@@ -34,7 +34,8 @@ from preheat.runtime.active_capture import (
     Operation,
 )
 from preheat.runtime.array import Array, Scalar
-from preheat.runtime.kernel import Kernel, Module, SymbolView
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.module import Module, SymbolView
 from preheat.runtime.stream import Event, Stream
 from tests.driver_errors import not_supported
 from tests.faulty import FaultyGpu
@@ -97,7 +98,7 @@ class Case(NamedTuple):
     act: Operation | None  # None: work in another stream, which only relaxed captures let pass
 
 
-ELSEWHERE = "work in another stream than the captured one"
+ELSEWHERE = "work in a stream other than the captured one"
 
 
 ACTS = {

@@ -281,7 +281,7 @@ def _(s: Scene) -> None:
     s.check(70)
 
 
-@footgun("launch in another stream than the captured one")
+@footgun("launch in a stream other than the captured one")
 def _(s: Scene) -> None:
     side = s.gpu.stream()
     with s.gpu.capture():

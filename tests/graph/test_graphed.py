@@ -251,7 +251,7 @@ def test_a_method_is_warmed_and_forgotten_for_its_instance(device: Gpu) -> None:
     made.check(3)
     one.step.invalidate()
     assert [cached.owner for cached in Model.step.graphs.report().graphs] == [two]
-    with pytest.raises(InputError, match=r"Model.step is a method of no instance here"):
+    with pytest.raises(InputError, match=r"Model.step is a method, and has no instance here"):
         Model.step.warm([(31,)])
     Model.step.invalidate()
     assert len(Model.step.graphs) == 0

@@ -24,7 +24,7 @@ from preheat.graph import drawable, layout
 from preheat.graph.dot import as_dot
 from preheat.graph.graph import Graph
 from preheat.graph.nodes import Node
-from preheat.graph.picture import Item, Link, Mark, Picture, folded, picture_of, picture_of_change
+from preheat.graph.picture import Change, Item, Link, Picture, folded, picture_of, picture_of_change
 from preheat.graph.svg_picture import as_svg
 from tests.graph.support import KERNELS, axpy_case, scalar_log
 from tests.graph.test_nodes import Page, behind
@@ -289,10 +289,10 @@ def test_edges_that_only_one_capture_has_are_coloured(emulator: Gpu) -> None:
         for block in (32, 64, 96, 128):
             spin[1, block](0)
     links = {
-        (link.source, link.target): link.mark
+        (link.source, link.target): link.change
         for link in picture_of_change("", forked.nodes, straight.nodes).links
     }
-    added, removed = Mark.ADDED, Mark.REMOVED
+    added, removed = Change.ADDED, Change.REMOVED
     assert links == {(0, 1): None, (0, 2): removed, (1, 2): added, (1, 3): removed, (2, 3): None}
     drawn = forked.svg(diff=straight)
     classes = [path.attrib["class"] for path in ElementTree.fromstring(drawn).iter(f"{SVG}path")]
@@ -367,7 +367,7 @@ def test_folding_keeps_every_node_and_the_order(names: list[str]) -> None:
 
 
 def test_nodes_that_changed_are_never_folded() -> None:
-    items = tuple(Item(at, "k", "kernel", (), (), mark=Mark.CHANGED) for at in range(5))
+    items = tuple(Item(at, "k", "kernel", (), (), change=Change.CHANGED) for at in range(5))
     picture = Picture("t", items, tuple(Link(at, at + 1) for at in range(4)), compared=True)
     assert folded(picture) == picture
 

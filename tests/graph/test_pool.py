@@ -597,7 +597,7 @@ def test_closing_a_pool_closes_what_it_handed_out(faulty: FaultyGpu) -> None:
             stale.replay()
     with pytest.raises(InputError, match="this pool is closed: 256 bytes were requested"):
         bytes_of(pool, 1)
-    with pytest.raises(InputError, match="this pool is closed: a frame was to begin"):
+    with pytest.raises(InputError, match="this pool is closed: a frame cannot begin"):
         pool.frame().__enter__()
 
 

@@ -213,9 +213,9 @@ def test_a_value_that_is_no_pool_of_this_device_is_refused_at_once(
     wrong: Any = 1 << 20
     with pytest.raises(InputError, match="pool=1048576 is not a pool of memory"):
         gpu.capture(pool=wrong)
-    with pytest.raises(InputError, match="is of another device than emulator:0, or from before its"):
+    with pytest.raises(InputError, match="does not belong to emulator:0, or was made before its"):
         gpu.capture(pool=other.pool())
-    with pytest.raises(InputError, match="is of another device than emulator:0, or from before its"):
+    with pytest.raises(InputError, match="does not belong to emulator:0, or was made before its"):
         gpu.graphs(pool=other.shared_pool())
     pool = gpu.pool()
     pool.close()
@@ -223,7 +223,7 @@ def test_a_value_that_is_no_pool_of_this_device_is_refused_at_once(
         pass
     old = gpu.pool()
     gpu.reset()
-    with pytest.raises(InputError, match="or from before its reset"):
+    with pytest.raises(InputError, match="or was made before its reset"):
         gpu.capture(pool=old)
 
 

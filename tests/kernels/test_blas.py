@@ -146,7 +146,7 @@ def test_operands_are_checked_like_those_of_a_kernel(
     product = Product(emulator)
     a, b, c = product.arrays
     run_in_thread = open_device("emulator:1").zeros(a.shape)
-    with pytest.raises(LaunchError, match=r"cublasGemmEx.*another device"):
+    with pytest.raises(LaunchError, match=r"cublasGemmEx.*not on the device"):
         blas._multiply(product.op, product.dtype, run_in_thread, b, c)
     with pytest.raises(LaunchError, match="cannot take an array of float16"):
         blas._multiply(product.op, product.dtype, a, emulator.zeros(b.shape, "float16"), c)

@@ -65,7 +65,8 @@ def test_one_part_stays_as_it_is() -> None:
 def test_the_newest_version_and_target_count() -> None:
     parts = part("a", "", "8.0", "sm_80"), part("b", "", "9.4", "sm_90a"), part("c", "", "7.8", "sm_90")
     module = merged(*parts)
-    assert (module.version, module.target, module.address_size) == ((9, 4), ("sm_90a",), 64)
+    assert (module.version, module.target) == ((9, 4), ("sm_90a",))
+    assert merge(parts).startswith(".version 9.4\n.target sm_90a\n.address_size 64\n")
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -281,9 +281,9 @@ def test_a_sealed_process_names_a_store_that_could_not_be_asked(fleet: Fleet) ->
         builder.build(PLAIN, "sm_90")
     fleet.engine.before = refuse
     fleet.recorder.forgive = True
-    with pytest.raises(SealedError, match="this key; the shared store remote could not be asked\n"):
+    with pytest.raises(SealedError, match="this key; the shared store remote could not be used\n"):
         builder.build(PLAIN, "sm_90")
-    with pytest.raises(SealedError, match="in no cache; the shared store remote could not be asked\n"):
+    with pytest.raises(SealedError, match="in no cache; the shared store remote could not be used\n"):
         builder.foreign.obtain(ForeignRequest("mylib", "key"), dict)
 
 
@@ -327,7 +327,7 @@ def test_a_check_says_that_a_store_could_not_be_asked(fleet: Fleet, tmp_path: Pa
     fleet.engine.before = fail
     checked = check(manifest_of(tmp_path / "m", 5), ARCHS, builder=fleet.machine(1))
     assert checked.unasked == len(checked.missing) == 10
-    assert "could not be asked" in checked.missing[0].reason
+    assert "could not be used" in checked.missing[0].reason
     fleet.engine.before = None
     assert check(manifest_of(tmp_path / "m", 5), ARCHS, builder=fleet.machine(2)).unasked == 0
 

@@ -386,7 +386,7 @@ def test_check_says_that_a_store_could_not_be_asked(
     use("redis://127.0.0.1:1/0", unsigned=True)
     ran = cli("check", str(manifest), "--arch", "sm_90")
     assert ran.code == 1
-    assert "k.cu sm_90: not on this machine, and a shared store could not be asked" in ran.out
+    assert "k.cu sm_90: not on this machine, and a shared store could not be used" in ran.out
     assert "1 of them may be on a shared store" in ran.err
     assert "preheat doctor" in ran.err
 

@@ -635,7 +635,7 @@ def test_an_illegal_address_loses_the_context_with_its_name() -> None:
     assert synchronize[0] == "DriverError"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in synchronize[1]
     assert [name for name, _ in later] == ["StaleBufferError", "ContextLostError", "ContextLostError"]
-    assert all("cuda:0 is lost since: cuCtxSynchronize failed" in words for _, words in later)
+    assert all("cuda:0 is lost after an error: cuCtxSynchronize failed" in words for _, words in later)
 
 
 def test_a_blocking_process_names_the_kernel() -> None:
@@ -643,7 +643,7 @@ def test_a_blocking_process_names_the_kernel() -> None:
     assert launch[0] == "DriverError"
     assert launch[1].startswith("wild: ")
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in launch[1]
-    assert all("cuda:0 is lost since: wild: " in words for _, words in later)
+    assert all("cuda:0 is lost after an error: wild: " in words for _, words in later)
 
 
 FORK = """

@@ -14,7 +14,8 @@ from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.bound import Bound
-from preheat.runtime.kernel import Kernel, Module, SymbolView
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.module import Module, SymbolView
 from preheat.runtime.stream import Event, Stream
 from tests.faulty import FaultyGpu
 from tests.runtime.support import KERNELS

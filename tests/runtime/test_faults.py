@@ -59,7 +59,7 @@ def test_an_error_that_nothing_survives_is_remembered_with_its_cause(
     with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as first:
         operation(made)
     assert first.value.sticky
-    lost = f"{faulty.gpu.name} is lost since: {first.value}"
+    lost = f"{faulty.gpu.name} is lost after an error: {first.value}"
     with faulty.count_calls() as calls:
         for other in DOORS.values():
             with pytest.raises((ContextLostError, StaleBufferError)) as later:
@@ -118,7 +118,7 @@ def test_waiting_tells_of_errors_of_the_work_before(
         operation = event.synchronize
     with pytest.raises(DriverError):
         operation()
-    with pytest.raises(ContextLostError, match="lost since: cuStreamSynchronize failed"):
+    with pytest.raises(ContextLostError, match="lost after an error: cuStreamSynchronize failed"):
         faulty.gpu.empty(1)
 
 
@@ -133,7 +133,9 @@ def test_a_blocking_device_names_the_kernel_that_failed(
         DriverError, match="saxpy: cuStreamSynchronize failed: CUDA_ERROR_ILLEGAL_ADDRESS"
     ):
         made.launch()
-    with pytest.raises(ContextLostError, match="lost since: saxpy: cuStreamSynchronize failed"):
+    with pytest.raises(
+        ContextLostError, match="lost after an error: saxpy: cuStreamSynchronize failed"
+    ):
         made.launch()
 
 
@@ -178,11 +180,13 @@ def test_a_fault_on_the_emulator_ends_its_context_until_a_reset(
     assert fault.line is not None
     assert "ld.global" in made.saxpy.module.artifact.ptx.decode().splitlines()[fault.line - 1]
     with pytest.raises(
-        ContextLostError, match=r"is lost since: saxpy, program\.cu:3, PTX line"
+        ContextLostError, match=r"is lost after an error: saxpy, program\.cu:3, PTX line"
     ) as lost:
         made.launch()
     assert lost.value.hint == "call gpu.reset(); then ask for the kernel again: gpu.kernel(…)"
-    with pytest.raises(StaleBufferError, match=r"is lost since: saxpy, program\.cu:3, PTX line"):
+    with pytest.raises(
+        StaleBufferError, match=r"is lost after an error: saxpy, program\.cu:3, PTX line"
+    ):
         made.x.numpy()
     gpu.reset()
     again = saxpy_case(gpu)

@@ -140,9 +140,9 @@ LAUNCHES = (
 GRID_AND_BLOCK = "kernel[grid, block] takes a grid and a block"
 GEOMETRIES = (
     Misuse("saxpy[5]", lambda b: b.saxpy[5],
-        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not 5 alone",), "kernel[grid, 256]"),
+        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not only 5",), "kernel[grid, 256]"),
     Misuse("saxpy[...]", lambda b: b.saxpy[...],
-        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not Ellipsis alone",), "kernel[grid, 256]"),
+        LaunchError, (f"saxpy: {GRID_AND_BLOCK}, not only Ellipsis",), "kernel[grid, 256]"),
     Misuse("saxpy()", lambda b: b.saxpy(),
         LaunchError, ("saxpy: a launch needs a grid and a block",), "saxpy[grid, block](…)"),
     Misuse("saxpy(2.0, x, y, n)", lambda b: b.saxpy(2.0, b.x, b.y, b.n),
@@ -211,7 +211,7 @@ ARRAYS = (
     Misuse("x.fill(10**400)", lambda b: b.x.fill(10**400),
         InputError, ("does not fit float32",)),
     Misuse("m[:, numpy.array([1, 2])]", lambda b: b.gpu.zeros((4, 4))[:, np.array([1, 2])],
-        InputError, ("an index behind a slice takes elements that are not contiguous",)),
+        InputError, ("an index after a slice selects elements that are not contiguous",)),
     Misuse("x[True]", lambda b: b.x[True],
         InputError, ("an array is indexed by integers and slices, not by True",)),
     Misuse('x["a":]', lambda b: b.x["a":],
@@ -236,11 +236,11 @@ ARRAYS = (
     Misuse("x.write(data[1:])", lambda b: b.x.write(b.xs[1:]),
         InputError, ("cannot write shape (256,) into an array of shape (257,)",)),
     Misuse("x.write(1j * data)", lambda b: b.x.write(1j * b.xs),
-        InputError, ("complex64 does not turn into float32 without loss",)),
+        InputError, ("complex64 cannot be converted to float32 without loss",)),
     Misuse('gpu.array([300], "uint8")', lambda b: b.gpu.array([300], "uint8"),
         InputError, ("values from 300 to 300 do not fit uint8",)),
     Misuse('gpu.array([1.5], "int32")', lambda b: b.gpu.array([1.5], "int32"),
-        InputError, ("float64 does not turn into int32 without loss",)),
+        InputError, ("float64 cannot be converted to int32 without loss",)),
     Misuse('gpu.array(["a"])', lambda b: b.gpu.array(["a"]),
         InputError, ("cannot read list as an array: 'a' is not a number",), "nested lists of numbers"),
     Misuse('gpu.empty(3, "flot32")', lambda b: b.gpu.empty(3, "flot32"),
@@ -254,7 +254,7 @@ ARRAYS = (
     Misuse("x[::2]", lambda b: b.x[::2],
         InputError, ("a slice of the first axis has step 1, not 2",), "gpu.array(a.numpy()[…])"),
     Misuse("x.reshape(1, -1)[:, 1]", lambda b: b.x.reshape(1, -1)[:, 1],
-        InputError, ("<Array float32[1, 257]", "an index behind a slice takes elements that are not"),
+        InputError, ("<Array float32[1, 257]", "an index after a slice selects elements that are not"),
         "index it in the kernel, or take a copy: gpu.array(a.numpy()[…])"),
     Misuse("x[x]", lambda b: b.x[b.x],
         InputError, ("an array is indexed by integers and slices, not by <Array",), "a copy"),
@@ -279,14 +279,14 @@ ARRAYS = (
 PROGRAMS = (
     *(
         Misuse(f"gpu.kernel(source, {name!r})", partial(asked_for, name=name),
-            InputError, (f"a kernel is asked for by its name, not by {name!r}",), "as a string")
+            InputError, (f"the name of a kernel must be text, not {name!r}",), "as a string")
         for name in (None, 3, b"saxpy", ["saxpy"])
     ),
     Misuse("gpu.module(source)[0]", lambda b: b.gpu.module(KERNELS)[0],  # type: ignore[index]
-        InputError, ("a kernel is asked for by its name, not by 0",), "as a string"),
+        InputError, ("the name of a kernel must be text, not 0",), "as a string"),
     Misuse("gpu.module(source).symbol(None)",
         lambda b: b.gpu.module(KERNELS).symbol(None),  # type: ignore[arg-type]
-        InputError, ("a variable is asked for by its name, not by None",), "as a string"),
+        InputError, ("the name of a variable must be text, not None",), "as a string"),
     Misuse('gpu.kernel(source, "saxpi")', lambda b: b.gpu.kernel(SAXPY, "saxpi"),
         UnknownEntryError, ("has no kernel 'saxpi'; it has: saxpy",), "did you mean 'saxpy'?"),
     Misuse('gpu.module(source).symbol("nothing")', lambda b: b.gpu.module(KERNELS).symbol("nothing"),
@@ -375,11 +375,11 @@ def test_memory_of_another_device_is_refused(warm: int, open_device: Callable[..
     other = open_device("emulator:1")
     setup.launch(warm)
     with pytest.raises(
-        LaunchError, match=r"saxpy, argument 1: .*emulator:1> is on another device"
+        LaunchError, match=r"saxpy, argument 1: .*emulator:1> is not on the device of the kernel"
     ) as caught:
         setup.saxpy[5, 64](2.0, other.array(setup.xs), setup.y, setup.n)
     assert "emulator:0" in str(caught.value)
-    with pytest.raises(InputError, match="is on another device than emulator:0"):
+    with pytest.raises(InputError, match="is not on emulator:0"):
         setup.gpu.array(other.array(setup.xs))
     with pytest.raises(InputError, match="cannot copy"):
         setup.x.copy_from(other.array(setup.xs))

@@ -126,7 +126,7 @@ def test_arguments_of_another_form_find_the_same_kernel(device: Gpu) -> None:
         ({"names": {"a": 1}}, "names must be a list"),
         ({"include": [["a"]]}, "include must hold paths"),
         ({"arch": ["sm_90"]}, "is not a GPU architecture"),
-        ({"name": ["saxpy"]}, "a kernel is asked for by its name"),
+        ({"name": ["saxpy"]}, "the name of a kernel must be text"),
         ({"source": [SAXPY]}, "source must be a path, source text or a Program"),
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",

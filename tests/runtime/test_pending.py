@@ -141,11 +141,11 @@ def test_a_wrong_program_is_an_error_at_each_use_with_the_line_that_asked(gpu: G
         with pytest.raises(CompileError, match='"nope" is undefined') as caught:
             kernel[1, 1]
         (note,) = caught.value.__notes__
-        assert note.startswith(f"the kernel bad was asked for with wait=False at {__file__}:")
+        assert note.startswith(f"the kernel bad was requested with wait=False at {__file__}:")
     assert repr(kernel).endswith("cannot be compiled>")
     with pytest.raises(UnknownEntryError) as unknown:
         gpu.kernel(SOURCE, "nope", wait=False).name  # noqa: B018
-    assert any("was asked for with wait=False at" in note for note in unknown.value.__notes__)
+    assert any("was requested with wait=False at" in note for note in unknown.value.__notes__)
 
 
 def test_wrong_arguments_are_errors_at_once(gpu: Gpu, tmp_path: Path) -> None:

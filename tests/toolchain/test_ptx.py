@@ -43,13 +43,9 @@ def statement(text: str) -> ptx.Statement:
 # Directives of the module
 
 
-def test_version_target_and_address_size_are_read() -> None:
+def test_version_and_target_are_read() -> None:
     module = ptx.parse(".version 8.5\n.target sm_90a, texmode_unified\n.address_size 64\n")
-    assert (module.version, module.target, module.address_size) == (
-        (8, 5),
-        ("sm_90a", "texmode_unified"),
-        64,
-    )
+    assert (module.version, module.target) == ((8, 5), ("sm_90a", "texmode_unified"))
     assert module.functions == ()
 
 

@@ -106,7 +106,8 @@ def install(*names: str, builder: Builder | None = None) -> None:
         raise InputError("no library was named", hint=f"the adapters are {', '.join(_ADAPTERS)}")
     for name in names:
         made = adapter(name)
-        # The import is outside the lock: it may install the adapter itself, also in another thread.
+        # The import is outside the lock, because it may itself install the adapter, even in another
+        # thread.
         if made.module not in sys.modules:
             try:
                 importlib.import_module(made.module)

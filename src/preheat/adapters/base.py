@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 
 
 class RequiredEntries(NamedTuple):
-    """The entries that a launch needs. `notes` say what a user of the entries should know.
+    """The entries that a launch needs. `notes` are messages about them for the user.
 
     `outdated` says why the recording cannot be used at all, such as another version of the library.
     """
@@ -48,8 +48,8 @@ class RequiredEntries(NamedTuple):
 class Adapter(ABC):
     """Connects the compiler of one library to the store of a builder.
 
-    `name` is also the kind of the entries, and `module` is the module of the library. `package` is the
-    name that pip knows, where that is another one than the first part of `module`.
+    `name` is also the kind of the entries, and `module` is the module of the library. `package` is its
+    name for pip, if that is not the first part of `module`.
 
     Once it is installed, everything that the library compiles is looked up in the store first and
     stored afterwards. A miss in a sealed process raises `SealedError` through `ForeignStore.permit`.
@@ -62,7 +62,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def install(self, builder: Builder) -> None:
-        """Connect the library, which is imported. Raises `AdapterError` for an unknown version."""
+        """Connect the imported library. Raises `AdapterError` for an unknown version."""
 
     @abstractmethod
     def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
@@ -74,7 +74,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def count(self, row: Row, coverage: str) -> int:
-        """Return how many kernels `bake` makes for one architecture, at most."""
+        """Return the largest number of kernels that `bake` makes for one architecture."""
 
     @abstractmethod
     def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
@@ -119,10 +119,10 @@ def obtain(
     row: Callable[[], Row | None],
     *libraries: str,
 ) -> ForeignEntry:
-    """Return the entry of a request, which `make` makes when no bundle and no cache has it.
+    """Return the entry of a request. If no bundle and no cache has it, `make` makes it.
 
-    The request is reported to a recorder with its `row`, which is None for a request that a bake
-    cannot make again. `libraries` are directories whose lines are not those of the program.
+    The request is reported to a recorder with its `row`. The row is None for a request that a bake
+    cannot repeat. `libraries` are directories whose lines are not those of the program.
     """
     site = call_site(*libraries)
     entry = store.obtain(request, make, called_by=lambda: format_site(site))

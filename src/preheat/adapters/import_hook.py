@@ -1,6 +1,6 @@
 """Calls functions once the modules that they wait for have been imported.
 
-`sitecustomize` loads this file by its path, too: it uses nothing but the standard library, and runs in
+`sitecustomize` also loads this file by its path. So it uses only the standard library, and runs in
 Python 3.8.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["ImportHook"]
 
 
 class ImportHook(MetaPathFinder):
-    """Finds modules as the other finders do, and calls the functions that wait for them.
+    """Finds modules through the other finders, and calls the functions that wait for them.
 
     `waiting` has these functions by the names of the modules. Each is called once, with the module,
     after the module has been executed.
@@ -25,7 +25,7 @@ class ImportHook(MetaPathFinder):
 
     def __init__(self, waiting: dict[str, Callable[[ModuleType], object]]) -> None:
         self.waiting = waiting
-        self._finding: set[tuple[str, int]] = set()  # modules that the other finders are asked for
+        self._finding: set[tuple[str, int]] = set()  # modules that the other finders are searching
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,7 +60,7 @@ class _Loader(Loader):
         module.__spec__.loader = module.__loader__ = self._loader
         imported = module.__name__  # cuda.core replaces its name when it is executed.
         self._loader.exec_module(module)
-        # Only now: a program may ask for the spec of a module without importing it.
+        # Removed here, because a program may look up the spec of a module without importing it.
         call = self._waiting.pop(imported, None)
         if call is not None:
             call(module)

@@ -48,10 +48,10 @@ def activate(value: str | None = None) -> None:
 
 
 def child_environment(env: Mapping[str, str], adapters: str = "auto") -> dict[str, str]:
-    """Return an environment in which every Python installs `adapters`, unless it names others.
+    """Return an environment in which every Python installs `adapters`, unless it already names others.
 
-    An empty variable names none. Without `adapters` it stays empty, and a command of preheat in
-    the command may still choose.
+    An empty variable names no adapter. If `adapters` is empty as well, the variable stays empty, so
+    that a preheat command inside the command can still set it.
     """
     path = os.pathsep.join(filter(None, (_SITE, env.get("PYTHONPATH"))))
     return {**env, VARIABLE: env.get(VARIABLE) or adapters, "PYTHONPATH": path}
@@ -65,7 +65,7 @@ def _install(name: str, _: object = None) -> None:
 
     try:
         adapters.install(name)
-    except Exception as error:  # The library may be a build or a stub that the adapter cannot read.
+    except Exception as error:  # The library may be a stub that the adapter does not support.
         if default_builder().sealed is SealMode.ERROR:
             raise
         _warn(f"the adapter for {name} is not installed: {error}")

@@ -86,7 +86,7 @@ def _properties() -> dict[str, str]:
 
 
 def _arch() -> Arch | None:
-    """Return the architecture of the GPU; None where Inductor compiles for the CPU."""
+    """Return the architecture of the GPU; None if Inductor compiles for the CPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -150,7 +150,7 @@ def _store_artifacts(store: ForeignStore) -> None:
 def _store_artifact(
     store: ForeignStore, artifact_type: str, key: str, content: Any, stored: set[tuple[str, str]]
 ) -> None:
-    """Store one artifact, unless it is of a process that does not use a GPU.
+    """Store one artifact, unless this process does not use a GPU.
 
     `stored` are the artifacts that this process has stored: it is updated.
     """
@@ -177,7 +177,7 @@ def _store_artifact(
 
 
 def _obey_seal(store: ForeignStore) -> None:
-    """Raise `SealedError` where a sealed process would generate code for a graph."""
+    """Raise `SealedError` if a sealed process would generate code for a graph."""
     from torch._inductor import compile_fx
 
     stock: Callable[..., Any] = compile_fx.fx_codegen_and_compile
@@ -194,7 +194,7 @@ def _obey_seal(store: ForeignStore) -> None:
 
 
 def _label(graph: Any) -> str:
-    """Return what people know a graph by: its operations."""
+    """Return a label for a graph: its operations."""
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     shown = ", ".join(targets[:4])
     return f"graph of {len(targets)} operations ({shown}{', …' if len(targets) > 4 else ''})"

@@ -29,9 +29,9 @@ Kind = type | tuple[type, ...]
 
 
 class NotPortableError(Exception):
-    """A value or function cannot be written down so that another process finds it.
+    """A value or function cannot be described in a way that another process can resolve.
 
-    `hint` says what helps, where it is known. Otherwise the module was not found.
+    `hint` says what to do. It is None if the module was not found.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -110,7 +110,7 @@ def import_object(name: str, root: str = "", *, kind: Kind = object, noun: str =
 
 
 def import_module(name: str) -> ModuleType:
-    """Import the module of `module:qualname`. Raises `NotPortableError` where that is not possible."""
+    """Import the module of `module:qualname`. Raises `NotPortableError` if that is not possible."""
     try:
         return importlib.import_module(name.partition(":")[0])
     except (ImportError, AttributeError) as error:

@@ -24,21 +24,21 @@ from preheat.errors import AdapterError
 from preheat.foreign import ForeignRequest
 from preheat.locks import Lock
 
-__all__ = ["AdapterProcesses", "Answer"]
+__all__ = ["AdapterAnswer", "AdapterProcesses"]
 
-# The adapter, the directory of modules, and the variables that a process has. Modules of two
-# directories may have one name.
+# The adapter, the directory of modules, and the environment of a process. Modules of two directories
+# may have the same name.
 _GROUP = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
-# Settings of shared stores, which a process has when its builder uses them.
+# Settings of shared stores, which a process gets if its builder uses shared stores.
 _SHARED = (
     *("PREHEAT_REMOTE", "PREHEAT_REMOTE_TIMEOUT", "PREHEAT_REMOTE_UNSIGNED"),
     *("PREHEAT_SIGNING_KEY", "PREHEAT_TRUSTED_KEYS"),
 )
 
 
-class Answer(NamedTuple):
+class AdapterAnswer(NamedTuple):
     """The entries that a request needs, notes about them, and whether any had to be made.
 
     `outdated` says why the recording cannot be used; it is empty otherwise.
@@ -67,7 +67,7 @@ class AdapterProcesses:
 
     @property
     def own_cache(self) -> bool:
-        """Whether the processes have their own cache, because the builder has no directory."""
+        """True if the processes have their own cache, because the builder has no cache directory."""
         return self._disk is None
 
     def store(self, builder: Builder) -> ForeignStore:
@@ -90,33 +90,38 @@ class AdapterProcesses:
     def _cache_dir(self) -> str:
         return f"{self._temporary()}/cache" if self._disk is None else str(self._disk.root)
 
-    def bake(self, item: ForeignProgram, arch: Arch) -> Answer:
+    def bake(self, item: ForeignProgram, arch: Arch) -> AdapterAnswer:
         """Make the entries of a request."""
         env: dict[str, str] = item.row.get("env", {})
         return self._entries("bake", item, arch, env)
 
-    def keys(self, item: ForeignProgram, arch: Arch) -> Answer:
+    def keys(self, item: ForeignProgram, arch: Arch) -> AdapterAnswer:
         """Return the entries that a request needs in the environment of this process."""
         return self._entries("keys", item, arch, {})
 
     def count(self, item: ForeignProgram) -> int:
-        """Return how many kernels a bake of a request makes for one architecture, at most."""
+        """Return the largest number of kernels that a bake of a request makes for one architecture."""
         answer = self._ask("count", item, {}, item.title)
         number: int = answer["count"]
         return number
 
-    def _entries(self, verb: str, item: ForeignProgram, arch: Arch, env: Mapping[str, str]) -> Answer:
+    def _entries(
+        self, verb: str, item: ForeignProgram, arch: Arch, env: Mapping[str, str]
+    ) -> AdapterAnswer:
         answer = self._ask(verb, item, env, f"{item.title} for {arch}", arch=str(arch))
         entries = [
             ForeignRequest(kind, key, variant, label, arch)
             for kind, key, variant, label in answer["entries"]
         ]
-        return Answer(entries, answer["notes"], answer["made"], answer["outdated"])
+        return AdapterAnswer(entries, answer["notes"], answer["made"], answer["outdated"])
 
     def _ask(
         self, verb: str, item: ForeignProgram, env: Mapping[str, str], title: str, **more: str
     ) -> dict[str, Any]:
-        """Return the answer of a process. Raises `AdapterError`, with `title`, where it is an error."""
+        """Return the answer of a process.
+
+        If it is an error, raise it as an `AdapterError` with `title`.
+        """
         group = (item.kind, item.import_root, tuple(sorted(env.items())))
         process = self._take(group)
         row = {**item.row, "root": item.import_root}
@@ -138,7 +143,7 @@ class AdapterProcesses:
         return process
 
     def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment in which entries go to the cache, and no setting is for a run."""
+        """Return an environment that stores entries in the cache, without the settings of a run."""
         settings = {variable.name for variable in VARIABLES} - self._passed
         kept = {name: value for name, value in environ().items() if name not in settings}
         path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -61,7 +61,7 @@ class BakeResult:
         path: The bundle, if one was written.
         nbytes: The size of the bundle.
         stores: A row for each shared store that this process may write to: how many entries it had
-            (`present`), how many were written to it in the end (`written`), and how many it lacks
+            (`present`), how many were written to it at the end (`written`), and how many it lacks
             (`missing`), with a `reason`.
 
     Examples:
@@ -100,13 +100,13 @@ def bake(
     """Compile every program of a manifest, and write a bundle.
 
     The longest compiles start first. Adapters make the entries of other libraries, in separate
-    processes. Programs that are finished when a bake ends early are in the cache. In the end, entries
-    that a shared store lacks are written to it.
+    processes. If a bake ends early, the programs that are finished are in the cache. At the end,
+    entries that a shared store lacks are written to it.
 
     Args:
         manifest: A manifest, or the path of one.
-        archs: The architectures to compile for. The default are those with which each program was
-            recorded.
+        archs: The architectures to compile for. By default, each program is compiled for the
+            architectures of its recording.
         output: The path of the bundle. Without it, programs are only compiled into the cache.
         builder: The builder that compiles. The default is that of the process.
         jobs: The number of compiles at the same time. The default is one for each processor.
@@ -191,7 +191,7 @@ def plan(manifest: Manifest, archs: Archs = None) -> list[Job]:
 
 
 def parse_archs(archs: Archs) -> list[Arch] | None:
-    """Return architectures that are given in any form; None where none are given."""
+    """Return architectures that are given in any form, or None."""
     if archs is None:
         return None
     return [Arch.parse(arch) for arch in ([archs] if isinstance(archs, Arch | str) else archs)]
@@ -228,8 +228,8 @@ def _without_ambiguous(
 ) -> tuple[list[Output], list[FailedProgram]]:
     """Separate the programs for which a bundle would have two answers to one request.
 
-    Their include directories are spelled alike and hold different headers. None of them is baked: a
-    sealed process would be given the code of one where it asked for that of another.
+    Their include directories are spelled alike and hold different headers. None of them is baked,
+    because a sealed process that requests one could get the code of another.
     """
     answers: dict[str, list[tuple[Job, Output]]] = {}
     for job, each in done:
@@ -328,7 +328,7 @@ def _run_here(
         look_ahead(used.cache, used.toolchain, wanted)
         with used.expect(wanted, most=jobs):
             run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
-        used.cache.close()  # What was compiled is on shared stores before they are asked for it.
+        used.cache.close()  # Finish writing to shared stores before checking what they lack.
     finally:
         if builder is None:
             used.close()

@@ -13,8 +13,8 @@ from preheat.ahead.bundles import archs as baked_archs
 from preheat.ahead.foreign import (
     COPY_AGAIN,
     DAMAGED,
-    NOT_ASKED,
     RECORD_AGAIN,
+    STORE_UNUSABLE,
     missing_foreign,
     plan_foreign,
 )
@@ -30,7 +30,7 @@ from preheat.errors import InputError
 
 __all__ = ["CheckResult", "MissingProgram", "check"]
 
-# A search for the most similar entry explains a miss. It is worth its time for a few of them.
+# A search for the most similar entry explains a miss. It takes time, so only a few are explained.
 _MOST_EXPLAINED = 25
 _EXPLAIN_SECONDS = 1.0  # for all of them together
 _OTHER_ARCH = "not baked for this architecture"
@@ -38,7 +38,7 @@ _CORRECT = "correct the manifest, or record again"
 
 
 class MissingProgram(NamedTuple):
-    """A program that a sealed run would not find. `arch` is None for a program that is unreadable."""
+    """A program that a sealed run would not find. `arch` is None if the program cannot be read."""
 
     title: str
     arch: Arch | None
@@ -81,8 +81,8 @@ class CheckResult:
 
     @property
     def unasked(self) -> int:
-        """The number of missing programs that a shared store may have, which could not be asked."""
-        return sum(program.reason == NOT_ASKED for program in self.missing)
+        """The number of missing programs that may be on a shared store, which could not be used."""
+        return sum(program.reason == STORE_UNUSABLE for program in self.missing)
 
 
 def check(
@@ -98,8 +98,8 @@ def check(
 
     Args:
         manifest: A manifest, or the path of one.
-        archs: The architectures. The default are those with which each program was recorded.
-        builder: The builder with the bundles and caches to ask.
+        archs: The architectures. By default, each program is checked for those of its recording.
+        builder: The builder with the bundles and caches to search.
 
     Raises:
         InputError: The manifest cannot be read, or has no programs.
@@ -127,7 +127,7 @@ def check(
             error = _missing_entry(found, job.item.entries)
             reason, hint = (None, "") if error is None else (str(error), error.hint or _CORRECT)
         elif builder.cache.unanswered != unanswered:
-            reason, hint = NOT_ASKED, ""
+            reason, hint = STORE_UNUSABLE, ""
         elif found.reason.startswith(DAMAGED_ENTRY):
             reason, hint = DAMAGED, COPY_AGAIN
         else:
@@ -162,7 +162,7 @@ def _candidates(job: Job) -> Iterable[Arch]:
 
 
 def _lookup(builder: Builder, job: Job) -> Artifact | Miss:
-    """Return what a device of the architecture would load. A suffix asks for exactly that code."""
+    """Return what a device of the architecture would load. A suffix requires exactly that code."""
     misses = []
     for arch in _candidates(job):
         found = builder.why(job.item.program, arch)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from typing import NamedTuple
 
-from preheat.ahead.adapter_process import AdapterProcesses, Answer
+from preheat.ahead.adapter_process import AdapterAnswer, AdapterProcesses
 from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch
@@ -23,8 +23,8 @@ from preheat.foreign import ForeignEntry, ForeignRequest
 __all__ = [
     "COPY_AGAIN",
     "DAMAGED",
-    "NOT_ASKED",
     "RECORD_AGAIN",
+    "STORE_UNUSABLE",
     "BakedForeign",
     "ForeignJob",
     "MissingForeign",
@@ -35,8 +35,8 @@ __all__ = [
     "plan_foreign",
 ]
 
-#: The reason for a missing program when that is not known for certain.
-NOT_ASKED = "not on this machine, and a shared store could not be asked"
+#: The reason for a program that may be on a shared store, which could not be used.
+STORE_UNUSABLE = "not on this machine, and a shared store could not be used"
 #: The reason for a program whose entry in a bundle has a wrong checksum, and the hint.
 DAMAGED = "damaged: copy the bundle again"
 COPY_AGAIN = "copy the bundle again, and check it: 'preheat bundle verify FILE' lists what is damaged"
@@ -98,7 +98,7 @@ def _estimate(item: ForeignProgram) -> float:
 
 
 def closures(manifest: Manifest, builder: Builder) -> list[tuple[ForeignProgram, int]]:
-    """Return the requests whose closure is baked, and how many kernels each of them has, at most.
+    """Return the requests whose closure is baked, each with the largest possible number of its kernels.
 
     A request whose number cannot be determined is left out: its bake reports the error.
     """
@@ -121,7 +121,7 @@ def bake_foreign(
     on_start: Callable[[ForeignJob], None],
     on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
 ) -> None:
-    """Make the entries of all jobs in processes of their adapters. A failure is a result as well.
+    """Make the entries of all jobs in processes of their adapters. A failure is also a result.
 
     `recorded` has the entries that cannot be made again.
     """
@@ -129,7 +129,7 @@ def bake_foreign(
         kept = [job.item for job in todo if not job.item.request]
         builder.cache.look_ahead(r.digest for item in kept for r in recorded_requests(item))
         run = functools.partial(bake_request, builder, processes, recorded=recorded)
-        # What is kept comes last: a job that makes its entries may have made those as well.
+        # Entries that are copied come last, because other jobs may have made them.
         for makes in (True, False):
             part = [job for job in todo if bool(job.item.request) is makes]
             _run_all(part, run, jobs, on_start, on_done)
@@ -163,7 +163,7 @@ def bake_request(
     *,
     recorded: RecordedEntries | None = None,
 ) -> BakedForeign:
-    """Return the entries of one job; `AdapterError` where they cannot be made.
+    """Return the entries of one job; `AdapterError` if they cannot be made.
 
     `deferral` has no effect: the adapter waits in its own process. `recorded` has the entries that
     cannot be made again.
@@ -188,7 +188,7 @@ def bake_request(
 
 
 def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
-    """Return a note where a bake for the recorded architecture makes none of the recorded entries."""
+    """Return a note if a bake for the recorded architecture makes none of the recorded entries."""
     assert job.arch is not None
     recorded = {request.digest for request in recorded_requests(job.item)}
     same_arch = job.arch.plain in {arch.plain for arch in job.item.archs}
@@ -198,7 +198,7 @@ def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
 
 
 def _measured(
-    builder: Builder, job: ForeignJob, answer: Answer, recorded: RecordedEntries | None
+    builder: Builder, job: ForeignJob, answer: AdapterAnswer, recorded: RecordedEntries | None
 ) -> BakedForeign:
     """Return the measurements of a request. They belong to the source and the architecture."""
     assert job.arch is not None
@@ -261,7 +261,7 @@ def _other_recording(arch: Arch) -> str:
 
 
 def _not_here(job: ForeignJob, which: str, recorded: RecordedEntries | None) -> AdapterError:
-    """Return the error for entries that were recorded on another machine, and did not come along."""
+    """Return the error for entries of a recording that were not copied to this machine."""
     hint = f"record again{'' if job.arch is None else f' on a GPU of {job.arch}'}"
     if recorded is not None and recorded.absent:
         hint = f"copy {recorded.absent[0]} from the machine that recorded, or {hint}"
@@ -327,8 +327,8 @@ def missing_foreign(
         unanswered = builder.cache.unanswered
         found = _missing(job, builder, each)
         if found is not None:
-            asked = builder.cache.unanswered == unanswered
-            missing.append(found if asked else MissingForeign(job, NOT_ASKED))
+            answered = builder.cache.unanswered == unanswered
+            missing.append(found if answered else MissingForeign(job, STORE_UNUSABLE))
     return missing
 
 

@@ -74,7 +74,7 @@ def run_job(builder: Builder, job: Job, deferral: Deferral | None = None) -> Out
     """Build the program of a job; `UnknownEntryError` when it lacks a kernel of the manifest."""
     program = job.item.program
     entry, tier = builder.bundle_entry(program, job.arch, job.item.entries, deferral)
-    builder.cache.settle()  # A bake fills shared stores: it waits rather than lets an entry be dropped.
+    builder.cache.settle()  # Wait for shared stores, so that their queues drop no entry.
     artifact = entry.artifact
     for name in entry.entries:
         _require_entry(artifact, name, program)
@@ -90,7 +90,7 @@ def run_job(builder: Builder, job: Job, deferral: Deferral | None = None) -> Out
         include=program.include_spellings,
     )
     request = ""
-    with suppress(ToolchainError):  # A bundle may have had it, where there is no compiler.
+    with suppress(ToolchainError):  # There may be no compiler if a bundle had the program.
         request = builder.key(program, job.arch).digest
     return Output(row, entry, request)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-# A merge at exit needs this module. Importing it then would run `exec`, as dataclasses do, which makes
-# Python forget that an interrupt ended the program: the exit status would be 1.
+# A merge at exit needs this module. An import at exit would run `exec`, as dataclasses do, which makes
+# Python forget that an interrupt ended the program, and the exit status would be 1.
 import preheat.ahead.manifest.document
 
 # The last rows are written at exit, and need it. An import at exit would make Python forget that an
@@ -121,7 +121,7 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        """Forget what is written: the next write opens a new spool file."""
+        """Forget what was written. The next write opens a new spool file."""
         self._spool: _Spool | None = None
         self._numbers: dict[Program, int] = {}
         self._counts: dict[_Request, _RequestCount] = {}
@@ -149,7 +149,7 @@ class Recorder:
 
     def _record_entry(self, digest: str, entry: str) -> None:
         with self._lock:
-            for program in self._programs.get(digest, ()):  # several if their headers are equal
+            for program in self._programs.get(digest, ()):  # Several programs may have one artifact.
                 number = self._number(program)
                 if self._first("entry", str(number), entry):
                     self._write({"of": number, "entry": entry})
@@ -282,7 +282,7 @@ def spool_directory(manifest: Path) -> Path:
 
 
 def read_existing(manifest: Path) -> Manifest:
-    """Return the manifest at a path, or an empty one where there is no file.
+    """Return the manifest at a path, or an empty one if there is no file.
 
     Raises `InputError` when a program in it cannot be read: a rewrite would lose that program.
     """
@@ -299,7 +299,7 @@ def read_existing(manifest: Path) -> Manifest:
 def merge_into(manifest: Path, *others: Manifest, fresh: bool = False) -> int:
     """Merge the recordings of processes that have ended, and `others`, into the file `manifest`.
 
-    With `fresh` the file gets `others` alone. Returns the number of processes that still record.
+    With `fresh`, the file gets only `others`. Returns the number of processes that still record.
     Raises `InputError` for a manifest that cannot be read or written. The file and the recordings stay
     unchanged in that case.
     """
@@ -414,7 +414,7 @@ def _item(program: Program, row: Mapping[str, Any]) -> ManifestProgram:
 def _foreign_fields(
     entry: ForeignEntry, row: Mapping[str, Any] | None, site: CallSite
 ) -> dict[str, Any]:
-    """Return what a spool file has of one request of another library."""
+    """Return the row of a spool file for one request of another library."""
     request = dict(row or {})
     recorded, root = request.pop("recorded", None), request.pop("root", "")
     return {

@@ -62,7 +62,7 @@ class Shard:
     def select(self, jobs: Iterable[J]) -> list[J]:
         """Return the jobs of this shard, in their order.
 
-        All shards together have every job once. Which shard has a job depends on the set of jobs and
+        Every job is in exactly one shard. Which shard has a job depends on the set of jobs and
         on their estimates alone, so that machines agree. Jobs of one request are in one shard. The
         sums of the estimates of two shards differ by at most the shortest request of the larger one.
         """

@@ -1,8 +1,8 @@
 """The two ends of a bake in other processes: how a job travels, and how a worker runs it.
 
 A job has the texts of its program, the settings and no file. Headers are found by the worker, in the
-include directories of the program. A directory that the worker does not have is taken for an empty one,
-and the headers of the result are compared with those where the bake was started.
+include directories of the program. If the worker does not have a directory, an empty one takes its
+place. The headers of the result are compared with those on the machine where the bake was started.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _run_with(builder: Builder, processes: AdapterProcesses, work: Work) -> Outp
 
 
 def _with_empty(program: Program, absent: list[str]) -> Program:
-    """Return the program with empty directories in the place of `absent` ones, spelled like those."""
+    """Return the program with empty directories in place of `absent` ones, with the same spellings."""
     if isinstance(program, LinkedProgram):
         parts = (_with_empty(p, absent) if isinstance(p, Program) else p for p in program.parts)
         return replace(program, parts=tuple(parts))

@@ -26,7 +26,7 @@ def close_at_exit(builder: _Closable) -> None:
 
 
 def _close_all() -> None:
-    """Close all builders. They share one time limit, and an error does not keep the rest open."""
+    """Close all builders within one time limit, even if closing one of them raises an error."""
     deadline = time.monotonic() + CLOSE_SECONDS
     errors: list[Exception] = []
     for builder in list(_open):

@@ -1,4 +1,4 @@
-"""Work that a builder does in its own threads, while its caller goes on."""
+"""Work that a builder does in its own threads, while the caller continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Background:
         self._lock = Lock()
 
     def submit(self, run: Callable[[Deferral], T]) -> Task[T]:
-        """Let a thread call `run`, and return the task at once."""
+        """Call `run` in a thread, and return the task at once."""
         with no_fork:
             from preheat.build.parallel import Runner
 
@@ -41,5 +41,5 @@ class Background:
             runner.cancel()
 
     def after_fork(self) -> None:
-        """Forget the threads in a forked child: they are those of the parent."""
+        """Forget the threads in a forked child, which does not have them."""
         self._runner = None

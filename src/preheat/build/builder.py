@@ -62,7 +62,7 @@ __all__ = ["Builder"]
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
 _JOURNAL_COMPILES = 0.2  # the same while there are compiles, which may run on many threads
-_SEARCH = 0.5  # seconds to look for a stored artifact like the one that is missing
+_SEARCH = 0.5  # seconds to search for the stored artifact that is most similar to a missing one
 
 
 class Builder:
@@ -119,8 +119,8 @@ class Builder:
         """Open the builder that the settings describe.
 
         Args:
-            config: The settings. The default are those of the environment.
-            cache_dir: Keep the cache in this directory, and everything else as the environment says.
+            config: The settings. By default they are read from the environment.
+            cache_dir: The directory of the cache. All other settings are those of the environment.
             events: The receiver of events.
 
         Raises:
@@ -160,7 +160,7 @@ class Builder:
     @lazy
     def _compiler(self) -> ArtifactCompiler:
         with no_fork:
-            from preheat.build.compile import ArtifactCompiler  # A process of hits never needs it.
+            from preheat.build.compile import ArtifactCompiler  # Needed only after a miss.
 
         return ArtifactCompiler(
             self._stored,
@@ -211,10 +211,10 @@ class Builder:
         record: bool = True,
         deferral: Deferral | None = None,
     ) -> Hit:
-        """Do what `build` does, and return the tier that had the artifact with it.
+        """Return the artifact that `build` returns, and the name of the tier that had it.
 
-        With `deferral`, raise `Busy` where the caller would have to wait for another thread or process
-        that compiles the same. A later call with the same `deferral` continues.
+        With `deferral`, raise `Busy` instead of waiting for another thread or process that compiles the
+        same program. A later call with the same `deferral` continues.
         """
         release_lost()
         if missed is None and deferral is not None:
@@ -222,7 +222,7 @@ class Builder:
         try:
             request = Request(program, Arch.parse(arch), self.toolchain)
             hit = self._obtain(request, missed, deferral)
-        except ToolchainChangedError:  # The compiler was upgraded under a running process.
+        except ToolchainChangedError:  # The compiler was upgraded while this process was running.
             self.toolchain.look_again()
             hit = self._obtain(self._request(program, arch), None, deferral)
         if record and self.events.has_sink("request"):
@@ -235,7 +235,7 @@ class Builder:
             return found
         if deferral is not None:
             deferral.missed = found
-        self._permit(request, found)  # before a compiler is needed: there may be none
+        self._permit(request, found)  # Before a compiler is needed: a sealed process may have none.
         if request.program.uncacheable:
             return self._compile(request, found)
         if deferral is not None and self._flights.in_progress(request.flight_key):
@@ -245,12 +245,15 @@ class Builder:
         )
 
     def _obtain_alone(self, request: Request, deferral: Deferral | None) -> Hit:
-        """Compile, unless another process or host does so first or the program is known to be wrong."""
+        """Compile the program, unless another process or host does so first.
+
+        A program that the compiler has rejected in this process raises the same error again.
+        """
         self._failures.raise_known(request)
         turn = self._turns.begin(request.digest, sys._getframe(), deferral)
         try:
             turn.take_lock()
-            # The last holder of the lock may have stored it, on this machine as well.
+            # The process that held the lock before may have stored the artifact on this machine.
             found = self._find_and_count(request, local=True)
             if isinstance(found, Hit):
                 return found
@@ -262,13 +265,13 @@ class Builder:
             self.events.emit("miss", reason=found.reason, **_fields(request))
             return self._compile(request, found, turn)
         except Exception:
-            turn.no_entry()
+            turn.expect_no_entry()
             raise
         finally:
             turn.release()
 
     def _compile(self, request: Request, miss: Miss, turn: Turn | None = None) -> Hit:
-        """Compile. `turn` lets waiting hosts know when there is nothing to wait for."""
+        """Compile the program. `turn` lets other hosts know if there will be no entry to wait for."""
         self._permit(request, miss, compiling=True)
         started = time.perf_counter()
         try:
@@ -280,14 +283,17 @@ class Builder:
             raise
         if turn is not None and turn.lease is not None:
             if self._compiler.untracked(artifact):
-                turn.no_entry()
+                turn.expect_no_entry()
             elif artifact.digest != request.digest:
-                turn.stored(artifact.digest)
+                turn.expect_entry(artifact.digest)
         self._counters.write(_JOURNAL_COMPILES)
         return Hit(artifact, "compiler")
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
-        """Replace code that a device called invalid by that of a cache, or compile it again."""
+        """Return other code for a program whose stored code was rejected by a device.
+
+        It is another stored artifact, or it is compiled again. `reason` is the error of the device.
+        """
         request = self._request(program, arch)
         miss = Miss(f"invalid: {reason}")
         found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF)
@@ -317,7 +323,8 @@ class Builder:
 
         Args:
             program: The program.
-            device: The architecture of the device. The best architecture that runs on it comes first.
+            device: The architecture of the device. The best architecture whose code it runs is looked
+                up first.
             exact: Accept only an artifact for exactly this architecture.
             record: Emit a `request` event, which recordings use.
 
@@ -395,7 +402,10 @@ class Builder:
         return search(table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
     def _find_and_count(self, request: Request, *, local: bool = False) -> Hit | Miss:
-        """Look a request up, with `local` only on this machine, and count a hit."""
+        """Look a request up, and count a hit.
+
+        With `local`, only the tiers of this machine are searched.
+        """
         found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF, local=local)
         if isinstance(found, Hit):
             artifact = found.artifact
@@ -425,7 +435,10 @@ class Builder:
         self._permit(self._request(program, arch), miss)
 
     def _permit(self, request: Request, miss: Miss, *, compiling: bool = False) -> None:
-        """Raise `SealedError` where nothing may be compiled; report a compile that is only unwanted."""
+        """Raise `SealedError` if this process is sealed.
+
+        In mode "warn", emit an event before a compile.
+        """
         mode = self.sealed
         if mode is SealMode.OFF or (mode is SealMode.WARN and not compiling):
             return
@@ -446,7 +459,7 @@ class Builder:
     # Bundles
 
     def mount(self, path: str | os.PathLike[str]) -> Bundle:
-        """Ask the bundle at `path` before every cache, and return the bundle.
+        """Search the bundle at `path` before the caches from now on, and return the bundle.
 
         `path` may have a pin, as in `kernels.heat@sha256:…`. Mounting the same path twice is allowed.
         The second call picks up a replaced file.
@@ -464,7 +477,7 @@ class Builder:
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """The mounted bundles, in the order in which they are asked."""
+        """The mounted bundles, in the order in which they are searched."""
         return self._bundles.bundles
 
     def bundle_entry(
@@ -566,7 +579,7 @@ class Builder:
         `most` is the number of compiles at the same time, if the caller limits it.
         """
         if self._bundles or self.sealed is not SealMode.OFF:
-            wanted = ()  # Perhaps no compiler is needed.
+            wanted = ()  # The bundles may have all programs, so no compiler is started ahead.
         with no_fork:
             from preheat.build.early import Expectation
 
@@ -602,5 +615,5 @@ class Builder:
 
 
 def _fields(request: Request) -> dict[str, str]:
-    """Return what every event about a request says of it."""
+    """Return the fields that every event about a request has."""
     return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}

@@ -43,7 +43,7 @@ InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by diges
 _NONE: InUse = MappingProxyType({})
 #: The beginning of the reason for an entry whose checksum is wrong.
 DAMAGED_ENTRY = "damaged: the entry in"
-# Stored in every bundle, so the word cannot change. The artifacts in a bundle have another kind.
+# This word is in every bundle, so it cannot change. The artifacts in a bundle have another kind.
 _ENTRY_KIND = "promise"
 
 
@@ -52,10 +52,10 @@ class BundleEntry:
     """The artifact that a bundle holds for one request, and the header files it was compiled from.
 
     `key` is the digest of the `bundle_key` of the request. `entries` are the kernels that the manifest
-    names. `untracked_reason` says why no cache can keep the artifact, if so. `include` is the
-    part of the request that `artifact` does not contain: the include directories as portable paths,
-    empty for a program that includes no file. It is None in a bundle that was baked before include
-    directories were part of requests.
+    names. `untracked_reason` says why no cache can store the artifact, or is empty. `include` has the
+    include directories of the request as portable paths, which `artifact` does not contain. It is empty
+    for a program that includes no file, and None in a bundle that was baked before include directories
+    were part of requests.
     """
 
     key: str
@@ -74,7 +74,7 @@ class BundleEntry:
     def encode(self) -> dict[str, bytes]:
         """Return the blobs of a bundle by digest. They do not depend on where or when it was compiled.
 
-        Source texts are left out, because bundles are given to others and run without them.
+        They do not contain source texts, because bundles are given to others, and run without sources.
         """
         artifact = replace(self.artifact, provenance=Provenance(), sources={})
         meta = {
@@ -90,7 +90,7 @@ class BundleEntry:
 
 
 def _writable(spelling: str) -> str:
-    """Return a spelling that JSON can hold: bytes of a name that are not text are escaped."""
+    """Return a portable path for JSON: bytes of a name that are not text are escaped."""
     return spelling.encode(errors="backslashreplace").decode()
 
 
@@ -173,22 +173,22 @@ def _artifact(bundle: Bundle, digest: str) -> Artifact:
 
 
 class MountedBundles:
-    """The mounted bundles, in the order in which they are asked.
+    """The mounted bundles, in the order in which they are searched.
 
     They are not a `Tier` of the chain, because their keys name no compiler. `rejected` has the reason
-    for every bundle in the settings that cannot be mounted.
+    for every bundle in the settings that could not be mounted.
     """
 
     def __init__(
         self, events: Events, *, trust: bool, signers: Callable[[], Verifier] | None = None
     ) -> None:
-        """`signers` returns keys. One of them must have signed each bundle that has no pin."""
+        """`signers` returns the keys of which one must have signed each bundle that has no pin."""
         self._events = events
         self._trust = trust
         self._signers = signers
         self.mounted: dict[Path, Bundle] = {}
-        # The digest of the artifact of entries that were read, and their other fields. Such an entry is
-        # not read again while its artifact is in use.
+        # The digest of the artifact of each entry that was read, and its other fields. While the
+        # artifact is in use, the entry is not read again.
         self._decoded: dict[tuple[Bundle, str], tuple[str, tuple[Any, ...]]] = {}
         self.rejected: list[str] = []
 

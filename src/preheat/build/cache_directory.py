@@ -53,14 +53,14 @@ def open_disk(config: Config, events: Events) -> DiskTier | None:
 
 
 def unasked_stores(cache: Chain) -> list[str]:
-    """Return a sentence for each shared store that is not asked, because requests to it failed."""
+    """Return a message for each shared store that is not used now, because requests to it failed."""
     if not cache.shared:
         return []
     with no_fork:
         from preheat.cache.remote.tier import RemoteTier
 
     return [
-        f"the shared store {tier.name} could not be asked"
+        f"the shared store {tier.name} could not be used"
         for tier in cache.shared
         if isinstance(tier, RemoteTier) and not tier.server.reads.closed
     ]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["ArtifactCompiler"]
 
 _STATES = 16  # header states that are kept for one program
-_UNTRACKED = 1024  # artifacts that were not stored whose reason is remembered
-_ATTEMPTS = 3  # compiles of one program, until the compiler opens no file that was not observed before
+_UNTRACKED = 1024  # unstored artifacts whose reason is remembered
+_ATTEMPTS = 3  # compiles of one program, until all files that the compiler opens were scanned before
 
 
 class ArtifactCompiler:
@@ -52,13 +52,13 @@ class ArtifactCompiler:
         self._untracked: OrderedDict[str, str] = OrderedDict()
 
     def compile(self, request: Request) -> Artifact:
-        """Run the compiler and store the artifact, unless no key can describe what decided its code."""
+        """Run the compiler, and store the artifact if a key can describe what its code depends on."""
         compiled, state = self._tracked(request)
         program = request.program.label
         arch = str(request.arch)
         if isinstance(state, Untrackable):
             self._events.emit("uncached", program=program, arch=arch, reason=str(state))
-            # The digest is that of the code itself, because no key describes what decided it.
+            # The code itself is part of the digest, because no key describes what the code depends on.
             code = (("cubin", compiled.cubin), ("ptx", compiled.ptx))
             artifact = self._artifact(request, request.key.extended(code), compiled, ())
             self._untracked[artifact.digest] = str(state)
@@ -81,8 +81,8 @@ class ArtifactCompiler:
     def _tracked(self, request: Request) -> tuple[Compiled, HeaderState | Untrackable]:
         """Compile, and return the header files that were read, or why they are not known.
 
-        A file counts as read when it is the same before and after the compile. A file that was not
-        observed before, because no text spells out its name, costs another compile.
+        A file is known if its content was the same before and after the compile. If the compiler opens
+        a file that was not scanned before the compile, the program is compiled once more.
         """
         program, arch = request.program, request.arch
         toolchain = request.toolchain
@@ -102,7 +102,7 @@ class ArtifactCompiler:
             compiled = toolchain.compile(program, arch)
             opened = compiled.opened
             if opened is None and program.may_include:
-                why = "the compiler did not tell which headers it opened"
+                why = "the compiler did not report which headers it opened"
                 return compiled, Untrackable(why)
             try:
                 state = observe(survey, opened or (), memo)
@@ -121,7 +121,7 @@ class ArtifactCompiler:
     ) -> tuple[Compiled, HeaderState | Untrackable]:
         """Link, and return the header files that the parts were made from, or why they are not known.
 
-        Each CUDA C++ part is a separate entry, so that a change of one compiles that one alone.
+        Each CUDA C++ part is a separate entry, so only a part that has changed is compiled again.
         """
         toolchain = request.toolchain
         identity = toolchain.identity(program.language)
@@ -167,15 +167,15 @@ class ArtifactCompiler:
         )
 
     def store(self, request: Request, artifact: Artifact, state: HeaderState) -> None:
-        """Publish the artifact and then, where header files decide on it, the list that leads to it."""
+        """Store the artifact and, if it depends on header files, the header list that leads to it."""
         cache = self._lookup.cache
         cache.put(artifact.digest, artifact.encode())
         self._lookup.in_use[artifact.digest] = artifact
         if not state.headers:
             return
         states: list[tuple[HeaderState, str]] = []
-        # Keep the list of the last tier of this machine that has one: the disk, if there is one. Tiers
-        # on servers merge it with theirs.
+        # Extend the list of the last tier of this machine that has one, which is the disk if there is a
+        # disk. Tiers on servers merge the list with their own.
         for found in cache.each(request.digest, cache.local):
             with suppress(codec.DamagedEntryError):
                 states = decode_states(codec.unpack_checked(found.blob).meta)

@@ -11,15 +11,18 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """Counts events, and writes the counts to the journal of the cache, where there is one."""
+    """Counts events, and writes the counts to the journal of the cache, if there is one."""
 
     def __init__(self, events: Events, journal: Journal | None) -> None:
         self._events = events
         self._journal = journal
-        self.due = 0.0  # of the next write, where one has to be made at most every few seconds
+        self.due = 0.0  # the time of the next write, if writes are limited to one every few seconds
 
     def write(self, at_most_every: float = 0) -> None:
-        """Write the counts; with `at_most_every`, only when so many seconds have passed."""
+        """Write the counts.
+
+        With `at_most_every`, do so only if the last write is that many seconds ago.
+        """
         now = time.monotonic()
         if at_most_every and now < self.due:
             return

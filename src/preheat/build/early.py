@@ -18,7 +18,7 @@ from preheat.toolchain.compiler import Toolchain
 __all__ = ["Expectation"]
 
 _LOCATE_WAIT = 2.0  # seconds to wait for another process that locates the compilers
-_LOCATE_POLL = 0.005  # seconds between two looks for its result
+_LOCATE_POLL = 0.005  # seconds between two checks for its result
 
 Wanted = tuple[Program, Arch]
 
@@ -26,14 +26,14 @@ Wanted = tuple[Program, Arch]
 class Expectation:
     """The compiles that the block of a `with` statement may need, announced on entry.
 
-    If the compilers have to be located, the compiler processes start meanwhile. One process of the node
-    does so, and the others wait for its result, for a while: with compiler processes of each there
-    would be more of them than processors.
+    If the compilers have to be located, the compiler processes start at the same time. One process of
+    the node does this, and the others wait a while for the location that it finds. If each process
+    started compilers, there would be more of them than processors.
 
-    Where the cache is empty, these processes begin to compile before the compilers are located in full.
-    The key of a result needs the full location, so a result is stored by the compile of the block that
-    makes the same request. The locks of these keys are claimed before other processes get to know where
-    the compilers are, so that no other process compiles the same.
+    If the cache is empty, the compiler processes begin to compile before the compilers are fully
+    located. The key of a result contains the full location, so the result is stored later, when the
+    block makes the same request. The locks of these keys are claimed before other processes can read
+    the location, so that no other process compiles the same programs.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Expectation:
         deadline = time.monotonic() + _LOCATE_WAIT
         while not self._toolchain.recall() and time.monotonic() < deadline:
             try:
-                first = self._locks.first(sys._getframe())
+                lock = self._locks.locate_lock(sys._getframe())
             except Busy:
                 time.sleep(_LOCATE_POLL)
                 continue
@@ -72,8 +72,8 @@ class Expectation:
                 self._end()
                 raise
             finally:
-                if first is not None:
-                    first.release()
+                if lock is not None:
+                    lock.release()
 
     def __exit__(self, *_: object) -> None:
         if self._began:
@@ -92,14 +92,14 @@ class Expectation:
         self._locks.release_claims()
 
     def _independent(self) -> list[Wanted]:
-        """Return what can be compiled before anything is known of headers and of stored results.
+        """Return the programs that can be compiled before headers and stored results are known.
 
-        The order is that in which programs are compiled together.
+        The longest source comes first, as when programs are compiled together.
         """
         if self._cache.shared or not all(
             tier.is_empty() for tier in self._cache.tiers if isinstance(tier, LayerTier)
         ):
-            return []  # It may have all of them.
+            return []  # The cache may have all of them.
         found = [
             (program, arch)
             for program, arch in self._wanted

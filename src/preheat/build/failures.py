@@ -1,4 +1,4 @@
-"""Programs that the compiler rejected, so that they are not compiled again in vain."""
+"""Programs that the compiler rejected, which are not compiled again in the same process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Failures:
         self.by_digest: OrderedDict[str, Failure] = OrderedDict()
 
     def remember(self, request: Request, error: PreheatError) -> None:
-        """Remember a rejection that nothing but a change of the program can lift."""
+        """Remember a rejection, unless something other than the program may have caused it."""
         if request.program.may_include or request.program.uncacheable:
             return
         self.by_digest[request.digest] = Failure(error, 1, time.time())

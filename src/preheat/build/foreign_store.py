@@ -25,9 +25,9 @@ from preheat.singleflight import SingleFlight
 __all__ = ["ABSENT", "UNMEASURED", "Claim", "ForeignStore", "created_now"]
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters
-#: Why an entry that nobody has stored is missed.
+#: The reason for a miss if the entry was never stored.
 ABSENT = "absent: it is in no bundle and in no cache"
-#: The same for the result of a measurement.
+#: The reason for a miss if the entry is the result of a measurement.
 UNMEASURED = "unmeasured: its result is in no bundle and in no cache"
 
 
@@ -38,18 +38,18 @@ class Claim:
         self._turn: Turn | None = turn
 
     def release(self) -> None:
-        """Let the others continue. Hosts that wait find the entry, or one of them makes it."""
+        """Let the others continue. Waiting hosts find the entry, or one of them makes it."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.release()
 
     def give_up(self) -> None:
-        """Let the others continue, and let the hosts that wait know that no entry will come.
+        """Let the others continue, and notify waiting hosts that there will be no entry.
 
         Each of them then makes the entry for itself, as after a compile that failed.
         """
         if self._turn is not None:
-            self._turn.no_entry()
+            self._turn.expect_no_entry()
         self.release()
 
 
@@ -82,9 +82,10 @@ class ForeignStore:
         return self._sealed()
 
     def get(self, request: ForeignRequest, *, local: bool = False) -> ForeignEntry | None:
-        """Return a stored entry, or None. A hit is an event, and a miss is not: it may be expected.
+        """Return a stored entry, or None.
 
-        With `local`, servers are not asked.
+        A hit emits an event. A miss does not, because it may be expected. With `local`, only the
+        bundles and the tiers of this machine are searched.
         """
         for found, tier in self._each(request.digest, self._cache.local if local else None):
             self.events.emit(
@@ -155,10 +156,10 @@ class ForeignStore:
         return entry
 
     def claim(self, request: ForeignRequest, owner: FrameType) -> tuple[Claim, ForeignEntry | None]:
-        """Claim the making of an entry for the call of the frame `owner`, and look it up once more.
+        """Claim the right to make an entry, for the call of the frame `owner`, and look it up again.
 
-        A call that has claimed it before, here or on another host, is waited for, for a bounded time.
-        The claim ends with `release`, or when the call of `owner` ends.
+        If another call, here or on another host, has the claim, wait for it for a bounded time. The
+        claim ends with `release`, or when the call of `owner` ends.
         """
         turn = self._turns.begin(request.digest, owner)
         claim = Claim(turn)
@@ -175,7 +176,7 @@ class ForeignStore:
     def missed(
         self, request: ForeignRequest, reason: str, *, called_by: Callable[[], str] = caller
     ) -> None:
-        """Count a miss, and in a process that is sealed with a warning, warn.
+        """Emit a miss. In a process that is sealed in mode "warn", emit a warning as well.
 
         `called_by` returns the line that the warning names.
         """
@@ -186,7 +187,7 @@ class ForeignStore:
             self._report_sealed(request, reason, called_by())
 
     def made(self, entry: ForeignEntry) -> None:
-        """Store an entry that was just made, and count that it was."""
+        """Store an entry that was just made, and emit a `compile` event."""
         self.events.emit(
             "compile", key=entry.digest, program=entry.title, arch=entry.target,
             seconds=entry.provenance.seconds, bytes=entry.size,

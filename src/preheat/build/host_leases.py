@@ -1,4 +1,4 @@
-"""The leases by which hosts compile a key only once: on a server, or in a shared cache directory."""
+"""Leases that let only one host compile a key: on a server, or in a shared cache directory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ __all__ = ["open_leases"]
 
 
 def open_leases(cache: Chain, events: Events) -> Leases | None:
-    """Return leases on the first server of a cache that can hold them and that this process may write.
+    """Return the leases of a cache; None if no other host shares it.
 
-    A process that may not write could not store what the others would wait for. Without such a server,
-    a cache directory on a network filesystem keeps the leases. Without one, a server that has no atomic
-    operations is asked once more for an entry before it is made. None if nothing is shared.
+    They are on the first server that can hold leases and that this process may write. Other hosts would
+    wait for nothing if this process could not store its result. Without such a server, they are in a
+    cache directory on a network filesystem. Without one, they are on a server without atomic
+    operations, where a host can only look an entry up once more before it compiles.
     """
     writable = [tier for tier in cache.shared if isinstance(tier, RemoteTier) and tier.writable]
     for tier in writable:

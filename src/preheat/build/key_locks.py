@@ -1,4 +1,4 @@
-"""Locks by which the processes of a node compile a key only once, and requests that wait for them."""
+"""Locks that let only one process of a node compile a key, and requests that wait for such a lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from preheat.cache.lock import FileLock
 from preheat.cache.trust import make_private
 from preheat.events import Events
 
-if TYPE_CHECKING:  # Imported only where there is a server.
+if TYPE_CHECKING:  # Imported only if there is a server.
     from preheat.cache.remote.lease_request import LeaseRequest
 
 __all__ = ["Busy", "Deferral", "KeyLocks", "PendingLease", "parallel_compiles"]
@@ -24,16 +24,15 @@ _SLOT_WAIT = 1.0  # seconds after which a request is compiled without a slot
 
 
 class Busy(BaseException):
-    """Another thread or process compiles the same key, and the caller has other work meanwhile.
+    """Another thread or process is compiling the same key, and the caller can do other work first.
 
-    It is no `Exception`: it ends this attempt alone, and no thread that waits for the same key gets it.
+    It is not an `Exception`, because it only ends this attempt. Other threads that wait for the same
+    key do not get it.
     """
 
 
 class PendingLease(NamedTuple):
-    """The lock and the lease request that an attempt passes to the next one while another host compiles
-    the key.
-    """
+    """The lock and the lease request that an attempt keeps for the next one."""
 
     lock: FileLock | None
     request: LeaseRequest[Any]
@@ -61,7 +60,7 @@ class Deferral:
         self.pending = (digest, pending)
 
     def resume(self, digest: str) -> PendingLease | None:
-        """Return what the last attempt has passed on. Raises `Busy` before the next poll is due."""
+        """Return what the last attempt has kept. Raises `Busy` before the next poll is due."""
         if self.pending is None or self.pending[0] != digest:  # A replaced compiler changes the digest.
             self.close()
             return None
@@ -72,11 +71,11 @@ class Deferral:
         return pending
 
     def due(self) -> bool:
-        """Return whether the server is to be asked now whether another host has compiled the key."""
+        """Return True if it is time to ask the server again for the result of another host."""
         return self.pending is not None and self.pending[1].request.pause() <= 0
 
     def close(self) -> None:
-        """Release what an attempt has passed on, if no other attempt follows."""
+        """Release what the last attempt has kept, because no other attempt follows."""
         ended, self.pending = self.pending, None
         if ended is not None:
             ended[1].request.close()
@@ -85,10 +84,10 @@ class Deferral:
 
 
 def parallel_compiles() -> int:
-    """Return how many requests are compiled and stored at the same time, at most, on this node.
+    """Return the largest number of requests that this node compiles and stores at the same time.
 
-    These are more than there are processors. The pool of each process runs one compile for each
-    processor, and no compiler is idle while a thread stores what another one compiled.
+    The number is larger than the number of processors. The pool of each process runs one compile for
+    each processor, and the other requests keep the compilers busy while results are stored.
     """
     processors = os.cpu_count() or 1
     return processors + (processors + 1) // 2
@@ -102,11 +101,11 @@ class KeyLocks:
         self._events = events
         self._wait = wait
         self._trust = trust
-        self._turns = count(os.getpid())  # Threads and processes begin at different slots.
+        self._first_slots = count(os.getpid())  # Threads and processes try different slots first.
         self._claimed: dict[str, FileLock] = {}
 
     def lock(self, digest: str, owner: FrameType) -> FileLock | None:
-        """Return the lock of a key, held if it was claimed; None where no directory is shared.
+        """Return the lock of a key, held if it was claimed; None if no directory is shared.
 
         `owner` is the frame that releases it: a lock whose frame is gone counts as released.
         """
@@ -144,7 +143,8 @@ class KeyLocks:
     def acquire(self, lock: FileLock, deferral: Deferral | None = None) -> None:
         """Take the lock, or continue without it after a bounded wait.
 
-        With `deferral`, raise `Busy` instead of waiting, until the first attempt is that long ago.
+        With `deferral`, raise `Busy` instead of waiting, until that time has passed since the first
+        attempt.
         """
         if lock.held:
             return
@@ -171,18 +171,18 @@ class KeyLocks:
         """Take one of the slots that the processes of a node share, and return its lock.
 
         The slots keep processes that start together from starting more compilers than the node has
-        processors for. Raises `Busy` when there is none, and returns None after a short while: other
-        processes may compile for hours.
+        processors for. If all slots are taken, raise `Busy`, and after a second return None, because
+        other processes may compile for hours.
         """
         if self.directory is None:
             return None
         slots = parallel_compiles()
-        first = next(self._turns)
+        first = next(self._first_slots)
         try:
             for number in range(slots):
                 path = self.directory / f"slot-{(first + number) % slots}"
-                # It has no owner, whose frame each later lock would check: only threads of
-                # preheat take a slot, and nothing interrupts them.
+                # The lock has no owner, so that later locks need not check its frame. Only threads of
+                # preheat take a slot, and no interrupt ends them.
                 lock = FileLock(path, keep=True, trust=self._trust)
                 if lock.attempt():
                     return lock
@@ -196,10 +196,10 @@ class KeyLocks:
             raise Busy
         return None
 
-    def first(self, owner: FrameType) -> FileLock | None:
-        """Return a lock that one call of the node has at a time; None where no directory is shared.
+    def locate_lock(self, owner: FrameType) -> FileLock | None:
+        """Take the lock of the node for locating the compilers; None if no directory is shared.
 
-        Raises `Busy` where another call has it.
+        Raises `Busy` if another call has the lock.
         """
         if self.directory is None:
             return None

@@ -18,8 +18,8 @@ def require_known(
 ) -> None:
     """Raise `InputError` for an architecture that no GPU has.
 
-    For one that preheat does not list, NVRTC is asked, which may be newer than preheat. It is that of
-    `builder`, or of a builder that is opened with `config`.
+    An architecture that preheat does not list is valid if NVRTC supports it, because NVRTC may be newer
+    than preheat. It is the NVRTC of `builder`, or of a builder that is opened with `config`.
     """
     unlisted = [arch for arch in archs if arch.plain not in LISTED_ARCHS]
     if not unlisted:

@@ -16,8 +16,9 @@ __all__ = ["choose_lock_dir", "shared_reason"]
 def choose_lock_dir(config: Config, root: Path, events: Events, mounts: Sequence[Mount]) -> Path | None:
     """Return the directory for locks of the cache at `root`; None when there is none.
 
-    Each candidate that is on a network filesystem is a `refused` event. The kernel of a node releases
-    the locks of its own processes, and `flock` is missing or holds on one node alone on some of these.
+    Each candidate on a network filesystem is a `refused` event. On some of these filesystems, `flock`
+    is missing or locks out only processes of the same node, and only the kernel of the same node
+    releases the locks of a process that has died.
     """
     candidates = [config.lock_dir, root / "locks", *node_local_lock_dirs()]
     local = _local(dict.fromkeys(candidates), events, mounts)
@@ -25,7 +26,7 @@ def choose_lock_dir(config: Config, root: Path, events: Events, mounts: Sequence
 
 
 def shared_reason(path: Path, mounts: Sequence[Mount] | None = None) -> str | None:
-    """Return why `path` is no place for locks: it is on a network filesystem. None when it is not."""
+    """Return why locks cannot be at `path`, if it is on a network filesystem, or None."""
     filesystem = filesystem_of(path, mounts)
     if not filesystem.shared:
         return None

@@ -1,4 +1,4 @@
-"""Shared stores are asked for many programs at once, before each of them is looked up."""
+"""Look up many programs on shared stores with few requests, before each program is looked up."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["look_ahead"]
 def look_ahead(
     cache: Chain, toolchain: Toolchain, wanted: Iterable[tuple[Program, Arch]], *, once: bool = True
 ) -> None:
-    """Ask shared stores for many programs with few requests.
+    """Look up many programs on shared stores with few requests.
 
-    The next lookup of a program that they do not have makes no request. Without `once`, all lookups of
-    it in the next minute make none. The function does nothing where there is no shared store.
+    If a store does not have a program, the next lookup of the program makes no request to it. Without
+    `once`, this applies to all lookups of the next minute. Without a shared store, do nothing.
     """
     if not cache.shared:
         return
-    with suppress(ToolchainError):  # Without a compiler, entries cannot be named.
+    with suppress(ToolchainError):  # The keys of entries name the compiler, and there is none.
         cache.look_ahead([Request(*each, toolchain).digest for each in wanted], once=once)

@@ -80,7 +80,7 @@ class Lookup:
         self._refused: set[str] = set()
         # Lists of header states by the digest of the request, with the bytes they were decoded from.
         self._states: OrderedDict[str, tuple[bytes, _States]] = OrderedDict()
-        # Artifacts that someone holds. A hit on one of them does not decode its bytes again.
+        # Artifacts that are referenced elsewhere. A hit on one of them does not decode its bytes again.
         self.in_use: WeakValues[str, Artifact] = WeakValues()
 
     def find(
@@ -88,9 +88,9 @@ class Lookup:
     ) -> Hit | Miss:
         """Return the stored artifact of `request`, or why there is none that can be used.
 
-        With `verify`, the header files of an artifact from a bundle must still be what they were. That
-        is the default, unless the process is `sealed`: then bundles are trusted. With `local`, servers
-        are not asked.
+        With `verify`, an artifact from a bundle is used only if its header files have not changed. This
+        is the default unless the process is `sealed`: a sealed process trusts its bundles. With
+        `local`, only the bundles and the tiers of this machine are searched.
         """
         miss = _ABSENT
         if self.bundles.mounted:
@@ -101,7 +101,7 @@ class Lookup:
             miss = found
         try:
             digest = request.digest
-        except ToolchainError:  # Without a compiler, entries of a cache cannot be named.
+        except ToolchainError:  # The keys of a cache name the compiler, and there is none.
             if sealed or verify is True:
                 return miss
             raise
@@ -112,7 +112,7 @@ class Lookup:
     def _in_cache(
         self, request: Request, digest: str, miss: Miss, end: int | None = None
     ) -> Hit | Miss:
-        """Return what the first usable tier has, or the last reason; `miss` where no tier has it."""
+        """Return the first usable artifact, or why the last one is not usable, or `miss`."""
         number = 0
         while (found := self.cache.search(digest, number, end)) is not None:
             blob, tier, number = found
@@ -132,13 +132,13 @@ class Lookup:
         return None if other == refused else other
 
     def clear_memory(self) -> None:
-        """Decode and compare everything again."""
+        """Forget decoded entries and header stamps, so that lookups decode and compare again."""
         self.in_use.clear()
         self.memos.clear()
         self._states.clear()
 
     def refuse(self, artifact: Artifact) -> None:
-        """Never return this artifact from a bundle again: a device called its code invalid."""
+        """Never return this artifact from a bundle again, because a device has rejected its code."""
         self._refused.add(artifact.digest)
 
     # In a bundle
@@ -149,7 +149,7 @@ class Lookup:
             if isinstance(entry, str):
                 miss = Miss(entry)
                 continue
-            reason = self._objection(request, entry, sealed=sealed, verify=verify)
+            reason = self._rejection_reason(request, entry, sealed=sealed, verify=verify)
             if reason is None:
                 artifact = entry.artifact
                 if not entry.untracked_reason and artifact.digest not in self.in_use:
@@ -158,10 +158,10 @@ class Lookup:
             miss = Miss(reason)
         return miss
 
-    def _objection(
+    def _rejection_reason(
         self, request: Request, entry: BundleEntry, *, sealed: bool, verify: bool
     ) -> str | None:
-        """Return why `entry` cannot be used in this process at this time; None when it can."""
+        """Return why `entry` cannot be used in this process now, or None if it can."""
         if entry.artifact.digest in self._refused:
             return "invalid: a device refused the code in the bundle"
         if entry.untracked_reason:  # It cannot be verified, so only a sealed process may use it.
@@ -193,7 +193,7 @@ class Lookup:
                 if isinstance(current, Miss):
                     return current
                 digest = current
-                # Also for an artifact in use: reading its code prevents eviction.
+                # The code of an artifact in use is read as well, because a read prevents eviction.
                 code = self.cache.search(digest)
                 if code is None:
                     return Miss("evicted: its headers are known, but its code was removed")
@@ -245,13 +245,13 @@ class Lookup:
         return HeaderState(artifact.headers, (), tuple(request.roots))
 
     def header_change(self, request: Request, artifact: Artifact) -> Callable[[], str | None] | None:
-        """Return a function that names the header of `artifact` that has changed; see the builder's."""
+        """Return a function that names a changed header of `artifact`: see `Builder.header_change`."""
         entry = self.bundle_entry(request, artifact)
         state = self.header_state(request, artifact) if entry is None else entry.state
         own = tuple(header for header in state.headers if not is_toolkit(header.root))
         if not own and not request.program.include:
             return None
-        rule = change if entry is None else mismatch  # Headers of a bundle need not be on this machine.
+        rule = change if entry is None else mismatch  # The headers of a bundle may be missing here.
         return partial(self._changed, request, replace(state, headers=own), rule)
 
     def _changed(

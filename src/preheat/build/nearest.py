@@ -36,8 +36,8 @@ def nearest(
 ) -> Near | None:
     """Return the artifact that differs from `wanted` in the fewest parts.
 
-    A request that names no compiler is compared without it. Among artifacts that differ in as many
-    parts, one called `label` comes first, then one for the closest architecture, then the first found.
+    The compiler is compared only if the request names one. If several artifacts differ in the same
+    number of parts, one with this `label` is preferred, and then the closest architecture.
     """
     target = Arch.parse(dict(wanted)["arch"])
     best: tuple[tuple[int, bool, int], Near] | None = None
@@ -115,6 +115,6 @@ def _in_caches(caches: Iterable[LayerTier], until: float) -> Iterator[Artifact]:
             for item in sorted(reader.items(), key=lambda item: -item.last_read):
                 if time.monotonic() >= until:
                     return
-                if blob := reader.get(item.digest):  # An item may consist of a note alone.
+                if blob := reader.get(item.digest):  # An item may have only a note.
                     with suppress(codec.DamagedEntryError):
                         yield Artifact.decode(item.digest, *codec.unpack_checked(blob))

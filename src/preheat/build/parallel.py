@@ -52,10 +52,10 @@ class Task(Generic[R]):
         self._signal.acquire()
 
     def attempt(self) -> bool:
-        """Run the job in this thread; return False where it has to wait for another process."""
+        """Run the job in this thread; return False if it has to wait for another process."""
         if self.deferral is None:
             self.deferral = Deferral()
-            self._tell()
+            self._notify()
         assert self._run is not None
         try:
             with acting_for(self.site):
@@ -78,17 +78,20 @@ class Task(Generic[R]):
         """Wake the threads that wait for the task."""
         if self.deferral is not None:
             self.deferral.close()
-        self._run = None  # It may refer to the error and to much else.
+        self._run = None  # Release what the function refers to.
         self.done = True
         self._signal.release()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._report is not None:
             self._report()
 
     def wait(self) -> None:
-        """Wait until the task has ended. In a forked child it is cancelled: its thread is missing."""
+        """Wait until the task has ended.
+
+        In a forked child, which has no thread for it, it is cancelled.
+        """
         while not self.done:
             if os.getpid() != self._process:
                 self.cancelled = self.done = True
@@ -106,8 +109,8 @@ class Task(Generic[R]):
 class Runner:
     """Runs tasks on up to `limit` threads, `parallel_compiles()` by default, in their order.
 
-    A task whose program another process compiles is put back, and other tasks come first. The threads
-    end when there is no task left.
+    A task whose program is being compiled by another process is tried again after other tasks. The
+    threads end when no task is left.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -122,7 +125,7 @@ class Runner:
     def submit(
         self, run: Callable[[Deferral], R], report: Callable[[], object] | None = None
     ) -> Task[R]:
-        """Let a thread call `run`. `report` is called in that thread at the start and at the end."""
+        """Call `run` in a thread. The thread calls `report` at the start and at the end of the task."""
         task: Task[R] = Task(run, report)
         self._open.append(task)
         with self._lock:
@@ -135,7 +138,7 @@ class Runner:
         return task
 
     def _work(self) -> None:
-        # A thread counts itself: an interrupt could lose the count in the thread that starts it.
+        # The new thread counts itself, because an interrupt could end the other one before it counts.
         with self._lock:
             if self._threads >= self._limit:
                 return
@@ -144,7 +147,7 @@ class Runner:
             while (task := self._take()) is not None:
                 repeated = task.deferral is not None
                 if not task.attempt():
-                    with self._lock:  # Another thread may look for one that is due.
+                    with self._lock:  # Another thread may be searching the deferred tasks.
                         self._deferred.append(task)
                     if repeated:  # There was no other task.
                         # All threads together try once in `_RETRY` seconds.
@@ -164,7 +167,10 @@ class Runner:
             return None
 
     def _due(self) -> Task[Any] | None:
-        """Return a task that another host may have ended. It comes first, because it keeps a lock."""
+        """Return a task whose result another host may have stored.
+
+        It comes first, because it keeps a lock.
+        """
         for task in self._deferred:
             if task.deferral is not None and task.deferral.due():
                 self._deferred.remove(task)
@@ -236,7 +242,7 @@ def run_all(
 
 
 def _run_silently(runner: Runner, jobs: Sequence[J], run: Callable[[J, Deferral], R]) -> list[Task[R]]:
-    """Do what `run_all` does without reports, which wake this thread twice for each job."""
+    """Run all jobs without reports, each of which would wake this thread."""
     tasks: list[Task[R]] = []
     try:
         for job in jobs:

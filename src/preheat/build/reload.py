@@ -28,7 +28,7 @@ class TrackedFiles:
     """
 
     def __init__(self, builder: Builder, path: Path | None) -> None:
-        """Remember the content of the source file, before the program is read from it."""
+        """Hash the source file before the program is read from it."""
         self._builder = builder
         self._path = None if path is None else os.fspath(path)
         self._digest = _digest(self._path)
@@ -37,7 +37,7 @@ class TrackedFiles:
         self._changed = False
 
     def track(self, program: Program, artifact: Artifact) -> TrackedFiles | None:
-        """Compare the headers of `artifact` as well. Return None when there is no file to compare."""
+        """Track the headers of `artifact` as well. Return None if there is no file to compare."""
         self._header_change = self._builder.header_change(program, artifact)
         self._due = monotonic() + _EVERY
         return None if self._path is None and self._header_change is None else self
@@ -45,7 +45,7 @@ class TrackedFiles:
     def changed(self) -> bool:
         """Return whether a file has changed since the program was loaded.
 
-        A sealed process keeps what it has loaded: a change could only be an error.
+        In a sealed process the result is False, because changed programs could not be compiled.
         """
         if self._builder.sealed is SealMode.ERROR:
             return False

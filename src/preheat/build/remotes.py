@@ -29,7 +29,7 @@ _KEYS = (
     "entries of a shared store must be signed, because they are run: set PREHEAT_TRUSTED_KEYS, and "
     "PREHEAT_SIGNING_KEY to write, or accept unsigned ones by PREHEAT_REMOTE_UNSIGNED=1"
 )
-_PATIENCE = 30.0  # seconds for a request of a command that nothing waits for; objects may be large
+_PATIENCE = 30.0  # seconds for a request of a command, where no program waits and objects may be large
 
 
 class TrustPolicy(Enum):
@@ -61,14 +61,14 @@ def remotes_of(config: Config) -> tuple[Remote, ...]:
 
 
 def patient(config: Config) -> Config:
-    """Return settings with a longer time limit for requests, for commands that nothing waits for."""
+    """Return settings with a longer time limit for requests, for commands, where no program waits."""
     return replace(config, remote_timeout=max(config.remote_timeout, _PATIENCE))
 
 
 def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
-    """Return a tier for each shared store that can be used. Another one is a `refused` event.
+    """Return a tier for each shared store that can be used. Any other store is a `refused` event.
 
-    No request is made, and no package of a store is imported.
+    No request is made, and no client package is imported.
     """
     tiers: list[RemoteTier] = []
     for number, remote in enumerate(remotes_of(config), start=1):
@@ -118,10 +118,10 @@ def _open(remote: Remote, config: Config) -> Engine:
 
 
 def _read_keys(remote: Remote, config: Config) -> StoreKeys:
-    """Read the keys, if entries are signed. A private directory is checked, and needs none.
+    """Read the keys if entries are signed. A private directory needs no keys, and is checked.
 
-    A process that accepts unsigned entries signs none. Its signature would make others trust what
-    nobody has verified: it copies entries between stores, and it merges header lists.
+    A process that accepts unsigned entries signs none, because it also copies entries between stores
+    and merges header lists. Its signature would make others trust entries that were never verified.
     """
     match trust_policy(remote, config):
         case TrustPolicy.UNSIGNED:

@@ -23,7 +23,10 @@ class Request:
 
     @lazy
     def key(self) -> Key:
-        """The key in caches. It names the compiler; `ToolchainError` when there is none."""
+        """The key in caches, which names the compiler.
+
+        Raises `ToolchainError` if there is no compiler.
+        """
         identity = self.toolchain.identity(self.program.language)
         return request_key(self.program, self.arch, identity)
 

@@ -50,7 +50,7 @@ def unseal() -> None:
 
 @contextmanager
 def sealed(mode: str = "error") -> Iterator[None]:
-    """Seal the process during a block, as `seal` does. Of several seals, the strictest one holds.
+    """Seal the process during a block, as `seal` does. The strictest of several active seals applies.
 
     Examples:
         >>> artifact = preheat.compile(SAXPY, "sm_90")
@@ -73,7 +73,7 @@ def hint() -> str:
         lifted_by = 'preheat.sealed("warn")'
     elif _fixed is SealMode.ERROR:
         lifted_by = 'preheat.seal("warn")'
-    elif environ().get(SEALED_BY) == "run":  # The option sets PREHEAT_SEALED, whatever it was.
+    elif environ().get(SEALED_BY) == "run":  # The option has replaced the value of PREHEAT_SEALED.
         lifted_by = "'preheat run --sealed warn'"
     return f"record and bake what the process needs, or let it compile with {lifted_by}"
 

@@ -37,7 +37,7 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
             return None
         own = {} if program is None else own_texts(program)  # Bundles contain no sources.
         return Lines(lined.ptx.decode(), {**lined.sources, **own})
-    except (PreheatError, ValueError):  # The fault that needs the line matters more than the line.
+    except (PreheatError, ValueError):  # The fault is reported without its source line.
         return None
 
 

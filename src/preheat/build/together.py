@@ -75,7 +75,7 @@ def raise_all(errors: Sequence[PreheatError]) -> None:
 
 
 def pairs(requests: Any, second: str, example: str) -> list[tuple[Any, Any]]:
-    """Return requests as pairs of a source and something; `second` says what, in errors."""
+    """Return requests as pairs of a source and a second value, which errors call `second`."""
     kind = f"a pair of a source and {second}"
     if isinstance(requests, str | Program) or not isinstance(requests, Iterable):
         raise InputError(f"each request is {kind}, in a list, not {short_repr(requests)}", hint=example)
@@ -88,7 +88,10 @@ def pairs(requests: Any, second: str, example: str) -> list[tuple[Any, Any]]:
 
 
 def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[Artifact]:
-    """Return the artifacts of programs, in order; what no cache has is compiled together."""
+    """Return the artifacts of programs, in order.
+
+    Programs that no cache has are compiled in parallel.
+    """
     found: dict[tuple[Program, Arch], Artifact] = {}
     with builder.expect(wanted):
         _find_or_compile(builder, wanted, found)

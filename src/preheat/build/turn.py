@@ -13,7 +13,7 @@ from preheat.cache.lock import FileLock
 from preheat.events import Events
 from preheat.locks import Call, no_fork
 
-if TYPE_CHECKING:  # Imported only where there is a server.
+if TYPE_CHECKING:  # Imported only if there is a server.
     from preheat.cache.remote.lease import Lease, Leases
     from preheat.cache.remote.lease_request import LeaseRequest
 
@@ -33,12 +33,12 @@ class Turns:
     def begin(self, digest: str, owner: FrameType, deferral: Deferral | None = None) -> Turn:
         """Return a turn that holds nothing yet. `owner` is the frame that calls `release`.
 
-        Raises `Busy` where the last attempt of `deferral` waits for another host.
+        Raises `Busy` if `deferral` waits for another host, and the next poll is not due yet.
         """
         return Turn(self._locks, self._leases, digest, owner, deferral, wait=self._wait)
 
     def close(self) -> None:
-        """Give all leases back, each once what was stored before is on the server."""
+        """Release all leases. Each is released after its entries have been written to the server."""
         if self._leases is not None:
             self._leases.close()
 
@@ -66,7 +66,7 @@ def _request_lease(
 
 
 class Turn:
-    """What one request holds while it compiles, so that no other process or host compiles the same.
+    """What one request holds while it compiles, so that no other process or host compiles its key.
 
     The steps are `take_lock`, `take_slot`, `take_lease` and `release`. With a deferral, each of the
     first three raises `Busy` instead of waiting. The lease comes last: a host that has it compiles
@@ -98,7 +98,7 @@ class Turn:
         self._entries: tuple[str, ...] = ()
 
     def take_lock(self) -> None:
-        """Take the lock of the key on this node, or go on without it after a bounded wait."""
+        """Take the lock of the key on this node, or continue without it after a bounded wait."""
         if self._lock is not None and self._pending is None:
             self._locks.acquire(self._lock, self._deferral)
 
@@ -136,19 +136,22 @@ class Turn:
         return request.found
 
     def _defer(self, deferral: Deferral, pending: PendingLease) -> None:
-        """Keep the lock, so that one process of this node asks for the lease, and raise `Busy`."""
+        """Keep the lock and raise `Busy`.
+
+        With the lock, only this process of the node requests the lease.
+        """
         deferral.keep(self._digest, pending)
         self._lock = None
         raise Busy
 
-    def no_entry(self) -> None:
-        """Let `release` tell the hosts that wait that no entry will come of this compile."""
+    def expect_no_entry(self) -> None:
+        """Let `release` notify waiting hosts that this compile will not store an entry."""
         self._ends_lease = True
 
-    def stored(self, digest: str) -> None:
-        """Name the entry of the code, if its digest is another one than that of the request.
+    def expect_entry(self, digest: str) -> None:
+        """Name the entry with the code, if its digest is not the digest of the request.
 
-        If it cannot be written, `release` ends the lease.
+        If the entry cannot be written, `release` ends the lease.
         """
         self._entries = (digest,)
 

@@ -17,7 +17,7 @@ __all__ = [
     "WritableTier",
 ]
 
-CLOSE_SECONDS = 10.0  # that the end of a process waits for writes to servers, at most
+CLOSE_SECONDS = 10.0  # the longest time that the end of a process waits for writes to servers
 
 
 class Tier(Protocol):
@@ -26,7 +26,7 @@ class Tier(Protocol):
     `get` returns bytes that `codec.damage` has accepted, or None when the tier does not have the
     digest. For damaged bytes it emits a `damaged` event and returns None.
 
-    A tier may raise only `OSError`. `Chain` reports it as a `fault` event, and asks the tier again at
+    A tier may raise only `OSError`. `Chain` reports it as a `fault` event, and uses the tier again at
     the next request. A tier that is also read without a chain, such as `LayerTier`, may emit the
     `fault` event of `get` itself and return None.
     """
@@ -46,7 +46,7 @@ class WritableTier(Tier, Protocol):
 
 @runtime_checkable
 class Holder(Protocol):
-    """A tier that can tell without reading whether it may have an entry."""
+    """A tier that can check for an entry without reading it."""
 
     def holds(self, digest: str) -> bool:
         """Return whether there is an entry, which may be damaged."""
@@ -57,19 +57,19 @@ class SharedTier(WritableTier, Protocol):
     """A tier on a server that many machines share. It comes after the tiers of this machine.
 
     `put` returns before the entry is written, and the tier emits the `put` event itself. `unanswered`
-    grows with every `get` that returned None because the server could not be asked or gave no answer.
+    grows with every `get` that returned None because the server was not available or did not answer.
     """
 
     unanswered: int
 
     def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
-        """Ask for many digests at once: the next `get` of one that is absent makes no request.
+        """Look up many digests at once. The next `get` of a digest that is absent makes no request.
 
-        Without `once`, no `get` of it makes a request for a while.
+        Without `once`, this applies to every `get` of it for a while.
         """
 
     def settle(self, load: float = 0.5) -> None:
-        """Wait while more than this part of the queue is not written yet, but not for long."""
+        """Wait, for a bounded time, until at most this fraction of the queue is still to be written."""
 
     def fill(self, entries: Sequence[Filling]) -> Filled | None:
         """Write the entries that the server does not have, and wait for that.

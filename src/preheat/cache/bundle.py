@@ -281,7 +281,7 @@ class Bundle:
         if self._hashes is not None:
             expected = self._hashes[at * _HASH : (at + 1) * _HASH]
             if hashlib.sha256(blob).digest() != expected:
-                return codec.damage(self._digest(at), blob) or "another entry than was signed or pinned"
+                return codec.damage(self._digest(at), blob) or "not the entry that was signed or pinned"
         return codec.damage(self._digest(at), blob)
 
     def _read_unchecked(self, file: Descriptor, at: int) -> bytes:
@@ -399,7 +399,7 @@ def _check_records(records: bytes, start: int, size: int) -> None:
     if size < start:
         raise _InvalidError(f"it is cut short: {size:,} of {start:,} bytes")
     if size > start:
-        raise _InvalidError(f"it goes on after its last entry, from byte {start:,} to {size:,}")
+        raise _InvalidError(f"it has bytes after its last entry, from byte {start:,} to {size:,}")
 
 
 def _parse_meta(text: bytes) -> dict[str, Any]:

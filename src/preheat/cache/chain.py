@@ -1,4 +1,4 @@
-"""Several tiers as one: the fastest first. A hit is copied into the tiers that were asked before it."""
+"""Several tiers as one, the fastest first. A hit is copied into the tiers searched before it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Chain:
     """Several tiers as one. A fault of a tier is an event, never an exception.
 
     The first `local` tiers are on this machine, and those after them on servers. A hit on a server is
-    copied to the tiers before it, those on other servers too: the first one may be near and the last
-    one far. `merger` combines entries that change, so that a copy loses nothing that was there.
+    copied to all tiers before it. These include other servers, because the first server may be near and
+    the last one far. `merger` combines two versions of an entry that changes, so that a copy loses
+    nothing.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class Chain:
     def search(
         self, digest: str, start: int = 0, end: int | None = None
     ) -> tuple[bytes, str, int] | None:
-        """Do what `get` does in the tiers from number `start` on, up to number `end`.
+        """Search the tiers from number `start` up to number `end`, as `get` does.
 
-        The result is the blob, the name of its tier and the number of the next tier. It is one function
-        without a generator, because every lookup runs it.
+        The result is the blob, the name of its tier and the number of the next tier. This is one
+        function without a generator, because every lookup calls it.
         """
         number = start
         for tier in self.tiers[start:end]:
@@ -97,7 +98,7 @@ class Chain:
             if tier is None:
                 continue
             try:
-                mine = tier.get(digest) if number < self.local else None  # Servers merge themselves.
+                mine = tier.get(digest) if number < self.local else None  # Servers merge later.
                 merged = theirs if mine is None else merger.merge(digest, mine, theirs)
                 if merged != mine:
                     tier.put(digest, merged)
@@ -118,10 +119,10 @@ class Chain:
             self._attempt("remove", tier, tier.remove, digest)
 
     def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
-        """Ask servers for many digests with few requests, before each of them is looked up.
+        """Look up many digests on servers with few requests, before each of them is looked up.
 
-        A digest that a tier of this machine has is not asked for. The next lookup of a digest that no
-        server has makes no request; without `once`, no lookup of it does for a while.
+        Digests that a tier of this machine has are skipped. The next lookup of a digest that no server
+        has makes no request. Without `once`, this applies to all lookups of it for a while.
         """
         if not self.shared:
             return
@@ -135,7 +136,7 @@ class Chain:
         return [filled for shared in self.shared if (filled := shared.fill(entries)) is not None]
 
     def settle(self, load: float = 0.5) -> None:
-        """Wait while the queues of servers are fuller than `load`, from 0 to 1, but not for long."""
+        """Wait, for a bounded time, until the queues of servers are at most `load` (0 to 1) full."""
         for shared in self.shared:
             shared.settle(load)
 

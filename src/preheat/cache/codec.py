@@ -121,7 +121,7 @@ def rows(value: object, width: int) -> list[list[str]]:
         return value
     if set(map(len, value)) != {width}:
         raise ValueError(f"{value!r} has rows that are not {width} long")
-    joined = "".join(chain.from_iterable(value))  # because there may be hundreds
+    joined = "".join(chain.from_iterable(value))  # one check for all, because there may be hundreds
     if not joined.isascii():
         joined.encode()  # as in `text`
     return value

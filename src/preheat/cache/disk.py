@@ -28,9 +28,9 @@ from preheat.locks import no_fork
 
 __all__ = ["DiskTier", "Swept"]
 
-_STAMP_EVERY = 3600.0  # seconds: how old the stamp of the last read of an entry may get
-_LOW_WATER = 0.8  # eviction goes down to this part of the limits, so that it runs rarely
-_LOCK_WAIT = 2.0  # seconds to wait for the usage file; totals may drift, a sweep corrects them
+_STAMP_EVERY = 3600.0  # seconds after which a read refreshes the stamp of its entry
+_LOW_WATER = 0.8  # eviction continues down to this fraction of the limits, so that it runs rarely
+_LOCK_WAIT = 2.0  # seconds to wait for the usage file; a sweep corrects totals that drift
 _SWEEP_WAIT = 2.0  # seconds that a writer over the limit waits for the process that sweeps
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of preheat: safe to delete.\n"
 
@@ -94,7 +94,7 @@ class DiskTier(LayerTier):
                 pass
 
     def note(self, digest: str) -> bytes | None:
-        """Return what this machine noted about an entry; None without a note, or with a damaged one."""
+        """Return the note of this machine about an entry, or None if it is missing or damaged."""
         path = self._path(digest, "note")
         try:
             blob, _ = read_file(path, trust=self._trust)
@@ -161,7 +161,7 @@ class DiskTier(LayerTier):
                     raise
 
     def make_directory(self, directory: str) -> None:
-        """Create a directory below that of the cache, for this user alone. It may exist."""
+        """Create a directory below that of the cache, private to this user. It may exist."""
         try:
             retried(os.mkdir, directory, 0o700)
         except FileExistsError:  # Another process was faster.
@@ -193,14 +193,14 @@ class DiskTier(LayerTier):
         """Refresh the stamp of an entry when it is old. That is rare, so that a hit is not a write."""
         now = self._clock()
         if now - stamp > _STAMP_EVERY:
-            with suppress(OSError):  # The order of eviction is not worth an event.
+            with suppress(OSError):  # The stamp only affects the order of eviction.
                 os.utime(self._path(digest), (now, now))
 
     # Limits
 
     @contextmanager
     def _counting(self, files: int, size: int) -> Iterator[None]:
-        """Add to the running totals, run the block, and sweep when the totals exceed the limits.
+        """Add to the running totals, run the block, and sweep if the totals exceed the limits.
 
         The totals are written first. A writer that is killed in between leaves them too large, which a
         later recount corrects, and never too small, which would let the cache grow. If another process
@@ -236,10 +236,10 @@ class DiskTier(LayerTier):
             return usage
 
     def _enforce_limits(self, *, uncounted: bool) -> None:
-        """Replace the totals by a count, and evict down to the low-water mark if it exceeds the limits.
+        """Recount the entries, and evict down to the low-water mark if they exceed the limits.
 
-        One process at a time does this. The others wait for it, so that together they exceed the limits
-        by at most one entry each, and one more for every two seconds that it takes.
+        One process at a time does this. The others wait for it, so that each of them exceeds the limits
+        by at most one entry, and by one more for every two seconds that the sweep takes.
         """
         try:
             with hold(self._lock_path("sweep"), _SWEEP_WAIT) as mine:
@@ -291,7 +291,7 @@ class DiskTier(LayerTier):
             return usage
 
     def _write_count(self, before: Usage | None, counted: Usage) -> None:
-        """Write the count plus what others added in the meantime; some of that may count twice."""
+        """Write the count plus what others have added since. Some of that may count twice."""
         with self._try_hold("usage", _LOCK_WAIT):
             after = self._read_usage()
             if before is not None and after is not None:
@@ -373,11 +373,11 @@ class DiskTier(LayerTier):
                 raise
             if fault.errno == errno.EISDIR:
                 os.rmdir(path)
-            self._publish(path, row, durable=False)  # It is not a file: replace it by one.
+            self._publish(path, row, durable=False)  # Something other than a file is there.
 
 
 def _overwrite(path: str, content: bytes) -> None:
-    """Write a file in place, which costs less than to replace it. No link is followed."""
+    """Write a file in place, which is cheaper than replacing it. No link is followed."""
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise NotAFileError

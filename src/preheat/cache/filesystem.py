@@ -70,7 +70,7 @@ def read_mounts() -> list[Mount]:
 
 
 def parse_mounts(text: str) -> Iterator[Mount]:
-    """Yield the mounts in the text of a `mountinfo` file. A line of another form is passed over.
+    """Yield the mounts in the text of a `mountinfo` file. Lines of any other form are skipped.
 
     A line has a number, the number of its parent, major:minor, the root in the filesystem, the
     mount point, options, any number of optional fields, a hyphen, the type, the source and options.
@@ -94,9 +94,9 @@ def filesystem_of(path: str | os.PathLike[str], mounts: Iterable[Mount] | None =
 def mount_of(path: str, device: tuple[int, int] | None, mounts: Iterable[Mount]) -> Mount | None:
     """Return the mount of a path without links, whose device has this number if that is known.
 
-    It is the one with the longest mount point above the path, among those of the same device. A mount
-    below another one that was made later is hidden by it, and has another device. Some filesystems,
-    such as btrfs, show other device numbers for their files; then the path alone decides.
+    It is the mount with the longest mount point above the path, among those of the same device. A mount
+    that a later mount above it hides has another device. Some filesystems, such as btrfs, show other
+    device numbers for their files; then the path alone decides.
     """
     above = [mount for mount in mounts if _is_above(mount.point, path)]
     same = [mount for mount in above if mount.device == device]

@@ -51,7 +51,7 @@ class Journal:
         return Journal(self._directory, lock_dir=self._lock_dir, trust=self._trust, clock=self._clock)
 
     def write(self, stats: Stats) -> None:
-        """Write the counters to the disk. Raises `OSError` where that is not possible."""
+        """Write the counters to the disk. Raises `OSError` if that is not possible."""
         with self._lock:
             if stats == self._written or not stats:
                 return

@@ -2,7 +2,7 @@
 
 <root>/CACHEDIR.TAG              tells backup programs to skip the directory
 <root>/v1/ab/<digest>.heat       an entry (see preheat.cache.codec)
-<root>/v1/ab/<digest>.note       what this machine knows about the entry; losing it does no harm
+<root>/v1/ab/<digest>.note       what this machine knows about the entry; it can be lost
 <root>/v1/staged/                files that are being written; orphans are removed by age
 <root>/v1/pins/<digest>          an entry that is never evicted, and in it the digests of others
 <root>/v1/leases/                on a network filesystem, who compiles what; see preheat.cache.remote
@@ -31,7 +31,7 @@ __all__ = ["FORMAT", "KINDS", "Item", "LayerTier", "scan", "size_of"]
 
 FORMAT = f"v{codec.VERSION}"
 KINDS = ("heat", "note")  # suffixes of the files of an entry
-_FIRST_BYTES = 128  # bytes at the beginning of an entry that tell its kind
+_FIRST_BYTES = 128  # bytes at the beginning of an entry that show its kind
 _DIGEST = r"\b[0-9a-f]{64}\b"
 _NOT_SHARDS = {"staged", "pins", "usage", "leases"}
 
@@ -67,13 +67,17 @@ class LayerTier:
         return LayerTier(self.root, events, trust=self._trust)
 
     def is_empty(self) -> bool:
-        """Return whether no entry was ever stored here. The directories of entries stay for ever."""
+        """Return whether no entry was ever stored here.
+
+        The directories of entries are never removed.
+        """
         return all(found.name in _NOT_SHARDS for found in scan(self._base))
 
     def get(self, digest: str, *, again: bool = True) -> bytes | None:
         """Return the verified entry, or None. A damaged entry and an I/O error are also events.
 
-        With `again`, a file that is missing is looked for twice where the first answer may be old.
+        With `again`, a missing file is looked up twice if the filesystem may have cached the first
+        answer.
         """
         shard = digest[:2]
         path = f"{self._base}/{shard}/{digest}.heat"  # `_path`, without the call
@@ -129,14 +133,14 @@ class LayerTier:
                     continue
                 size = status.st_size if stat.S_ISREG(status.st_mode) else 0
                 sizes[digest] = sizes.get(digest, 0) + size
-                # The entry of a layer has only its note here.
+                # An entry of a layer may have only its note in this directory.
                 if kind == "heat" or digest not in stamps:
                     stamps[digest] = status.st_mtime
             for digest, stamp in stamps.items():
                 yield Item(digest, sizes[digest], stamp, digest in pins)
 
     def first_bytes(self, digest: str) -> bytes | None:
-        """Return the first bytes of an entry, unverified, which tell its kind; None without one."""
+        """Return the first bytes of an entry, which show its kind and are not verified, or None."""
         try:
             return retried(_first_bytes, self._path(digest))
         except FileNotFoundError:
@@ -188,8 +192,8 @@ def scan(path: str) -> list[os.DirEntry[str]]:
 def _forget_absence(directory: str) -> bool:
     """Let this node ask the server of a network filesystem again for a name that was missing.
 
-    A node remembers missing names for up to a minute, or until it changes their directory. Otherwise it
-    would compile what another node has just stored. Returns False where that is not possible.
+    A node caches missing names for up to a minute, or until it changes their directory. Without this
+    call, it would compile what another node has just stored. Returns False if that is not possible.
     """
     try:
         os.utime(directory)

@@ -29,7 +29,7 @@ _POLL = (0.001, 0.05)  # first and longest pause between two tries, in seconds
 class FileLock:
     """`flock` on a separate file, which is removed on release unless `keep` is given.
 
-    Lock files of keys are removed, because there would be one for each key. A lock that is taken again
+    Lock files of keys are removed, because there is one for each key. A lock that is taken again
     and again keeps its file. `owner` is the frame of the function that holds the lock, not of a
     generator: when an interrupt ends the function before it releases the lock, `release_lost` does so.
     `thread` runs that function, by default this thread.
@@ -54,7 +54,7 @@ class FileLock:
     def acquire(self, timeout: float) -> bool:
         """Take the lock within `timeout` seconds; return False when another holder kept it that long.
 
-        Raises `OSError` where the directory does not allow locks.
+        Raises `OSError` if the directory does not allow locks.
         """
         release_lost()
         deadline = time.monotonic() + timeout
@@ -79,9 +79,9 @@ class FileLock:
         if file is not None and not file.closed:
             with suppress(OSError):  # A file that is left behind does no harm.
                 if not self._keep:
-                    lock_open_file(file, self.path)  # An interrupted attempt may not have the lock.
+                    lock_open_file(file, self.path)  # An interrupted attempt may not hold it.
                     os.unlink(self.path)
-            with suppress(OSError):  # at once, even where a forked child has a copy of the descriptor
+            with suppress(OSError):  # Unlock now, even if a forked child has a copy of the descriptor.
                 fcntl.flock(file, fcntl.LOCK_UN)
         self._close()
         if self._owner is not None:
@@ -102,7 +102,7 @@ class FileLock:
         """
         if self._file is not None:
             return False
-        # Before it is locked, so that the lock can be found whatever ends this function.
+        # Set before the file is locked, so that `release_lost` finds the lock after an interrupt.
         _held.add(self)
         try:
             self._file = file = opened(self.path, _FLAGS)
@@ -167,7 +167,7 @@ _releasing = Lock()
 
 
 class hold:  # noqa: N801 - used like a function
-    """Hold a lock with a permanent file during a block; the value says whether it was taken in time.
+    """Hold a lock with a permanent file during a block. The value is True if it was taken in time.
 
     The block runs without the lock if the lock is not `required` and cannot be taken at all. The path
     may be a function that creates the directory first. The block must not be in a generator. `trust`

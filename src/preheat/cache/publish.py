@@ -21,7 +21,7 @@ _NOT_A_FILE = "it exists and is not a file"
 
 
 def unwritable_reason(path: Path) -> str | None:
-    """Return a reason, known in advance, why `path` cannot be published; None without one."""
+    """Return why a file cannot be written at `path`, as far as that is known in advance, or None."""
     if not path.parent.is_dir():
         return f"{path.parent} is not a directory"
     if path.exists() and not path.is_file():
@@ -97,9 +97,9 @@ def is_staged(name: str) -> bool:
 def sweep(directory: str, now: float | None = None, *, beside: bool = False) -> tuple[int, int]:
     """Remove staged files whose writer must have ended; return their number and their bytes.
 
-    `now` is the time by the clock that stamps the files. By default a file is written to find it out,
-    because a directory that nodes share has stamps of other clocks than that of this node. With
-    `beside`, the directory contains other files too, which stay.
+    `now` is the time by the clock that stamps the files. By default, a new file shows it, because the
+    stamps in a directory that nodes share may come from the clock of a server. With `beside`, the
+    directory also contains other files, which are kept.
     """
     gone = freed = 0
     with os.scandir(directory) as found:

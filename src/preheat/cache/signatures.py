@@ -1,4 +1,4 @@
-"""What the cache knows of signatures. `preheat.signing` has the keys and the cryptography.
+"""Interfaces for making and verifying signatures. `preheat.signing` has the keys and the cryptography.
 
 A signature is made over a context and a list of parts. The context names what is signed, so that the
 signature of an entry is never valid for a bundle.
@@ -16,7 +16,7 @@ SIGNATURE_SIZE = 64
 
 
 class UntrustedError(ValueError):
-    """Nobody who is trusted has signed these bytes. The message is the reason."""
+    """No trusted key has signed these bytes. The message is the reason."""
 
 
 class Signer(Protocol):

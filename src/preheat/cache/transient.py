@@ -1,4 +1,4 @@
-"""Calls of a filesystem that fail for a moment are repeated, a few times.
+"""Repeat calls of a filesystem that may succeed a moment later.
 
 A network filesystem returns ESTALE after another node has replaced a file or directory, EBUSY while
 another node has it open, and EIO or ETIMEDOUT while its server restarts. The same call by path often
@@ -32,7 +32,7 @@ def is_transient(fault: OSError) -> bool:
 def retried(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return `call(*args, **kwargs)`, repeated a few times while its `OSError` is a transient one.
 
-    The call opens what it needs itself: a descriptor stays stale.
+    The call must open its files itself, because a stale descriptor stays stale.
     """
     deadline = time.monotonic() + _ENOUGH
     for pause in _PAUSES:
@@ -41,6 +41,6 @@ def retried(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         except OSError as fault:
             if fault.errno not in TRANSIENT or time.monotonic() > deadline:
                 raise
-        # By chance, so that the nodes do not return together. `random` takes milliseconds to import.
+        # Randomized, so that nodes do not retry together. The import of `random` takes milliseconds.
         time.sleep(pause * (0.5 + os.urandom(1)[0] / 512))
     return call(*args, **kwargs)

@@ -40,7 +40,7 @@ _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 # Opening a pipe must not wait for its writer; opening a terminal must not make it the controlling one.
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FILE_ITSELF = _FILE | os.O_NOFOLLOW
-_KIND_AND_WRITERS = 0o170000 | OTHERS_WRITE  # the bits of a mode that tell a private regular file
+_KIND_AND_WRITERS = 0o170000 | OTHERS_WRITE  # the bits of a mode that identify a private regular file
 _MOST_STEPS = 1000  # bounds a cycle of links
 MAX_FILE_BYTES = 1 << 30  # of a file that is read at once
 
@@ -56,7 +56,7 @@ class DistrustedError(PermissionError):
 
     @property
     def why(self) -> str:
-        """The message without the advice to trust the file, for a file that must not be trusted."""
+        """The message without the advice to trust the file, for files that must never be trusted."""
         return str(self).removesuffix(_OVERRIDE).removesuffix(", or ").removesuffix("; ")
 
 
@@ -68,7 +68,7 @@ class NotAFileError(OSError):
 
 
 def make_private(path: Path, *, trust: bool = False) -> None:
-    """Create `path` and its missing parents for this user alone, and check it unless it is trusted.
+    """Create `path` and its missing parents, private to this user, and check it unless it is trusted.
 
     Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
     """
@@ -115,7 +115,7 @@ def _is_unchanged(path: Path) -> bool:
 
 
 def distrust_reason(path: Path, me: int | None = None) -> str | None:
-    """Return why user `me` cannot trust code in the directory `path`, or None."""
+    """Return why the user `me`, by default this one, cannot trust code in `path`, or None."""
     try:
         with _directory(path, _trusted(me)) as status:
             return writable_by_others(status, me)
@@ -153,9 +153,8 @@ def read_file(
     one that others can write.
     With `retry`, the file is opened again after an error that may pass in a moment.
     """
-    # Without `owned`, `retried` and a `with` statement: every hit from the disk runs this. The file is
-    # closed here and not by its finalizer alone, in which an interrupt would be lost, and the file left
-    # open.
+    # This uses no `owned`, `retried` or `with`, because every hit from the disk runs it. The file is
+    # closed here, because an interrupt in its finalizer would be lost and would leave the file open.
     file = None
     try:
         file = next(map(Descriptor, map(os.open, (path,), (_FILE_ITSELF,))))
@@ -178,7 +177,7 @@ def read_file(
 def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
     """Return why `path` cannot be used as a cache or layer, or None when it can.
 
-    With `write`, it is created where it is missing, and must be writable.
+    With `write`, it is created if it is missing, and must be writable.
     """
     try:
         if write and trust:

@@ -18,7 +18,7 @@ _MOST = (1 << 64) - 1
 
 
 class Usage(NamedTuple):
-    """The number of entries and their bytes, and the floor that the last sweep could not go below."""
+    """The number of entries and their bytes, and what remained after the last sweep (`floor_…`)."""
 
     files: int = 0
     bytes: int = 0
@@ -70,7 +70,7 @@ class _Addition:
 class Additions:
     """Additions of the threads of a process to the totals. One thread adds for all that wait.
 
-    Each would wait for the lock of the file otherwise, in a loop.
+    Otherwise, each thread would poll for the lock of the file.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Additions:
         return mine.usage
 
     def _add_all(self, mine: _Addition, write: Callable[[int, int], Usage | None]) -> None:
-        group = {mine}  # A thread that was interrupted may have removed it from those that wait.
+        group = {mine}  # An interrupted thread may have removed it from the waiting additions.
         while self._waiting:
             group.add(self._waiting.popleft())
         usage = None

@@ -15,7 +15,7 @@ __all__ = ["BUNDLE", "LocalFile"]
 
 
 class LocalFile(click.Path):
-    """A path. A URL is refused by a message that does not repeat it: it may have a password in it."""
+    """A path. The error for a URL does not repeat the URL, which may contain a password."""
 
     def convert(
         self,

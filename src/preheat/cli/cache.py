@@ -211,7 +211,7 @@ def _contents(entry: Stored) -> list[str]:
 
 
 def _purpose(entry: Stored) -> str:
-    """Return what an artifact without kernels is for, where that is known."""
+    """Return what an artifact without kernels is for, if that is known."""
     is_part = isinstance(entry, Artifact) and "relocatable" in dict(entry.parts)
     return "(part of a link)" if is_part else ""
 

@@ -111,8 +111,8 @@ def _report(
         print_message(f"{scope}: {len(checked.missing):,} missing from {place}")
         if checked.unasked:
             print_message(
-                f"{checked.unasked:,} of them may be on a shared store, which could not be asked"
-                "\n\nhint: 'preheat doctor' says why it could not be asked"
+                f"{checked.unasked:,} of them may be on a shared store, which could not be used"
+                "\n\nhint: 'preheat doctor' says why it could not be used"
             )
             return
         if checked.bakeable:

@@ -1,4 +1,4 @@
-"""Commands that preheat runs: with adapters in every Python, with signals forwarded."""
+"""Commands that preheat runs, with adapters in their Python processes and with signals forwarded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_command(
     env = child_environment(env, adapters)
     with forward_signals() as forwarder:
         try:
-            # Descriptors that preheat has inherited are meant for the command.
+            # Descriptors that preheat has inherited are passed on to the command.
             child = subprocess.Popen(words, env=env, stdout=output, close_fds=False)
         except OSError as fault:
             raise CannotRunError(words, fault) from None

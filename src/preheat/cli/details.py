@@ -33,7 +33,7 @@ def file_of(entry: Stored, name: str) -> bytes:
 
 
 def details_as_json(entry: Stored) -> dict[str, Any]:
-    """Return everything that is known about an entry, except its code, as JSON values."""
+    """Return all facts about an entry, without its code, as JSON values."""
     if isinstance(entry, ForeignEntry):
         return {
             "key": entry.digest,

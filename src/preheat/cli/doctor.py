@@ -102,7 +102,7 @@ def _findings() -> Iterator[Finding]:
     """Yield the results of all checks."""
     try:
         config = Config.from_env()
-    except ConfigError:  # `_settings` reports it, and what depends on the settings is not checked.
+    except ConfigError:  # `_settings` reports it. Checks that depend on the settings are skipped.
         config = None
     yield from _versions()
     if config is not None:

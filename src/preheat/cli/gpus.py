@@ -17,8 +17,8 @@ _LIST = "from preheat.devices.cuda.device import visible\nprint(*[gpu.arch for g
 def gpu_archs(env: Mapping[str, str]) -> list[Arch]:
     """Return the architectures of the GPUs that a process with this environment sees, each once.
 
-    Another process asks the driver, which would keep files and memory of this one. The result is empty
-    where there is no GPU, and where the driver does not answer.
+    The driver is queried in another process, because it would keep files and memory in this one.
+    The result is empty if there is no GPU, or if the driver does not answer.
     """
     try:
         ran = subprocess.run(

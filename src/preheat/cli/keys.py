@@ -50,7 +50,7 @@ def new(file: Path, public: Path | None, as_json: bool) -> None:
         key.public.save(public, comment=_comment(file, key.public))
     if public is None or as_json:
         _print([(file, key.public)], as_json=as_json)
-    print_message(f"{file}: private key {key.id.hex()}, readable by you alone")
+    print_message(f"{file}: private key {key.id.hex()}, readable only by you")
     print_message(f"Writers: keep the file secret, and set PREHEAT_SIGNING_KEY={file.absolute()}")
     if public is not None:
         print_message(f"Readers: set PREHEAT_TRUSTED_KEYS={public.absolute()}")

@@ -138,7 +138,7 @@ def require_known_archs(
 
 
 def coverage_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option `--coverage`. The command receives None where it is not given."""
+    """Add the option `--coverage`. The command receives None if it is not given."""
     text = "Variants of kernels of other libraries: recorded, closure or weak. Default: as in MANIFEST."
     choices = click.Choice(COVERAGES)
     return click.option("--coverage", type=choices, metavar="WHICH", help=text)(command)

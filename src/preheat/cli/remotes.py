@@ -46,7 +46,7 @@ def remote_findings(config: Config) -> Iterator[Finding]:
                 tier.keys()
                 yield _finding(remote, tier, probe(engine, write=tier.writable), config)
         except _UnusableError as error:
-            fix = "preheat goes on without it; start the server, or correct the settings"
+            fix = "preheat works without it; start the server, or correct the settings"
             yield Finding("shared store", "warn", str(error), error.hint or fix)
 
 
@@ -62,9 +62,9 @@ def _finding(remote: Remote, tier: RemoteTier, found: Probe, config: Config) -> 
 
 
 def _fix(remote: Remote, found: Probe) -> str | None:
-    """Return what a refusal of the server means, its reason, and what permits it; None without one."""
+    """Return what a refusal of the server means, its reason, and how to permit it, or None."""
     permissions = permissions_of(remote)
-    if permissions is None:  # Nothing was written, so that nothing was refused.
+    if permissions is None:  # Nothing was written, so nothing was refused.
         return None
     if found.write_refusal:
         return f"it is only read: {found.write_refusal}; to permit writes, {permissions.write}"
@@ -78,7 +78,7 @@ def _fix(remote: Remote, found: Probe) -> str | None:
 
 
 def _stores(config: Config) -> list[tuple[Remote, Config]]:
-    """Return each shared store, with settings that have it alone. Raises `ConfigError`."""
+    """Return each shared store, with settings that have only this store. Raises `ConfigError`."""
     alone = [replace(config, remote=(url,)) for url in config.remote]
     return [(remotes_of(each)[0], each) for each in alone]
 

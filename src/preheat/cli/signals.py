@@ -21,15 +21,16 @@ _FORWARDED = (
 _FROM_TERMINAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 _SI_KERNEL = 0x80  # the si_code of signals from a terminal; others are sent by processes
 _SIGNALFD_INFO = struct.Struct("=IiI116x")  # ssi_signo, ssi_errno, ssi_code
-_POLL = 0.05  # seconds between two looks at a command, where the kernel cannot notify
+_POLL = 0.05  # seconds between two checks of a command, if the kernel cannot notify this process
 
 
 class SignalForwarder:
     """Forwards signals to a command, and waits for its end.
 
-    A signal of a terminal reaches the command by itself, so it is not forwarded. The kernel tells these
-    signals from others, which `signalfd` makes visible. Where another thread of this process received
-    the signal, or there is no `signalfd`, the foreground of the terminal decides.
+    A signal of a terminal also reaches the command, so it is not forwarded. `signalfd` shows which
+    signals the kernel sent for a terminal. If another thread of this process received the signal, or
+    there is no `signalfd`, a signal is forwarded unless this process is in the foreground of a
+    terminal.
     """
 
     def __init__(self, numbers: set[int]) -> None:

@@ -49,7 +49,7 @@ def require_signable(bundle: Bundle) -> None:
 
 
 def signature_faults(bundle: Bundle) -> Iterator[str]:
-    """Yield why the signature of a bundle is not accepted; print by whom an accepted one is.
+    """Yield why the signature of a bundle is not accepted, or print the key of an accepted signature.
 
     Entries that are read later are compared with the signature.
     """

@@ -49,7 +49,7 @@ def open_cache() -> DiskTier:
 
 
 def kind_of(disk: DiskTier, digest: str) -> str | None:
-    """Return the kind of an entry; None for a header list, and for a note without its entry."""
+    """Return the kind of an entry, or None for a header list and for a note without its entry."""
     front = disk.first_bytes(digest)
     if front is None or is_header_list(front):
         return None

@@ -48,7 +48,8 @@ def _adapter(version: str, sealed: SealMode) -> Finding:
     env = {name: value for name, value in environ().items() if not name.startswith("PREHEAT_")}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     env |= {"PREHEAT_CACHE": "off", "PYTHONPATH": path}
-    # A sealed process raises the error when it imports Triton. Another one goes on without the adapter.
+    # A sealed process raises the error when it imports Triton. Any other process works without the
+    # adapter.
     verdict = "fail" if sealed is SealMode.ERROR else "warn"
     try:
         ran = subprocess.run(

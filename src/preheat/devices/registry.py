@@ -30,7 +30,7 @@ class DeviceDescription(NamedTuple):
 
 
 class DeviceFactory(Protocol):
-    """Opens devices of one kind. A module that has these functions is a factory, too."""
+    """Opens devices of one kind. A module with these functions is also a factory."""
 
     def available(self) -> bool:
         """Return True when this process can open a device of this kind. `auto` asks for that."""

@@ -76,11 +76,11 @@ class FreeList:
         self.spans = joined
 
 
-ReturnedSpan = tuple[Span, Uses]  # a span that came back, and the uses that its next user waits for
+ReturnedSpan = tuple[Span, Uses]  # a returned span, and the uses that its next user waits for
 
 
 class PoolBuffer(Buffer):
-    """A span that was handed out. It goes back to the arena when the buffer is dropped or closed."""
+    """A span that an array uses. It returns to the arena when the buffer is dropped or closed."""
 
     __slots__ = ("_returned", "span")
 
@@ -103,7 +103,7 @@ class PoolBuffer(Buffer):
         returned = self._returned
 
         def return_to_arena() -> None:
-            # A free of the block waits for these uses, too.
+            # Freeing the block must wait for these uses as well.
             span.block.uses.uses_of_freed_parts[id(uses)] = uses
             returned.append((span, uses))
 
@@ -115,7 +115,7 @@ class PoolBuffer(Buffer):
 
 
 class Arena:
-    """Blocks of device memory and the spans of them that are free, or came back and may be in use.
+    """Blocks of device memory, their free spans, and returned spans that may still be in use.
 
     The caller serialises the calls. Finalizers append to `returned` and do nothing else.
     """
@@ -133,7 +133,7 @@ class Arena:
 
     @property
     def returned_bytes(self) -> int:
-        """Bytes that came back and are not free yet."""
+        """Bytes that were returned and are not free yet."""
         return sum(span.size for span, _ in list(self.returned))
 
     def grow(self, size: int) -> None:
@@ -143,21 +143,21 @@ class Arena:
         self.free.put(Span(block.address, block.size, block))
 
     def shrink(self) -> None:
-        """Free the blocks of which nothing is handed out."""
+        """Free the blocks of which no span is in use."""
         for span in [span for span in self.free.spans if span.size == span.block.size]:
             span.block.close()
             self.blocks.remove(span.block)
             self.free.spans.remove(span)
 
     def reclaim(self) -> int:
-        """Make spans that came back free, where later users can be ordered after the earlier ones.
+        """Make returned spans free if later users can be ordered after the earlier ones.
 
         Return the number of bytes that became free.
         """
         # Finalizers may append meanwhile.
         returned = [self.returned[at] for at in range(len(self.returned))]
         ordered = [self._wait_for_uses(uses, span.block.home) for span, uses in returned]
-        for _ in returned:  # Only now, so that an error above loses no span.
+        for _ in returned:  # Removed last, so that an error above loses no span.
             self.returned.popleft()
         reclaimed = 0
         for (span, uses), is_ordered in zip(returned, ordered, strict=True):

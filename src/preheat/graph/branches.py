@@ -1,9 +1,9 @@
 """Branches of a capture: the order of work in the streams that take part in it.
 
 Branches are ordered like streams outside a capture: a use of memory waits for the earlier uses in
-other branches, a read for writes and a write for all. In a capture, the order is more exact. Outside, a
-stream waits for all work that was submitted to the other one. Here each use has its own event, so that
-a branch depends on the work that used the memory and on nothing after it.
+other branches, a read waits for writes, and a write waits for all uses. In a capture, the order is more
+exact. Outside, a stream waits for all work that was submitted to the other one. Here each use has its
+own event, so that a branch depends on the work that used the memory and on nothing after it.
 """
 
 from __future__ import annotations

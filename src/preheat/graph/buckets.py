@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bucket", "buckets", "padded"]
 
-_SMALL = (1, 2, 4, 8)  # where padding to the next step would cost the most
+_SMALL = (1, 2, 4, 8)  # sizes for which padding to the next step would cost the most
 
 
 def buckets(limit: int, step: int = 8) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ class GraphCache:
     def run(
         self, key: Hashable, body: Callable[[], R], *, owner: object = None, copy: bool = False
     ) -> R:
-        """Do what `body` does on the device, exactly once, and return what it returned.
+        """Do the work of `body` on the device, exactly once, and return its result.
 
         The first call with `key` runs the body, the second captures it and replays the graph, and later
         calls replay the graph. Python code inside the body therefore runs in the first two calls only.
@@ -138,9 +138,9 @@ class GraphCache:
             raise
 
     def replay_step(self, key: Hashable, arrays: Sequence[Any], owner: object, copy: bool) -> Any:
-        """Replay the graph of a key as `run_step` does, if no more than that is to be done.
+        """Replay the graph of a key as `run_step` does, if nothing else has to be done.
 
-        Return `NOT_REPLAYED` otherwise. The key may be a tuple that is equal to it.
+        Return `NOT_REPLAYED` otherwise. Instead of the key, an equal tuple can be given.
         """
         entries = self._entries
         if entries.context.lost_or_capturing is not None or entries.collected or self.checked:
@@ -161,7 +161,7 @@ class GraphCache:
     def run_step(
         self, key: Hashable, body: Body[Any], arrays: Sequence[Any], *, owner: object, copy: bool
     ) -> Any:
-        """Do what `run` does for a body of arrays, of which a cached graph has copies: see `Step`."""
+        """Do what `run` does, for a body whose arrays a cached graph has copies of: see `Step`."""
         if self._context().active_capture() is not None:
             return body(arrays)
         entries = self._entries
@@ -181,7 +181,7 @@ class GraphCache:
                 entries.drop(entry, cached)
         result = body(arrays)
         entries.record_run(entry)
-        if failure is not None:  # Only now: an error of the body itself is raised by its run above.
+        if failure is not None:  # Warn after the run, which raises errors of the body itself.
             self._warn(entry, failure)
         return trees.copy_arrays(result) if copy else result
 
@@ -204,7 +204,7 @@ class GraphCache:
             entry = (None if owner is None else entries.owner_token(owner), key)
             if scalars or entries.context.lost_or_capturing is not None or entries.collected:
                 cached = entries.find(entry)
-            else:  # This is what `find` does then. An unusable graph says so when it is replayed.
+            else:  # This is `find` without a call. The replay of an unusable graph raises.
                 cached = entries.graphs.get(entry)
                 if cached is not None and cached.last_use != entries.latest_use:
                     entries.latest_use = cached.last_use = entries.next_use()
@@ -261,7 +261,7 @@ class GraphCache:
         failed = [f"{stable_repr(key)}: {reason}" for key, reason in reasons.items() if reason]
         if failed:
             text = f"{len(failed)} of {count(len(wanted), 'key')} could not be captured"
-            raise GraphError("\n  ".join((text, *failed)), hint="until they can, calls run as they are")
+            raise GraphError("\n  ".join((text, *failed)), hint="until then, calls run without a graph")
 
     def warmer(self, function: F) -> F:
         """Register how `gpu.warm` captures a key: `function(key)` does the step of that key.
@@ -342,7 +342,7 @@ class GraphCache:
             raise GraphError(f"{graph} cannot be installed: it is {graph.state.value}")
         entry = self._entry_key(key, owner)
         if graph.context is not self._context():
-            raise InputError(f"{graph} is of another device, or from before a reset of this one")
+            raise InputError(f"{graph} is not of this device, or was captured before its reset")
         self._emit_evicted(self._entries.put(entry, CachedGraph(graph, outputs)))
 
     def invalidate(self, *keys: Hashable, owner: object = None) -> None:
@@ -385,7 +385,7 @@ class GraphCache:
 
     def __repr__(self) -> str:
         checked = ", checked" if self.checked else ""
-        graphs = len(self._entries.graphs)  # without the lock: a debugger may ask at any time
+        graphs = len(self._entries.graphs)  # No lock: a debugger may call this at any time.
         return f"<GraphCache on {self.device.name}: {graphs} of {self.capacity} graphs{checked}>"
 
     def _entry_key(self, key: Hashable, owner: object) -> EntryKey:
@@ -394,9 +394,9 @@ class GraphCache:
     # Capturing
 
     def _try_capture(self, entry: EntryKey, step: Step) -> tuple[CachedGraph | None, _Failure | None]:
-        """Capture a step if it is time for that; return the graph, or why it cannot be captured.
+        """Capture a step if its key allows it; return the graph, or why it cannot be captured.
 
-        A step that can be captured but must not be is an error, which no quarantine hides.
+        A step that can be captured but must not be replayed is an error, and not put in quarantine.
         """
         pending = self._entries.begin_capture(entry)
         if pending is None:
@@ -446,7 +446,7 @@ class GraphCache:
     def _emit(self, what: str, entry: EntryKey, reason: str = "") -> None:
         context = self._entries.context
         key = self._key_text(entry.key)
-        # Graphs of an owner have no name, because a warmer cannot tell whose they are.
+        # Graphs of an owner have no name, because a warmer cannot know the owner.
         name = self.name if entry.owner is None else None
         context.events.emit(
             "graph", what=what, device=context.device.name, name=name, key=key, reason=reason

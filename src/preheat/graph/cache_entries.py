@@ -1,4 +1,4 @@
-"""The entries of a graph cache: which graph each key has, and what is known of keys without one.
+"""The entries of a graph cache: the graph of each key, and the state of keys without a graph.
 
 A key is first seen, then captured, then has a graph:
 
@@ -31,7 +31,7 @@ _REMEMBERED = 1024  # keys without a graph that are remembered, at least
 
 
 class EntryKey(NamedTuple):
-    """An owner, as `Entries.owner_token` stands for it, and a key of that owner."""
+    """A key, and the token that `Entries.owner_token` returns for its owner."""
 
     owner: Hashable
     key: Hashable
@@ -43,7 +43,7 @@ class EntryKey(NamedTuple):
 
 
 class UncapturedKey:
-    """A key without a graph: how many calls wait before the next capture, and why the last failed."""
+    """A key without a graph: the calls until the next capture, and why the last capture failed."""
 
     def __init__(self) -> None:
         self.wait = 0
@@ -111,11 +111,11 @@ class Entries:
     # Keys
 
     def entry_key(self, key: Hashable, owner: object) -> EntryKey:
-        """Return what stands for a key of an owner."""
+        """Return the `EntryKey` of a key of an owner."""
         return EntryKey(self.owner_token(owner), key)
 
     def owner_token(self, owner: object) -> Hashable:
-        """Return what stands for an owner: a weak reference if the owner supports that."""
+        """Return the token of an owner: a weak reference if the owner supports that."""
         if owner is None:
             return None
         token = self.owners.get(id(owner))
@@ -183,7 +183,7 @@ class Entries:
                 self._forget(entry, removed)
 
     def forget_all(self, owner: object) -> None:
-        """Forget all keys of an owner, or of everybody where it is None."""
+        """Forget all keys of an owner, or of all owners if it is None."""
         token = self.owner_token(owner)
         with self._refreshed() as removed:
             for entry in self._all_keys():
@@ -205,7 +205,7 @@ class Entries:
     # Captures
 
     def record_run(self, entry: EntryKey, *, ready: bool = False) -> None:
-        """Note that the body of a key ran; `ready` ends the quarantine of the key."""
+        """Record that the body of a key ran; `ready` ends the quarantine of the key."""
         with self.lock:
             if entry not in self.graphs:
                 state = self._remember(entry)
@@ -266,7 +266,7 @@ class Entries:
         return {*self.graphs, *self.uncaptured, *self._pending}
 
     def _refresh(self) -> _Removed:
-        """Take out what belongs to an earlier context or to owners that were collected."""
+        """Remove entries of an earlier context, and of owners that were collected."""
         removed: _Removed = []
         if (context := self._current_context()) is not self.context:
             for entry in self._all_keys():

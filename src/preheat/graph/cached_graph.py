@@ -71,7 +71,7 @@ class CachedGraph:
 
     @property
     def usable(self) -> bool:
-        """True if the graph can be replayed; the code that installed it may have closed it."""
+        """True if the graph can be replayed. The code that installed it may have closed it."""
         return self.graph.usable
 
     def require_unwritten(self) -> None:
@@ -83,7 +83,7 @@ class CachedGraph:
                 if any(address in span for span in spans):
                     raise GraphError(
                         f"{self.graph}: {node.name or node.kind} ({node.where}) writes argument "
-                        f"{position} ({argument.type}), which is only a copy of what the step is given",
+                        f"{position} ({argument.type}), which is a copy of an argument of the step",
                         hint="pass arrays that the step writes without copy_inputs, or keep them "
                         "outside its arguments; declare const what a kernel only reads",
                     )
@@ -116,7 +116,7 @@ class CachedGraph:
         return copies
 
     def check(self, new: Graph, body: Body[Any]) -> None:
-        """Capture `body` as `new` and raise if that would do something else than this graph does."""
+        """Capture `body` as `new`, and raise if it does something other than this graph."""
         changes = run_locked(self.lock, partial(self._changes_as, new, body))
         if changes:
             raise BakedError(

@@ -30,8 +30,8 @@ from preheat.runtime.operands import tensor_kind
 __all__ = ["NO_NAMES", "ArgumentReader", "CallKey"]
 
 _GIVE_A_KEY = (
-    "say what its calls differ in: @gpu.graphed(key=lambda …: …); then each such object has its own "
-    "graphs, and its contents are not compared"
+    "name what distinguishes its calls: @gpu.graphed(key=lambda …: …); then each such object has its "
+    "own graphs, and its contents are not compared"
 )
 _FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, Enum, type(None), EllipsisType)
 _PLAIN = (*_FIXED, Number, str, bytes)
@@ -142,8 +142,9 @@ class ArgumentReader:
     """Makes the key of a call from its arguments.
 
     Arrays are compared by their memory or, where they are `copied`, by their layout: each of those is
-    appended to `arrays` once. With `values`, other arguments are compared by value. Without, the user's
-    key stands for plain values, and any other object is compared by identity, since it may hold memory.
+    appended to `arrays` once. With `values`, other arguments are compared by value. Without `values`,
+    the key of the user replaces plain values, and any other object is compared by identity, because it
+    may hold memory.
     """
 
     def __init__(self, device: base.Device, *, values: bool, copied: bool, title: str) -> None:
@@ -238,7 +239,7 @@ def _described(part: Any) -> Any:
 
 
 def _compares_by_identity(given: Any) -> bool:
-    """Return True for an object that equals only itself and may change meanwhile."""
+    """Return True for an object that equals only itself, and whose contents may change."""
     hashed: object = type(given).__hash__
     return hashed is object.__hash__ and not isinstance(given, _FIXED) and not _describes_arrays(given)
 

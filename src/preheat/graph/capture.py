@@ -35,11 +35,11 @@ MODES = ("thread_local", "global", "relaxed")
 class Capture:
     """A capture of one thread, from its begin to its end. It implements `ActiveCapture`.
 
-    The captured `stream` is used for captures only. Work for `requested_stream`, which the caller
+    The captured stream is used for captures only. Work for `requested`, the stream that the caller
     named, is captured as well. New arrays come from `allocator`, and other libraries allocate from
-    `shared`, if it is given. The first error inside is kept with
-    the line that caused it, and `end` reports that one, not the errors that follow from it.
-    `streams` has the streams that were forked from the captured one.
+    `shared`, if it is given. The first error inside is kept with the line that caused it, and `end`
+    reports that one, not the errors that follow from it. `streams` has the captured stream and the
+    streams that were forked from it.
 
     A captured launch is appended to `records` as a tuple, which keeps its arguments alive. Everything
     else that the graph has to know about it is found at the end, once for all launches.
@@ -48,7 +48,7 @@ class Capture:
     def __init__(
         self,
         context: Context,
-        stream: base.Stream | None,
+        requested: base.Stream | None,
         mode: str,
         graph: object,
         allocator: Allocator | None = None,
@@ -56,7 +56,6 @@ class Capture:
     ) -> None:
         self.context = context
         self.mode = mode
-        self.requested_stream = stream
         self.allocator = allocator
         self.graph: Callable[[], object] = weakref.ref(graph)
         self.thread = threading.get_ident()
@@ -77,7 +76,7 @@ class Capture:
         self._at_device = False  # True while the device captures
         self._shared = shared
         self.stream = context.capture_stream() if shared is None else shared.stream
-        self.streams = CapturedStreams(context, self.stream, stream, self._began)
+        self.streams = CapturedStreams(context, self.stream, requested, self._began)
         self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
 
     def open(self) -> None:
@@ -173,7 +172,7 @@ class Capture:
 
     @property
     def abandoned(self) -> bool:
-        """True if nobody can end the capture: its graph was dropped, or its thread has ended."""
+        """True if nothing can end the capture: its graph was dropped, or its thread has ended."""
         if self._owner is threading.current_thread():
             return self.interrupted or self.graph() is None
         return not self._owner.is_alive()
@@ -207,7 +206,10 @@ class Capture:
             self._shared.end_turn(self.streams.token)
 
     def release_pools(self) -> None:
-        """Release memory of other libraries at a safe point: doing it in a capture ends the process."""
+        """Release memory of other libraries at a safe point.
+
+        Inside a capture, this would end the process.
+        """
         pools = self.foreign_libraries.take_pools()
         if pools:
             self.context.deferred_cleanups.append(partial(_release, pools))
@@ -368,7 +370,7 @@ def _merged_dependencies(
 
 
 def _reduced(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
-    """Return the dependencies without those that others imply. A join may add such."""
+    """Return the dependencies without those that others imply. A join may add some of these."""
     if all(len(before) < 2 for before in dependencies):
         return dependencies
     ancestors: list[int] = []  # a bit for each earlier node
@@ -383,4 +385,4 @@ def _reduced(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
 
 
 def _release(pools: object) -> None:
-    """Do nothing. The caller drops the last reference to the pools."""
+    """Do nothing: when the call ends, the last reference to the pools is dropped."""

@@ -2,8 +2,8 @@
 
 A stream that waits for an event of the capture is forked, and work for it becomes a branch of the
 graph. A stream of preheat is represented by another stream, which only captures use, so that the work
-of other threads in it stays outside. A stream that another library forks takes part itself. What the
-library does there is not seen here.
+of other threads in it stays outside. A stream that another library forks takes part itself. The work of
+the library there is not visible to preheat.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NO_STREAMS: Mapping[int, str] = {}
 class CapturedStreams:
     """The streams of one capture, from its begin to its end.
 
-    `main` is the captured stream, and `requested` the one that the program means by it, if it named
-    one. `token` stands for the capture.
+    `main` is the captured stream, and `requested` the stream that the program named instead, if any.
+    `token` identifies the capture.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class CapturedStreams:
         return self._forked.get(stream.id) or inside.get(stream.id)
 
     def _foreign_branch(self, stream: base.Stream) -> Branch:
-        # The library may destroy the stream and create another one with the same handle, so nothing is
-        # remembered of it.
+        # Not stored, because the library may destroy the stream and create another with the same
+        # handle.
         return Branch(stream, self.token, "a stream of another library", call_site())
 
     def _foreign_branches(self, handles: Iterable[int]) -> Iterator[Branch]:

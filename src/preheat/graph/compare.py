@@ -73,7 +73,10 @@ class CaptureMemory:
         return replace(argument, generation=self._name(argument.generation, str(argument)))
 
     def returned(self, item: Any, memory: trees.Memory | None, *, foreign: bool) -> Returned:
-        """Describe a returned item, too. With `foreign` nodes, any memory of a library counts."""
+        """Describe a returned item in the same way.
+
+        With `foreign` nodes, any memory of a library matches.
+        """
         if memory is None:
             return Returned(repr(item) if isinstance(item, _PLAIN) else type(item).__name__)
         text = f"{memory.dtype}{list(memory.shape)}"
@@ -89,7 +92,7 @@ def generations(graph: Graph) -> set[int | None]:
 
 
 def written_arguments(node: Node) -> Iterator[tuple[int, Argument]]:
-    """Yield the arguments that a node writes, by position, as far as its types tell."""
+    """Yield the arguments that a node may write according to their types, by position."""
     if node.kind in ("fill", "copy") and not node.foreign:
         yield 0, node.arguments[0]
     for position, argument in enumerate(node.arguments if node.entry else ()):

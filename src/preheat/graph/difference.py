@@ -49,7 +49,7 @@ def _changed_dependencies(
 ) -> dict[int, list[str]]:
     """Describe which nodes of both captures wait for other nodes than before, by old position.
 
-    A node that only one of them has is looked through: the nodes that it waits for count instead.
+    A node that only one of them has is replaced by the nodes that it waits for.
     """
     position = {a + n: b + n for a, b, size in matched.get_matching_blocks() for n in range(size)}
     before = _known_dependencies(old, set(position))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from preheat import svg
-from preheat.graph.picture import Item, Link, Mark, Picture
+from preheat.graph.picture import Change, Item, Link, Picture
 
 __all__ = ["as_dot"]
 
-_COLOUR = {Mark.ADDED: "#1a7f37", Mark.REMOVED: "#cf222e", Mark.CHANGED: "#9a6700"}
+_COLOUR = {Change.ADDED: "#1a7f37", Change.REMOVED: "#cf222e", Change.CHANGED: "#9a6700"}
 _FOREIGN = "#8250df"
 
 
@@ -32,17 +32,17 @@ def _attributes(item: Item) -> Iterator[str]:
     yield f"tooltip={_quoted(item.details)}"
     if item.foreign:
         yield 'style="rounded,dashed"'
-    if item.mark is not None:
-        yield f'color="{_COLOUR[item.mark]}", penwidth=2'
+    if item.change is not None:
+        yield f'color="{_COLOUR[item.change]}", penwidth=2'
     elif item.foreign:
         yield f'color="{_FOREIGN}"'
 
 
 def _link_attributes(link: Link) -> str:
-    if link.mark is None:
+    if link.change is None:
         return ""
-    style = ", style=dashed" if link.mark is Mark.REMOVED else ""
-    return f' [color="{_COLOUR[link.mark]}"{style}]'
+    style = ", style=dashed" if link.change is Change.REMOVED else ""
+    return f' [color="{_COLOUR[link.change]}"{style}]'
 
 
 def _quoted(lines: Iterable[str]) -> str:

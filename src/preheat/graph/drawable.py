@@ -22,7 +22,7 @@ _MOST_INLINE = 1500  # boxes in a notebook; such a picture has a megabyte
 
 @short_methods()
 class Drawable:
-    """What can be drawn: something with nodes. `Graph` has the rest."""
+    """The drawing methods of a class that has nodes. `Graph` inherits them."""
 
     __slots__ = ()
 
@@ -85,7 +85,10 @@ class Drawable:
         return as_dot(self._picture(diff, fold=fold))
 
     def _repr_svg_(self) -> str | None:
-        """Return what a notebook shows; None, and so the repr, without nodes or with very many."""
+        """Return the picture for a notebook.
+
+        Without nodes, or with very many, return None, so that the notebook shows the repr.
+        """
         if not self.nodes:
             return None
         with no_fork:

@@ -1,4 +1,4 @@
-"""The device's side of a graph: the captured definition and the executable made of it."""
+"""A graph on the device: the captured definition, and the executable made from it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class GraphExecutable:
         _destroy(self._context, self._executable, self._definition, last_replay=None, keep=())
 
     def _destroyer(self) -> Callable[[], None]:
-        """Return what destroys the graph, without a reference to this object."""
+        """Return a function that destroys the graph and has no reference to this object."""
         context = self._context
         parts = (self._executable, self._definition)
         last_replay = self.last_replay

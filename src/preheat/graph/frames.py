@@ -106,7 +106,7 @@ class ScratchStack:
         self.spans: list[Span] = []
         self.frames: list[Frame] = []  # The frame that began last is the last one.
         self._top = (0, 0)  # the span that is used next, and how many bytes of it are in use
-        # The same place has the same generation in every frame, so that two captures compare equal.
+        # The same location has the same generation in every frame, so that two captures compare equal.
         self._generations: dict[tuple[int, int], int] = {}
 
     # Memory
@@ -131,7 +131,7 @@ class ScratchStack:
             self.spans.append(span)
 
     def take(self, frame: Frame, need: int, size: int, *, captured: bool) -> ScratchBuffer | None:
-        """Hand out a buffer of `size` bytes, which takes `need`; None where memory is missing."""
+        """Hand out a buffer of `size` bytes, which occupies `need`; None without enough memory."""
         at, used = self._top
         for span in self.spans[at:]:
             if used + need <= span.size:
@@ -177,7 +177,7 @@ class ScratchStack:
                 buffer.end()
         if frame in self.frames:
             raise GraphError(
-                "a frame was to end before one that began later: frames must end in the reverse order",
+                "a frame cannot end before a later frame: frames must end in the reverse order",
                 hint="leave the later frame first; this one ends with it",
             )
 
@@ -189,7 +189,7 @@ class ScratchStack:
         return any(not frame.captured for frame in list(self.frames))
 
     def check_replay(self, title: str, buffers: Sequence[Buffer]) -> None:
-        """Raise if a replay of the graph `title`, which uses `buffers`, would overwrite live arrays."""
+        """Raise if a replay of the graph `title`, with these `buffers`, would overwrite live arrays."""
         frames = [frame for frame in list(self.frames) if not frame.captured]
         if not frames:
             return

@@ -99,7 +99,7 @@ class Graph(Drawable):
         """,
     }
 
-    # A function and not a method: looking a method up and entering it would cost a tenth of a replay.
+    # A function and not a method, because the lookup and call of a method cost a tenth of a replay.
     replay: ReplayFunction
 
     def __init__(
@@ -122,7 +122,7 @@ class Graph(Drawable):
         self._shared = pool if isinstance(pool, SharedPool) else None
         self._allocator = pool if isinstance(pool, Pool) else None
         self._free_on_launch = free_on_launch
-        self._given_stream = stream  # Another library's stream lives as long as its object does.
+        self._given_stream = stream  # Keeps a stream of another library alive.
         self._stream = None if stream is None else raw_stream(context, stream)
         if self._stream is not None and self._stream.handle in LEGACY_STREAMS:
             raise CaptureError(
@@ -208,7 +208,7 @@ class Graph(Drawable):
         return self
 
     def _take_over(self, capture: Capture, definition: base.Graph) -> None:
-        """Own what the capture holds."""
+        """Take over the objects that the capture keeps alive."""
         if not capture.records:
             raise CaptureError(
                 "nothing was captured: this graph would be empty",

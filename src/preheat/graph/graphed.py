@@ -123,7 +123,7 @@ class Graphed(Generic[P, R]):
 
     def _check_warmer(self) -> None:
         if self._key is None:
-            hint = "say what its calls differ in: @gpu.graphed(key=lambda …: …)"
+            hint = "name what distinguishes its calls: @gpu.graphed(key=lambda …: …)"
             raise InputError(f"{self._name} has no keys that a warmer could be called with", hint=hint)
         if "self" in tuple(inspect.signature(self.__wrapped__).parameters)[:1]:
             raise _method_warmer_error(self._name)
@@ -137,8 +137,9 @@ class Graphed(Generic[P, R]):
         step = self._warmer_step(key)
         if step.key != self._warmer_step(key).key:
             raise InputError(
-                f"the warmer of {self._name} gives other arrays each time, so no later call is like it",
-                hint="give the arrays that calls are given, or let graphs have their own: "
+                f"the warmer of {self._name} returns other arrays each time, so no call can use "
+                "its graph",
+                hint="return the arrays that calls are given, or let graphs copy their inputs: "
                 "@gpu.graphed(copy_inputs=True, …)",
             )
         return self.graphs.warm_step(step)
@@ -150,7 +151,8 @@ class Graphed(Generic[P, R]):
         user_key = cast(CallKey, step.key).user_key
         if user_key != (key,):
             raise InputError(
-                f"the warmer of {self._name} gives a call of another key: {user_key and user_key[0]!r}"
+                f"the warmer of {self._name} returns a call of another key: "
+                f"{user_key and user_key[0]!r}"
             )
         return step
 
@@ -220,7 +222,7 @@ class Graphed(Generic[P, R]):
 
 
 class Method:
-    """A graphed function as a method of an instance or, accessed through the class, of none."""
+    """A graphed function that is accessed through an instance, or through its class."""
 
     def __init__(self, function: Graphed[..., Any], instance: object) -> None:
         self.__func__ = function
@@ -243,7 +245,7 @@ class Method:
             return self.__func__._call((self.__self__,), args, kwargs)
         if not args:
             name = self.__func__._name
-            hint = f"call it on one, or give one first: {name}(instance, …)"
+            hint = f"call it on an instance, or pass the instance first: {name}(instance, …)"
             raise InputError(f"{name} is a method: it was called without an instance", hint=hint)
         return self.__func__._call(args[:1], args[1:], kwargs)
 
@@ -252,17 +254,20 @@ class Method:
         self.__func__._warm((self._instance(),), calls)
 
     def warmer(self, _: object) -> NoReturn:
-        """Raise: a warmer is given a key and cannot know the instance."""
+        """Raise `InputError`: a warmer gets a key and cannot know the instance."""
         raise _method_warmer_error(self.__func__._name)
 
     def invalidate(self) -> None:
-        """Forget all calls of this instance, or of all instances where there is none."""
+        """Forget all calls of this instance or, without an instance, of all instances."""
         self.graphs.invalidate(owner=self.__self__)
 
     def _instance(self) -> object:
         if self.__self__ is None:
             name = self.__func__._name
-            raise InputError(f"{name} is a method of no instance here", hint="warm it on an instance")
+            raise InputError(
+                f"{name} is a method, and has no instance here",
+                hint="warm it on an instance",
+            )
         return self.__self__
 
     def __getattr__(self, name: str) -> Any:
@@ -305,8 +310,8 @@ def _check_function(function: Any) -> None:
         if test(function):
             name = getattr(function, "__qualname__", repr(function))
             raise InputError(
-                f"{name} is {kind}, which returns before its work is done: no capture sees that",
-                hint="put the work into a plain function, graphed, and call that",
+                f"{name} is {kind}, which returns before its work is done, so it cannot be captured",
+                hint="move the work to a plain function, decorate that one, and call it",
             )
 
 

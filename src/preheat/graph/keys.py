@@ -14,7 +14,7 @@ from preheat.runtime.operands import tensor_kind
 
 __all__ = ["hashable", "key_of", "key_text", "stable_repr"]
 
-_NO_ARRAYS = "use what it is like instead: x.shape"
+_NO_ARRAYS = "use a property of the array instead, such as x.shape"
 _PLAIN = frozenset((str, int, bool, bytes, type(None)))  # types whose values can all be keys
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
 
@@ -31,7 +31,7 @@ def key_of(value: Any) -> Hashable:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True for most values that can be keys, without a closer look at them."""
+    """Return True for the most common kinds of keys, without checking their parts."""
     kind = type(value)
     if kind in _PLAIN:
         return True
@@ -45,7 +45,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def hashable(value: Any, what: str) -> Hashable:
-    """Return `value` if it can be hashed; `InputError` names `what` it was to be otherwise."""
+    """Return `value` if it can be hashed. Otherwise the `InputError` says that it cannot be `what`."""
     try:
         hash(value)
     except TypeError as bad:

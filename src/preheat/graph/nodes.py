@@ -80,7 +80,7 @@ class Node:
     `kind` is `kernel`, `fill` or `copy`. Nodes of other libraries are `foreign`: they have the kind
     that the driver reports, and of them only kind and name are known. `after` has the positions of the
     nodes that this one waits for directly; without side streams, that is the node before. A node
-    describes its arguments when they are asked for, because a capture should be quick.
+    describes its arguments when they are first read, because a capture should be quick.
     """
 
     __slots__ = (

@@ -13,13 +13,13 @@ from preheat.devices import base
 from preheat.graph.difference import Match, match
 from preheat.graph.nodes import Node
 
-__all__ = ["Item", "Link", "Mark", "Picture", "folded", "picture_of", "picture_of_change"]
+__all__ = ["Change", "Item", "Link", "Picture", "folded", "picture_of", "picture_of_change"]
 
 _FOLDED = 3  # A run with at least this many nodes becomes one box.
 _LISTED = 32  # arguments in a tooltip
 
 
-class Mark(enum.Enum):
+class Change(enum.Enum):
     """What a second capture did to a node, with the sign that says so without a colour."""
 
     ADDED = "+"
@@ -38,7 +38,7 @@ class Item:
     details: tuple[str, ...]  # what a tooltip adds
     foreign: bool = False
     scalars: tuple[str, ...] = ()  # that `Graph.replay` sets
-    mark: Mark | None = None
+    change: Change | None = None
     count: int = 1
 
     @property
@@ -49,8 +49,8 @@ class Item:
 
     @property
     def title(self) -> str:
-        """The name, with the sign of the mark."""
-        return f"{self.mark.value} {self.name}" if self.mark is not None else self.name
+        """The name, with the sign of the change."""
+        return f"{self.change.value} {self.name}" if self.change is not None else self.name
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Link:
 
     source: int
     target: int
-    mark: Mark | None = None
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ def _changed_item(
     """Return the box of a node that one or both of two captures have."""
     if each.new is not None:
         item = _item(each.new, new[each.new], branches[1][each.new])
-        mark = Mark.ADDED if each.old is None else Mark.CHANGED if each.rows else None
+        change = Change.ADDED if each.old is None else Change.CHANGED if each.rows else None
     else:
         assert each.old is not None
         item = _item(each.old, old[each.old], branches[0][each.old])
-        mark = Mark.REMOVED
-    return replace(item, mark=mark, details=(*each.rows, *item.details))
+        change = Change.REMOVED
+    return replace(item, change=change, details=(*each.rows, *item.details))
 
 
 def _changed_links(
@@ -131,8 +131,8 @@ def _changed_links(
     was = {(where_old[b], where_old[at]) for at, node in enumerate(old) for b in node.after}
     now = {(where_new[b], where_new[at]) for at, node in enumerate(new) for b in node.after}
     for link in sorted(was | now):
-        mark = None if link in was & now else Mark.ADDED if link in now else Mark.REMOVED
-        yield Link(*link, mark)
+        change = None if link in was & now else Change.ADDED if link in now else Change.REMOVED
+        yield Link(*link, change)
 
 
 # Boxes
@@ -213,7 +213,7 @@ def folded(picture: Picture) -> Picture:
     place = {at: number for number, run in enumerate(runs) for at in run}
     items = tuple(_folded_item(picture, run) for run in runs)
     links = {
-        (place[link.source], place[link.target], link.mark): None
+        (place[link.source], place[link.target], link.change): None
         for link in picture.links
         if place[link.source] != place[link.target]
     }
@@ -230,7 +230,7 @@ def _runs(picture: Picture) -> list[range]:
     runs: list[range] = []
     for at, item in enumerate(picture.items):
         alone = before[at] == [at - 1] and after[at - 1] == [at]
-        if alone and item.mark is not Mark.CHANGED and item.looks_like(picture.items[at - 1]):
+        if alone and item.change is not Change.CHANGED and item.looks_like(picture.items[at - 1]):
             runs[-1] = range(runs[-1].start, at + 1)
         else:
             runs.append(range(at, at + 1))

@@ -66,11 +66,11 @@ class Pool:
         self._arena = Arena(context)
         self._scratch = ScratchStack(context.order, context.order.new_uses(context.stream))
         self._buffers: weakref.WeakSet[PoolBuffer] = weakref.WeakSet()
-        self._taken = 0  # bytes handed out, including those that came back and are not reclaimed
+        self._taken = 0  # bytes handed out, including returned bytes that are not reclaimed
         self._peak = 0
         self._measuring = 0  # calls of `measure` that are running
         self._requested: weakref.WeakKeyDictionary[ActiveCapture, int] = weakref.WeakKeyDictionary()
-        self._missing = 0  # contiguous bytes that a capture did not find
+        self._missing = 0  # contiguous bytes that the last capture lacked
         self._sealed = False
         self._closed = False
         fork.register(self)
@@ -216,7 +216,7 @@ class Pool:
         return self._taken - self._arena.returned_bytes
 
     def _no_room_error(self, size: int, capture: ActiveCapture) -> CaptureError:
-        # How much more the body needs is unknown: the next attempt gets twice what this one took.
+        # It is unknown how much more the body needs, so the next attempt gets twice as much.
         self._missing = max(self._missing, 2 * (self._requested.get(capture, 0) + size))
         free = self._arena.free
         return CaptureError(
@@ -265,7 +265,7 @@ class Pool:
         """
         need = _aligned(integer(nbytes, "a number of bytes", least=0))
         with self._lock:
-            self._require_unsealed(f"{need:,} bytes were to be reserved")
+            self._require_unsealed(f"{need:,} bytes cannot be reserved")
             self._reclaim()
             if self._arena.free.largest >= need:
                 return
@@ -274,7 +274,7 @@ class Pool:
             self._arena.grow(need)
 
     def _reclaim(self) -> None:
-        """Reuse what came back, except while a body is measured: a graph would keep it."""
+        """Reuse returned memory, except while a body is measured: a graph would keep the memory."""
         if not self._measuring:
             self._taken -= self._arena.reclaim()
 
@@ -285,11 +285,11 @@ class Pool:
             self._missing = 0
             if missing > self._arena.free.largest:
                 self._arena.shrink()
-                with suppress(OutOfMemoryError):  # The capture raises again, then.
+                with suppress(OutOfMemoryError):  # Then the next capture raises again.
                     self._arena.grow(missing)
 
     def measure(self, body: Callable[[], object]) -> int:
-        """Run `body` once, for real, make room for a capture of it, and return the bytes it took.
+        """Run `body` once, make room for a capture of it, and return the bytes that it took.
 
         The room is for the next capture: measure another body after that. As in a capture with this
         pool, all new arrays of `body` come from the pool. Memory that `body` drops is not handed out
@@ -303,7 +303,7 @@ class Pool:
         """
         self._context.refuse_in_capture(MEASURE_POOL)
         with self._lock:
-            self._require_unsealed("a body was to be measured")
+            self._require_unsealed("a body cannot be measured")
             self._reclaim()
             self._measuring += 1
             taken = self._taken
@@ -356,9 +356,9 @@ class Pool:
         Graphs captured in frames share that memory, so graphs for many shapes need no more than the
         largest one, which is best captured first. The graphs stay valid and keep the memory. Arrays
         expire at the end of their frame, and their content does not survive from one replay to the
-        next. A frame may be inside a capture or around it. A frame inside another frame leaves the
-        memory of that one alone. While a frame is open outside a capture, replays of graphs that would
-        overwrite its arrays raise `GraphError`.
+        next. A frame may be inside a capture or around it. A frame inside another frame does not use
+        the memory of the outer frame. While a frame is open outside a capture, replays of graphs that
+        would overwrite its arrays raise `GraphError`.
 
         Examples:
             >>> pool, out = gpu.pool(1 << 16), gpu.zeros(4)
@@ -369,7 +369,7 @@ class Pool:
             array([2., 2., 2., 2.], dtype=float32)
         """
         with self._lock:
-            self._require_open("a frame was to begin")
+            self._require_open("a frame cannot begin")
             frame = self._scratch.begin(captured=self._context.active_capture() is not None)
         try:
             yield

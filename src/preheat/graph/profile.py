@@ -45,7 +45,7 @@ class Profile:
     A row has the graph's name as `key`, the `count` of its replays so far, and microseconds:
     `upload_us`, `launch_us`, `total_us` and, where replays are waited for, `sync_us`. Between samples
     no clock is read. Each sink gets a copy of the row. A sink that raises is reported once to the log
-    and gets no more rows; the replay and the other sinks go on.
+    and gets no more rows; the replay and the other sinks are not affected.
     """
 
     def __init__(

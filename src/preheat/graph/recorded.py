@@ -31,7 +31,7 @@ class RecordedWork:
 
     title: str  # the graph in errors
     records: list[Record]
-    after: list[tuple[int, ...]] | None  # what each record waits for; None if each does for the last
+    after: list[tuple[int, ...]] | None  # what each record waits for; None: the one before it
     scalars: dict[str, Scalar]  # by the name that `Graph.replay` takes
     buffers: list[Buffer]
     uses: dict[Uses, bool]  # of these buffers and a shared pool, with True where the graph writes
@@ -110,7 +110,7 @@ class RecordedWork:
             raise InputError(f"{self.title}, scalar {name!r}: {error}", hint=error.hint) from None
 
     def number_formats(self, names: Iterable[str]) -> str | None:
-        """Return the `struct` formats of these scalars; None if one of them is no plain number."""
+        """Return the `struct` formats of these scalars; None if one of them is not a plain number."""
         formats = [number_format(self.scalars[name].dtype) for name in names]
         return None if None in formats else "".join(filter(None, formats))
 
@@ -150,7 +150,7 @@ class RecordedWork:
 
 
 def _release_tensors(capture: Capture, shared: SharedPool) -> bool:
-    """Let go of tensors that were allocated from a shared pool; return True if there were some.
+    """Release tensors that were allocated from a shared pool; return True if there were some.
 
     The pool keeps the memory, and other captures may use it once the program has dropped the tensor.
     """
@@ -171,7 +171,7 @@ def _release_tensors(capture: Capture, shared: SharedPool) -> bool:
 
 
 def _without_owners(record: RecordedLaunch, starts: set[int]) -> RecordedLaunch:
-    """Return a launch that keeps the tensors at these addresses no longer alive."""
+    """Return a launch that no longer keeps the tensors at these addresses alive."""
     launch, data, args, site, tensors = record
     kept = tuple(each._replace(owner=None) if each.start in starts else each for each in tensors)
     return (launch, data, args, site, kept)

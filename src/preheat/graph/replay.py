@@ -228,7 +228,7 @@ class Replayer:
         self.context.order.add_dependent(self, stream, work.uses, set_launch)
 
     def _prepare_library_launch(self, stream: base.Stream) -> None:
-        """Set `launch` for the library's current streams of which this is known: they stay valid."""
+        """Set `launch` for those current streams of the library that are known to stay valid."""
         library = self.work.library
         assert library is not None
         index = self.context.device.dlpack[1]
@@ -270,7 +270,7 @@ class Replayer:
     # Prepared for one stream
 
     def _replay_stream(self, requested: object) -> base.Stream:
-        """Return the given stream, or that of the capture, of a library that takes part, or our own."""
+        """Return the given stream, that of the capture, that of a library in the graph, or our own."""
         if requested is not None:
             stream = raw_stream(self.context, requested)
             self.context.active_capture(stream)  # This raises if another thread captures the stream.
@@ -321,7 +321,7 @@ class Replayer:
         self.context.device.check(status, f"setting {', '.join(names)}")
 
     def raise_launch_error(self, status: tuple[int, ...]) -> None:
-        """Raise what a failed launch of the graph stands for."""
+        """Raise the error for the status of a failed launch of the graph."""
         try:
             self.context.device.check(status, f"replay of {self.work.title}")
         except DriverError as error:
@@ -343,7 +343,7 @@ class Replayer:
         self.lock[0] = True
 
     def close(self) -> None:
-        """Wait for a replay that another thread is submitting, then give everything back."""
+        """Wait for a replay that another thread is submitting, then release everything."""
         run_locked(self.lock, self._close)
 
     def _close(self) -> None:

@@ -16,7 +16,7 @@ from preheat.runtime.libraries import Library, PoolId, StreamHandle, Torch, curr
 
 __all__ = ["CaptureMemory", "SharedPool", "TorchPool", "capture_memory"]
 
-_PAUSE = 0.001  # seconds between two looks at whether another capture has ended
+_PAUSE = 0.001  # seconds between two checks whether another capture has ended
 
 
 class SharedPool:
@@ -37,7 +37,7 @@ class SharedPool:
         self.uses = context.order.new_uses(context.stream)
         self._given = given  # a pool of torch, or the id of one
         self._pools: dict[Library, Any] = {}
-        # torch and CuPy hand memory out again in the stream that freed it, so there is one stream.
+        # torch and CuPy reuse memory only in the stream that freed it, so a pool has one stream.
         self.stream: base.Stream = context.capture_stream()
         self._turn: dict[None, object] = {}  # the capture that uses the pool now
         fork.register(self)
@@ -50,7 +50,7 @@ class SharedPool:
         self._pools[library] = library.redirect(stack, StreamHandle(self.stream.handle), index, pool)
 
     def ranges(self) -> list[range]:
-        """Return the addresses of the memory in this pool, as far as its libraries tell."""
+        """Return the addresses of the memory in this pool, as far as its libraries report them."""
         index = self.context.device.dlpack[1]
         pools = self._pools.items()
         return [each for library, pool in pools for each in library.pool_ranges(pool, index)]
@@ -72,7 +72,7 @@ class SharedPool:
     def begin_turn(self, capture: object) -> None:
         """Wait until no other capture uses the pool."""
         while self._turn.setdefault(None, capture) is not capture:
-            self.context.active_captures()  # This ends those that nobody can end any more.
+            self.context.active_captures()  # Aborts captures that nothing can end any more.
             time.sleep(_PAUSE)
 
     def end_turn(self, capture: object) -> None:
@@ -90,7 +90,8 @@ class SharedPool:
 
     def __del__(self) -> None:
         if hasattr(self, "_turn"):
-            # Another library may wait for the device when its pool ends, which no capture survives.
+            # Another library may wait for the device when its pool ends, which would invalidate
+            # captures.
             held = [self._given, self._pools]
             self.context.deferred_cleanups.append(held.clear)
             self.context.idle_capture_streams.append(self.stream)
@@ -122,7 +123,7 @@ def capture_memory(pool: Any, context: Context) -> Pool | SharedPool | None:
     if isinstance(pool, Pool | SharedPool):
         if pool.context is not context:
             raise InputError(
-                f"{pool!r} is of another device than {context.device.name}, or from before its reset",
+                f"{pool!r} does not belong to {context.device.name}, or was made before its reset",
                 hint="make one on this device: gpu.pool() or gpu.shared_pool()",
             )
         return pool

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from preheat import svg
 from preheat.graph.layout import Box, Point, arrange
-from preheat.graph.picture import Item, Link, Mark, Picture
+from preheat.graph.picture import Change, Item, Link, Picture
 
 __all__ = ["as_svg"]
 
@@ -58,7 +58,7 @@ _STYLE: svg.Style = {
     "tip-added": ("fill: #1a7f37", "fill: #3fb950"),
     "tip-removed": ("fill: #cf222e", "fill: #f85149"),
 }
-_CLASS_OF_MARK = {Mark.ADDED: "added", Mark.REMOVED: "removed", Mark.CHANGED: "changed"}
+_CLASS_OF_CHANGE = {Change.ADDED: "added", Change.REMOVED: "removed", Change.CHANGED: "changed"}
 _MEANING = {"kernel": "kernel", "memory": "fill or copy", "foreign": "work of another library"}
 
 
@@ -81,8 +81,8 @@ def as_svg(picture: Picture) -> str:
 
 
 def _class(item: Item) -> str:
-    if item.mark is not None:
-        return _CLASS_OF_MARK[item.mark]
+    if item.change is not None:
+        return _CLASS_OF_CHANGE[item.change]
     if item.foreign:
         return "foreign"
     return "kernel" if item.kind == "kernel" else "memory"
@@ -129,7 +129,7 @@ def _edge(link: Link, points: Sequence[Point]) -> str:
     x, y = points[-1]
     line = f"M{_at(*points[0])}{''.join(_pieces(points))}"
     tip = f"M{_at(x, y)}l{_at(-_TIP / 2, -_TIP)}h{svg.number(_TIP)}z"
-    suffix = f"-{_CLASS_OF_MARK[link.mark]}" if link.mark is not None else ""
+    suffix = f"-{_CLASS_OF_CHANGE[link.change]}" if link.change is not None else ""
     return "".join(
         svg.element("path", d=d, class_=c + suffix) for d, c in ((line, "edge"), (tip, "tip"))
     )
@@ -168,15 +168,15 @@ def _head(picture: Picture, width: float) -> tuple[list[str], float]:
 
 
 def _legend(picture: Picture) -> Iterator[tuple[str, str]]:
-    """Yield classes and their meaning: those that occur, and all marks where captures are compared."""
+    """Yield classes and their meaning: those that occur, and all changes if captures are compared."""
     kinds = {_class(item) for item in picture.items}
     yield from ((style, words) for style, words in _MEANING.items() if style in kinds)
     if any(item.scalars for item in picture.items):
         yield "scalar", "scalar that replay() sets"
     if picture.compared:
-        marks = Counter(item.mark for item in picture.items for _ in range(item.count))
-        for mark, style in _CLASS_OF_MARK.items():
-            yield style, f"{mark.value} {style}: {marks[mark]}"
+        changes = Counter(item.change for item in picture.items for _ in range(item.count))
+        for change, style in _CLASS_OF_CHANGE.items():
+            yield style, f"{change.value} {style}: {changes[change]}"
 
 
 def _swatch(style: str, x: float, y: float) -> str:

@@ -1,6 +1,6 @@
 """Arrays, of preheat or another library, among the arguments and results of a step.
 
-They are searched in nested tuples, lists, dicts and dataclasses. Any other object is left as it is.
+They are searched in nested tuples, lists, dicts and dataclasses. Any other object is not searched.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def children(value: Any) -> dict[Any, Any] | None:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all items that are no containers, with their paths: `[0]`, `['row']`, `.first`."""
+    """Yield all items that are not containers, with their paths: `[0]`, `['row']`, `.first`."""
     items = children(value)
     if items is None:
         yield path, value
@@ -105,7 +105,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(value: Any, do: Callable[[Any], Any], *, copy_containers: bool = False) -> Any:
-    """Apply `do` to all items that are no containers and return the same structure of the results.
+    """Apply `do` to all items that are not containers, and return their results in the same structure.
 
     A container whose items stay the same is returned itself. With `copy_containers`, lists and dicts
     are new in any case.
@@ -163,7 +163,7 @@ def copy_containers(value: Any) -> Any:
 
 
 def is_constant(value: Any) -> bool:
-    """Return True if `copy_containers` returns `value` itself, whatever is done to it until then."""
+    """Return True if `copy_containers` returns `value` itself: it has no list, dict or dataclass."""
     if isinstance(value, tuple):
         return all(map(is_constant, value))
     return children(value) is None

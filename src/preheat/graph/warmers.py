@@ -17,7 +17,7 @@ class Warmable(Protocol):
         """Raise if the cache cannot hold graphs for so many keys."""
 
     def warm_key(self, key: Any) -> bool:
-        """Capture a key, unless it has a graph; return whether it was captured."""
+        """Capture a key unless it has a graph. Return True if it was captured."""
 
 
 class Warmers:

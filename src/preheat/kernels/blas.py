@@ -240,7 +240,7 @@ class Blas:
     ) -> Launcher | None:
         """Return a launcher for products like that of `arrays`, which `_multiply` has computed.
 
-        It is None where every product needs all checks.
+        It is None if every product needs all checks.
         """
         context = self._library.context
         raw = None if stream is None else raw_stream(context, stream)

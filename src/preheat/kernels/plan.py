@@ -113,7 +113,7 @@ class Plan(NamedTuple):
         return self.launcher() is not None and self.context.lost is None
 
     def new_result(self, name: str, index: int, stream: object) -> Array | None:
-        """Return memory for a result, or None where a capture or a pool of the caller takes part."""
+        """Return memory for a result, or None if a capture or a pool of the caller takes part."""
         context = self.context
         if context.lost_or_capturing is not None or context.thread_state.allocator is not None:
             return None
@@ -148,7 +148,7 @@ def add_plan(plans: Plans, key: object, make: Callable[[], Plan | None]) -> None
 
 
 def library_of(arrays: Sequence[Any]) -> str | None:
-    """Return the API of the library of all arrays, "" for ours; None where no plan is possible."""
+    """Return the API of the library of all arrays, "" for ours; None if no plan is possible."""
     found = {"" if isinstance(array, Array) else _api(array) for array in arrays}
     api = found.pop()
     return api if not found and api in ADDRESSES else None
@@ -160,7 +160,7 @@ def _api(array: Any) -> str | None:
 
 
 def address_getter(arrays: Sequence[Any]) -> Callable[[Any], int] | None:
-    """Return the function that returns the address of each array; None where there is no plan."""
+    """Return the function that returns the address of each array; None if there is no plan."""
     api = library_of(arrays)
     return None if api is None else ADDRESSES[api]
 
@@ -203,7 +203,7 @@ def kernel_launcher(
 ) -> Launcher | None:
     """Return the launcher of a call with arguments like `args`, which lives as long as its kernel.
 
-    It is None where every launch needs all checks. The first launch tests its arguments before anything
+    It is None if every launch needs all checks. The first launch tests its arguments before anything
     is done. The launches after it handle any arguments.
     """
     raw = None if stream is None else raw_stream(gpu._context, stream)
@@ -266,7 +266,7 @@ def functions(
 
     Both take the plans, the name of the op, the operands, the results or None for new memory, a stream
     and, with `choice`, one further value on which the plan depends. The first one returns the results,
-    or None where the complete path has to be taken. The second one returns None where there is no key.
+    or None if the complete path has to be taken. The second one returns None if there is no key.
     `values` is the number of arguments of a launch after the arrays. With `workspace`, there is one
     more array after the results, which is neither returned nor an operand.
     """

@@ -1,4 +1,4 @@
-"""What may happen while a thread captures a graph, in that thread and in others."""
+"""The interface of an active capture, and the operations that captures refuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ __all__ = [
 ]  # fmt: skip
 
 #: A captured launch: the launch, its packed parameters, its arguments, the place in the program and the
-#: memory of other libraries. Of the arguments only arrays of preheat matter, which it keeps alive.
+#: memory of other libraries. Of the arguments, only arrays of preheat matter: the record keeps them
+#: alive.
 RecordedLaunch = tuple["Launch", bytes, tuple[Any, ...], CallSite, "Sequence[Operand]"]
 
 
@@ -71,7 +72,7 @@ INSTANTIATE = Operation("making a graph ready", "do so before or after the captu
 REPLAY = Operation("replaying a graph", "replay after the capture")
 RESET = Operation("resetting or closing the device", "leave the capture first", unsafe=True)
 OTHER_STREAM = Operation(
-    "work in another stream than the captured one",
+    "work in a stream other than the captured one",
     "omit the stream: work of the capturing thread goes to the captured stream; or fork the stream "
     "from it: stream.wait(gpu.record())",
     relaxed=True,
@@ -102,7 +103,7 @@ class CaptureStreams(Protocol):
         """Return True if work for this stream becomes part of the capture."""
 
     def stream_for(self, stream: base.Stream | None, libraries: Iterable[int]) -> base.Stream:
-        """Return the captured stream for work in `stream`, or else for work on tensors of `libraries`.
+        """Return the captured stream for work in `stream` or, without one, for tensors of `libraries`.
 
         `libraries` has the handles of the current streams of those libraries.
         """
@@ -127,7 +128,6 @@ class ActiveCapture(Protocol):
     """
 
     stream: base.Stream  # the stream that the device captures
-    requested_stream: base.Stream | None  # work for the stream that the caller named is captured too
     allocator: Allocator | None  # where new arrays of the thread come from; None permits no new arrays
     graph: Callable[[], object]  # returns None once the graph was dropped
     interrupted: bool  # An interrupt kept the device from ending the capture.
@@ -140,7 +140,7 @@ class ActiveCapture(Protocol):
 
     @property
     def abandoned(self) -> bool:
-        """Return True if nobody can end the capture: its graph was dropped, or its thread has ended."""
+        """Return True if nothing can end the capture: its graph was dropped or its thread has ended."""
 
     def abort(self) -> None:
         """End the capture and drop what was captured."""

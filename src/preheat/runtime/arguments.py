@@ -57,8 +57,8 @@ class ArgumentMismatch(Exception):  # noqa: N818  (becomes a LaunchError, which 
 class Value(NamedTuple):
     """A parameter that is a number. `code` is its `struct` format.
 
-    `any_sign` says that the type does not tell whether the number is signed. `boolean` says that only
-    0 and 1 may be stored: C++ leaves any other value of a `bool` undefined.
+    `any_sign` means that the type may be signed or unsigned. `boolean` means that only 0 and 1 may be
+    stored, because any other value of a `bool` is undefined in C++.
     """
 
     code: str
@@ -113,7 +113,7 @@ class ParamSpec:
         assert value is not None
         if type(given).__module__ == "numpy" and hasattr(
             given, "dtype"
-        ):  # numpy.float64 is a float, too.
+        ):  # numpy.float64 is a subclass of float.
             return self._numpy(given, value)
         if isinstance(given, bool | int | float):
             return self._python(given, value)
@@ -306,7 +306,7 @@ class _SharedParts(NamedTuple):
 
 
 def param_specs(parameters: tuple[Parameter, ...]) -> tuple[ParamSpec, ...]:
-    """Return what each parameter accepts; for equal parameters it is the same object."""
+    """Return what each parameter accepts. Equal parameters share one object."""
     return _shared_parts(parameters).params
 
 

@@ -29,7 +29,7 @@ __all__ = ["NO_RIGHTS", "Array", "Scalar"]
 _COPY = "pass the whole array and index it in the kernel, or take a copy: gpu.array(a.numpy()[…])"
 _READ = "a.numpy() has its elements on the host"
 
-#: The uses of an array that can no longer be used.
+#: What `uses` is for an array that can no longer be used.
 NO_RIGHTS = Uses()
 
 
@@ -56,8 +56,8 @@ class Array:
 
     # A fast launch reads only `uses.writer`, `dtype` and `address`. A stream belongs to one device, and
     # `uses.writer` is None once the memory is freed. So one identity test shows that the memory is
-    # valid, on this device, and usable in this stream without waiting. `uses` are those of the buffer,
-    # except for an array of scratch memory whose frame has ended.
+    # valid, on this device, and usable in this stream without waiting. `uses` is that of the buffer,
+    # unless the array is scratch memory whose frame has ended.
     uses: Uses
 
     _RECREATE = "make the array again: gpu.array(…)"
@@ -123,7 +123,7 @@ class Array:
         for axis, part in enumerate(parts):
             if kept and not (isinstance(part, slice) and part == slice(None)):
                 raise InputError(
-                    f"{self!r}: an index behind a slice takes elements that are not contiguous",
+                    f"{self!r}: an index after a slice selects elements that are not contiguous",
                     hint=_COPY,
                 )
             start, extent = _axis_span(self.shape, axis, part)
@@ -149,7 +149,7 @@ class Array:
             extents[at] = self.size // rest if rest else 0
         new_shape = shape_of(extents)
         if math.prod(new_shape) != self.size:
-            raise InputError(f"{self!r} has {self.size} elements, which no shape {wanted!r} holds")
+            raise InputError(f"{self!r} has {self.size} elements, and cannot be reshaped to {wanted!r}")
         return Array(self.buffer, self.dtype, new_shape, self.address - self.buffer.address)
 
     def __repr__(self) -> str:
@@ -229,7 +229,7 @@ class Array:
         return self
 
     def _fill(self, pattern: bytes, captured: base.Stream | None = None) -> int:
-        """Set every element, in a captured stream or in order; return the number of operations."""
+        """Set every element, with or without a capture, and return the number of operations."""
         if not self.size:
             return 0
         if len(pattern) > 8:  # The device has no such fill, so the elements are copied from the host.
@@ -308,7 +308,7 @@ class Array:
         return self.buffer.context.device
 
     def require_usable(self, doing: str) -> None:
-        """Raise when the memory can no longer be used; `doing` names the operation."""
+        """Raise if the memory can no longer be used. `doing` names the operation."""
         if self.buffer.lost is not None:
             raise StaleBufferError(doing, f"{self!r}: {self.buffer.lost}", hint=self.remedy)
 

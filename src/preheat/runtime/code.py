@@ -1,4 +1,4 @@
-"""Machine code for a device: which code a program needs there, found in a cache or compiled."""
+"""Machine code for a device: finds the stored code of a program, or what has to be compiled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Code", "MissingCode", "find_code"]
 
 
 class Code(NamedTuple):
-    """Code to load, and the program that it was compiled from, where that is known.
+    """Code to load, and the program that it was compiled from, if that is known.
 
     `jit` says that the driver has to compile its PTX.
     """
@@ -54,7 +54,8 @@ def find_code(
 
     `arch` is the architecture to compile for. Without it that is the device's own, and stored code for
     an architecture that also runs there is accepted, unless `strict`. `jit` allows PTX for a device
-    that is newer than the compiler. Raises `SealedError` where nothing may be compiled.
+    that is newer than the compiler. Raises `SealedError` if the code is not stored and this process is
+    sealed.
     """
     target = arch or device.arch
     if strict and program.language == "ptx":
@@ -67,7 +68,8 @@ def find_code(
     result = builder.lookup(program, target, exact=strict or arch is not None)
     if isinstance(result, Hit):
         return Code(result.artifact, program)
-    # `obtain` asks the seal, too, but the next line needs a compiler, which a sealed process may lack.
+    # `obtain` also checks the seal, but the next line needs a compiler, which a sealed process may
+    # lack.
     builder.permit(program, target, result)
     newest = builder.toolchain.newest(target)
     if newest == target or "cuda" not in program.language:  # NVRTC is not needed for it.

@@ -33,7 +33,7 @@ __all__ = ["Context"]
 
 _RESET = "call gpu.reset(); then {again}"
 _NEW_PROCESS = "start a new process: the GPU does not recover in this one"
-_LONG_QUEUE = 256  # queued finalizations after which a launch drains the queue, too
+_LONG_QUEUE = 256  # queued finalizations after which a launch drains the queue as well
 
 
 class Completion(Protocol):
@@ -66,9 +66,10 @@ class _ThreadState(threading.local):
 class Context:
     """What is allocated in one session of a device. All of it becomes unusable when the session ends.
 
-    `lost` is None while the context can be used, and then the reason why not; `recovers` says whether a
-    reset of the device helps. `captures_by_thread` has the active captures. `lost_or_capturing` is None
-    while the context is not lost and no capture is active, and is all that a fast launch tests.
+    `lost` is None while the context can be used, and afterwards the reason why it cannot. `recovers`
+    says whether a reset of the device helps. `captures_by_thread` has the active captures.
+    `lost_or_capturing` is None while the context is not lost and no capture is active, and is all that
+    a fast launch tests.
 
     Finalizers take no lock and do not call the driver. They append the work to `deferred_cleanups`, or
     a module to `unused_modules`, and `drain` does the work at the next safe point, which is never
@@ -91,7 +92,7 @@ class Context:
         self.lost: ContextLostError | None = None
         self._cause: DeviceError | None = None
         self.recovers = True
-        self._intact = False  # whether the fault that `lost` reports has left everything usable
+        self._intact = False  # True if everything is still usable after the fault that `lost` reports
         self._remedy = ""
         self.captures_by_thread: dict[int, ActiveCapture] = {}
         self.lost_or_capturing: object = None
@@ -152,7 +153,7 @@ class Context:
         run_locked(self._state_lock, add)
 
     def active_captures(self) -> list[ActiveCapture]:
-        """Return the active captures, after aborting those that nobody can end any more."""
+        """Abort the captures that nothing can end any more, and return the other active ones."""
         for capture in list(self.captures_by_thread.values()):
             if capture.abandoned:
                 capture.abort()
@@ -191,7 +192,7 @@ class Context:
         return self.thread_state.allocator if capture is None else capture.allocator
 
     def refuse_in_capture(self, operation: Operation, stream: base.Stream | None = None) -> None:
-        """Raise where an active capture does not permit `operation`."""
+        """Raise if an active capture does not permit `operation`."""
         for capture in self.active_captures():
             capture.refuse(operation, stream)
 
@@ -215,7 +216,7 @@ class Context:
         located = plain is not None and plain is self._cause
         if (self.lost is None) if located else (self.lost is not None):
             return  # `recover` was called in the meantime, or there was a fault before.
-        # Work on host memory is executed when it is submitted, so that nothing waits behind the fault.
+        # Work on host memory runs when it is submitted, so no work is queued behind the fault.
         immediate = isinstance(error, EmulatorFault) and self.device.dlpack[0] == base.ON_HOST
         intact = immediate and not self.captures_by_thread
         self._cause = error
@@ -225,7 +226,7 @@ class Context:
             self._lose(str(error), error.hint or "", only_first=True)
         else:
             recovers = self.device.recovers
-            reason = f"{self.device.name} is lost since: {error}"
+            reason = f"{self.device.name} is lost after an error: {error}"
             remedy = _RESET if recovers else _NEW_PROCESS
             self._lose(reason, remedy, recovers=recovers, only_first=not located)
             self._intact = recovers and (self._intact if located else intact)
@@ -247,7 +248,7 @@ class Context:
         run_locked(self._state_lock, lose)
 
     def recover(self) -> bool:
-        """Make a context usable again that a fault of a kernel has ended, with everything in it.
+        """Make the context, with everything in it, usable again after a fault of a kernel.
 
         This is possible on an emulator without a schedule, and outside captures. Return False if
         only a reset of the device helps. Memory that the kernel was writing may have any contents.
@@ -295,7 +296,7 @@ class Context:
     def _end(self, reason: str, remedy: str, *, recovers: bool = True) -> None:
         """Make everything in this context unusable, and drop what is queued.
 
-        This replaces an earlier reason: after a reset, the caller need not act on the fault before.
+        This replaces an earlier reason, because after a reset the earlier fault no longer matters.
         """
         self._lose(f"{self.device.name}: {reason}", remedy, recovers=recovers)
         self._intact = False
@@ -311,9 +312,10 @@ class Context:
     # Memory
 
     def allocate(self, size: int, stream: base.Stream) -> int:
-        """Allocate memory after freeing what nothing holds; without enough of it, wait and try again.
+        """Free unused memory and allocate; if there is not enough memory, wait and try again.
 
-        The wait is for our own streams. A wait for the device would invalidate captures of others.
+        It waits only for streams of preheat. A wait for the device would invalidate captures of other
+        libraries.
         """
         self.require_alive()
         self.refuse_in_capture(ALLOCATE)

@@ -28,7 +28,7 @@ def new_array(context: Context, shape: tuple[int, ...], dtype: DType, stream: ob
 
 
 def _home(context: Context, stream: object) -> base.Stream:
-    """Return the stream that memory belongs to: one of ours, since others may end before it."""
+    """Return the home stream of memory. It is a stream of preheat, because others may end before it."""
     context.require_alive()
     raw = context.stream if stream is None else raw_stream(context, stream)
     return raw if context.order.owns(raw) else context.stream
@@ -58,7 +58,7 @@ def _copy_of_array(context: Context, array: Array, dtype: object, stream: object
     context.require_alive()
     _require_dtype(array, array.dtype, dtype)
     if array.buffer.context is not context:
-        raise InputError(f"{array!r} is on another device than {context.device.name}")
+        raise InputError(f"{array!r} is not on {context.device.name}")
     return new_array(context, array.shape, array.dtype, stream).copy_from(array)
 
 
@@ -72,7 +72,7 @@ def _copy_of_tensor(
     operand = kind.read(tensor, home.handle)
     element = _require_dtype(tensor, operand.dtype, dtype)
     if operand.device != device.dlpack:
-        raise InputError(f"{name} is on another device than {device.name}")
+        raise InputError(f"{name} is not on {device.name}")
     if not operand.contiguous:
         raise InputError(f"{name} of shape {tuple(tensor.shape)} is not contiguous")
     array = new_array(context, tuple(tensor.shape), element, stream)

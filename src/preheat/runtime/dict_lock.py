@@ -1,12 +1,12 @@
 """A lock that a signal handler cannot leave locked.
 
 `with lock:` of `threading.Lock` is not safe where a signal handler may raise: from Python 3.13 on, the
-handler can run after the lock was acquired and before the block began, and then nobody releases it. A
+handler can run after the lock was acquired and before the block began, and then it is never released. A
 `DictLock` is a dict with one entry. Deleting the entry acquires the lock and is a single bytecode
-instruction, which either happened or did not; storing the entry releases it. That is also cheaper than
+instruction, which is either executed or not; storing the entry releases it. That is also cheaper than
 `threading.Lock`.
 
-Code that must not pay for a call writes the two steps out:
+Code that cannot afford a call has the two steps inline:
 
     try:
         del lock[0]

@@ -115,7 +115,7 @@ def capsule(
 ) -> Any:
     """Return a capsule for contiguous memory. `number` is a new one of `export_numbers`.
 
-    `release` is called when the consumer releases the memory, or when nobody has consumed the capsule.
+    `release` is called when the consumer releases the memory, or if the capsule is dropped unconsumed.
     It keeps the memory alive until then.
     """
     extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
@@ -145,9 +145,9 @@ def capsule(
 
 
 def end_dropped_exports() -> None:
-    """End the exports whose capsules were dropped before anybody consumed them."""
+    """End the exports whose capsules were dropped before they were consumed."""
     alone = object()  # An object with one reference, for comparison.
-    with suppress(IndexError):  # Another thread sweeps, too.
+    with suppress(IndexError):  # Another thread is sweeping as well.
         for _ in range(len(_unconsumed_capsules)):
             number, one = _unconsumed_capsules.popleft()
             if _is_consumed(one):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["capsule", "cuda_interface", "host_interface"]
 
-_LEGACY_STREAM = LEGACY_STREAMS[-1]  # DLPack means it by stream=None.
+_LEGACY_STREAM = LEGACY_STREAMS[-1]  # The meaning of stream=None in DLPack.
 
 
 def capsule(array: Array, stream: int | None, *, versioned: bool) -> Any:
@@ -27,7 +27,7 @@ def capsule(array: Array, stream: int | None, *, versioned: bool) -> Any:
         handles = [_LEGACY_STREAM if stream is None else stream]
     number = next(dlpack.export_numbers)
     shared = uses.shared
-    # From here on no stream gets a right.
+    # From here on, no stream gets a right to the memory.
     uses.dlpack_exports[number] = retained_current_streams(device)
     try:
         _export(array, handles, shared=shared)
@@ -72,8 +72,8 @@ def _export(array: Array, handles: Iterable[int], *, shared: bool) -> None:
 def _export_by_interface(array: Array) -> None:
     """Share the memory as long as it exists, because an array interface has no release.
 
-    The protocol does not say which library asks, so the current stream of every loaded library waits,
-    and so does the stream that the interface names.
+    The protocol does not name the library that uses the memory. So the current stream of every loaded
+    library waits, and so does the stream that the interface names.
     """
     device = array.buffer.context.device
     on_host = device.dlpack[0] == ON_HOST

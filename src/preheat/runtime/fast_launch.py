@@ -68,8 +68,8 @@ _OWN = _Templates(
     "{0}.address",
     "own_submit",
 )
-# For a launch that becomes part of a capture. It waits for nothing: the replay is ordered. Another
-# library may use shared memory in another stream of the capture, so that takes no short path.
+# For a launch that becomes part of a capture. It waits for nothing, because the replay is ordered.
+# Shared memory is excluded, because another library may use it in another stream of the capture.
 _OPEN = (
     "{0}.buffer.context is context and {0}.buffer.open and {0}.uses is {0}.buffer.uses"
     " and not {0}.uses.shared"
@@ -195,7 +195,7 @@ def _branch(name: str, api: str, params: Sequence[ParamSpec], *, first: bool) ->
 
 def _record(params: Sequence[ParamSpec]) -> str:
     if any(param.untyped for param in params):
-        return ""  # Whether an untyped word is an array is known at the call.
+        return ""  # Only a call shows whether an untyped word is an array.
     tests, stores = _tests_and_stores(_RECORDED, "own", "", params)
     conditions = ["context.lost is None", "capture.graph() is not None", "not capture.interrupted"]
     conditions += ["not more", "not named"]

@@ -47,7 +47,7 @@ class ObjectCode(Protocol):
 
 
 class GivenCode(NamedTuple):
-    """Compiled code: a cubin or PTX, its name, and the names that its kernels also have."""
+    """Compiled code: a cubin or PTX, its name, and additional names of its kernels."""
 
     code: bytes
     is_ptx: bool = False
@@ -58,8 +58,8 @@ class GivenCode(NamedTuple):
 def given_code(source: Any, **unusable: object) -> GivenCode:
     """Return the code in `source`: the bytes of a cubin, or an `ObjectCode`.
 
-    `unusable` are other arguments of the caller, which only a compile can use. Raises `InputError` for
-    anything else, and for code that a device cannot load as it is.
+    `unusable` are other arguments of the caller, which make sense only for a compile. Raises
+    `InputError` for anything else, and for code that a device cannot load as it is.
     """
     given = _read(source)
     if names := [f"{name}=" for name, value in unusable.items() if value]:
@@ -122,7 +122,7 @@ def ptx_program(given: GivenCode, label: str | None) -> Program:
 
 
 def with_names(artifact: Artifact, given: GivenCode) -> Artifact:
-    """Return an artifact whose kernels also have the names that `given` has for them.
+    """Return an artifact whose kernels also have the additional names of `given`.
 
     Modules are found by the digests of their artifacts, so this one gets its own digest.
     """

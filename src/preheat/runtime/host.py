@@ -97,7 +97,7 @@ def converted(host: np.ndarray[Any, Any], held: DType, wanted: DType | None) -> 
     values = _numbers(host, held)
     if values is not host and not numpy.can_cast(values.dtype, wanted.numpy(), "same_kind"):
         hint = f'.numpy("float32").astype({wanted.host!r}) rounds the numbers'
-        raise InputError(f"{held} does not turn into {wanted} without loss", hint=hint)
+        raise InputError(f"{held} cannot be converted to {wanted} without loss", hint=hint)
     return host_array(values, wanted)
 
 
@@ -134,7 +134,7 @@ def shape_of(shape: object) -> tuple[int, ...]:
 
 
 def integer(value: Any, what: str, *, least: int | None = None, hint: str | None = None) -> int:
-    """Return `value` as an int; `InputError` if it is not `what`, such as "a number of bytes"."""
+    """Return `value` as an int. The error calls it `what`, such as "a number of bytes"."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -201,7 +201,7 @@ def _non_numbers(data: object) -> Iterator[object]:
 
 def _lossy_error(host: np.ndarray[Any, Any], dtype: DType) -> InputError:
     hint = f"convert it first: numpy.asarray(x).astype({dtype.host!r})"
-    return InputError(f"{host.dtype} does not turn into {dtype} without loss", hint=hint)
+    return InputError(f"{host.dtype} cannot be converted to {dtype} without loss", hint=hint)
 
 
 def _check_range(host: np.ndarray[Any, Any], dtype: DType) -> None:
@@ -226,7 +226,7 @@ def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
             return numpy.zeros(host.shape, dtype.numpy())
         raise InputError(f"give {dtype} as raw bits ({dtype.host})")
     if host.dtype.kind not in "biuf":
-        raise InputError(f"{host.dtype} does not turn into {dtype} without loss")
+        raise InputError(f"{host.dtype} cannot be converted to {dtype} without loss")
     exact = numpy.ascontiguousarray(host, "float64")
     with numpy.errstate(over="ignore"):
         near = exact.astype("float32")

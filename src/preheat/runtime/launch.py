@@ -1,8 +1,8 @@
 """Launches: arguments are checked and packed, operands are ordered, and the kernel is submitted.
 
 `Launch.run` handles any arguments; `preheat.runtime.fast_launch` generates a Python function that does
-the same for the arguments that most launches have. Work that another library submits for us, such as a
-product by cuBLAS, is a `Call`, too.
+the same for the arguments that most launches have. Work that another library submits for preheat, such
+as a product by cuBLAS, is also a `Call`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from preheat.runtime.stream import record_event
 from preheat.runtime.uses import Uses, add_use
 from preheat.tracebacks import shorten_traceback
 
-UNORDERED = -1  # for DLPack: the producer need not order anything, here because of a capture
+UNORDERED = -1  # In DLPack: do not order the work of the producer. Captures use it.
 MANY_STREAMS = 64  # streams for which one launch, or one graph, stays prepared
 _CONTIGUOUS = "make a copy that is; or preheat.strided(x), for a kernel that takes strides"
 _READ_ONLY = "declare the parameter const, or pass a copy"
@@ -67,7 +67,7 @@ class LaunchArguments:
     uses: dict[Uses, bool] = field(default_factory=dict)  # of our memory; True for a write
     foreign: list[Operand] = field(default_factory=list)
     foreign_streams: dict[int, str] = field(default_factory=dict)  # their libraries, by handle
-    keep_alive: list[object] = field(default_factory=list)  # owners of memory that nobody else keeps
+    keep_alive: list[object] = field(default_factory=list)  # owners of memory without other owners
     arrays: dict[int, Array] = field(default_factory=dict)  # ours, by argument position
     libraries: set[str] = field(default_factory=set)  # foreign ones with their own streams
 
@@ -120,7 +120,7 @@ class Call(ABC):
         self.blocking = blocking
 
     def run(self, *args: Any, **named: Any) -> None:
-        """Check the arguments, order the work and submit it; `LaunchError` before anything happens.
+        """Check the arguments, raising `LaunchError`; then order the work and submit it.
 
         In a thread that captures, the work becomes part of the capture. The replay orders it with the
         work that produces its operands outside the graph.
@@ -203,7 +203,7 @@ class Call(ABC):
             raise _FreedMemory(f"{array!r}: {buffer.lost}", array.remedy)
         if buffer.context is not self.context:
             raise ArgumentMismatch(
-                f"{array!r} is on another device than the kernel, {self.context.device.name}"
+                f"{array!r} is not on the device of the kernel, {self.context.device.name}"
             )
         if param.dtypes is not None and array.dtype not in param.dtypes:
             wanted = param.dtypes[0].name
@@ -256,7 +256,9 @@ class Call(ABC):
         except DeviceError as error:
             error.args = (f"{self.signature.kernel}: {error}",)
             if self.context.lost is not None:
-                self.context.lost.args = (f"{self.context.device.name} is lost since: {error}",)
+                self.context.lost.args = (
+                    f"{self.context.device.name} is lost after an error: {error}",
+                )
             raise
 
 
@@ -326,7 +328,7 @@ class Launch(Call):
                     raise error
                 if status is not None:
                     self.raise_for_status(status)
-        finally:  # The traceback has this frame. A cycle would keep the memory of the capture.
+        finally:  # Break the cycle of error and frame, which would keep memory alive.
             del capture, error
 
     def raise_for_status(self, status: tuple[int, ...]) -> None:
@@ -377,7 +379,7 @@ def ordered(
 
 
 def _conversion(library: str, wanted: DType) -> str | None:
-    """Return the hint for a tensor of another element type than `wanted`."""
+    """Return the hint for a tensor whose element type is not `wanted`."""
     if library == "torch":
         return f"convert it: x = x.to(torch.{wanted})"
     known = library in _ASTYPE and wanted.host == wanted.name  # NumPy lacks some types.

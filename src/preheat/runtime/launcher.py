@@ -43,7 +43,7 @@ class Launcher:
                 fast = fast_launch(self._launch, args)
                 if (kernel := self._kernel()) is not None:
                     kernel.replace(self._key, fast)
-                self._fast = fast  # Only now: an interrupt before would leave this object in its place.
+                self._fast = fast  # Set last: after an interrupt, the next call tries again.
             self._seen = True
         except PreheatError as error:
             shorten_traceback(error)

@@ -109,7 +109,7 @@ class Library:
 
 
 class Torch(Library):
-    """torch. It never destroys a stream, but its current one may belong to another library."""
+    """torch. It never destroys its streams, but its current stream may belong to another library."""
 
     api = "torch"
 
@@ -119,8 +119,8 @@ class Torch(Library):
 
     def is_initialized(self) -> bool:
         """Return True once torch has a CUDA context; False while another thread imports it."""
-        asked = getattr(getattr(self.module, "cuda", None), "is_initialized", None)
-        return asked is not None and bool(asked())
+        is_initialized = getattr(getattr(self.module, "cuda", None), "is_initialized", None)
+        return is_initialized is not None and bool(is_initialized())
 
     def _element(self, dtype: DType) -> set[object]:
         named = getattr(self.module, dtype.name, None)

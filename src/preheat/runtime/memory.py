@@ -55,7 +55,7 @@ class Buffer:
     def uses_for(self, array: Array) -> Uses:
         """Return the uses that launches of `array` test.
 
-        A buffer whose arrays can end earlier than its memory takes them away then.
+        A buffer whose arrays can end before its memory overrides this, to make such arrays unusable.
         """
         del array
         return self.uses

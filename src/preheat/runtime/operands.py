@@ -48,7 +48,7 @@ class Strided(NamedTuple):
     any_dtype: bool = False
 
     def __repr__(self) -> str:
-        return f"strided({type(self.array).__name__})"  # No address: it differs from run to run.
+        return f"strided({type(self.array).__name__})"  # An address would differ in each run.
 
 
 def strided(array: Any) -> Strided:
@@ -96,7 +96,7 @@ class Operand(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the memory is, for messages."""
+        """The location of the memory, for messages."""
         return "host memory" if self.device[0] == ON_HOST else f"the memory of GPU {self.device[1]}"
 
     @property
@@ -163,7 +163,7 @@ def _memory_fault(value: Any) -> tuple[str, str] | None:
 
 
 def is_plain_tensor(value: Any, device: tuple[int, int]) -> bool:
-    """Return True for most tensors of torch on `device`, of which an `Operand` says nothing more."""
+    """Return True for a plain tensor of torch on `device`, which needs no `Operand`."""
     return bool(
         _memory_fault(value) is None
         and value.get_device() == device[1]
@@ -222,12 +222,12 @@ def _from_host(value: Any, stream: int) -> Operand:
 
 def _from_dlpack(value: Any, stream: int) -> Operand:
     on_host = value.__dlpack_device__()[0] == ON_HOST
-    asked = {} if on_host else {"stream": stream or LEGACY_STREAMS[-1]}  # DLPack has no stream 0
+    arguments = {} if on_host else {"stream": stream or LEGACY_STREAMS[-1]}  # DLPack has no stream 0
     try:
         try:
-            capsule = value.__dlpack__(**asked, max_version=(1, 0))
+            capsule = value.__dlpack__(**arguments, max_version=(1, 0))
         except TypeError:  # The producer is older than the versions of the protocol.
-            capsule = value.__dlpack__(**asked)
+            capsule = value.__dlpack__(**arguments)
     except BufferError as bad:
         raise InputError(f"{type(value).__name__} cannot be exported: {bad}") from None
     tensor = dlpack.open_capsule(capsule)
@@ -250,7 +250,7 @@ def _itemsize(face: dict[str, Any]) -> int:
     import numpy
 
     if face["typestr"].startswith(">"):
-        raise InputError("an array of big-endian numbers has other values in a kernel")
+        raise InputError("an array of big-endian numbers would have wrong values in a kernel")
     return int(numpy.dtype(face["typestr"]).itemsize)
 
 

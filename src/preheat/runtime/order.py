@@ -134,7 +134,7 @@ class Order:
         return Section(self, self.timeline(stream), uses, timelines, capturing)
 
     def run_locked(self, do: Callable[[], None]) -> None:
-        """Run `do` while nobody else changes uses or records marks.
+        """Run `do` while no other thread changes uses or records marks.
 
         A finalizer of the caller's may run inside and use memory in turn, so a thread never waits for
         itself.
@@ -164,7 +164,7 @@ class Order:
     def _consumer_timeline(self, handle: int) -> Timeline | None:
         try:
             timeline = self._timeline_of(handle)
-        except DriverError:  # The stream was destroyed, and its work has ended or is its owner's.
+        except DriverError:  # The stream was destroyed. Its owner is responsible for its work.
             return None
         if self.is_capturing(timeline.stream):
             raise CaptureError(
@@ -175,7 +175,7 @@ class Order:
         return timeline
 
     def export(self, uses: Uses, handles: Iterable[int], *, shared: bool) -> None:
-        """Let streams of another library use this memory: they wait for what was done with it.
+        """Let streams of another library use this memory. They wait for its earlier uses.
 
         `shared` means that other consumers hold the memory already.
         """
@@ -228,7 +228,7 @@ class Order:
         uses: Mapping[Uses, bool],
         prepare: Callable[[base.Event], base.Replay],
     ) -> RepeatedUse | None:
-        """Return uses in a stream of another library that follow one like them, or None.
+        """Return a `RepeatedUse` if these uses in `stream`, repeated, wait for nothing; otherwise None.
 
         `prepare` returns the launch of the work, which records the given event.
         """

@@ -1,4 +1,4 @@
-"""Kernels that are compiled while the caller goes on: the first use of one waits for it."""
+"""Kernels that are compiled in the background. The first use of a kernel waits for its compile."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from preheat.callsite import file_and_line
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.program import Program
 from preheat.runtime.code import Code, MissingCode
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
 from preheat.runtime.launch import Launch
+from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest
 from preheat.runtime.session import Prepared, Session, module_request
 
 __all__ = ["PendingKernel", "pending_kernel"]
 
 
-class _Request:
-    """A kernel that was asked for, and the task that finds or compiles its code.
+class _PendingRequest:
+    """A requested kernel, and the task that finds or compiles its code.
 
-    Wrong arguments, and a file that cannot be read, are errors at once.
+    Wrong arguments and unreadable files raise errors at once.
     """
 
     def __init__(self, session: Session, request: ModuleRequest, name: str) -> None:
@@ -37,7 +38,7 @@ class _Request:
         self.task: Task[Code] = session.builder.background.submit(self._compile)
 
     def _compile(self, deferral: Deferral) -> Code:
-        """Find or compile the code, in a thread of the builder. A later attempt does not look again."""
+        """Find or compile the code, in a thread of the builder. A later attempt skips the lookup."""
         if self._missing is None:
             wanted = self.module_request
             found = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
@@ -59,10 +60,10 @@ class _Request:
         return Prepared(self.program, self.files, self.task.outcome())
 
     def with_origin(self, error: PreheatError) -> PreheatError:
-        """Return the error of a first use, with the line that asked for the kernel."""
+        """Return the error of a first use, with the line that requested the kernel."""
         error = error.naming(self.name) if isinstance(error, SealedError) else copy_error(error)
         file, line = file_and_line(self.task.site)
-        error.add_note(f"the kernel {self.name} was asked for with wait=False at {file}:{line}")
+        error.add_note(f"the kernel {self.name} was requested with wait=False at {file}:{line}")
         return error
 
 
@@ -70,55 +71,56 @@ class PendingKernel(Kernel):
     """A kernel that may not be compiled yet. With its first use it becomes an ordinary `Kernel`.
 
     It has none of the attributes of a kernel, so that the first access to one of them leads to
-    `__getattr__`, which waits. Nothing of this class is left afterwards.
+    `__getattr__`, which waits. After that, its class is `Kernel`.
     """
 
-    def __init__(self, asked: _Request) -> None:
-        self.__dict__["_asked"] = asked
+    def __init__(self, pending: _PendingRequest) -> None:
+        self.__dict__["_pending"] = pending
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):  # Only Python and other libraries look for such names.
-            asked = _asked(self)
-            if asked is not None:
-                _resolve(self, asked)
+            pending = _pending_request(self)
+            if pending is not None:
+                _resolve(self, pending)
         return object.__getattribute__(self, name)
 
     def __repr__(self) -> str:
-        asked = _asked(self)
-        if asked is None:
+        pending = _pending_request(self)
+        if pending is None:
             return Kernel.__repr__(self)
         state = "being compiled"
-        if asked.task.done:
-            state = "compiled, not loaded yet" if asked.task.error is None else "cannot be compiled"
-        return f"<Kernel {asked.name} of {asked.program.label} on {asked.session.device.name}: {state}>"
+        if pending.task.done:
+            state = "compiled, not loaded yet" if pending.task.error is None else "cannot be compiled"
+        where = f"{pending.program.label} on {pending.session.device.name}"
+        return f"<Kernel {pending.name} of {where}: {state}>"
 
 
 # These are functions and not methods, because another thread may change the class of the kernel while
 # they run.
 
 
-def _asked(kernel: Kernel) -> _Request | None:
+def _pending_request(kernel: Kernel) -> _PendingRequest | None:
     """Return the request of a kernel that has not been used yet."""
-    return kernel.__dict__.get("_asked")
+    return kernel.__dict__.get("_pending")
 
 
-def _resolve(kernel: Kernel, asked: _Request) -> None:
+def _resolve(kernel: Kernel, pending: _PendingRequest) -> None:
     """Wait for the code, load it, and make `kernel` an ordinary kernel."""
-    session = asked.session
+    session = pending.session
     session.context.require_alive(Launch.RECREATE)
 
     def become(module: Module, entry: EntryPoint) -> Kernel:
         Kernel.__init__(kernel, module, entry)
         kernel.__class__ = Kernel
-        kernel.__dict__.pop("_asked", None)
+        kernel.__dict__.pop("_pending", None)
         return kernel
 
     try:
-        shared = session.kernel(asked.request, asked.name, asked.prepared, become)
+        shared = session.kernel(pending.request, pending.name, pending.prepared, become)
         if shared is not kernel:
             become(shared.module, shared.entry)
     except PreheatError as error:
-        raise asked.with_origin(error) from None
+        raise pending.with_origin(error) from None
 
 
 def pending_kernel(session: Session, request: ModuleRequest, name: str) -> Kernel:
@@ -129,7 +131,7 @@ def pending_kernel(session: Session, request: ModuleRequest, name: str) -> Kerne
         return loaded.value
     session.context.require_alive()
     known = session.pending.get(key)
-    if known is not None and (asked := _asked(known)) is not None and asked.usable():
+    if known is not None and (pending := _pending_request(known)) is not None and pending.usable():
         return known
-    kernel = session.pending[key] = PendingKernel(_Request(session, request, name))
+    kernel = session.pending[key] = PendingKernel(_PendingRequest(session, request, name))
     return kernel

@@ -18,7 +18,7 @@ Source = str | Path | Program
 
 
 class ModuleRequest(NamedTuple):
-    """What a caller asks for, with each argument in one form: equal requests mean the same module.
+    """The arguments of a call, each in one form. Equal requests mean the same module.
 
     `directory` is the current directory where an include directory is relative to it, and empty
     otherwise, so that after a chdir the request is another one.
@@ -82,7 +82,7 @@ class ModuleRequest(NamedTuple):
                 "compiled code is not a program", hint="load it by gpu.module(code), and wait for it"
             )
         headers = None if self.headers is None else dict(self.headers)
-        if type(self.source) is str:  # It names no file: `of` has made a path of such a text.
+        if type(self.source) is str:  # It is source text: `of` has made paths of file names.
             return Program.of(
                 self.source, label=self.label, options=self.options, include=self.include,
                 headers=headers, names=self.names,

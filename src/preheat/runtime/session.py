@@ -24,17 +24,18 @@ from preheat.runtime.code import Code, MissingCode, find_code
 from preheat.runtime.context import Context
 from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.given import GivenCode, cubin_artifact, ptx_program, with_names
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest
 from preheat.singleflight import SingleFlight
 from preheat.weak_values import WeakValues
 
-__all__ = ["Entry", "Prepared", "Session", "module_request"]
+__all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
 
 T = TypeVar("T")
 
 
-class Entry(NamedTuple, Generic[T]):
+class LoadedObject(NamedTuple, Generic[T]):
     """A loaded module or kernel, and the files that it was compiled from, if any."""
 
     value: T
@@ -46,11 +47,13 @@ class Entry(NamedTuple, Generic[T]):
         return self.files is None or not self.files.changed()
 
 
-_entry: Callable[[tuple[Any, TrackedFiles | None]], Entry[Any]] = partial(tuple.__new__, Entry)  # in C
+_loaded_object: Callable[[tuple[Any, TrackedFiles | None]], LoadedObject[Any]] = partial(
+    tuple.__new__, LoadedObject
+)  # in C
 
 
 class Prepared(NamedTuple):
-    """A program that was read, its files from before that, and its code."""
+    """A program, its files as they were before it was read, and its code."""
 
     program: Program
     files: TrackedFiles | None
@@ -61,8 +64,8 @@ class Session:
     """What a device has loaded between its opening, or its last reset, and the next reset.
 
     A load that is running during a reset stays in the old session. `modules` and `kernels` have what
-    was asked for, by request. `loaded` has every module that something still holds, by artifact:
-    different requests may lead to the same one.
+    was requested, by request. `loaded` has every module that is still referenced, by artifact, because
+    different requests may lead to the same module.
 
     `jit` lets the driver compile PTX for a device that is newer than the compiler, `blocking` waits
     after every launch, and `reload` compiles a program again when one of its files has changed.
@@ -80,12 +83,12 @@ class Session:
         if device.dlpack[0] == ON_GPU:
             load = partial(_fill_kernel, weakref.ref(self))
             self.context.kernel_fill = KernelFill(self.context, load)
-        self.modules: dict[object, Entry[Module]] = {}
-        self.kernels: dict[object, Entry[Kernel]] = {}
+        self.modules: dict[object, LoadedObject[Module]] = {}
+        self.kernels: dict[object, LoadedObject[Kernel]] = {}
         self.loaded: WeakValues[str, Module] = WeakValues()
-        # Kernels that were asked for without waiting and have not been used yet, by request.
+        # Kernels that were requested with `wait=False` and have not been used yet, by request.
         self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
-        self._module_loads: SingleFlight[Entry[Module]] = SingleFlight(builder.events)
+        self._module_loads: SingleFlight[LoadedObject[Module]] = SingleFlight(builder.events)
         self._code_loads: SingleFlight[Module] = SingleFlight(builder.events)
 
     def kernel(
@@ -108,7 +111,7 @@ class Session:
         if "<" in name:
             request = module_request(request, name)
         module, files = self.module(request, prepared)
-        new: Entry[Kernel] = _entry((make(module, module.artifact.entry(name)), files))
+        new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
         shared = self.kernels.setdefault(key, new)
         if (
             shared is not new and not shared.current
@@ -118,11 +121,11 @@ class Session:
 
     def module(
         self, request: ModuleRequest, prepared: Callable[[], Prepared | None] | None = None
-    ) -> Entry[Module]:
+    ) -> LoadedObject[Module]:
         """Return a module with its files; compile and load it first if necessary.
 
-        `prepared` returns the code where the caller has it, or None. It is called once at most, and
-        only when the module has to be loaded.
+        `prepared` returns the code if the caller has it, or None. It is called at most once, and only
+        if the module has to be loaded.
         """
         entry = self.modules.get(request)
         if entry is not None and entry.current:
@@ -140,7 +143,7 @@ class Session:
                 return self._remember(request, module, program, files)
             self.context.refuse_in_capture(LOAD)
 
-        def load() -> Entry[Module]:
+        def load() -> LoadedObject[Module]:
             entry = self.modules.get(request)
             if entry is not None and entry.current:  # The thread before this one loaded it.
                 return entry
@@ -162,8 +165,8 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def _given(self, request: ModuleRequest, given: GivenCode) -> Entry[Module]:
-        """Load code that others compiled. PTX is a program, and a cubin is loaded as it is."""
+    def _given(self, request: ModuleRequest, given: GivenCode) -> LoadedObject[Module]:
+        """Load compiled code. PTX becomes a program, and a cubin is loaded as it is."""
         self.context.refuse_in_capture(LOAD)
         if not given.is_ptx:
             artifact = cubin_artifact(given, self.device, request.label, strict=request.strict)
@@ -174,10 +177,10 @@ class Session:
             if given.names:
                 code = Code(with_names(code.artifact, given), jit=code.jit)
             module = self.load(code)
-        return self.modules.setdefault(request, Entry(module))
+        return self.modules.setdefault(request, LoadedObject(module))
 
     def files(self, request: ModuleRequest) -> TrackedFiles | None:
-        """Return the source file of a request before it is read; None if it is not a file, or fixed."""
+        """Return the source file of a request, hashed before it is read; None if no file is tracked."""
         if not isinstance(request.source, Path) or not self._tracks_files():
             return None
         return TrackedFiles(self.builder, request.source)
@@ -187,13 +190,13 @@ class Session:
 
     def _remember(
         self, request: ModuleRequest, module: Module, program: Program, files: TrackedFiles | None
-    ) -> Entry[Module]:
-        """Answer equal requests with this module until a file that it was made from changes."""
+    ) -> LoadedObject[Module]:
+        """Return this module for equal requests, until a file that it was compiled from changes."""
         if files is None and module.artifact.headers and self._tracks_files():
             files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
-        entry = self.modules[request] = _entry((module, files))
+        entry = self.modules[request] = _loaded_object((module, files))
         return entry
 
     def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:
@@ -229,9 +232,9 @@ class Session:
         return self._code_loads.run(artifact, load, title=f"load on {self.device.name}")
 
     def preload(self, code: Code) -> Module:
-        """Load code that no program has asked for yet, and keep it loaded until `trim`."""
+        """Load code that was not requested yet, and keep it loaded until `trim`."""
         module = self.load(code)
-        self.modules[code.artifact.digest] = Entry(module)
+        self.modules[code.artifact.digest] = LoadedObject(module)
         return module
 
     def _load(self, code: Code) -> Module:
@@ -298,10 +301,10 @@ def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
     return alive.kernel(ModuleRequest.of(program), "preheat_fill8")
 
 
-def _drop_unused(entries: dict[object, Entry[T]]) -> None:
+def _drop_unused(entries: dict[object, LoadedObject[T]]) -> None:
     """Remove what nothing but `entries` holds."""
     weak = {key: (weakref.ref(value), files) for key, (value, files) in entries.items()}
     entries.clear()
     for key, (value, files) in weak.items():
         if (alive := value()) is not None:
-            entries[key] = Entry(alive, files)
+            entries[key] = LoadedObject(alive, files)

@@ -1,4 +1,4 @@
-"""Streams and events as users hold them. Other libraries accept them, too."""
+"""Streams and events of the public interface. Other libraries also accept them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Event:
         """Raise for an event that was recorded inside a capture."""
         if self.point is not None:
             raise CaptureError(
-                "the event was recorded inside a capture, so it is a point of the graph alone",
+                "the event was recorded inside a capture, so it exists only in the graph",
                 where=caller(),
                 hint="record an event after the replay: gpu.record()",
             )
@@ -239,7 +239,7 @@ def record_in(context: Context, stream: base.Stream | None, *, timing: bool) -> 
     """Return an event after everything submitted to `stream`; None means the device's own.
 
     In a thread that captures, the event becomes part of the capture if the stream is. The captured
-    stream then stands for the device's own.
+    stream then takes the place of the device's own.
     """
     context.require_alive()
     capture = context.active_capture(stream)

@@ -76,7 +76,10 @@ def _codes(
     names: Mapping[ModuleRequest, str],
     read: Sequence[tuple[ModuleRequest, TrackedFiles | None, Program]],
 ) -> list[Code]:
-    """Return the code of each program, in order; what no cache has is compiled together."""
+    """Return the code of each program, in order.
+
+    Programs that no cache has are compiled in parallel.
+    """
     found: list[Code | MissingCode] = []
     errors: list[PreheatError] = []
     for request, _, program in read:

@@ -13,7 +13,7 @@ Open memory is in one of four states.
                 use waits for the current streams of the other libraries, and they wait for each use.
 
 A stream that has no right acquires it: it waits for the uses that it has not waited for yet. A read
-waits for writes alone, a write waits for reads as well. Before a stream loses a right, an event is
+waits only for writes. A write waits for reads and writes. Before a stream loses a right, an event is
 recorded in it for the others to wait for. Its next use of the memory acquires a right again.
 
     what happens                      exclusive (A)   read          free            shared
@@ -43,8 +43,8 @@ from preheat.runtime.libraries import StreamHandle
 
 __all__ = ["Dependent", "Timeline", "Uses", "add_use"]
 
-_positions = itertools.count(1)  # of marks, in all streams together: later marks have larger numbers
-_MOST_WAITED_FOR = 256  # streams a timeline remembers to have waited for; forgetting one costs a wait
+_positions = itertools.count(1)  # the numbers of marks in all streams: a later mark has a larger one
+_MOST_WAITED_FOR = 256  # streams whose waits a timeline remembers; forgetting one costs a wait
 _MANY_READS = 16  # reads of other libraries' streams after which completed ones are dropped
 
 
@@ -159,7 +159,7 @@ class Uses:
 
     @property
     def shared(self) -> bool:
-        """Return True while another library may use this memory without telling us."""
+        """Return True while another library may use this memory without notice."""
         return self.exported_by_interface or bool(self.dlpack_exports)
 
     @property
@@ -251,7 +251,7 @@ class Uses:
             self._last_reads = {number: last for number, last in recent if not last[0].done()}
 
     def _has_only_written(self, timeline: Timeline) -> bool:
-        """Return True if a write in a stream without a right is all that is known of earlier uses."""
+        """Return True if the only known earlier use is a write of this stream, which has no right."""
         others = self._last_reads or self._pending_readers or self.readers
         known = self._writer_timeline is not None or self.uses_of_freed_parts or others
         return not known and self._last_writes.keys() == {timeline.stream.id}
@@ -348,7 +348,7 @@ class Uses:
         self.invalidate_dependents()
 
     def is_ordered_by(self, home: Timeline) -> bool:
-        """Return True when the order of `home` alone decides when this memory can be used again."""
+        """Return True if only the order of `home` decides when this memory can be used again."""
         if self._last_writes or self._last_reads or self._pending_readers or self.released_streams:
             return False
         return (

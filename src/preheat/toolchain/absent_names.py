@@ -67,7 +67,7 @@ class AbsentNames:
                 self._must_stay_absent([(root, os.path.join(directory, place[1]))])
 
     def _follow_includes(self, opened: Sequence[Place]) -> tuple[set[Place], set[Place]]:
-        """Add the names that includes search in vain before they find a file.
+        """Add the names that includes search for without success before they find a file.
 
         Return the files that the includes find, and the directories of files with an include whose
         name is a macro.
@@ -86,7 +86,7 @@ class AbsentNames:
         return explained, macro_users
 
     def add_has_include_queries(self, opened: Sequence[Place]) -> Iterator[Place]:
-        """Add the names that `__has_include` searched in vain, and yield the files that it found.
+        """Add the names that `__has_include` did not find, and yield the files that it found.
 
         Raises `Untrackable` if they are not known.
         """

@@ -15,8 +15,8 @@ __all__ = ["Cancellation", "Cancelled", "current"]
 class Cancelled(BaseException):
     """The compile of this thread was cancelled.
 
-    It is no `Exception`: like an interrupt, it ends the work of this thread alone. Other threads that
-    wait for the same result take the work over.
+    It is not an `Exception`: like an interrupt, it ends only the work of this thread. Another thread
+    that waits for the same result takes over the work.
     """
 
 
@@ -57,5 +57,5 @@ class Cancellation:
 
 
 def current() -> Cancellation | None:
-    """Return what can cancel the compiles of this thread, if anything can."""
+    """Return the `Cancellation` of this thread, or None."""
     return _by_thread.get(get_ident())

@@ -86,13 +86,13 @@ class Toolchain:
         prepare: Callable[[], object],
         claim: Callable[[Program, Arch], bool],
     ) -> None:
-        """Locate the compilers. If they have to be searched for, start workers for compiles meanwhile.
+        """Locate the compilers. If they must be searched for, start workers at the same time.
 
         Then `prepare` is called in another thread. The workers compile `programs`, none of which may
         include a file, with the NVRTC that will probably be found, until `end_early`. The results are
-        kept for the compiles that need them. Once the compilers are located, `claim` is called for each
-        of these programs, before another process can see the location: for those that are compiled, and
-        then for each of the others. If it returns False, the program is not compiled.
+        kept for the compiles that need them. Once the compilers are located, and before another process
+        can see the location, `claim` is called for each program that a worker has begun to compile. The
+        other programs are claimed before they are compiled, and are skipped if `claim` returns False.
         """
         count = min(compiles, os.cpu_count() or 1) - 1
         guessed = packages.guess(sys.path) if programs else None
@@ -122,7 +122,7 @@ class Toolchain:
                 self._located = locate(pool, self._memo_dir, found=found)
 
     def end_early(self) -> None:
-        """Drop the results of `locate_for` that no compile has needed, and end what still runs."""
+        """Drop the results of `locate_for` that no compile has used, and end what still runs."""
         if self._pool is not None:
             self._pool.end_early()
 
@@ -132,7 +132,7 @@ class Toolchain:
         if len(names) > 1:
             return ", ".join(f"{name} {self._library(name).build}" for name in names)
         (name,) = names
-        # Without the calls of `_library` if the compiler is known: each lookup needs this.
+        # No call of `_library` for a known compiler, because each lookup runs this.
         known = None if self._located is None else self._located.libraries.get(name)
         return f"{name} {(known or self._library(name)).build}"
 
@@ -188,7 +188,7 @@ class Toolchain:
         return f"it supports {', '.join(f'sm_{number}' for number in self.located.archs)}"
 
     def newest(self, arch: Arch) -> Arch | None:
-        """Return `arch` if NVRTC supports it, else the newest earlier one that it does, or None."""
+        """Return `arch` if NVRTC supports it, or the newest supported one before it, or None."""
         known = _supported(self.located.archs)
         if arch.plain in known:
             return arch
@@ -208,7 +208,7 @@ class Toolchain:
         return self.located.library(name)
 
     def _checked(self, name: str, compiled: Compiled) -> Compiled:
-        """Return `compiled`, or raise if another build of the compiler made it than keys contain."""
+        """Return `compiled`, or raise if keys name another build of the compiler."""
         library = self._library(name)
         if compiled.build != library.build:
             raise ToolchainChangedError(
@@ -242,7 +242,7 @@ def _supported(archs: tuple[int, ...]) -> tuple[Arch, ...]:
 
 
 class _EarlyPrograms:
-    """Makes the requests of compiles before the compilers are located in full, with a guess."""
+    """Makes requests before the compilers are fully located, with a guess of the location."""
 
     def __init__(
         self,
@@ -262,14 +262,14 @@ class _EarlyPrograms:
         return [self._describe, *(partial(self._compile, *wanted) for wanted in self._programs)]
 
     def claim_all(self) -> None:
-        """Claim the programs of all requests that were made. Those that follow are claimed first."""
+        """Claim the programs of all requests so far. Later ones are claimed when they are made."""
         unclaimed = self._unclaimed or []
         self._unclaimed = None
         for program, arch in unclaimed:
             self._claim(program, arch)
 
     def interpret(self, reply: Frame) -> None:
-        """Parse what a compile made, while nothing else can be done."""
+        """Parse the result of a compile, while this thread has nothing else to do."""
         with no_fork:
             from preheat.toolchain import translate
 

@@ -2,7 +2,7 @@
 
 A cubin is an ELF file. Its kernels are symbols of type FUNC with a flag of NVIDIA. The section
 `.nv.info.NAME` lists attributes of the kernel NAME, among them one for each parameter. The bytes may
-come from anywhere, so every offset and size is compared with what there is.
+come from anywhere, so every offset and size is checked against the data.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Reader:
         return Cubin(self._arch(tools), tuple(entries))
 
     def _arch(self, tools: bytes) -> Arch:
-        """Return the architecture. From version 8 on, a note may tell its suffix."""
+        """Return the architecture. From version 8 on, a note may contain its suffix."""
         if self._ident[8] < 8:
             number, suffix = self._flags & 0xFF, "a" if self._flags & 0x800 else ""
         else:

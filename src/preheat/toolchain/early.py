@@ -1,9 +1,8 @@
-"""Requests that are sent to workers before anyone calls for their replies.
+"""Requests that are sent to workers before their replies are needed.
 
-While one worker locates the compilers, others can compile already: probably with the compiler that will
-be found. A reply counts only for a call that makes exactly the same request, byte for byte. A request
-names the compiler and the include directories, so a reply of another compiler than the one that was
-found is never used.
+While one worker locates the compilers, others can compile, with the compiler that will probably be
+found. A reply is used only for a call with exactly the same request, byte for byte. A request names the
+compiler and the include directories, so a reply is never used if another compiler was found.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ __all__ = ["EarlyRequests"]
 class EarlyRequests:
     """Sends requests to workers, one after another to each, and keeps the replies.
 
-    `requests` make the bytes of each request when it is sent, or None to leave it out. `is_reusable`
-    says whether a worker can take another request after a reply, and ends it otherwise. `release` takes
-    the workers back. `interpret` may add to a reply what its receiver would compute.
+    `requests` are functions that return the bytes of a request when it is sent, or None to skip it.
+    `is_reusable` says whether a worker can take another request after a reply, and otherwise ends the
+    worker. `release` returns workers to the pool. `interpret` may parse a reply ahead of its receiver.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class EarlyRequests:
                 return  # A call waits for the reply itself.
             try:
                 reply = worker.receive(self._timeout)
-            except Exception:  # It stays among the busy ones: a call that waits for it meets the same.
+            except Exception:  # It stays busy: a call for its reply gets the same error.
                 return
             del self._busy[request]
             self._replies[request] = reply
@@ -90,7 +89,7 @@ class EarlyRequests:
             request = self._next()
             if request is not None:
                 self._busy[request] = worker
-                if worker.send(request):  # The call for a request that does not fit sends the rest.
+                if worker.send(request):  # Otherwise the call that needs the reply sends the rest.
                     self._polled[worker.replies] = request, worker
                     self._ready.register(worker.replies, select.POLLIN)
                 return

@@ -64,7 +64,7 @@ class _Expected(NamedTuple):
     native_times: bytes
 
 
-#: A function that returns the stamp of a file, without its mount, of the status of the file.
+#: Returns the stamp of a file, without its mount, from the status of the file.
 _times: Callable[[os.stat_result], tuple[int, ...]] = operator.attrgetter(
     "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev"
 )
@@ -87,7 +87,7 @@ class Memo:
         self.changed = False
         # The last result of `expected`, with the list that it is for and the rows that it is from.
         self._expected: tuple[object, object, _Expected | None] = (None, None, None)
-        self._learned = object()  # Another object whenever a row has changed.
+        self._learned = object()  # Replaced by a new object whenever a row changes.
         if note is not None:
             self._read(note)
 
@@ -141,7 +141,7 @@ class Memo:
         try:
             packed = b"".join(starmap(_NATIVE_TIMES.pack, times))
             joined = b"".join(os.fsencode(path) + b"\0" for path in paths)
-        except (struct.error, UnicodeError):  # A note of another program: no file has such a stamp.
+        except (struct.error, UnicodeError):  # The note is not valid: no file has such a stamp.
             return None
         return _Expected(paths, times, mounts, joined, packed)
 

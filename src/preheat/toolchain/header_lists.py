@@ -11,7 +11,7 @@ _MOST = 32  # states of a merged list
 
 
 class HeaderLists:
-    """Merges lists of header states: the only entries that change, because each compile adds to one."""
+    """Merges lists of header states. No other entries change: each compile adds to such a list."""
 
     def applies(self, blob: bytes) -> bool:
         """Return whether `blob` is a list of header states."""
@@ -34,7 +34,7 @@ class HeaderLists:
 
 
 def _states(blob: bytes) -> list[tuple[HeaderState, str]]:
-    """Return the states of a list, oldest first; none of what is no list."""
+    """Return the states of a list, oldest first. Anything else has no states."""
     try:
         return decode_states(codec.unpack_checked(blob).meta) if is_header_list(blob) else []
     except codec.DamagedEntryError:

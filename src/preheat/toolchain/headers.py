@@ -178,7 +178,8 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
     """
     view = FileHasher(memo)
     for root, name, digest in state.headers:
-        # With the same include roots, look where it was found: it may lie beside another header.
+        # With the same include roots, check the place where it was found, which may be beside another
+        # header.
         same_root = root == ABSOLUTE or (tuple(roots) == state.roots and root in roots)
         candidates = [root] if same_root else [each for each in roots if _part(each) == _part(root)]
         for candidate in candidates:

@@ -33,7 +33,7 @@ _REJECTED = {
     "ERROR_UNSUPPORTED_ARCH",
     "ERROR_UNRECOGNIZED_ARCH",
 }
-# The messages also name parts, but of several parts they name the wrong one.
+# The messages also name parts. If there are several parts, they name the wrong one.
 _UNDEFINED = re.compile(r"(?:Undefined reference to|Unresolved extern (?:function|variable)) '([^']+)'")
 _MULTIPLE = re.compile(r"(?:Multiple definition of|Linking globals named) '([^']+)'")
 #: Functions of the CUDA runtime that PTX declares and no part defines.
@@ -179,7 +179,7 @@ def _accepted(reply: Mapping[str, Any], failed: Any, optimised: bytes) -> str:
     """Return the log of a link that succeeded, or raise the error of one that did not."""
     status, log = reply["status"], str(reply["log"])
     undefined = _UNDEFINED.findall(log)
-    if undefined and optimised:  # Its assembler reports the first one alone.
+    if undefined and optimised:  # Its assembler reports only the first one.
         undefined += _extern(ptx.parse(optimised.decode()))
     multiple = _MULTIPLE.findall(log)
     if undefined or multiple or status in _REJECTED:

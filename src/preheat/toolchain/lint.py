@@ -1,4 +1,4 @@
-"""Check PTX before it is assembled, for mistakes that assemblers report badly, late or not at all."""
+"""Check PTX for mistakes that assemblers report badly, late or not at all."""
 
 from __future__ import annotations
 

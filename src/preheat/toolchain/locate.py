@@ -81,7 +81,7 @@ def locate(
     """
     if not fresh and (known := recall(memo_dir)):
         return known
-    surroundings = _surroundings()  # They may change during the search.
+    surroundings = _surroundings()  # Computed first, because they may change during the search.
     located = _search(pool())
     if found is not None:
         found(located)
@@ -150,7 +150,8 @@ class _Memo:
     """The result of a search, cached in a file with a checksum, because it names libraries to load."""
 
     def __init__(self, directory: Path, surroundings: str) -> None:
-        # Earlier releases stored plain JSON under this name. Each treats the other's file as damaged.
+        # Earlier releases stored plain JSON under this name. Each release treats the file of the other
+        # as damaged.
         self._path = f"{directory}/toolchain-{surroundings[:16]}.json"
         self._digest = surroundings
 

@@ -38,7 +38,10 @@ class OtherLibraryError(Exception):
 
 
 def load(path: str) -> None:
-    """Load the library at `path`, which all functions of this module call. `OSError` if it is none."""
+    """Load the library at `path`, which all functions of this module use.
+
+    `OSError` if it is not a library.
+    """
     if path in _loaded:
         return
     if _loaded:
@@ -50,9 +53,9 @@ def load(path: str) -> None:
 
 
 def _load_builtins(library: ctypes.CDLL, path: str) -> None:
-    """Load the built-ins beside NVRTC, which its first compile opens by their name alone.
+    """Load the built-ins beside NVRTC, which its first compile opens only by name.
 
-    The loader then finds the library that is loaded. It does not look beside NVRTC 13.0 by itself,
+    Then the loader finds the loaded library. It does not search the directory of NVRTC 13.0 itself,
     because the wheel of that version has no RPATH. Without the file, the loader searches as usual.
     """
     directory, file = os.path.split(os.path.realpath(path))
@@ -113,7 +116,7 @@ def compile_program(
             _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
             _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0"),
             _lowered(nvrtc, program, names),
-            # Without the option its size is that of an empty text.
+            # Without the option, the size is that of an empty text.
             _bytes(program, nvrtc.nvrtcGetLTOIRSize, nvrtc.nvrtcGetLTOIR),
         )
     except LookupError as unknown:
@@ -155,7 +158,7 @@ def version_and_archs() -> tuple[str, list[int]]:
 
 
 def opened_headers(trace: str | os.PathLike[str]) -> list[str] | None:
-    """Return the headers that a compile opened, under its names and once each, or None if unknown."""
+    """Return the headers that a compile opened, by its names for them, or None if they are unknown."""
     try:
         with open(trace, "rb") as file:
             events = json.loads(file.read())["traceEvents"]

@@ -1,6 +1,6 @@
-"""Where the packages of NVIDIA have NVRTC and the headers of the toolkit.
+"""The locations of NVRTC and of the toolkit headers in the packages of NVIDIA.
 
-The full search (`locate.py`) takes longer and decides. Until its result is known, this is a guess.
+This is a guess. The full search (`locate.py`) takes longer, and its result decides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def nvrtc_in_packages(places: Iterable[str]) -> str | None:
 
 
 def guess(places: Iterable[str]) -> Guess | None:
-    """Return what the full search will probably find; None where the packages are not installed."""
+    """Return what the full search will probably find; None if the packages are not installed."""
     library = nvrtc_in_packages(places)
     if library is None:
         return None

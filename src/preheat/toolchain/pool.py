@@ -48,7 +48,7 @@ _FIXED = {
     "PYTHONUTF8": "1",
 }
 
-_EARLY_POLL = 0.002  # Seconds between two looks for an idle worker while others compile early.
+_EARLY_POLL = 0.002  # Seconds between two checks for an idle worker while others compile early.
 _RETRIES = 3  # How often a compile is repeated because another process killed the compiler.
 
 
@@ -86,7 +86,7 @@ class WorkerPool:
         sent = None if early is None else early.take(request)
         if isinstance(sent, frames.Frame):
             return sent
-        # The search for NVRTC returns one that is already loaded, and workers started ahead are busy.
+        # The search would return an NVRTC that is already loaded, and workers started ahead are busy.
         new = message["do"] == "locate"
         killed = 0
         cancellation = cancel.current()
@@ -136,7 +136,8 @@ class WorkerPool:
     def _release(self, worker: WorkerProcess, *, compiled: bool = True) -> None:
         """Add a worker to the idle ones."""
         with self._lock:
-            # Those that have compiled are used first: they have loaded all that a compile needs.
+            # Workers that have compiled are used first, because they have loaded everything that a
+            # compile needs.
             self._idle.insert(len(self._idle) if compiled else 0, worker)
 
     def close(self) -> None:
@@ -171,7 +172,7 @@ class WorkerPool:
             with self._lock:
                 if worker in self._idle:  # Otherwise another thread has taken it.
                     self._idle.remove(worker)
-                    return worker  # Even if it has died already: the request will report how.
+                    return worker  # It may have died already. Then the request reports how.
 
     @staticmethod
     def _wait_for_early() -> None:
@@ -233,7 +234,7 @@ class WorkerPool:
         requests: Sequence[Callable[[], bytes | None]] = (),
         interpret: Callable[[frames.Frame], object] = id,
     ) -> None:
-        """Let the next start of a worker be followed by that of `count` others.
+        """Start `count` more workers after the next start of a worker.
 
         All this happens in one thread, which then calls `meanwhile`. No call waits for it. The same
         thread sends the `requests` to these workers, until `end_early`. A later call with one of these

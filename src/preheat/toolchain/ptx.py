@@ -41,7 +41,6 @@ SIZES = {f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64
 _NAME = r"[A-Za-z_$%][\w$]*"
 _VERSION = re.compile(r"(?<!\S)\.version\s+(\d{1,9})\.(\d{1,9})")
 _TARGET = re.compile(r"(?<!\S)\.target\s+(\w[\w, \t]*)")
-_ADDRESS_SIZE = re.compile(r"(?<!\S)\.address_size\s+(\d{1,9})")
 _BRACE = re.compile(r"[{}]")
 # No pattern below backtracks much: each quantifier that could share text with another is possessive,
 # text between brackets cannot contain an opening bracket, and the length of linkage is limited.
@@ -184,7 +183,6 @@ class Module:
 
     version: tuple[int, int]
     target: tuple[str, ...]  # `("sm_90a",)`, possibly with `texmode_unified` or `debug`
-    address_size: int
     functions: tuple[Function, ...]
     outside: tuple[tuple[int, str], ...] = ()  # Text between functions, each with its first line.
 
@@ -221,13 +219,11 @@ def parse(text: str) -> Module:
     target = _TARGET.search(clean)
     if version is None or target is None:
         raise SyntaxFault(f"no .{'target' if version else 'version'} directive", 1)
-    size = _ADDRESS_SIZE.search(clean)
     outside: list[tuple[int, str]] = []
     functions = tuple(_functions(clean, outside))
     return Module(
         version=(int(version[1]), int(version[2])),
         target=tuple(t.strip() for t in target[1].split(",") if t.strip()),
-        address_size=int(size[1]) if size else 64,
         functions=functions,
         outside=tuple(outside),
     )

@@ -1,8 +1,8 @@
 """Merge the PTX of several parts into one text, as a linker merges their machine code.
 
 Symbols with linkage are shared by name. Other symbols belong to their part, and get another name where
-a second part has one of the same name. Of weak definitions, which templates and inline functions have,
-one stays. A declaration of what another part defines becomes a forward declaration.
+a second part has one of the same name. Only one of several weak definitions, such as those of templates
+and inline functions, stays. A declaration of what another part defines becomes a forward declaration.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Merger:
         self._files = adjust.files
 
     def _stays(self, index: int, definition: ptx.Function | ptx.Variable) -> bool:
-        """Return whether a definition of a part stays: it is private, or that of no other part does."""
+        """Return whether a definition of a part stays: it is private, or this part owns the symbol."""
         private = not _linkage(definition.linkage)
         return private or self._owners.get(definition.name, (index, ""))[0] == index
 
@@ -146,7 +146,7 @@ class _Merger:
                 self.variables.append(adjust(kept))
 
     def _kept(self, index: int, piece: str) -> str | None:
-        """Return a statement, or None if the definition of another part stands for it."""
+        """Return a statement, or None if the definition of another part replaces it."""
         for variable in ptx.declared_variables(blanked(piece)):
             extern = ".extern" in variable.linkage
             if extern and variable.space == "shared":

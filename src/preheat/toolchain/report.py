@@ -112,8 +112,8 @@ def rejected_names(
 ) -> dict[str, str]:
     """Return why the compiler rejected name expressions: its messages, by name.
 
-    The compiler explains only one of two expressions with the same error, so the message about the
-    probe of a name counts for the name. The result is empty if there are other errors.
+    If two expressions have the same error, the compiler explains only one. So the message about the
+    probe of a name is used for the name. The result is empty if there are other errors.
     """
     messages = rejected_expressions(rows)
     faults = {}

@@ -130,7 +130,7 @@ def _places() -> Iterator[str]:
     """Yield the locations for directories: in memory if possible, else the temporary directory.
 
     In such a location, no other user can rename the files of this one. `tempfile.gettempdir`
-    is not used: it takes a lock that a forked child may find held for ever.
+    is not used: it takes a lock that may stay locked in a forked child.
     """
     if _is_safe("/dev/shm"):
         yield "/dev/shm"

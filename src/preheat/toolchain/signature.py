@@ -49,7 +49,7 @@ def probes(program: Program) -> dict[str, str]:
     """Return the name expression that probes each kernel whose C++ types need one, by its name.
 
     These kernels are name expressions and `extern "C"` kernels. The source is only scanned, so that the
-    compiler may reject a probe. Then the caller tries that of `cast_probes`, and at last none.
+    compiler may reject a probe. Then the caller tries `cast_probes`, and finally no probe.
     """
     found = {}
     for name in program.names:
@@ -91,7 +91,7 @@ def all_probes(program: Program) -> dict[str, tuple[str, ...]]:
 
 
 def unknown_because(name: str, messages: Iterable[str]) -> str:
-    """Return why the types of a kernel are unknown and what to do, for what the compiler says of it."""
+    """Return why the types of a kernel are unknown, from messages of the compiler, and what to do."""
     if any("is undefined" in message for message in messages):
         return f"the end of the program cannot refer to {name}; declare {name} outside other scopes"
     return f"{name} is also the name of other functions; rename the kernel or these functions"
@@ -155,7 +155,7 @@ def _scan(source: str) -> Iterator[_Kernel]:
             parentheses += 1
             if parentheses == 1 and not angles and declaration.names_kernel:
                 yield declaration.kernel(blocks[-1], found.end())
-                declaration = _Declaration()  # Nothing else is declared before the body.
+                declaration = _Declaration()  # The declaration ends where the body begins.
         elif token == ")":
             parentheses = max(parentheses - 1, 0)
         elif token in "{};":

@@ -69,7 +69,7 @@ class Survey:
         self._scan_includes(self.texts)
 
     def add(self, places: Iterable[Place]) -> None:
-        """Scan files that no include of the texts led to. Existence checks are repeated."""
+        """Scan files that no include of the texts led to. Checks for existing files are repeated."""
         self._view = FileHasher(self._memo)
         self._is_file.clear()
         texts = []
@@ -147,7 +147,7 @@ class Survey:
                     continue
                 try:
                     self._scan(place)
-                except OSError:  # The compiler will report it, if it needs the file.
+                except OSError:  # The compiler reports the error if it needs the file.
                     continue
                 queue.append(self.text(place))
 

@@ -65,7 +65,7 @@ class Compiled:
     build: str  # Of the compiler that ran.
     opened: tuple[str, ...] | None
     templates: tuple[str, ...] = ()  # The kernel templates that the source declares.
-    parts_seconds: float = 0.0  # What the compiles of linked parts took, whenever that was.
+    parts_seconds: float = 0.0  # The compiles of linked parts, which may have run earlier.
 
 
 def compile_cuda(
@@ -86,7 +86,7 @@ def compile_cuda(
             return _nvrtc(pool, library, program, arch, roots, probes, unknown)
         except CompileError as error:
             _require_names(program, probes, error.rows)
-            # Probes come from scanning the source and may be wrong.
+            # Probes are derived by scanning the source, and may be wrong.
             if not probes or not any(p in error.log for p in ("__preheat_", "__nv_name_map")):
                 raise
             messages = report.rejected_expressions(error.rows)
@@ -116,7 +116,7 @@ def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[D
     faults = report.rejected_names(rows, program.names, probes)
     kernels, templates = signature.declared(program) if faults else ([], [])
     for name, reason in faults.items():
-        if name not in kernels:  # A declared one is overloaded, and the compiler's message is better.
+        if name not in kernels:  # Otherwise it is overloaded, and the compiler's message is better.
             raise UnknownEntryError(
                 name, program.label, kernels, templates=templates, reason=reason
             ) from None
@@ -232,7 +232,7 @@ def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, b
 
 
 def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
-    """Assemble PTX with nvJitLink, after checks that nvJitLink makes badly or not at all.
+    """Assemble PTX with nvJitLink, after checks for errors that nvJitLink reports badly or not at all.
 
     Raises `PtxError` or `TargetError` if a check fails, and the errors of `compile_cuda`.
     """
@@ -260,10 +260,10 @@ def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
     )
 
 
-def assembler_target(module: ptx.Module, arch: Arch, label: str, *, strict: bool = False) -> Arch:
+def assembler_target(module: ptx.Module, arch: Arch, label: str) -> Arch:
     """Return the target to assemble for: that of the device, or that of the PTX if it has a suffix."""
     target = Arch.parse(module.target[0])
-    if why := mismatch(target, arch, strict=strict):
+    if why := mismatch(target, arch):
         raise TargetError(label, str(target), str(arch), why)
     return target if target.suffix else arch
 

@@ -83,9 +83,9 @@ def _preload() -> None:
 
 
 def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
-    """Locate the compilers and the CUDA headers on this machine. `_describe` says more of NVRTC.
+    """Locate the compilers and the CUDA headers on this machine. `_describe` has the details of NVRTC.
 
-    This process is new: the search would return a library that is already loaded.
+    It runs in a new process, because the search would return a library that is already loaded.
     """
     del message, blocks
     from cuda.pathfinder import (
@@ -113,7 +113,7 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
 
 
 def _describe(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
-    """Return the version, the build and the architectures of the NVRTC in a file."""
+    """Return the version, the build and the architectures of an NVRTC library."""
     del blocks
     if fault := _load(message["library"]):
         return fault, {}

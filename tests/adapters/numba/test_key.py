@@ -55,8 +55,8 @@ def define(source: str = SOURCE, **names: Any) -> Any:
 
 def key(dispatcher: Any, kinds: tuple[Any, ...] = FLOATS, arch: str = "sm_90") -> str:
     """Return the key of a kernel."""
-    asked = KernelRequest(dispatcher.py_func, dispatcher.targetoptions, kinds, Arch.parse(arch))
-    return asked.request.key
+    request = KernelRequest(dispatcher.py_func, dispatcher.targetoptions, kinds, Arch.parse(arch))
+    return request.identity.key
 
 
 DIFFERENT: dict[str, Callable[[], Any]] = {

@@ -81,7 +81,7 @@ def test_an_implementation_that_no_name_leads_to_is_found_out(world: World) -> N
     told = reasons(world, OVERLOAD)
     assert len(told) == 2
     for reason in told:
-        assert "implement.<locals>.implementation, to which none of its names leads" in reason
+        assert "implement.<locals>.implementation, which none of its names refers to" in reason
 
 
 def test_an_array_of_the_device_as_a_global_is_not_stored(world: World) -> None:

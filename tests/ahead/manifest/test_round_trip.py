@@ -204,7 +204,10 @@ UNREADABLE = {
     ),
     "label": ('file = "k.cu"\nlabel = "a/b"', "'a/b' must be a plain name"),
     "language": ('file = "k.cu"\nlanguage = "hip"', "language must be 'cuda' or 'ptx', not 'hip'"),
-    "arch option": ('file = "k.cu"\noptions = ["-arch=sm_90"]', "-arch=sm_90 does not belong"),
+    "arch option": (
+        'file = "k.cu"\noptions = ["-arch=sm_90"]',
+        "-arch=sm_90 cannot be an option of a program",
+    ),
     "include option": ('file = "k.cu"\noptions = ["-Iinc"]', "option -Iinc does not belong here"),
     "PTX with names": ('file = "k.cu"\nlanguage = "ptx"\nnames = ["a"]', "PTX takes no names"),
 }

@@ -1,7 +1,7 @@
 """Compiles of cuda.core: looked up in the store first, and stored afterwards.
 
-`Program` is a class written in C. Its methods cannot be replaced, but it calls two functions of Python
-modules by their names: one that computes a key, and one that compiles. Both are replaced here.
+`Program` is a class written in C, so its methods cannot be replaced. But it calls two functions of
+Python modules by name: one that computes a key, and one that compiles. Both are replaced here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.locks import Lock
 
 __all__ = [
-    "CODE", "compile_by_cuda_core", "connect", "inputs_of_key", "library", "obtain_code",
+    "CODE", "caller", "compile_by_cuda_core", "connect", "inputs_of_key", "library", "obtain_code",
     "use_for_next_compile", "use_for_programs",
 ]  # fmt: skip
 
@@ -102,6 +102,11 @@ def library() -> str:
     return directory_of(cuda.core)
 
 
+def caller() -> str:
+    """Return the line of the program that made a request, outside of cuda.core."""
+    return format_site(call_site(library()))
+
+
 def compile_by_cuda_core(program: Any, target: str, names: Any, logs: Any) -> Any:
     """Compile a program, whatever a store has."""
     return _stock["compile"](program, target, names, logs)
@@ -116,7 +121,7 @@ def _make_program_cache_key(
     name_expressions: Any = (),
     extra_digest: bytes | None = None,
 ) -> bytes:
-    """Return cuda.core's key, and remember what it is the key of."""
+    """Return cuda.core's key, and remember its inputs."""
     inputs = CompileInputs(code, code_type, options, target_type, tuple(name_expressions))
     if _thread.probing:
         raise _SeenError(inputs)
@@ -142,7 +147,7 @@ def _compile(program: Any, target_type: str, name_expressions: Any, logs: Any) -
 
 
 def _inputs_of(program: Any, target: str, names: Any) -> CompileInputs:
-    """Return what a program was made of, which it gives to the key of a cache alone."""
+    """Return the inputs of a program, which it passes only to the function that computes a key."""
     import cuda.core
 
     from preheat.adapters.cuda_core.program_cache import Probe
@@ -160,8 +165,8 @@ def _inputs_of(program: Any, target: str, names: Any) -> CompileInputs:
 def obtain_code(store: ForeignStore, inputs: CompileInputs, compile: Compile, logs: Any = None) -> Any:
     """Return the `ObjectCode` of a request: stored, or compiled and stored.
 
-    A request that no key describes is compiled and not stored. Raises `SealedError` in a sealed process
-    that would have to compile.
+    A request that no key can describe is compiled but not stored. Raises `SealedError` in a sealed
+    process that would have to compile.
     """
     from preheat.adapters.cuda_core.rows import row_of
 
@@ -195,11 +200,8 @@ def _compile_uncached(
     request = ForeignRequest(KIND, "uncached", label=inputs.label, arch=inputs.arch)
     reason = f"uncacheable: {why}"
 
-    def called_by() -> str:
-        return format_site(call_site(library()))
-
-    store.permit(request, reason, called_by=called_by)
-    store.missed(request, reason, called_by=called_by)
+    store.permit(request, reason, called_by=caller)
+    store.missed(request, reason, called_by=caller)
     code = compile(logs)
     _report_uncached(store, request, why)
     return code

@@ -1,4 +1,4 @@
-"""The files that a program may include, as one digest. cuda.core's key does not have them.
+"""A digest of the files that a program may include, which the key of cuda.core does not contain.
 
 All includes of the texts are followed, also those in branches that are not taken. For each include,
 every directory that is searched counts, so that a file that hides another one changes the digest.
@@ -24,18 +24,18 @@ from preheat.toolchain.includes import (
 __all__ = ["NotKeyableError", "headers_digest"]
 
 _MOST_FILES = 5000
-_MOST_BYTES = 1 << 26  # of one file; a larger one is no header
+_MOST_BYTES = 1 << 26  # of one file; a larger file is not a header
 _ABSENT = "absent"
 
 
 class NotKeyableError(Exception):
-    """Nothing describes what a compile depends on; the message says why."""
+    """No key can describe what a compile depends on. The message says why."""
 
 
 class _Text(NamedTuple):
     """A text with includes, the directory that its quoted includes search first, and its file.
 
-    A file of the toolkit, whose texts are long, is read less carefully: it does not hide words.
+    Files of the toolkit are long, so they are scanned with their comments.
     """
 
     text: str
@@ -120,7 +120,7 @@ class _Headers:
         if not os.path.isfile(path):
             return _ABSENT
         if len(self._digests) >= _MOST_FILES:
-            raise NotKeyableError(f"it leads to more than {_MOST_FILES} headers")
+            raise NotKeyableError(f"it includes more than {_MOST_FILES} headers")
         content = _content(path)
         digest = self._digests[path] = hashlib.sha256(content).hexdigest()
         text = content.decode(errors="replace")
@@ -151,7 +151,7 @@ class _Headers:
             self._add(f"{name} {[os.path.isfile(each) for each in paths]}")
 
     def _add(self, text: str) -> None:
-        # The length keeps two lists apart whose texts are divided differently.
+        # With the lengths, two lists with the same joined text have different digests.
         data = text.encode(errors="surrogateescape")
         self._found.update(len(data).to_bytes(8, "big") + data)
 

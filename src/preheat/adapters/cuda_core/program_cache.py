@@ -9,6 +9,7 @@ import cuda.core.utils
 
 from preheat.adapters.cuda_core.compile import (
     CODE,
+    caller,
     connect,
     inputs_of_key,
     library,
@@ -17,7 +18,7 @@ from preheat.adapters.cuda_core.compile import (
 from preheat.adapters.cuda_core.headers import NotKeyableError
 from preheat.adapters.cuda_core.request import KIND
 from preheat.build.foreign_store import ABSENT, ForeignStore
-from preheat.callsite import call_site, format_site
+from preheat.callsite import call_site
 from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["Probe", "ProgramCache"]
@@ -63,7 +64,7 @@ class ProgramCache(cuda.core.utils.ProgramCacheResource):  # type: ignore[misc]
         if inputs_of_key(_key_bytes(key)) is not None:
             use_for_next_compile(self._store)  # It compiles, or raises `SealedError`.
         elif request is not None:
-            self._store.permit(request, ABSENT, called_by=_caller)
+            self._store.permit(request, ABSENT, called_by=caller)
         raise KeyError(key)
 
     def __setitem__(self, key: bytes | str, value: object) -> None:
@@ -127,7 +128,3 @@ def _code_bytes(value: Any) -> bytes:
         return bytes(code)
     with open(code, "rb") as file:  # It is the path of a file.
         return file.read()
-
-
-def _caller() -> str:
-    return format_site(call_site(library()))

@@ -1,4 +1,4 @@
-"""What cuda.core was asked to compile, and the key of the result."""
+"""A compile that cuda.core requests, and the key of its result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CompileInputs(NamedTuple):
 
     @property
     def arch(self) -> Arch | None:
-        """The architecture to compile for; None where its name is not known."""
+        """The architecture to compile for; None if its name is not known."""
         try:
             return Arch.parse(str(self.options.arch))
         except InputError:
@@ -54,7 +54,7 @@ class CompileInputs(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The kernels of the program, and its name where it has one."""
+        """The kernels of the program, and its name if it has one."""
         found = self._kernels()
         more = ", …" if len(found) > _SHOWN else ""
         kernels = ", ".join(found[:_SHOWN]) + more
@@ -83,7 +83,7 @@ class CompileInputs(NamedTuple):
                 name_expressions=self.names,
                 extra_digest=hashlib.sha256(extra).digest(),
             )
-        except (TypeError, ValueError) as refused:  # A compile raises it again if it is an error.
+        except (TypeError, ValueError) as refused:  # If it is an error, the compile raises it again.
             raise NotKeyableError(f"cuda.core has no key for it: {refused}") from None
         request = ForeignRequest(KIND, key.hex(), label=self.label, arch=self.arch)
         return Identified(request, headers)

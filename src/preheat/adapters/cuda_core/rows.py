@@ -73,7 +73,7 @@ def _chosen(options: Any) -> dict[str, Any]:
 
 
 def _spelled(path: object) -> str:
-    """Return an include directory so that another machine finds it, as far as that is possible."""
+    """Return an include directory in a form that is valid on other machines, if that is possible."""
     text = str(path)
     return spelled(text, None) if os.path.isabs(text) else text
 
@@ -134,10 +134,10 @@ def inputs_of_row(row: Row, arch: Arch) -> CompileInputs:
 
 
 def archs_of(row: Row, arch: Arch) -> list[Arch]:
-    """Return the architectures to compile for so that the program finds its code on `arch`.
+    """Return the architectures that must be compiled for the program to find its code on `arch`.
 
-    A program may name an architecture instead of taking that of its device, for example sm_90a. Its
-    code is made as well where it runs on `arch`.
+    A program may name an architecture, such as sm_90a, instead of that of its device. Its code is
+    compiled as well if it runs on `arch`.
     """
     try:
         named = Arch.parse(row["recorded"].get("arch", str(arch)))
@@ -147,7 +147,7 @@ def archs_of(row: Row, arch: Arch) -> list[Arch]:
 
 
 def changes(row: Row, inputs: CompileInputs, found: Identified) -> list[str]:
-    """Return what has changed since a request was recorded, and makes its key another one."""
+    """Return the changes since a request was recorded that also change its key."""
     import cuda.core
 
     before = row["recorded"]

@@ -75,7 +75,7 @@ def _require_nvcc() -> str:
 
 
 def _headers_version() -> str:
-    """Return the version of the CUDA headers; an empty text where it is not known."""
+    """Return the version of the CUDA headers; an empty text if it is not known."""
     try:
         with open(os.path.join(places()["cuda"], "cuda_runtime_api.h"), "rb") as file:
             match = _VERSION_LINE.search(file.read(_VERSION_WITHIN))
@@ -88,13 +88,13 @@ def _headers_version() -> str:
 
 
 class _Harvest(KernelCacheBackend):  # type: ignore[misc]
-    """CuPy's cache backend: it has nothing, and keeps what a thread compiles for `compile_files`."""
+    """A cache backend for CuPy that is always empty, and keeps compiled code for `compile_files`."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
 
     def load(self, name: str) -> bytes | None:
-        """Return None: the store was asked before."""
+        """Return None, because the store was searched before."""
         del name
         return None
 
@@ -142,7 +142,7 @@ def compile_files(
 
 
 def _code(payload: bytes, names: int) -> bytes:
-    """Return the code in what CuPy stores. Since version 14.2 it begins with names where it has any."""
+    """Return the code from the payload that CuPy stores. Since CuPy 14.2, names may come before it."""
     decode = getattr(compiler, "_decode_cache_payload", None)
     decoded = decode(payload, names) if decode is not None and names else None
     return payload if decoded is None else decoded[1]
@@ -163,7 +163,7 @@ def load(request: CompileRequest, files: Mapping[str, bytes]) -> Any:
 
 
 class _Unloaded:
-    """Stands for a module where nothing can be loaded."""
+    """Takes the place of a module where nothing can be loaded."""
 
     def __init__(self) -> None:
         self.mapping: dict[str, str] | None = None
@@ -183,6 +183,6 @@ def forgo_device() -> None:
     """Let this process compile without a device. It cannot load anything from then on."""
     if compiler.function is function:
         compiler.function = SimpleNamespace(Module=_Unloaded, LinkState=_refuse_link)
-        # These are remembered for each device, and would ask for the current one.
+        # These functions have a result for each device, and would query the current device.
         plain = compiler._get_arch_for_options_for_nvrtc.__wrapped__
         compiler._get_arch_for_options_for_nvrtc = plain

@@ -71,8 +71,8 @@ class Connection:
             jitify: bool = False,
             to_ltoir: bool = False,
         ) -> Any:
-            # The second is for CuPy's key, and the checksum of its headers stands for it. The store
-            # has a tier in memory, and decides itself what is written to disk.
+            # `extra_source` is for CuPy's key, which here has the checksum of its headers instead. The
+            # store has a tier in memory, and decides itself what is written to disk.
             del extra_source, cache_in_memory
             request = CompileRequest(
                 source=source,
@@ -100,7 +100,7 @@ class Connection:
             lambda: request.row(cupy=cupy.__version__) if portable else None,
             self._library,
         )
-        if not portable:  # It cannot be made again, so the recording keeps both of its entries.
+        if not portable:  # A bake cannot repeat it, so the recording keeps both of its entries.
             names = functools.partial(_naming, entry.variant)
             obtain(self.store, request.pointer, names, lambda: None, self._library)
         return entry
@@ -131,12 +131,12 @@ class Connection:
             if found is not None and _COMPILER in found.files:
                 return str(json.loads(found.files[_COMPILER]))
         if self.store.sealed is SealMode.ERROR:
-            return ""  # There is no code either.
+            return ""  # Then there is no code either.
         return cupy_compile.compiler_identity(request.backend)
 
     def _arch(self) -> str:
         """Return the architecture that CuPy compiles for on the current device."""
-        if self.store.sealed is SealMode.ERROR:  # CuPy's own answer loads NVRTC to ask for its limit.
+        if self.store.sealed is SealMode.ERROR:  # The function of CuPy would load NVRTC.
             return str(device.Device().compute_capability)
         return str(compiler._get_arch())
 

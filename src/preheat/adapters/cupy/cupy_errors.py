@@ -1,4 +1,4 @@
-"""Classes of errors that are preheat's and CuPy's. Importing this module imports CuPy."""
+"""Error classes that inherit from preheat's and from CuPy's. Importing this module imports CuPy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RawDriverError(DriverError, CUDADriverError):  # type: ignore[misc]
 def compile_error(
     error: CompileError | UnknownEntryError, source: str, *, jitify: bool
 ) -> CompileException:
-    """Return a failed compile as an error that has CuPy's attributes, too."""
+    """Return a failed compile as an error that also has CuPy's attributes."""
     made: Any
     if isinstance(error, UnknownEntryError):
         made = _as(RawNameError, error)
@@ -68,7 +68,7 @@ def compile_error(
 
 
 def driver_error(error: MissingFileError | UnknownEntryError | DriverError) -> CUDADriverError:
-    """Return a file, kernel or module that cannot be loaded as an error of the driver, too."""
+    """Return an error of a file, kernel or module as an error that is also CuPy's driver error."""
     made: Any
     if isinstance(error, DriverError):
         made = _as(RawDriverError, error)

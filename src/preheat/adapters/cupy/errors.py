@@ -18,7 +18,7 @@ __all__ = ["MissingFileError", "compile_errors", "load_errors"]
 
 @contextmanager
 def compile_errors(source: str, *, jitify: bool) -> Iterator[None]:
-    """Raise a failed compile as CuPy's `CompileException`, too, and as its error of Jitify."""
+    """Raise a failed compile as an error that is also CuPy's `CompileException` or Jitify error."""
     try:
         yield
     except (CompileError, UnknownEntryError) as error:
@@ -30,7 +30,7 @@ def compile_errors(source: str, *, jitify: bool) -> Iterator[None]:
 
 @contextmanager
 def load_errors() -> Iterator[None]:
-    """Raise a missing file or kernel, and an error of the driver, as CuPy's `CUDADriverError`, too."""
+    """Raise errors of files, kernels and the driver as errors that are `CUDADriverError` as well."""
     try:
         yield
     except (MissingFileError, UnknownEntryError, DriverError) as error:
@@ -45,7 +45,7 @@ class MissingFileError(InputError):
 
 
 def _cupy_kinds() -> Any:
-    """Return the module with the combined classes; None where the program has not imported CuPy."""
+    """Return the module with the combined classes; None if the program has not imported CuPy."""
     if "cupy" not in sys.modules:
         return None
     from preheat.adapters.cupy import cupy_errors

@@ -41,7 +41,7 @@ def gpu_at(place: Place) -> Gpu:
 
 
 def current_stream(gpu: Context) -> Any:
-    """Return CuPy's current stream for a launch without tensors of CuPy; None where it has none."""
+    """Return CuPy's current stream for a launch without tensors of CuPy; None if it has none."""
     cupy = sys.modules.get("cupy")
     on_gpu = gpu.device.dlpack[0] == ON_GPU
     return cupy.cuda.get_current_stream() if cupy is not None and on_gpu else None

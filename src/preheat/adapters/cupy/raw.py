@@ -21,7 +21,8 @@ from preheat.devices.base import ON_GPU, ON_HOST
 from preheat.errors import InputError, LaunchError, PreheatError, SealedError
 from preheat.program import file_of, list_argument
 from preheat.runtime.arguments import param_specs
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.module import Module
 from preheat.tracebacks import short_errors, short_methods, shorten_traceback
 
 __all__ = ["RawKernel", "RawModule"]

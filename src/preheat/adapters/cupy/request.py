@@ -1,4 +1,4 @@
-"""What CuPy was asked to compile: a frozen value, its entries in the store, and its manifest row."""
+"""A compile that CuPy requests: a frozen value, its entries in the store, and its manifest row."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ _VARIABLES = ("CUPY_COMPILE_WITH_PTX", "CUPY_CUDA_COMPILE_WITH_DEBUG")
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """Everything that determines the code which CuPy makes, but for the compiler.
+    """Everything that determines the code of a compile by CuPy, except the compiler.
 
     `options` are portable: see `portable_options`. `arch` is a compute capability such as "90".
-    `headers` is CuPy's own checksum of the headers that it ships. `lto` asks for code to be linked
-    later.
+    `headers` is CuPy's own checksum of the headers that it ships. With `lto`, the code is linked later.
     """
 
     source: str
@@ -70,7 +69,7 @@ class CompileRequest:
 
     @property
     def label(self) -> str:
-        """The kernels of the source: the names that were asked for, or those that it defines."""
+        """The kernels of the source: the requested names, or those that the source defines."""
         found = self.names or tuple(dict.fromkeys(_ENTRY.findall(_BOUNDS.sub("", self.source))))
         more = ", …" if len(found) > _SHOWN else ""
         return ", ".join(found[:_SHOWN]) + more
@@ -123,7 +122,7 @@ class CompileRequest:
 
 
 def variables_in_force(env: Any = os.environ) -> tuple[tuple[str, str], ...]:
-    """Return the variables that change what CuPy compiles, as far as they are set."""
+    """Return those variables that are set and change what CuPy compiles."""
     return tuple((name, env[name]) for name in _VARIABLES if env.get(name))
 
 

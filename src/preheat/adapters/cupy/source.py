@@ -13,7 +13,8 @@ from preheat.errors import InputError
 from preheat.gpu import Gpu
 from preheat.linked_program import BinaryPart, LinkedProgram
 from preheat.program import Program
-from preheat.runtime.kernel import Kernel, Module
+from preheat.runtime.kernel import Kernel
+from preheat.runtime.module import Module
 
 __all__ = ["RawSource"]
 
@@ -107,7 +108,7 @@ def _linked(program: Program) -> LinkedProgram:
 
 
 def _core() -> Any:
-    """Return CuPy's `_core.core`, or None where the program has not imported CuPy."""
+    """Return CuPy's `_core.core`, or None if the program has not imported CuPy."""
     return sys.modules.get("cupy._core.core") if "cupy" in sys.modules else None
 
 

@@ -51,9 +51,9 @@ class NumbaAdapter(Adapter):
         for name in _variables() - set(row["env"]):
             os.environ.pop(name, None)  # It would enter the key, and was not set in the recording.
         with compiling_for(arch):
-            asked = _imported(row, arch)
-            _compile(asked)
-            return RequiredEntries((asked.request,), tuple(changes(row, asked)))
+            request = _imported(row, arch)
+            _compile(request)
+            return RequiredEntries((request.identity,), tuple(changes(row, request)))
 
     def count(self, row: Row, coverage: str) -> int:
         """Return 1: a row is one kernel."""
@@ -67,9 +67,9 @@ class NumbaAdapter(Adapter):
         from preheat.adapters.numba.target import compiling_for
 
         with compiling_for(arch):
-            asked = _imported(row, arch)
-            notes = (*changes(row, asked), *changed_environment(row))
-            return RequiredEntries((_identity(asked),), notes)
+            request = _imported(row, arch)
+            notes = (*changes(row, request), *changed_environment(row))
+            return RequiredEntries((_identity(request),), notes)
 
 
 def _require_package() -> None:
@@ -94,37 +94,37 @@ def _imported(row: Row, arch: Arch) -> KernelRequest:
     from preheat.adapters.numba.rows import request_of
 
     try:
-        asked = request_of(row, arch)
+        request = request_of(row, arch)
     except NotPortableError as error:
         raise not_importable(error, row) from error
-    _identity(asked)
-    return asked
+    _identity(request)
+    return request
 
 
-def _identity(asked: KernelRequest) -> Any:
+def _identity(request: KernelRequest) -> Any:
     from preheat.adapters.numba.signature import UnkeyableError
 
     try:
-        return asked.request
+        return request.identity
     except UnkeyableError as error:
         raise AdapterError(f"it cannot be stored: {error}") from None
 
 
-def _compile(asked: KernelRequest) -> None:
-    """Store the kernel of a request, compiled for the device that `compiling_for` stands in for."""
+def _compile(request: KernelRequest) -> None:
+    """Compile the kernel of a request for the device that `compiling_for` imitates, and store it."""
     from numba.cuda.dispatcher import _Kernel
 
     from preheat.adapters.numba.cache import StoreCache
     from preheat.adapters.numba.signature import UnkeyableError
 
     assert _store is not None
-    cache = StoreCache(_store, asked.function, asked.options)
+    cache = StoreCache(_store, request.function, request.options)
     cache.begin(sys._getframe())
     try:
-        if cache.find(asked) is None:
-            kernel = _Kernel(asked.function, asked.argument_types, **asked.options)
+        if cache.find(request) is None:
+            kernel = _Kernel(request.function, request.argument_types, **request.options)
             kernel.library.get_cubin()
-            cache.keep(asked, kernel)
+            cache.keep(request, kernel)
     except UnkeyableError as error:
         raise AdapterError(f"it cannot be stored: {error}") from None
     finally:

@@ -49,17 +49,17 @@ class StoreCache(_Cache):  # type: ignore[misc]
         self._started = 0.0
 
     def begin(self, owner: FrameType) -> None:
-        """Let what is claimed from now on belong to the call of the frame `owner`."""
+        """Let the next claim belong to the call of the frame `owner`."""
         self._owner = owner
 
     def end(self) -> None:
-        """Release what was claimed since `begin`."""
+        """Release the claim that was made since `begin`."""
         claim, self._claim, self._owner = self._claim, None, None
         if claim is not None:
             claim.release()
 
     def give_up(self) -> None:
-        """Release what was claimed since `begin`, for which there will be no entry."""
+        """Give up the claim that was made since `begin`, because there will be no entry."""
         if self._claim is not None:
             self._claim.give_up()
 
@@ -76,25 +76,25 @@ class StoreCache(_Cache):  # type: ignore[misc]
         Raises `SealedError` in a sealed process that does not have it.
         """
         del target_context  # It is needed to compile, and takes time to prepare.
-        asked = self.request_for(sig)
-        kernel = self.find(asked)
+        request = self.request_for(sig)
+        kernel = self.find(request)
         if kernel is not None:
             kernel.bind()
         return kernel
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Store a kernel that Numba has compiled. The kernel is good, also where that fails."""
-        asked = self.request_for(sig)
+        """Store a kernel that Numba has compiled. If it cannot be stored, it is used nevertheless."""
+        request = self.request_for(sig)
         try:
-            self.keep(asked, data)
+            self.keep(request, data)
         except UnkeyableError as error:
-            self._leave(asked, str(error))
+            self._report_uncached(request, str(error))
         except Exception as error:
-            self._leave(asked, f"it cannot be written to files: {error!r:.200}")
+            self._report_uncached(request, f"it cannot be written to files: {error!r:.200}")
 
-    def _leave(self, asked: KernelRequest, reason: str) -> None:
-        request = asked.nameless
-        self._store.events.emit("uncached", program=request.title, arch=request.target, reason=reason)
+    def _report_uncached(self, request: KernelRequest, reason: str) -> None:
+        unkeyed = request.unkeyed
+        self._store.events.emit("uncached", program=unkeyed.title, arch=unkeyed.target, reason=reason)
         self.give_up()
 
     def enable(self) -> None:
@@ -109,74 +109,76 @@ class StoreCache(_Cache):  # type: ignore[misc]
     # The store
 
     def request_for(self, sig: Any) -> KernelRequest:
-        """Return what is asked for with a signature."""
+        """Return the request for the kernel with a signature."""
         argument_types, _ = normalize_signature(sig)
         return KernelRequest(self._function, self._options, tuple(argument_types), current_arch())
 
-    def find(self, asked: KernelRequest) -> Any:
-        """Return a stored kernel; on a miss None, after the right to make it was claimed."""
+    def find(self, request: KernelRequest) -> Any:
+        """Return a stored kernel. On a miss, claim the right to make it, and return None."""
         try:
-            request = asked.request
+            identity = request.identity
         except UnkeyableError as error:
             reason = f"unkeyable: {error}"
-            self._store.permit(asked.nameless, reason, called_by=_caller)
-            self._begin_compile(asked.nameless, reason)
+            self._store.permit(request.unkeyed, reason, called_by=_caller)
+            self._begin_compile(request.unkeyed, reason)
             return None
-        kernel = self._decoded(asked, self._store.get(request))
+        kernel = self._decoded(request, self._store.get(identity))
         if kernel is not None:
             return kernel
-        nearest, differences = self._nearest(asked)
-        self._store.permit(request, ABSENT, called_by=_caller, nearest=nearest, differences=differences)
-        self._claim, entry = self._store.claim(request, self._owner or sys._getframe())
-        kernel = self._decoded(asked, entry)
+        nearest, differences = self._nearest(request)
+        self._store.permit(
+            identity, ABSENT, called_by=_caller, nearest=nearest, differences=differences
+        )
+        self._claim, entry = self._store.claim(identity, self._owner or sys._getframe())
+        kernel = self._decoded(request, entry)
         if kernel is None:
-            self._begin_compile(request, ABSENT)
+            self._begin_compile(identity, ABSENT)
         return kernel
 
     def _begin_compile(self, request: ForeignRequest, reason: str) -> None:
         self._store.missed(request, reason, called_by=_caller)
         self._started = time.perf_counter()
 
-    def _decoded(self, asked: KernelRequest, entry: ForeignEntry | None) -> Any:
+    def _decoded(self, request: KernelRequest, entry: ForeignEntry | None) -> Any:
         """Return the kernel of an entry, and report its use; None for an entry that holds no kernel."""
         if entry is None:
             return None
         extensions = self._options.get("extensions") or []
         try:
-            kernel = states.decode(entry.files, asked.argument_types, extensions)
+            kernel = states.decode(entry.files, request.argument_types, extensions)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"not a kernel of Numba: {error!r:.200}"
             self._store.events.emit("damaged", tier="store", key=entry.digest, reason=reason)
             return None
-        self._report(asked, entry)
+        self._report(request, entry)
         return kernel
 
-    def keep(self, asked: KernelRequest, kernel: Any) -> None:
+    def keep(self, request: KernelRequest, kernel: Any) -> None:
         """Store a kernel. Raises `UnkeyableError` when its key does not describe it."""
-        request = asked.request
-        asked.require_described(kernel)
+        identity = request.identity
+        request.require_described(kernel)
         entry = ForeignEntry(
-            KIND, request.key, states.encode(kernel, asked.argument_types), label=request.label,
-            arch=request.arch, properties=asked.properties,
+            KIND, identity.key, states.encode(kernel, request.argument_types), label=identity.label,
+            arch=identity.arch, properties=request.properties,
             provenance=created_now(time.perf_counter() - self._started),
         )  # fmt: skip
         self._store.made(entry)
-        self._report(asked, entry)
+        self._report(request, entry)
 
-    def _report(self, asked: KernelRequest, entry: ForeignEntry) -> None:
+    def _report(self, request: KernelRequest, entry: ForeignEntry) -> None:
         if self._store.events.has_sink("foreign_request"):
             site = call_site(*_libraries())
-            self._store.events.emit("foreign_request", entry=entry, row=row_of(asked), site=site)
+            self._store.events.emit("foreign_request", entry=entry, row=row_of(request), site=site)
 
-    def _nearest(self, asked: KernelRequest) -> tuple[str | None, tuple[str, ...]]:
+    def _nearest(self, request: KernelRequest) -> tuple[str | None, tuple[str, ...]]:
         """Return the stored kernel of the function that differs least, and how it differs."""
         if self._store.sealed is not SealMode.ERROR:
             return None, ()
-        wanted = {"arch": str(asked.arch), **asked.properties}
+        wanted = {"arch": str(request.arch), **request.properties}
         there = [
             {"arch": entry.target, **entry.properties}
             for entry in self._store.all(KIND)
-            if entry.label == asked.request.label
+            if entry.label == request.identity.label
         ]
         if not there:
             return None, ()

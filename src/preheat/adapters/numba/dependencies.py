@@ -27,7 +27,7 @@ from preheat.adapters.numba.signature import UnkeyableError
 
 __all__ = ["Dependencies", "comes_with_numba", "nested_code"]
 
-# Packages whose versions are part of the key, and modules of Python. Their names stand for their code.
+# Packages whose versions are part of the key, and modules of Python. Their names identify their code.
 _KNOWN = frozenset(
     {"numba", "numba_cuda", "llvmlite", "numpy", "math", "cmath", "operator", "builtins", "enum"}
 )
@@ -106,7 +106,7 @@ class Dependencies:
         self.parts[f"{name} of {label}"] = _shown(value, encoded)
 
     def _encode(self, value: Any, *, lines: bool = False) -> Any:
-        """Return a value as JSON values that differ where the compiled code may differ."""
+        """Return a value as JSON. Values for which the compiled code may differ have different JSON."""
         if value is _MISSING:
             return ["not defined"]
         if (plain := _plain(value)) is not None:
@@ -143,7 +143,7 @@ def _is_default(option: Any) -> bool:
 
 
 def _shown(value: Any, encoded: Any) -> str:
-    """Return a value as text that is short, and as exact as its encoding."""
+    """Return a value as short text that is different for different encodings."""
     if type(value) in (bool, int, float, str, type(None)):
         text = repr(value)
     elif encoded[0] in ("function", "name"):
@@ -188,7 +188,7 @@ def _array(value: np.ndarray[Any, Any], kind: str) -> Any:
 
 
 def _code(code: CodeType, *, lines: bool) -> Any:
-    """Return what a code object means; with `lines`, also where it is written."""
+    """Return the content of a code object; with `lines`, including its line numbers."""
     constants = [
         _code(each, lines=lines) if isinstance(each, CodeType) else _constant(each)
         for each in code.co_consts
@@ -263,7 +263,7 @@ def _known_name(value: Any) -> str | None:
 
 
 def _holds(module: str, name: str, value: Any) -> bool:
-    """Return whether a module has the object by this name, so that the name stands for it."""
+    """Return whether a module has the object under this name, so that the name identifies it."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

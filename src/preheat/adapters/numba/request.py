@@ -1,4 +1,4 @@
-"""What Numba is asked to compile, as an identity of an entry and as text for people."""
+"""A kernel that Numba compiles: its identity in the store, and its description for people."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class KernelRequest:
 
     @lazy
     def dependencies(self) -> Dependencies:
-        """What the code depends on. Raises `UnkeyableError` where that is not known."""
+        """What the code depends on. Raises `UnkeyableError` if that is not known."""
         try:
             return Dependencies(self.function, self.options)
         except UnkeyableError:
             raise
-        except Exception as error:  # Objects of the program may raise whenever they are looked at.
+        except Exception as error:  # Reading attributes of objects of the program may raise.
             raise UnkeyableError(f"what it uses cannot be read: {error!r:.200}") from error
 
     @lazy
@@ -60,7 +60,7 @@ class KernelRequest:
         }
 
     @lazy
-    def request(self) -> ForeignRequest:
+    def identity(self) -> ForeignRequest:
         """The identity of the entry. Raises `UnkeyableError` for a kernel that no key describes."""
         types = [signature.encode(each) for each in self.argument_types]
         parts = [str(self.arch), types, *self.properties.items()]
@@ -68,8 +68,8 @@ class KernelRequest:
         return ForeignRequest(KIND, key, label=label_of(self.function), arch=self.arch)
 
     @property
-    def nameless(self) -> ForeignRequest:
-        """What an error names where no key describes the kernel."""
+    def unkeyed(self) -> ForeignRequest:
+        """The identity for errors about a kernel that no key describes."""
         return ForeignRequest(KIND, "none", label=label_of(self.function), arch=self.arch)
 
     def require_described(self, kernel: Any) -> None:
@@ -78,13 +78,13 @@ class KernelRequest:
         for function in observed.functions_in(kernel.library):
             if function.__code__ not in known and not comes_with_numba(function):
                 name = f"{module_name(function)}:{function.__qualname__}"
-                raise UnkeyableError(f"Numba compiled {name}, to which none of its names leads")
+                raise UnkeyableError(f"Numba compiled {name}, which none of its names refers to")
         own = directory_of(numba_cuda)
         declared = {id(each) for each in self.options.get("link") or ()}
         for linked in kernel.library._linking_files:
             of_numba = linked is NRT_LIBRARY or (isinstance(linked, str) and linked.startswith(own))
             if not of_numba and id(linked) not in declared:
-                raise UnkeyableError(f"{linked} is linked, which its function does not name")
+                raise UnkeyableError(f"{linked} is linked, but its function does not name it")
 
 
 def label_of(function: Any) -> str:
@@ -105,7 +105,7 @@ def _linked_files(link: Any) -> Iterator[tuple[str, str]]:
     """
     for file in link:
         if not isinstance(file, str):
-            raise UnkeyableError(f"it links a {type(file).__qualname__}, which is no file")
+            raise UnkeyableError(f"it links a {type(file).__qualname__}, which is not a file")
         try:
             with open(file, "rb") as opened:
                 content = opened.read()

@@ -21,45 +21,45 @@ from preheat.arch import Arch
 __all__ = ["changed_environment", "changes", "request_of", "row_of"]
 
 
-def row_of(asked: KernelRequest) -> Row | None:
+def row_of(request: KernelRequest) -> Row | None:
     """Return the row of a request; None when it cannot be made again by another process."""
     try:
-        module, root = importable_module(asked.function)
-        types = [signature.encode(each) for each in asked.argument_types]
+        module, root = importable_module(request.function)
+        types = [signature.encode(each) for each in request.argument_types]
         if "__main__:" in json.dumps(types):
             raise NotPortableError("the class of an argument is defined in a script")
         return {
-            "function": f"{module}:{asked.function.__qualname__}",
+            "function": f"{module}:{request.function.__qualname__}",
             "root": root,
             "types": types,
-            "signature": signature.text(asked.argument_types),
-            **_own_or_given_options(asked),
+            "signature": signature.text(request.argument_types),
+            **_own_or_given_options(request),
             "env": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-            "recorded": {"parts": asked.properties},
+            "recorded": {"parts": request.properties},
         }
     except (NotPortableError, UnkeyableError):
         return None
 
 
-def _own_or_given_options(asked: KernelRequest) -> dict[str, Any]:
+def _own_or_given_options(request: KernelRequest) -> dict[str, Any]:
     """Return the options of a request, or none where they are those of the decorated function.
 
     A bake takes those from the module, so that it follows when the decorator is edited.
     """
-    name = asked.function.__qualname__
+    name = request.function.__qualname__
     if "<locals>" in name:
         raise NotPortableError(f"{name} is defined inside a function")
-    found: Any = sys.modules.get(asked.function.__module__)
+    found: Any = sys.modules.get(request.function.__module__)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:  # A kernel with signatures is compiled before its module has it.
         return {}
-    if isinstance(found, CUDADispatcher) and found.py_func is asked.function:
-        if found.targetoptions == asked.options:
+    if isinstance(found, CUDADispatcher) and found.py_func is request.function:
+        if found.targetoptions == request.options:
             return {}
-    elif found is not asked.function:
+    elif found is not request.function:
         raise NotPortableError(f"{name} of its module is something else")
-    options = {name: value for name, value in asked.options.items() if value not in (None, [], ())}
+    options = {name: value for name, value in request.options.items() if value not in (None, [], ())}
     try:
         return {"options": json.loads(json.dumps(options))}
     except TypeError as error:
@@ -67,7 +67,7 @@ def _own_or_given_options(asked: KernelRequest) -> dict[str, Any]:
 
 
 def request_of(row: Row, arch: Arch) -> KernelRequest:
-    """Return the request of a row. Raises `NotPortableError` where its module has changed."""
+    """Return the request of a row. Raises `NotPortableError` if its module has changed."""
     found = import_object(row["function"], row["root"], kind=CUDADispatcher)
     options: Mapping[str, Any] | None = row.get("options")
     if isinstance(found, CUDADispatcher):
@@ -80,10 +80,10 @@ def request_of(row: Row, arch: Arch) -> KernelRequest:
     return KernelRequest(found, options, types, arch.plain)
 
 
-def changes(row: Row, asked: KernelRequest) -> list[str]:
-    """Return what has changed since a request was recorded, and makes its key another one."""
+def changes(row: Row, request: KernelRequest) -> list[str]:
+    """Return the changes since a request was recorded that also change its key."""
     before: Mapping[str, str] = row["recorded"]["parts"]
-    now = asked.properties
+    now = request.properties
     packages = versions()
     found = []
     for name in {**before, **now}:

@@ -150,7 +150,7 @@ def _dtype(description: Any) -> np.dtype[Any]:
 
 
 def text(argument_types: Sequence[Any]) -> str:
-    """Return types in the notation of `cuda.jit` where it has one: `(float32[::1], int64)`."""
+    """Return types in the notation of `cuda.jit` if it has one: `(float32[::1], int64)`."""
     return f"({', '.join(map(_text, argument_types))})"
 
 

@@ -1,7 +1,8 @@
-"""Makes files of a compiled kernel of Numba, and a kernel of such files.
+"""Converts a compiled kernel of Numba to files, and such files to a kernel.
 
 Numba's own cache pickles the state of a kernel. Here, an entry is code and JSON. The types and the
-extensions of a kernel are those of the call that asks for it. Loading an entry runs no code of it.
+extensions of a kernel come from the call that requests it. Loading an entry runs no code from the
+entry.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _plain(state: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
 
 
 def _exceptions(kernel: Any) -> list[Any]:
-    """Return what a kernel with checks can raise. Other kernels never ask for it."""
+    """Return the exceptions of a kernel with checks. Other kernels do not need them."""
     if not kernel.debug:
         return []
     found = []

@@ -49,7 +49,7 @@ class TorchAdapter(Adapter):
     module = "torch"
 
     def install(self, builder: Builder) -> None:
-        """Connect torch. Its lines are not reported as those of the program from now on.
+        """Connect torch. From now on, lines of torch are not reported as those of the program.
 
         A version that is not known is an error. In a sealed process, the error is raised at the first
         kernel that torch would compile, because most programs with torch compile none in this way.
@@ -57,7 +57,7 @@ class TorchAdapter(Adapter):
         import torch
 
         if not hasattr(torch, "__version__"):
-            return  # A directory of this name, which Python imports as a package.
+            return  # It is only a directory of this name, which Python imports as a package.
         exclude_library(directory_of(torch))
         try:
             _require_known(torch)
@@ -98,7 +98,7 @@ def _require_known(torch: Any) -> None:
 
 
 def _refusing(unknown: AdapterError) -> _Compiler:
-    """Return a function that raises what is wrong with this torch, and compiles nothing."""
+    """Return a function that compiles nothing, and raises why this torch is not supported."""
 
     def _nvrtc_compile(*_: object, **__: object) -> tuple[bytes, str]:
         raise unknown
@@ -158,7 +158,7 @@ class _Request:
         """The program that torch would compile."""
         given = self._program(self.options, self.include)
         if not given.may_include and "__CUDA_NO_" not in self.source:
-            # The options of torch are macros for NVIDIA's headers. To ask for them takes 0.14 s.
+            # The options of torch are macros for NVIDIA's headers. Computing them takes 0.14 s.
             return given
         include = (*_torch_include(given), *self.include)
         return self._program((*self.options, *_torch_options()), include)
@@ -197,7 +197,7 @@ def _torch_options() -> list[str]:
 
 
 def _torch_include(program: Program) -> list[str]:
-    """Return torch's own header directories where a program may include a header of them.
+    """Return the header directories of torch if a program may include a header from them.
 
     A bake would need them. The headers of CUDA are found with the compiler.
     """

@@ -82,8 +82,8 @@ def op(
             Keyword-only arguments are passed in their order. A grid with a zero launches nothing.
         block: The block, or such a function.
         shared: Dynamic shared memory in bytes, or such a function.
-        args: Such a function that returns the arguments of the kernel. The default are the arguments of
-            the operator and the returned tensors. None is a null pointer.
+        args: Such a function that returns the arguments of the kernel. By default, these are the
+            arguments of the operator and the returned tensors. None is a null pointer.
         out: A function of the arguments of the operator that returns the tensors that the operator
             returns.
         backward: As in `torch.library.register_autograd`. An operator that writes to its arguments has
@@ -133,7 +133,7 @@ def _check(
     backward: object,
     setup_context: object,
 ) -> None:
-    """Raise `InputError` where the schema and the functions contradict each other."""
+    """Raise `InputError` if the schema and the functions contradict each other."""
     for name, given in (("args", args), ("out", out), ("backward", backward)):
         if given is not None and not callable(given):
             raise schema.error(f"{name} is a function, not {short_repr(given)}")
@@ -228,7 +228,7 @@ class _Operator:
         return self._returned(self._allocate(self.schema.bind(given, named)))
 
     def check_count(self) -> None:
-        """Raise `InputError` where the kernel is known and takes another number of arguments."""
+        """Raise `InputError` if the kernel is known and takes another number of arguments."""
         if self.args is None and isinstance(self.kernel, LoadedKernel):
             self._check_count(self.kernel.kernel)
 
@@ -239,7 +239,7 @@ class _Operator:
             raise self.schema.error(
                 f"the kernel {kernel.name} takes {count(takes, 'argument')}, and the schema has "
                 f"{len(self.schema.arguments)} and {count(self.schema.returns, 'result')}",
-                "say what the kernel gets: args=lambda x, …: (x, …, x.numel())",
+                "name the arguments of the kernel: args=lambda x, …: (x, …, x.numel())",
             )
 
     def _allocate(self, values: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -258,7 +258,7 @@ class _Operator:
         return results
 
     def _check_new(self, values: Sequence[Any], results: Sequence[Tensor]) -> None:
-        """Raise `InputError` where a result shares its memory with an argument: torch forbids that."""
+        """Raise `InputError` if a result shares its memory with an argument: torch forbids that."""
         import torch
 
         taken = [_memory(each) for each in values if isinstance(each, torch.Tensor)]

@@ -36,7 +36,7 @@ class Schema(NamedTuple):
     def parse(cls, text: object) -> Schema:
         """Return the schema that `text` describes.
 
-        Raises `InputError` where it is no schema, or none that a kernel can implement.
+        Raises `InputError` if it is not a schema, or not one that a kernel can implement.
         """
         parsed = _parse(text)
         arguments = tuple(
@@ -80,7 +80,7 @@ class Schema(NamedTuple):
             if each.type not in _PLAIN:
                 raise self.error(
                     f"argument {each.name} is {each.type}, which a kernel does not take",
-                    "say what the kernel gets: args=lambda x, …: (x, …)",
+                    "name the arguments of the kernel: args=lambda x, …: (x, …)",
                 )
 
     def error(self, problem: str, hint: str | None = None) -> InputError:
@@ -96,7 +96,7 @@ class Schema(NamedTuple):
         self._check_arguments()
         for each in parsed.returns:
             if str(each.type) != "Tensor":
-                raise self.error(f"it returns {each.type}, and a kernel returns tensors alone")
+                raise self.error(f"it returns {each.type}, and a kernel can return only tensors")
             if each.alias_info is not None:
                 raise self.error(
                     "it returns one of its arguments", "let it return (), and use the argument"
@@ -118,7 +118,7 @@ class Schema(NamedTuple):
         for each in tensors:
             if each.keyword:
                 raise self.error(
-                    f"tensor {each.name} can be given by name alone", "move it before the *"
+                    f"tensor {each.name} can be given only by name", "move it before the *"
                 )
 
 

@@ -112,7 +112,7 @@ class TritonAdapter(Adapter):
         for each in _sources(row, source, target, coverage):
             options = backend.parse_options(dict(row["options"], **each.parse_options()))
             key = request.key_of(compiler.get_cache_key(each, backend, options, env))
-            wanted = request.CompileRequest(each, backend, options, env, key).request
+            wanted = request.CompileRequest(each, backend, options, env, key).identity
             found[wanted.digest] = wanted
             found |= {entry.digest: entry for entry in _host_code(each, wanted)}
         return RequiredEntries(tuple(found.values()), (*notes, *changed_environment(row)))

@@ -28,7 +28,7 @@ _WIDE = 1 << 31  # An integer of this size needs 64 bits, and is divisible by 16
 
 
 def weaker(source: Any) -> Iterator[Any]:
-    """Yield sources of the same launch that assume less and less.
+    """Yield sources of the same launch, each with fewer assumptions than the one before.
 
     First nothing is assumed of integers, then nothing of pointers either; then integers have 64 bits.
     """

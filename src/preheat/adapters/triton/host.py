@@ -132,7 +132,7 @@ def _python_headers() -> str:
 
 
 def _stub_directory(place: str, compiler: str) -> str:
-    """Return a directory with a library to link against where there is no driver."""
+    """Return a directory with a library to link against if there is no driver."""
     source = Path(place, "stub.c")
     source.write_text(_STUB)
     library = os.path.join(place, "libcuda.so.1")

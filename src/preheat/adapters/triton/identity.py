@@ -1,4 +1,4 @@
-"""What Triton computes about itself in every process: remembered by the store.
+"""What Triton computes about itself in every process, which the store remembers.
 
 Its key hashes the whole compiler library, which takes half a second, and asks `ptxas` for its version
 in a process of its own. Both change only when files do.
@@ -90,7 +90,7 @@ def build_digest() -> str:
 def _remembered(store: ForeignStore, key: str, label: str, compute: Callable[[], str]) -> str:
     """Return a stored text; store what `compute` returns when there is none.
 
-    A sealed process computes it, too: nothing is compiled by that.
+    A sealed process also computes it, because that compiles nothing.
     """
     found = store.get(ForeignRequest(KIND, key, label=label))
     if found is None or "text" not in found.files:

@@ -44,16 +44,17 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        asked = take_request(key)
+        request = take_request(key)
         if KIND not in adapters.installed():  # A child process knows this class by its environment.
             adapters.install(KIND)
-            asked = request_of_call(sys._getframe(2), key)  # the caller of Triton's `get_cache_manager`
+            # The frame is that of the caller of Triton's `get_cache_manager`.
+            request = request_of_call(sys._getframe(2), key)
         self.key = key
-        # Overrides and dumps of IR are files of the user, and no cache.
+        # Overrides and dumps of IR are files of the user, not a cache.
         self._stock = FileCacheManager(key, override, dump) if override or dump else None
-        self._asked = None if self._stock else asked
+        self._compile_request = request = None if self._stock else request
         # Triton reads the files again by their paths. Two variants of one key must not share them.
-        self._variant = "" if self._asked is None else self._asked.request.variant[:16]
+        self._variant = "" if request is None else request.identity.variant[:16]
         self._files: dict[str, bytes] = {}
         self._paths: dict[str, str] = {}
         self._claim: Claim | None = None
@@ -78,8 +79,8 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
                 self._started = time.perf_counter()
                 return None
             self._claim.release()
-        if self._asked is not None:
-            state().report_kernel(self._asked, entry)
+        if self._compile_request is not None:
+            state().report_kernel(self._compile_request, entry)
         return self._materialise(entry.files, filename)
 
     def put_group(self, filename: str, group: Mapping[str, str]) -> str:
@@ -91,18 +92,18 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         files = {name: self._files.get(name) or Path(path).read_bytes() for name, path in group.items()}
         entry = ForeignEntry(
             KIND, request.key, files, request.variant, request.label, request.arch,
-            properties={} if self._asked is None else self._asked.properties,
+            properties={} if self._compile_request is None else self._compile_request.properties,
             provenance=created_now(time.perf_counter() - self._started),
         )  # fmt: skip
-        if knobs.compilation.override:  # It may be code of the user, under the key of the real one.
+        if knobs.compilation.override:  # The code may be the user's, under the key of the original.
             reason = "TRITON_KERNEL_OVERRIDE is set"
             state().store.events.emit("uncached", program=entry.title, arch=entry.target, reason=reason)
             if self._claim is not None:
                 self._claim.give_up()
         else:
             state().store.made(entry)
-            if self._asked is not None:
-                state().report_kernel(self._asked, entry)
+            if self._compile_request is not None:
+                state().report_kernel(self._compile_request, entry)
             if self._claim is not None:
                 self._claim.release()
         return self._write_group(filename, dict(group))
@@ -134,7 +135,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             path: str = self._stock.put(data, filename, binary)
             return path
         content = data if isinstance(data, bytes) else str(data).encode()
-        if self._asked is None and not filename.endswith(".so"):
+        if self._compile_request is None and not filename.endswith(".so"):
             request = self._request(filename)
             entry = ForeignEntry(
                 KIND, self.key, {filename: content}, request.variant, request.label, request.arch,
@@ -149,8 +150,8 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
     # The entry
 
     def _request(self, filename: str) -> ForeignRequest:
-        if self._asked is not None:
-            return self._asked.request
+        if self._compile_request is not None:
+            return self._compile_request.identity
         tuning = state().tuning
         if tuning is None:
             return ForeignRequest(KIND, self.key, filename, label=filename)
@@ -174,9 +175,9 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             raise MissedError
         if knobs.compilation.always_compile:
             store.permit(request, "TRITON_ALWAYS_COMPILE is set", called_by=state().caller)
-        if self._asked is None and (tuning := state().tuning) is not None:
+        if self._compile_request is None and (tuning := state().tuning) is not None:
             state().refuse_tuning(request, tuning)
-        state().refuse(request, self._asked, ABSENT)
+        state().refuse(request, self._compile_request, ABSENT)
 
     # The files
 

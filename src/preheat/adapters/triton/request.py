@@ -1,4 +1,4 @@
-"""What Triton was asked to compile: seen where it computes its key, and described for people."""
+"""A compile that Triton requests: its arguments, its identity, and its description for people."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class CompileRequest:
     key: str  # as Triton gives it to its cache manager
 
     @lazy
-    def request(self) -> ForeignRequest:
-        """The entry that holds the compiled kernel."""
+    def identity(self) -> ForeignRequest:
+        """The identity of the entry with the compiled kernel."""
         constants = getattr(self.source, "constants", {})  # A file of IR has none.
         return ForeignRequest(KIND, self.key, constants_digest(constants), self.label, self.arch)
 
@@ -84,10 +84,10 @@ def _assumption(attribute: Any) -> str:
     return str(attribute)
 
 
-def _options(asked: CompileRequest) -> Iterator[tuple[str, str]]:
+def _options(request: CompileRequest) -> Iterator[tuple[str, str]]:
     from preheat.adapters.triton.rows import chosen_options
 
-    for name, value in chosen_options(asked).items():
+    for name, value in chosen_options(request).items():
         yield name, str(value)
 
 
@@ -113,7 +113,7 @@ def install() -> None:
 
     def get_cache_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         key = stock(src, backend, backend_options, env_vars)
-        _last.asked = (src, backend, backend_options, env_vars)
+        _last.arguments = (src, backend, backend_options, env_vars)
         _last.key = key_of(key)
         return key
 
@@ -121,14 +121,14 @@ def install() -> None:
 
 
 def take_request(key: str) -> CompileRequest | None:
-    """Return what this thread asked for when it computed its last key, once; None for other keys.
+    """Return the compile for which this thread computed its last key; None if `key` is another key.
 
-    `key` is the key of the cache manager that Triton makes next.
+    `key` is the key of the cache manager that Triton makes next. A second call returns None.
     """
     from triton import knobs
 
-    found: tuple[Any, Any, Any, Any] | None = getattr(_last, "asked", None)
-    _last.asked = None
+    found: tuple[Any, Any, Any, Any] | None = getattr(_last, "arguments", None)
+    _last.arguments = None
     # A hook of the user may add to the key after it was computed.
     changed = getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
     if found is not None and not changed and _last.key != key:
@@ -137,10 +137,10 @@ def take_request(key: str) -> CompileRequest | None:
 
 
 def request_of_call(call: FrameType | None, key: str) -> CompileRequest | None:
-    """Return what Triton's `compile` was asked for, whose frame is `call`; None for another function.
+    """Return the request of a call of Triton's `compile`, whose frame is `call`; otherwise None.
 
-    A process that knows the cache manager by its environment alone has computed its first key before
-    the adapter is installed.
+    A process that finds the cache manager only through its environment has computed its first key
+    before the adapter is installed.
     """
     if call is None or call.f_code.co_name != "compile":
         return None

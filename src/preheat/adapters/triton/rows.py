@@ -30,23 +30,23 @@ _DERIVED = {
 _FROM_SETTINGS = {"ptx_options"}
 
 
-def row_of(asked: CompileRequest) -> Row | None:
+def row_of(request: CompileRequest) -> Row | None:
     """Return the row of a request; None when it cannot be made again by another process."""
     try:
-        function = asked.source.fn
+        function = request.source.fn
         name = values.name_of(function)
         module, root = importable_module(function.fn)
         _, _, path = name.partition(":")
         return {
             "function": f"{module}:{path}",
             "root": root,
-            "signature": [[name, kind] for name, kind in asked.source.signature.items()],
+            "signature": [[name, kind] for name, kind in request.source.signature.items()],
             "constants": [
-                [list(path), values.encode(value)] for path, value in asked.source.constants.items()
+                [list(path), values.encode(value)] for path, value in request.source.constants.items()
             ],
-            "attrs": [[list(path), value] for path, value in asked.source.attrs.items()],
-            "options": _plain(chosen_options(asked)),
-            "env": dict(asked.env),
+            "attrs": [[list(path), value] for path, value in request.source.attrs.items()],
+            "options": _plain(chosen_options(request)),
+            "env": dict(request.env),
             "recorded": facts_of(function),
         }
     except (NotPortableError, AttributeError):  # AttributeError: a file of IR has no function.
@@ -54,7 +54,7 @@ def row_of(asked: CompileRequest) -> Row | None:
 
 
 def facts_of(function: Any) -> dict[str, Any]:
-    """Return what is recorded of a function and of Triton, to explain a key that differs later."""
+    """Return facts about a function and Triton, which explain why a key differs later."""
     import triton
 
     return {
@@ -66,17 +66,17 @@ def facts_of(function: Any) -> dict[str, Any]:
     }
 
 
-def chosen_options(asked: CompileRequest) -> dict[str, Any]:
+def chosen_options(request: CompileRequest) -> dict[str, Any]:
     """Return the options that a process has to name so that Triton computes the same key.
 
     These are the options that differ from the declared defaults of Triton, and those that differ from
     what this process takes by default: a program may have changed a knob of Triton.
     """
-    declared = {field.name: field.default for field in fields(asked.options)}
-    here = vars(asked.backend.parse_options({}))
+    declared = {field.name: field.default for field in fields(request.options)}
+    here = vars(request.backend.parse_options({}))
     return {
         name: value
-        for name, value in sorted(vars(asked.options).items())
+        for name, value in sorted(vars(request.options).items())
         if name not in _DERIVED
         and (
             value != declared.get(name)
@@ -117,8 +117,8 @@ def source_of(row: Row) -> Any:
 def outdated(row: Row) -> str:
     """Return why a recording cannot be used at all; an empty text when it can.
 
-    Another version of Triton may assume something else of the same arguments, so a bake of the
-    recorded request would make kernels that no launch asks for.
+    Another version of Triton may make other assumptions about the same arguments, so a bake of the
+    recorded request would make kernels that no launch requests.
     """
     import triton
 
@@ -138,7 +138,7 @@ def other_parameters(row: Row, function: Any) -> str:
 
 
 def changes(row: Row, function: Any) -> list[str]:
-    """Return what has changed since a request was recorded, and makes its key another one."""
+    """Return the changes since a request was recorded that also change its key."""
     before = row["recorded"]
     found = []
     if before["build"] != build_digest():

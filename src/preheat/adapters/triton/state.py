@@ -1,4 +1,4 @@
-"""What the parts of the adapter share in a process, and the errors of a sealed one."""
+"""The state that the parts of the adapter share in a process, and the errors of a sealed process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from preheat.adapters.base import directory_of
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import variant_text
 from preheat.arch import Arch
@@ -136,13 +137,13 @@ class State:
         finally:
             self._thread.collected = None
 
-    def report_kernel(self, asked: CompileRequest, entry: ForeignEntry) -> None:
+    def report_kernel(self, request: CompileRequest, entry: ForeignEntry) -> None:
         """Report that a compiled kernel was found or made."""
         self._collect(entry)
         if self.store.events.has_sink("foreign_request"):
             from preheat.adapters.triton.rows import row_of
 
-            self._emit(entry, row_of(asked))
+            self._emit(entry, row_of(request))
 
     def report_entry(self, entry: ForeignEntry) -> None:
         """Report that an entry was used that cannot be made from a description."""
@@ -162,21 +163,21 @@ class State:
             self.collected.append(entry.request)
 
     def _emit(self, entry: ForeignEntry, row: Mapping[str, Any] | None) -> None:
-        self.store.events.emit("foreign_request", entry=entry, row=row, site=call_site(*_library()))
+        self.store.events.emit("foreign_request", entry=entry, row=row, site=call_site(_library()))
 
     def caller(self) -> str:
-        """Return the line of the program that asked, outside of Triton."""
-        return format_site(call_site(*_library()))
+        """Return the line of the program that made the request, outside of Triton."""
+        return format_site(call_site(_library()))
 
-    def refuse(self, request: ForeignRequest, asked: CompileRequest | None, reason: str) -> None:
-        """Raise the `SealedError` of an entry that is missing, with the most similar one there is."""
-        nearest, differences = (None, ()) if asked is None else self._nearest(asked)
+    def refuse(self, identity: ForeignRequest, request: CompileRequest | None, reason: str) -> None:
+        """Raise `SealedError` for a missing entry, with the most similar stored one."""
+        nearest, differences = (None, ()) if request is None else self._nearest(request)
         self.store.permit(
-            request, reason, called_by=self.caller, nearest=nearest, differences=differences
+            identity, reason, called_by=self.caller, nearest=nearest, differences=differences
         )
 
     def refuse_tuning(self, request: ForeignRequest, tuning: Tuning) -> None:
-        """Raise the `SealedError` of a result of tuning that is missing, with the results there are."""
+        """Raise `SealedError` for a missing tuning result, with the results that are stored."""
         self.store.permit(
             request, f"{UNMEASURED}; {self._known_results(request, tuning)}", called_by=self.caller
         )
@@ -194,12 +195,12 @@ class State:
         more = f" and {len(found) - _MOST_KEYS} more" if len(found) > _MOST_KEYS else ""
         return f"there are results for {', '.join(sorted(found)[:_MOST_KEYS])}{more}"
 
-    def _nearest(self, asked: CompileRequest) -> tuple[str | None, tuple[str, ...]]:
+    def _nearest(self, request: CompileRequest) -> tuple[str | None, tuple[str, ...]]:
         """Return the stored variant of the function that differs least, and how it differs."""
-        wanted = {"arch": str(asked.arch), **asked.properties}
+        wanted = {"arch": str(request.arch), **request.properties}
         best: tuple[int, str, tuple[str, ...]] | None = None
         for entry in self.store.all(KIND):
-            if entry.label != asked.label or not entry.properties:
+            if entry.label != request.label or not entry.properties:
                 continue
             there = {"arch": entry.target, **entry.properties}
             differences = tuple(_differences(there, wanted))
@@ -227,11 +228,11 @@ def _differences(there: Mapping[str, str], wanted: Mapping[str, str]) -> Iterato
             yield f"{name}: {there.get(name, 'not set')} became {wanted.get(name, 'not set')}"
 
 
-def _library() -> tuple[str, ...]:
+def _library() -> str:
     """Return the directory of Triton, whose lines are not those of the program."""
     import triton
 
-    return (os.path.dirname(os.path.abspath(triton.__file__)) + os.sep,)
+    return directory_of(triton)
 
 
 _state: State | None = None

@@ -2,7 +2,8 @@
 
 A result belongs to the source and the line of the function, to its configurations, to the values of
 its `key`, to the build of Triton and to the architecture. It is measured on a GPU, so a bake copies it.
-It is asked for by the key that Triton would compute now: a result for an earlier source is not found.
+It is looked up by the key that Triton would compute now, so a result for an earlier source is not
+found.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def row_of(tuning: Tuning, key: str) -> Row | None:
 
 
 def required(row: Row, arch: Arch) -> RequiredEntries:
-    """Return the result that a launch looks for, with the source and the configurations of now.
+    """Return the result that a launch looks up, for the present source and configurations.
 
     Raises `NotPortableError` when the function cannot be imported, or is not autotuned.
     """

@@ -15,7 +15,7 @@ from tomlkit.items import AoT, Array, Comment, InlineTable, Null, Table, Whitesp
 
 from preheat.ahead.manifest.reader import VERSION
 
-__all__ = ["Entry", "edited", "rendered"]
+__all__ = ["ManifestTable", "edited", "rendered"]
 
 _WIDTH = 100  # A list that does not fit on a line of this width gets one line for each item.
 _KINDS = ("program", "link", "foreign", "graph")  # in the order of a new file
@@ -28,7 +28,7 @@ _INTRO = """\
 """
 
 
-class Entry(NamedTuple):
+class ManifestTable(NamedTuple):
     """A table to write. Equal identities mean the same program, request or graph."""
 
     kind: str
@@ -48,8 +48,8 @@ class _Block:
     def change(self, values: Mapping[str, Any]) -> None:
         """Give the table these values.
 
-        tomlkit adds keys at the end. A table without comments in the usual order is replaced by a
-        new one, so that a file that nobody edits does not depend on how it grew.
+        tomlkit adds keys at the end. A table without comments whose keys are in the usual order is
+        replaced by a new one, so that the text of an unedited file does not depend on its history.
         """
         common = [key for key in values if key in self.table]
         in_usual_order = common == [key for key in self.table if key in values]
@@ -65,14 +65,17 @@ class _Block:
         return self.above + document.as_string()
 
 
-def rendered(entries: Iterable[Entry], recorded: str = "") -> str:
+def rendered(entries: Iterable[ManifestTable], recorded: str = "") -> str:
     """Return the text of a new manifest. It depends on nothing but the arguments."""
     top = _with_recorded(f"{_INTRO}version = {VERSION}\n", recorded)
     return top + "".join(str(_new_block(entry)) for entry in entries)
 
 
 def edited(
-    text: str, identities: Mapping[str, Sequence[Any]], entries: Sequence[Entry], recorded: str = ""
+    text: str,
+    identities: Mapping[str, Sequence[Any]],
+    entries: Sequence[ManifestTable],
+    recorded: str = "",
 ) -> str | None:
     """Return the manifest `text` with its tables changed to `entries`.
 
@@ -85,7 +88,7 @@ def edited(
         top, blocks, end = _parsed(text, identities)
         _update(blocks, entries)
         result = "".join([_with_recorded(top, recorded), *_rendered_blocks(blocks), end])
-        # Comments are worth less than programs: verify that the edited text says the right thing.
+        # Check that the edited text has the right programs. Otherwise, comments are given up.
         wanted = _grouped(entries) | ({"recorded": recorded} if recorded else {})
         return result if _comparable(tomllib.loads(result)) == _comparable(wanted) else None
     except (TOMLKitError, ValueError, TypeError, RecursionError):
@@ -99,7 +102,7 @@ def _with_recorded(top: str, recorded: str) -> str:
     return changed if count else top + line
 
 
-def _new_block(entry: Entry) -> _Block:
+def _new_block(entry: ManifestTable) -> _Block:
     block = _Block(entry.kind, entry.identity, tomlkit.table())
     _assign(block.table, entry.values)
     return block
@@ -146,7 +149,7 @@ def _is_trivia(item: object) -> bool:
     return isinstance(item, Comment | Whitespace | Null)  # Null is where a key was removed.
 
 
-def _update(blocks: list[_Block], entries: Sequence[Entry]) -> None:
+def _update(blocks: list[_Block], entries: Sequence[ManifestTable]) -> None:
     """Change, add and remove blocks so that there is exactly one for each of `entries`."""
     found: dict[tuple[str, Any], _Block] = {}
     for block in blocks:
@@ -171,7 +174,7 @@ def _remove(blocks: list[_Block], block: _Block) -> None:
         blocks[index].above = block.above + blocks[index].above
 
 
-def _position(blocks: Sequence[_Block], entry: Entry) -> int:
+def _position(blocks: Sequence[_Block], entry: ManifestTable) -> int:
     """Return where to insert a new entry: sorted among its kind, and the kinds in their order."""
     same = [i for i, block in enumerate(blocks) if block.kind == entry.kind]
     after = (i for i in same if blocks[i].identity > entry.identity)
@@ -190,7 +193,7 @@ def _rendered_blocks(blocks: Iterable[_Block]) -> Iterable[str]:
 
 
 def _assign(table: Table, values: Mapping[str, Any]) -> None:
-    """Make the keys and values of `table` those of `values`. What is equal already is not touched."""
+    """Set the keys and values of `table` to `values`. Equal values are not touched."""
     for key in [key for key in table if key not in values]:
         table.remove(key)
     indents = {key: item.trivia.indent for key, item in table.items() if isinstance(item, Table)}
@@ -209,7 +212,7 @@ def _assign(table: Table, values: Mapping[str, Any]) -> None:
 
 
 def _literal(text: str) -> str:
-    """Return text that TOML writes without escapes, where it has quotes and that is possible."""
+    """Return text with quotes as a TOML literal without escapes, if that is possible."""
     plain = '"' in text and "'" not in text and text.isprintable()
     return tomlkit.string(text, literal=True) if plain else text
 
@@ -245,7 +248,7 @@ def _in_order(key: str, values: Iterable[Any]) -> list[Any]:
     return sorted(values) if key in _UNORDERED else list(values)
 
 
-def _grouped(entries: Iterable[Entry]) -> dict[str, Any]:
+def _grouped(entries: Iterable[ManifestTable]) -> dict[str, Any]:
     """Return the data that the text of a manifest with these entries has."""
     data: dict[str, Any] = {"version": VERSION}
     for entry in entries:
@@ -254,7 +257,7 @@ def _grouped(entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def _comparable(data: Mapping[str, Any]) -> object:
-    """Return a value that is equal for two manifests that differ in order alone."""
+    """Return a value that is equal for two manifests that differ only in their order."""
     rows = [
         json.dumps([kind, {key: _plain(key, value) for key, value in row.items()}], sort_keys=True)
         for kind in _KINDS

@@ -28,7 +28,7 @@ __all__ = [
 #: values of its arguments lead to, or four that assume less and serve every launch.
 COVERAGES = ("recorded", "closure", "weak")
 
-_MOST_CALLERS = 8  # Enough to find the code that asks; a busy kernel has hundreds of callers.
+_MOST_CALLERS = 8  # Enough to find the calling code; a kernel may have hundreds of callers.
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ManifestProgram:
 
 
 def _merged_programs(mine: Program, theirs: Program) -> Program:
-    """Return one of two programs of equal identity, with what is known of either."""
+    """Return one of two programs of equal identity, with the facts that are known of either."""
     if isinstance(mine, LinkedProgram):
         return mine
     directories = tuple(dict.fromkeys((*mine.include, *theirs.include)))
@@ -103,13 +103,13 @@ def _merged_programs(mine: Program, theirs: Program) -> Program:
 
 @dataclass(frozen=True)
 class ForeignProgram:
-    """What another library was asked for, the architectures to make it for, and what was observed.
+    """A request of another library, its architectures, and what recordings observed.
 
     `kind` is the name of the adapter. `request` describes the request as JSON, so that the adapter can
-    make it again; it is empty for an entry that can only be kept as it was made. `recorded` has the
-    facts of the recording, also as JSON. `root` is the directory from which modules are imported.
-    `entries` are those that were used: the key of the library, and a variant after a space.
-    `directory` is that of the manifest, where modules are looked for if there is no `root`.
+    make it again; it is empty for an entry that can only be copied from the recording. `recorded` has
+    the facts of the recording, also as JSON. `root` is the directory from which modules are imported.
+    `entries` are those that were used: the key of the library, and a variant after a space. `directory`
+    is that of the manifest, where modules are looked for if there is no `root`.
     """
 
     kind: str

@@ -95,7 +95,7 @@ def write_recorded(
 ) -> str:
     """Write the entries of `foreign` that cannot be made again to the bundle beside a manifest.
 
-    Returns the name of the bundle with its pin, or an empty text where there are no such entries.
+    Returns the name of the bundle with its pin, or an empty text if there are no such entries.
     Raises `InputError` when one of the `sources` is missing: its entries would be lost.
     """
     wanted = _wanted(foreign)

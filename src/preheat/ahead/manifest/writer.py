@@ -27,7 +27,7 @@ from preheat.portable_paths import FILE, spelled_in_manifest
 from preheat.program import Program
 
 if TYPE_CHECKING:  # Imported when a manifest is written.
-    from preheat.ahead.manifest.document import Entry
+    from preheat.ahead.manifest.document import ManifestTable
 
 __all__ = ["write_manifest"]
 
@@ -51,9 +51,12 @@ def write_manifest(
 
     writer = _Writer(path)
     entries = [writer.entry(item) for item in programs]
-    entries += [document.Entry("foreign", item.identity, writer.foreign(item)) for item in foreign]
     entries += [
-        document.Entry("graph", name, {"name": name, "keys": list(keys)}) for name, keys in graphs
+        document.ManifestTable("foreign", item.identity, writer.foreign(item)) for item in foreign
+    ]
+    entries += [
+        document.ManifestTable("graph", name, {"name": name, "keys": list(keys)})
+        for name, keys in graphs
     ]
     existing = None if fresh else _existing(path)
     kept = write_recorded(writer.path, foreign, recorded)
@@ -76,7 +79,7 @@ def _named_bundle(path: str | os.PathLike[str]) -> Path | None:
 def _existing(path: str | os.PathLike[str]) -> tuple[str, dict[str, list[Any]]] | None:
     """Return the text of the manifest at `path` and the identities of its tables by kind.
 
-    Returns None where there is no manifest that can be read.
+    Returns None if there is no manifest that can be read.
     """
     try:
         reader = Reader(path)
@@ -107,9 +110,9 @@ class _Writer:
         self.directory = os.path.dirname(self.path)
         self.sources = f"{Path(self.path).stem}.sources"
 
-    def entry(self, item: ManifestProgram) -> Entry:
-        """Return the table of a program: a [[link]] for one that is linked, and else a [[program]]."""
-        from preheat.ahead.manifest.document import Entry
+    def entry(self, item: ManifestProgram) -> ManifestTable:
+        """Return the table of a program: a [[link]] for a linked program, otherwise a [[program]]."""
+        from preheat.ahead.manifest.document import ManifestTable
 
         observed = {
             "entries": item.entries,
@@ -120,10 +123,14 @@ class _Writer:
         }
         program = item.program
         if isinstance(program, LinkedProgram):
-            return Entry("link", item.identity, _without_defaults({**self._link(program), **observed}))
+            return ManifestTable(
+                "link", item.identity, _without_defaults({**self._link(program), **observed})
+            )
         own = self._source(program)
         headers = {"headers": own.pop("headers", {})}  # TOML has a table after the values.
-        return Entry("program", item.identity, _without_defaults({**own, **observed, **headers}))
+        return ManifestTable(
+            "program", item.identity, _without_defaults({**own, **observed, **headers})
+        )
 
     def _link(self, program: LinkedProgram) -> dict[str, Any]:
         derived = LinkedProgram.of(program.parts, lto=program.lto).label
@@ -160,7 +167,7 @@ class _Writer:
         return _without_defaults({**row, "language": part.kind})
 
     def foreign(self, item: ForeignProgram) -> dict[str, Any]:
-        """Return the row of a request of another library, without values that follow."""
+        """Return the row of a request of another library, without default values."""
         row = {
             "kind": item.kind,
             "name": item.name,
@@ -196,7 +203,7 @@ class _Writer:
     def _directories(
         self, program: Program, include: Iterable[str], file: str | None
     ) -> dict[str, list[str]]:
-        """Return include directories and, unless that follows, how the program spells them."""
+        """Return include directories, and their spellings if these differ from the default."""
         known = dict(program.spellings)
         places = [self._relative(directory) for directory in include]
         spelled = [known[directory] for directory in include]
@@ -252,7 +259,7 @@ def _holds(path: str, data: bytes) -> bool:
 
 
 def _publish(path: str, blob: bytes) -> None:
-    """Write a file in one step, so that no reader sees a part. An equal file is left alone."""
+    """Write a file atomically, so that no reader sees a part of it. An equal file is not rewritten."""
     if os.path.isfile(path) and Path(path).read_bytes() == blob:
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -193,7 +193,7 @@ class CudaFunction:
 
 @cache
 def _resolve_calls() -> tuple[int, int, int] | None:
-    """Return the functions of the driver that resolve a kernel; None where the driver lacks one."""
+    """Return the functions of the driver that resolve a kernel; None if the driver lacks one."""
     load = function_address("cuFuncLoad", _FUNC_LOAD)
     get, attribute = map(function_address, ("cuModuleGetFunction", "cuFuncGetAttribute"))
     return (get, load, attribute) if load else None
