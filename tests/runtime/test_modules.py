@@ -382,6 +382,17 @@ def test_constants_written_from_the_host_are_what_kernels_read(device: Gpu) -> N
     assert out.numpy().tolist() == [70, -80, 90, 100]
 
 
+def test_a_typed_variable_of_bytes_does_not_take_other_elements_as_bytes(device: Gpu) -> None:
+    module = device.module("__device__ unsigned char t[8];")
+    typed = module.symbol("t", "uint8")
+    with pytest.raises(InputError, match="values from 258 to 258 do not fit uint8"):
+        typed.write(np.array([258]))
+    typed.write(np.arange(8))
+    assert typed.numpy().tolist() == list(range(8))
+    module.symbol("t").write(np.array([258]))
+    assert typed.numpy().tolist() == [2, 1, 0, 0, 0, 0, 0, 0]
+
+
 def test_variables_keep_their_value_while_a_handle_lives(faulty: FaultyGpu) -> None:
     gpu = faulty.gpu
     with no_collector():

@@ -209,7 +209,8 @@ class SymbolView:
         context.refuse_in_capture(FROM_HOST)
         if isinstance(data, ctypes.Structure):
             data = bytes(data)
-        raw = self.dtype.name == "uint8" and hasattr(data, "dtype")  # Take the bytes of any array.
+        # A variable without an element type takes the bytes of any array.
+        raw = not self._is_typed and hasattr(data, "dtype")
         host = host_bytes(host_array(data, None if raw else self.dtype))
         if len(host) != self.nbytes:
             hint = f"write {self.nbytes // self.dtype.size} elements of {self.dtype}"
