@@ -507,11 +507,16 @@ def _sources(section: bytes) -> dict[str, str]:
 
 
 def check_name(what: str, name: object) -> None:
-    """Raise unless the name of a kernel or variable is text."""
+    """Raise unless the name of a kernel or variable is text, and not the text of a program."""
     if not isinstance(name, str):
         raise InputError(
             f"{what} is asked for by its name, not by {short_repr(name)}",
             hint="pass the name as a string",
+        )
+    if "__global__" in name:
+        raise InputError(
+            f"{what} is asked for by its name, not by source text: {short_repr(name)}",
+            hint="the source comes first, and then the name: gpu.kernel(source, name)",
         )
 
 

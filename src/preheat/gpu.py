@@ -185,8 +185,7 @@ class Gpu(GraphMethods):
             if entry is not None and (entry.files is None or not entry.files.changed()):
                 return entry.value
         try:
-            if type(name) is not str:
-                check_name("a kernel", name)
+            check_name("a kernel", name)
             asked = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
             if not wait and self.builder.sealed is not SealMode.ERROR:
                 with no_fork:

@@ -16,7 +16,7 @@ _COMMANDS = {
     "compile": "Compile CUDA or PTX files into the cache",
     "record": "Run a command and record the kernels it needs",
     "run": "Run a command with kernels from bundles and the cache",
-    "audit": "Run a command and tell what it compiled and loaded",
+    "audit": "Run a command and report what it compiled and loaded",
     "plan": "List the kernels of a training step before it runs",
     "bake": "Compile the programs of a manifest into one bundle",
     "check": "Verify that nothing is left to compile",

@@ -570,7 +570,9 @@ class Kernel:
             )
         x, y, z = (*sizes, 1, 1)[:3]
         if limits is not None and (x > limits[0] or y > limits[1] or z > limits[2]):
-            raise LaunchError(self.name, f"{what} {(x, y, z)} exceeds the device's {limits}")
+            raise LaunchError(
+                self.name, f"{what} {(x, y, z)} exceeds the limits of the device, {limits}"
+            )
         return (x, y, z)
 
     def _check_cluster(self, made: base.Geometry) -> None:
