@@ -281,7 +281,7 @@ def test_an_unknown_name_lists_what_there_is_and_guesses() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("tk", "name an instance of the template tk<class T, int N>"),
+        ("tk", "name an instance of the template tk<class T, int N>, such as 'tk<float, 1>'"),
         ("tk<float, 3>", "an instance is named when the program is compiled: names=['tk<float, 3>']"),
         ("inner<int>", "did you mean 'ns::inner<int>'?"),
         ("inne", "did you mean 'ns::inner<class T>'?"),

@@ -516,7 +516,7 @@ def check_name(what: str, name: object) -> None:
     if "__global__" in name:
         raise InputError(
             f"{what} is asked for by its name, not by source text: {short_repr(name)}",
-            hint="the source comes first, and then the name: gpu.kernel(source, name)",
+            hint="the source comes first, and then the name",
         )
 
 

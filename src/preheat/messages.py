@@ -90,7 +90,9 @@ def kernel_hint(
     if base in named and angle and not rejected:
         return f"an instance is named when the program is compiled: names=[{name!r}]"
     if base in named:
-        return f"name an instance of the template {named[base]}"
+        example = _instance(named[base])
+        such_as = "" if example is None else f", such as {example!r}"
+        return f"name an instance of the template {named[base]}{such_as}"
     candidates = (*known, *named)
     spelled = {one.partition("<")[0].rpartition("::")[2]: one for one in reversed(candidates)}
     spelled |= {one: one for one in candidates}
@@ -101,6 +103,18 @@ def kernel_hint(
     if meant in named:
         meant = f"{meant}{angle}{rest}" if angle else named[meant]
     return f"did you mean {meant!r}?"
+
+
+def _instance(template: str) -> str | None:
+    """Return an instance of `tk<class T, int N>`, such as `tk<float, 1>`, or None where none is known."""
+    base, _, parameters = template.removesuffix(">").partition("<")
+    if "<" in parameters or "=" in parameters:
+        return None
+    arguments = [
+        "float" if parameter.startswith(("class", "typename")) else "1"
+        for parameter in parameters.split(", ")
+    ]
+    return f"{base}<{', '.join(arguments)}>"
 
 
 class _ShortRepr(reprlib.Repr):

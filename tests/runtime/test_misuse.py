@@ -289,7 +289,7 @@ PROGRAMS = (
         InputError, ("a variable is asked for by its name, not by None",), "as a string"),
     Misuse('gpu.kernel("saxpy", source)', lambda b: b.gpu.kernel("saxpy", SAXPY),
         InputError, ("a kernel is asked for by its name, not by source text: ",),
-        "the source comes first, and then the name: gpu.kernel(source, name)"),
+        "the source comes first, and then the name"),
     Misuse('gpu.kernel(source, "saxpi")', lambda b: b.gpu.kernel(SAXPY, "saxpi"),
         UnknownEntryError, ("has no kernel 'saxpi'; it has: saxpy",), "did you mean 'saxpy'?"),
     Misuse('gpu.module(source).symbol("nothing")', lambda b: b.gpu.module(KERNELS).symbol("nothing"),
