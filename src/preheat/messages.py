@@ -105,15 +105,19 @@ def kernel_hint(
     return f"did you mean {meant!r}?"
 
 
+_TYPE_PARAMETERS = ("class", "typename")
+_NUMBER_PARAMETERS = ("int", "unsigned", "long", "short", "char", "bool", "size_t", "auto")
+
+
 def _instance(template: str) -> str | None:
-    """Return an instance of `tk<class T, int N>`, such as `tk<float, 1>`, or None where none is known."""
+    """Return `tk<float, 1>` for `tk<class T, int N>`, or None for parameters of other kinds."""
     base, _, parameters = template.removesuffix(">").partition("<")
-    if "<" in parameters or "=" in parameters:
-        return None
-    arguments = [
-        "float" if parameter.startswith(("class", "typename")) else "1"
-        for parameter in parameters.split(", ")
-    ]
+    arguments = []
+    for parameter in parameters.split(", "):
+        word = parameter.partition(" ")[0].removesuffix("...")
+        if word not in (*_TYPE_PARAMETERS, *_NUMBER_PARAMETERS):
+            return None
+        arguments.append("float" if word in _TYPE_PARAMETERS else "1")
     return f"{base}<{', '.join(arguments)}>"
 
 
