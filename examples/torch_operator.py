@@ -30,8 +30,8 @@ def blocks(x, *_):
     return -(-x.numel() // 256)
 
 
-# `out` allocates the result, and tells torch.compile its shape. `args` returns the arguments of the kernel.
-# Nothing is compiled before the first call, and then at most once, ever.
+# `out` allocates the result, and tells torch.compile its shape. `args` returns the arguments of the
+# kernel. Nothing is compiled before the first call, and then at most once, ever.
 swish_backward = kernels.op(
     "examples::swish_backward(Tensor gy, Tensor x) -> Tensor",
     SOURCE,
