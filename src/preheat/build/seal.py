@@ -50,7 +50,9 @@ def unseal() -> None:
 
 @contextmanager
 def sealed(mode: str = "error") -> Iterator[None]:
-    """Seal the process during a block, as `seal` does. Of several seals, the strictest one holds.
+    """Seal the process during a block, as `seal` does.
+
+    If several seals apply, the strictest one decides.
 
     Examples:
         >>> artifact = preheat.compile(SAXPY, "sm_90")

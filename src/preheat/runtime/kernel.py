@@ -272,7 +272,7 @@ class Kernel:
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
-        """Return how many blocks of this size one processor runs, and the fraction of its threads.
+        """Return how many blocks of this size one multiprocessor runs, and the fraction of its threads.
 
         Args:
             block: The block size, as in a launch.
