@@ -460,7 +460,7 @@ class Config:
         """Read the settings from the environment.
 
         Args:
-            env: The variables. Default: those of the process.
+            env: The variables. The default are those of the process.
             cache_dir: The directory of the cache. If it cannot be used, the cache is only in memory.
 
         Raises:

@@ -209,7 +209,7 @@ def get_entry(
 ) -> ForeignEntry | None:
     """Return the files that were stored under `kind` and `key`, or None.
 
-    The files come from a bundle or a cache, and were verified.
+    Bundles and caches are asked, and what they return was verified.
 
     Args:
         kind: The name of a library or a use, such as `"mylib"`.

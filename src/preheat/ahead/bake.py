@@ -105,7 +105,7 @@ def bake(
 
     Args:
         manifest: A manifest, or the path of one.
-        archs: The architectures to compile for. Default: those with which each program was
+        archs: The architectures to compile for. The default are those with which each program was
             recorded.
         output: The path of the bundle. Without it, programs are only compiled into the cache.
         builder: The builder that compiles. The default is that of the process.

@@ -98,7 +98,7 @@ def check(
 
     Args:
         manifest: A manifest, or the path of one.
-        archs: The architectures. Default: those with which each program was recorded.
+        archs: The architectures. The default are those with which each program was recorded.
         builder: The builder with the bundles and caches to ask.
 
     Raises:

@@ -289,12 +289,12 @@ class Pool:
                     self._arena.grow(missing)
 
     def measure(self, body: Callable[[], object]) -> int:
-        """Run `body` once, make room for a capture of it, and return the bytes that it needs.
+        """Run `body` once, for real, make room for a capture of it, and return the bytes it took.
 
         The room is for the next capture: measure another body after that. As in a capture with this
         pool, all new arrays of `body` come from the pool. Memory that `body` drops is not handed out
-        again while it runs, because a graph would keep it. Memory that other threads take during the
-        call is counted as well.
+        again while it runs, because a graph would keep it. Memory that other threads take meanwhile is
+        counted too.
 
         Examples:
             >>> pool = gpu.pool()
@@ -356,9 +356,9 @@ class Pool:
         Graphs captured in frames share that memory, so graphs for many shapes need no more than the
         largest one, which is best captured first. The graphs stay valid and keep the memory. Arrays
         expire at the end of their frame, and their content does not survive from one replay to the
-        next. A frame may be inside a capture or around it. A frame inside another frame does not use
-        the memory of the outer one. While a frame is open outside a capture, replays of graphs that
-        would overwrite its arrays raise `GraphError`.
+        next. A frame may be inside a capture or around it. A frame inside another frame leaves the
+        memory of that one alone. While a frame is open outside a capture, replays of graphs that would
+        overwrite its arrays raise `GraphError`.
 
         Examples:
             >>> pool, out = gpu.pool(1 << 16), gpu.zeros(4)

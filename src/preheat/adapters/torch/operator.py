@@ -82,7 +82,7 @@ def op(
             Keyword-only arguments are passed in their order. A grid with a zero launches nothing.
         block: The block, or such a function.
         shared: Dynamic shared memory in bytes, or such a function.
-        args: Such a function that returns the arguments of the kernel. Default: the arguments of
+        args: Such a function that returns the arguments of the kernel. The default are the arguments of
             the operator and the returned tensors. None is a null pointer.
         out: A function of the arguments of the operator that returns the tensors that the operator
             returns.
