@@ -507,7 +507,7 @@ def _sources(section: bytes) -> dict[str, str]:
 
 
 def check_name(what: str, name: object) -> None:
-    """Raise unless the name of a kernel or variable is text, and not the text of a program."""
+    """Raise unless the name of a kernel or variable is text."""
     if not isinstance(name, str):
         raise InputError(
             f"{what} is asked for by its name, not by {short_repr(name)}",
@@ -515,7 +515,7 @@ def check_name(what: str, name: object) -> None:
         )
     if "__global__" in name:
         raise InputError(
-            f"{what} is asked for by its name, not by source text: {short_repr(name)}",
+            f"the name of {what} cannot be source text: {short_repr(name)}",
             hint="the source comes first, and then the name",
         )
 

@@ -307,7 +307,7 @@ def test_name_expressions_find_instances(gpu: Gpu) -> None:
 
 
 def test_a_name_and_a_source_that_are_swapped_are_refused() -> None:
-    with pytest.raises(InputError, match="a kernel is asked for by its name, not by source text"):
+    with pytest.raises(InputError, match="the name of a kernel cannot be source text"):
         RawKernel("square", TEMPLATE)
 
 

@@ -453,7 +453,7 @@ class Options:
         self.out = out
 
 
-@footgun("pass arrays inside another object, with the same key")
+@footgun("pass arrays inside an object, under a key that is the same")
 def _(s: Scene) -> None:
     @s.gpu.graphed(key=lambda options: options.out.shape)
     def step(options: Options) -> None:

@@ -119,7 +119,7 @@ class Builder:
         """Open the builder that the settings describe.
 
         Args:
-            config: The settings. Default: those of the environment.
+            config: The settings. The default are those of the environment.
             cache_dir: Keep the cache in this directory, and everything else as the environment says.
             events: The receiver of events.
 

@@ -50,9 +50,7 @@ def unseal() -> None:
 
 @contextmanager
 def sealed(mode: str = "error") -> Iterator[None]:
-    """Seal the process during a block, as `seal` does.
-
-    If several seals apply, the strictest one decides.
+    """Seal the process during a block, as `seal` does. Of several seals, the strictest one holds.
 
     Examples:
         >>> artifact = preheat.compile(SAXPY, "sm_90")
