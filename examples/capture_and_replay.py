@@ -26,7 +26,7 @@ start = np.zeros(N, dtype="float32")
 start[N // 2] = 1
 here, there = gpu.array(start), gpu.empty(N)
 
-# A scalar has an address of its own on the device. A replay can set it by its name.
+# A scalar is a value in device memory. A replay can set it by its name.
 rate = gpu.scalar("float32", 0.1, name="rate")
 
 # Nothing runs in the block. The launches are recorded, with everything that they use.
@@ -50,5 +50,5 @@ for step in range(6 * STEPS):
     expected[1:-1] += (0.1 if step < 5 * STEPS else 0.2) * inner
 assert np.abs(rod - expected).max() < 1e-5
 
-# `graph.svg()` draws the graph, and a notebook shows it by itself.
+# `graph.svg()` draws the graph, and a notebook shows this picture automatically.
 graph.close()

@@ -36,12 +36,12 @@ saxpy[4, 256](2.0, x, y, 1000)
 # The launch returns at once. `numpy()` waits for the kernel and copies the result.
 print(y.numpy()[:5])
 
-# A wrong argument is an error before the launch. The kernel and the device are not harmed.
+# A wrong argument is an error before the launch. The kernel and the device stay usable.
 try:
     saxpy[4, 256](2.0, x, y, 1000.5)
 except preheat.LaunchError as error:
     print(error)
 
-# What this process did. A second run prints "0 compiled, 1 found on disk".
+# The counters of this process. A second run prints "0 compiled, 1 found on disk".
 stats = gpu.builder.stats()["process"]
 print(f"{stats.get('compiles', 0):.0f} compiled, {stats.get('hits.disk', 0):.0f} found on disk")

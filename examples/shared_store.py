@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: What each machine runs. The program knows nothing of the store: the environment names it.
+#: The program of each machine. It does not mention the store: an environment variable names it.
 MACHINE = """
 import preheat
 
@@ -37,10 +37,10 @@ def run_machine(name: str, place: Path) -> str:
 
 with tempfile.TemporaryDirectory() as folder:
     place = Path(folder).resolve()
-    # Only we can write to this directory, so that no keys are needed. A store that others can
-    # write to is refused without them: `preheat keys new` makes a pair.
+    # Only this user can write to the directory, so no keys are needed. Without keys, preheat
+    # refuses a store that others can write to: `preheat keys new` makes a pair of keys.
     (place / "store").mkdir(mode=0o700)
     print("machine A:", run_machine("a", place))
     print("machine B:", run_machine("b", place))
-    # Machine A again: its own disk has the code now, and the store is not asked.
+    # Machine A runs again: its own disk has the code now, so it does not ask the store.
     print("machine A:", run_machine("a", place))

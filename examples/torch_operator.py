@@ -30,8 +30,8 @@ def blocks(x, *_):
     return -(-x.numel() // 256)
 
 
-# `out` allocates the result, and tells torch.compile its shape. `args` is what the kernel gets.
-# Nothing is compiled before the first call, and then at most once, ever.
+# `out` allocates the result, and tells torch.compile its shape. `args` returns the arguments of the
+# kernel. Nothing is compiled before the first call, and then at most once, ever.
 swish_backward = kernels.op(
     "examples::swish_backward(Tensor gy, Tensor x) -> Tensor",
     SOURCE,
@@ -56,13 +56,13 @@ swish = kernels.op(
 device = "cuda" if torch.cuda.is_available() else "cpu"
 x = torch.linspace(-4, 4, 1001, device=device, requires_grad=True)
 
-# The operator against torch's own, forward and backward.
+# Compare the operator with the one of torch, forward and backward.
 swish(x).sum().backward()
 gradient, x.grad = x.grad, None
 torch.nn.functional.silu(x).sum().backward()
 print("forward agrees: ", torch.allclose(swish(x), torch.nn.functional.silu(x), atol=1e-6))
 print("backward agrees:", torch.allclose(gradient, x.grad, atol=1e-6))
 
-# torch.compile traces through it: fullgraph=True would refuse what it cannot trace.
+# torch.compile traces the operator: fullgraph=True refuses everything that it cannot trace.
 traced = torch.compile(lambda x: 2 * swish(x), fullgraph=True, backend="aot_eager")
 print("compiled agrees:", torch.allclose(traced(x), 2 * swish(x)))

@@ -281,7 +281,8 @@ def test_an_unknown_name_lists_what_there_is_and_guesses() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("tk", "name an instance of the template tk<class T, int N>"),
+        ("tk", "name an instance of the template tk<class T, int N>, such as 'tk<float, 1>'"),
+        ("ns::tagged", "name an instance of the template ns::tagged<Tag T>"),
         ("tk<float, 3>", "an instance is named when the program is compiled: names=['tk<float, 3>']"),
         ("inner<int>", "did you mean 'ns::inner<int>'?"),
         ("inne", "did you mean 'ns::inner<class T>'?"),
@@ -289,12 +290,12 @@ def test_an_unknown_name_lists_what_there_is_and_guesses() -> None:
     ],
 )
 def test_an_unknown_name_lists_the_templates_that_could_be_compiled(name: str, hint: str) -> None:
-    templates = ("tk<class T, int N>", "ns::inner<class T>")
+    templates = ("tk<class T, int N>", "ns::inner<class T>", "ns::tagged<Tag T>")
     code = artifact(named("saxpy"), templates=templates)
     stored = Artifact.decode(code.digest, *codec.unpack(code.digest, code.encode()))
     with pytest.raises(UnknownEntryError) as caught:
         stored.entry(name)
-    has = "it has: saxpy and the templates tk<class T, int N>, ns::inner<class T>"
+    has = f"it has: saxpy and the templates {', '.join(templates)}"
     assert str(caught.value) == f"k.cu has no kernel {name!r}; {has}"
     assert caught.value.hint == hint
 

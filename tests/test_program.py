@@ -267,8 +267,9 @@ def test_every_other_string_is_source(text: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_said_by_name() -> None:
-    with pytest.raises(InputError, match=r"cannot read nowhere\.cu: No such file"):
+    with pytest.raises(InputError, match=r"cannot read nowhere\.cu: No such file") as caught:
         Program.read("nowhere.cu")
+    assert "Path(__file__).with_name('nowhere.cu')" in str(caught.value.hint)
 
 
 def test_a_program_is_taken_as_it_is() -> None:

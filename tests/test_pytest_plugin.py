@@ -98,7 +98,7 @@ def test_tests_run_on_the_emulator_and_those_of_hardware_are_skipped(suite: Path
 def test_by_default_there_is_the_emulator_without_a_gpu_and_a_skip_says_why(suite: Path) -> None:
     ran = run_pytest(suite, "-rs")
     assert outcomes(ran) == {"passed": 4, "skipped": 2}, ran.stdout
-    assert "needs a GPU: the NVIDIA driver (libcuda.so.1) is not here" in ran.stdout
+    assert "needs a GPU: the NVIDIA driver (libcuda.so.1) was not found" in ran.stdout
     assert "preheat: device emulator (auto: no GPU)" in ran.stdout
 
 
@@ -135,7 +135,7 @@ def test_all_runs_each_test_on_each_device(suite: Path) -> None:
     assert "test_a_kernel[cuda] SKIPPED" in ran.stdout
     assert "test_of_hardware[emulator]" not in ran.stdout
     assert "test_a_fault[cuda]" not in ran.stdout
-    assert "no GPU: the NVIDIA driver (libcuda.so.1) is not here" in ran.stdout
+    assert "no GPU: the NVIDIA driver (libcuda.so.1) was not found" in ran.stdout
 
 
 @without_gpu

@@ -142,7 +142,9 @@ def test_keys_of_other_users_are_refused(private: Path) -> None:
 def test_public_keys_that_others_can_write_are_refused(tmp_path: Path) -> None:
     file = public_file(tmp_path, KEY)
     file.chmod(0o646)
-    with pytest.raises(KeyFileError, match=r"others can write to it \(mode 0646\); chmod go-w it$"):
+    with pytest.raises(
+        KeyFileError, match=r"others can write to it \(mode 0646\); run chmod go-w on it$"
+    ):
         Keyring.load([file])
 
 

@@ -13,11 +13,11 @@ NORM = Path(__file__).parent / "kernels" / "norm.cu"
 
 gpu = preheat.device("auto")
 
-# The name of an instance is written as in C++. Headers beside the file are found without a word;
-# other directories are listed in `include=`, and headers made by the program in `headers=`.
+# The name of an instance is written as in C++. The compiler finds headers in the directory of the
+# file. `include=` lists other directories, and `headers=` has headers that the program makes.
 variants = [("float", 64), ("float", 256), ("__half", 64)]
 
-# All of them at once: what no cache has is compiled on all cores.
+# All instances in one call: those that no cache has are compiled on all cores.
 kernels = gpu.kernels([(NORM, f"rms_norm<{kind}, {width}>") for kind, width in variants])
 
 dtypes = {"float": "float32", "__half": "float16"}

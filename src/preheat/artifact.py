@@ -514,6 +514,11 @@ def check_name(what: str, name: object) -> None:
             f"the name of {what} must be text, not {short_repr(name)}",
             hint="pass the name as a string",
         )
+    if "__global__" in name:
+        raise InputError(
+            f"the name of {what} cannot be source text: {short_repr(name)}",
+            hint="the source comes first, and then the name",
+        )
 
 
 def without_types(name: str) -> str:

@@ -16,7 +16,7 @@ __all__ = ["DTYPES", "DType", "dtype_of", "pointee_dtypes"]
 
 
 class DType(str):
-    """An element type. It is its name, a string, and is equal to everything that names the same type.
+    """An element type: its name as a string, which compares equal to the same type of other libraries.
 
     `x.dtype == "float32"`, `x.dtype == np.float32` and `x.dtype == np.dtype("float32")` are all True
     for an array of float32, and so is a comparison with a dtype of torch. There is one object for each

@@ -302,10 +302,10 @@ class CompileError(PreheatError):
 class SealedError(PreheatError):
     """A sealed process would have to compile a program.
 
-    Record and bake what the process needs, or let it compile. The hint names what allows that: `preheat
-    run --sealed warn` for a command of `preheat run --sealed`, `preheat.seal("warn")` after
-    `preheat.seal()`, `preheat.sealed("warn")` in a block, and otherwise `PREHEAT_SEALED=warn`. `preheat
-    check` finds missing programs before a process starts.
+    Record and bake what the process needs, or let it compile in the mode "warn". The hint says how to
+    set this mode: `preheat run --sealed warn` for a command of `preheat run --sealed`,
+    `preheat.seal("warn")` after `preheat.seal()`, `preheat.sealed("warn")` in a block, and otherwise
+    `PREHEAT_SEALED=warn`. `preheat check` finds missing programs before a process starts.
 
     Attributes:
         program: The label of the program.
@@ -353,13 +353,13 @@ class SealedError(PreheatError):
 
 
 class WarmError(PreheatError):
-    """A warm-up failed in part. Everything else is warm.
+    """A part of a warm-up failed. Everything else is warm.
 
     Correct each failure, and call `gpu.warm` again: it does only what is missing.
 
     Attributes:
         failures: Pairs of a name and an error.
-        report: What was done nevertheless, as a `WarmReport`.
+        report: The work that was done, as a `WarmReport`.
     """
 
     def __init__(self, failures: Iterable[tuple[str, Exception]], report: Any) -> None:
@@ -381,7 +381,7 @@ def _line(what: str, error: Exception) -> str:
 
 
 class ToolchainError(PreheatError):
-    """The compiler cannot be used. This says nothing about the program.
+    """The compiler cannot be used. The program itself may be correct.
 
     Run `preheat doctor`, which tests the compilers and names missing packages.
     """
@@ -548,8 +548,8 @@ class GraphError(DeviceError):
 class CaptureError(GraphError):
     """A capture is misused, or an operation cannot be captured.
 
-    Move the operation before the capture. Allocations and copies from the host are the most frequent
-    ones.
+    Move the operation before or after the capture. The most frequent cases are copies to the host and
+    allocations.
 
     Attributes:
         where: The line of the program that caused it, or None.
@@ -561,7 +561,7 @@ class CaptureError(GraphError):
 
 
 class CaptureWarning(RuntimeWarning):
-    """A step cannot be captured and runs without a graph: correct, and slower than a replay.
+    """A step cannot be captured and runs without a graph. It is correct, but slower than a replay.
 
     The message has the line of the step. Correct it as for a `CaptureError`.
     """

@@ -186,8 +186,7 @@ class Gpu(GraphMethods):
             if entry is not None and (entry.files is None or not entry.files.changed()):
                 return entry.value
         try:
-            if type(name) is not str:
-                check_name("a kernel", name)
+            check_name("a kernel", name)
             asked = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
             if not wait and self.builder.sealed is not SealMode.ERROR:
                 with no_fork:
@@ -212,7 +211,7 @@ class Gpu(GraphMethods):
         arch: Arch | str | None = None,
         strict: bool = False,
     ) -> list[Kernel]:
-        """Return many kernels, in order, and compile those that no cache has on all processors.
+        """Return many kernels, in order. Those that no cache has are compiled on all processors.
 
         All requests are checked and looked up first. Each program is compiled once, and programs that
         other processes are compiling come last. If this takes more than two seconds, a terminal shows a
@@ -267,7 +266,7 @@ class Gpu(GraphMethods):
         Args:
             source: As for `kernel`, or compiled code: the bytes of a cubin, or an `ObjectCode` of
                 cuda.core with a cubin or PTX. Compiled code takes only `label` and `strict`. A cubin
-                is not cached, and a sealed process loads it.
+                is not cached. A sealed process can load it.
             label: The name of the program in messages and keys, such as `"saxpy.cu"`.
             options: Options of the compiler, such as `["-use_fast_math"]`.
             include: Directories with header files.
@@ -544,7 +543,7 @@ def device(
     blocking: bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Gpu:
-    """Return a device, which the first call opens. The default is the first GPU.
+    """Open a device, or return it if it is open already. The default is the first GPU.
 
     Args:
         which: `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for a GPU if there

@@ -90,7 +90,9 @@ def kernel_hint(
     if base in named and angle and not rejected:
         return f"an instance is named when the program is compiled: names=[{name!r}]"
     if base in named:
-        return f"name an instance of the template {named[base]}"
+        example = _instance(named[base])
+        such_as = "" if example is None else f", such as {example!r}"
+        return f"name an instance of the template {named[base]}{such_as}"
     candidates = (*known, *named)
     spelled = {one.partition("<")[0].rpartition("::")[2]: one for one in reversed(candidates)}
     spelled |= {one: one for one in candidates}
@@ -101,6 +103,22 @@ def kernel_hint(
     if meant in named:
         meant = f"{meant}{angle}{rest}" if angle else named[meant]
     return f"did you mean {meant!r}?"
+
+
+_TYPE_PARAMETERS = ("class", "typename")
+_NUMBER_PARAMETERS = ("int", "unsigned", "long", "short", "char", "bool", "size_t", "auto")
+
+
+def _instance(template: str) -> str | None:
+    """Return `tk<float, 1>` for `tk<class T, int N>`, or None for parameters of other kinds."""
+    base, _, parameters = template.removesuffix(">").partition("<")
+    arguments = []
+    for parameter in parameters.split(", "):
+        word = parameter.partition(" ")[0].removesuffix("...")
+        if word not in (*_TYPE_PARAMETERS, *_NUMBER_PARAMETERS):
+            return None
+        arguments.append("float" if word in _TYPE_PARAMETERS else "1")
+    return f"{base}<{', '.join(arguments)}>"
 
 
 class _ShortRepr(reprlib.Repr):

@@ -202,7 +202,17 @@ class Program:
                 )
             return source
         path = file_of(source)
-        return cls.of(source, **given) if path is None else cls.from_file(path, **given)  # type: ignore[arg-type]
+        if path is None:
+            return cls.of(source, **given)  # type: ignore[arg-type]
+        try:
+            return cls.from_file(path, **given)
+        except InputError as error:
+            if isinstance(error.__context__, FileNotFoundError):
+                error.hint = (
+                    "a relative path begins at the current directory; for a file beside your module: "
+                    f"Path(__file__).with_name({os.path.basename(path)!r})"
+                )
+            raise
 
     def __post_init__(self) -> None:
         if self.include or self.spellings:

@@ -129,7 +129,7 @@ def test_errors_are_those_of_cupy_as_well(cp: Any) -> None:
     assert isinstance(missing.value, UnknownEntryError)
     with pytest.raises(cp.cuda.driver.CUDADriverError, match="CUDA_ERROR_FILE_NOT_FOUND"):
         RawModule(path="/nowhere.cubin").get_function("k")
-    with pytest.raises(LaunchError, match="cannot take a ndarray of float64"):
+    with pytest.raises(LaunchError, match="cannot take an ndarray of float64"):
         RawKernel(CODE, "add")((1,), (1,), (cp.zeros(1), cp.zeros(1), cp.zeros(1), 1))
 
 

@@ -301,8 +301,14 @@ def test_name_expressions_find_instances(gpu: Gpu) -> None:
     results = (x.numpy().tolist(), tag.numpy().tolist(), number.numpy().tolist())
     assert results == ([4, 9, 4], [1], [7])
     assert module.name_expressions == tuple(names)
-    with pytest.raises(UnknownEntryError, match=r"has no kernel 'square<double>'"):
+    with pytest.raises(UnknownEntryError, match=r"has no kernel 'square<double>'") as caught:
         module.get_function("square<double>")
+    assert str(caught.value.hint).endswith("name_expressions=['square<double>']")
+
+
+def test_a_name_and_a_source_that_are_swapped_are_refused() -> None:
+    with pytest.raises(InputError, match="the name of a kernel cannot be source text"):
+        RawKernel("square", TEMPLATE)
 
 
 def test_a_variable_can_be_set(gpu: Gpu, module: RawModule) -> None:

@@ -67,7 +67,7 @@ def found_by(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_gpu_the_error_says_what_was_searched_and_which_devices_exist() -> None:
     for which in (None, "cuda", "cuda:1", 0, 3):
         with pytest.raises(
-            NoGpuError, match=r"no GPU: the NVIDIA driver \(libcuda.so.1\) is not here"
+            NoGpuError, match=r"no GPU: the NVIDIA driver \(libcuda.so.1\) was not found"
         ) as e:
             device(which)
         assert "preheat.device('emulator')" in str(e.value.hint)

@@ -149,7 +149,7 @@ inside("synchronise inside the capture", lambda s: s.gpu.synchronize())
 inside("read a result inside the capture", lambda s: s.out.numpy())
 inside("write from the host inside the capture", lambda s: s.x.write(s.xs))
 inside("time work inside the capture", lambda s: s.gpu.record(timing=True))
-inside("begin again without an end", lambda s: s.gpu.capture().begin())
+inside("begin a capture before the last one has ended", lambda s: s.gpu.capture().begin())
 
 
 @footgun("free an array that a graph uses")
@@ -175,7 +175,7 @@ def replay_without_operand(s: Scene, make: Callable[[], object]) -> None:
     del over
 
 
-@footgun("drop the last name of an operand")
+@footgun("drop the last reference to an operand")
 def _(s: Scene) -> None:
     replay_without_operand(s, lambda: s.gpu.array(s.xs))
 
@@ -194,12 +194,12 @@ class Tensor:
         return self._array.__dlpack__(**how)
 
 
-@footgun("drop the last name of another library's tensor")
+@footgun("drop the last reference to a tensor of another library")
 def _(s: Scene) -> None:
     replay_without_operand(s, lambda: Tensor(s.gpu.array(s.xs)))
 
 
-@footgun("let the collector run inside the capture")
+@footgun("let the garbage collector run inside the capture")
 def _(s: Scene) -> None:
     cycle: list[Any] = [s.gpu.array(s.xs), s.captured(), s.gpu.record(), s.gpu.stream()]
     cycle.append(cycle)
@@ -270,7 +270,7 @@ def _(s: Scene) -> None:
         s.gpu.kernel(KERNELS, "add", label="new.cu")[2, 32](s.x, 1, s.out, N)
 
 
-@footgun("launch from another thread meanwhile")
+@footgun("launch from another thread during the capture")
 def _(s: Scene) -> None:
     with s.gpu.capture() as graph:
         s.launch(70)
@@ -288,7 +288,7 @@ def _(s: Scene) -> None:
         s.add.launch(s.x, 5, s.out, N, grid=2, block=32, stream=side)
 
 
-@footgun("wait inside the capture for an event from before it")
+@footgun("wait inside the capture for an event that was recorded before it")
 def _(s: Scene) -> None:
     before = s.gpu.record()
     with s.gpu.capture():
@@ -296,7 +296,7 @@ def _(s: Scene) -> None:
         s.gpu.wait(before)
 
 
-@footgun("ask for an event from inside the capture")
+@footgun("query an event that was recorded inside the capture")
 def _(s: Scene) -> None:
     with s.gpu.capture():
         s.launch()
@@ -345,7 +345,7 @@ def _(s: Scene) -> None:
         graph.replay()
 
 
-@footgun("forget the end")
+@footgun("forget to end the capture")
 def _(s: Scene) -> None:
     graph = s.gpu.capture().begin()
     s.launch()
@@ -356,7 +356,7 @@ def _(s: Scene) -> None:
             graph.end()
 
 
-@footgun("end in another thread")
+@footgun("end the capture in another thread")
 def _(s: Scene) -> None:
     graph = s.gpu.capture().begin()
     s.launch()
@@ -366,7 +366,7 @@ def _(s: Scene) -> None:
         graph.end()
 
 
-@footgun("raise in the body")
+@footgun("raise an exception in the body")
 def _(s: Scene) -> None:
     def failing() -> None:
         with s.gpu.capture():
@@ -381,7 +381,7 @@ def _(s: Scene) -> None:
     s.check()
 
 
-@footgun("catch an error inside and go on")
+@footgun("catch an error inside the capture and go on")
 def _(s: Scene) -> None:
     with s.gpu.capture():
         s.launch()
@@ -491,7 +491,7 @@ def _(s: Scene) -> None:
         graphs.run(8, partial(step, out))
 
 
-@footgun("replay for another value under a key that does not say so, with checked=True")
+@footgun("use a value that is not part of the key, with checked=True")
 def _(s: Scene) -> None:
     graphs = s.gpu.graphs(checked=True)
     for by in (5, 5, 5, 6):
@@ -531,7 +531,7 @@ def _(s: Scene) -> None:
         s.launch()
 
 
-@footgun("take more inside the capture than a pool has")
+@footgun("take more memory inside the capture than the pool has")
 def _(s: Scene) -> None:
     pool = s.gpu.pool(4096)
     with s.gpu.capture():
@@ -561,7 +561,7 @@ def _(s: Scene) -> None:
         second.__exit__(None, None, None)
 
 
-@footgun("launch by value what the device has advanced")
+@footgun("pass a decode state by value after the device has advanced it")
 def _(s: Scene) -> None:
     state = DecodeState(s.gpu)
     with s.gpu.capture() as graph:

@@ -378,7 +378,7 @@ def test_a_launch_comes_after_what_cupy_does_to_its_operands(side: bool, warm: i
         assert bool((out == 3.0).all())
         assert (own.numpy() == 3.0).all()
         with pytest.raises(
-            LaunchError, match=r"argument 0: float const\* cannot take a ndarray of float64"
+            LaunchError, match=r"argument 0: float const\* cannot take an ndarray of float64"
         ):
             copy[grid_of(N), 256](x.astype(cupy.float64), out, N)
 

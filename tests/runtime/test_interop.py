@@ -234,7 +234,7 @@ def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> No
         LaunchError, match=r"saxpy, argument 1: float const\* cannot take a Tensor of int32"
     ):
         made.saxpy[5, 64](2.0, Tensor(made.xs.view(np.int32)), y, made.n)
-    with pytest.raises(LaunchError, match="cannot take a ndarray of float64") as caught:
+    with pytest.raises(LaunchError, match="cannot take an ndarray of float64") as caught:
         made.saxpy[5, 64](2.0, made.xs.astype("float64"), y, made.n)
     assert caught.value.hint == "convert it: x = x.astype('float32')"
 

@@ -343,7 +343,7 @@ def test_one_array_may_be_several_operands_and_empty_ones_pass(open_device: Call
 def test_a_numpy_array_of_the_wrong_type_is_refused(open_device: Callable[..., Gpu]) -> None:
     made = saxpy_case(open_device("emulator"))
     for wrong, words in (
-        (made.xs.astype(np.float64), r"float const\* cannot take a ndarray of float64"),
+        (made.xs.astype(np.float64), r"float const\* cannot take an ndarray of float64"),
         (made.xs.astype(">f4"), "big-endian"),
         (made.xs[::-1], "not contiguous"),
     ):

@@ -43,7 +43,7 @@ def test_the_limit_of_each_axis_is_allowed_and_one_more_is_not(
             assert getattr(setup.saxpy.geometry(**given), what) == tuple(extents)
         else:
             with pytest.raises(
-                LaunchError, match=rf"saxpy: {what} \(.*{size}.*\) exceeds the device's"
+                LaunchError, match=rf"saxpy: {what} \(.*{size}.*\) exceeds the limits of the device"
             ):
                 setup.saxpy.geometry(**given)
 

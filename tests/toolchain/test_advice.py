@@ -70,6 +70,18 @@ def test_a_function_that_another_program_defines_needs_a_link() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("-O3", "leave -O3 out: NVRTC optimises by default"),
+        ("-Xcompiler", "leave -Xcompiler out: NVRTC does not have all options of nvcc"),
+    ],
+)
+def test_an_option_of_nvcc_that_nvrtc_lacks_is_to_be_left_out(option: str, hint: str) -> None:
+    rows = [Diagnostic("nvrtc", None, "error", f"unrecognized option {option} found")]
+    assert advice(rows, []) == hint
+
+
 def test_other_errors_have_no_advice() -> None:
     assert advice([Diagnostic("k.cu", 1, "error", 'identifier "x" is undefined')], []) is None
 

@@ -117,6 +117,12 @@ def test_other_formats_are_named(format: str) -> None:
     assert refused.value.hint
 
 
+def test_source_text_as_bytes_has_a_hint() -> None:
+    with pytest.raises(InputError, match="mine is not a cubin") as refused:
+        read_cubin(b"\n__global__ void k() {}", "mine")
+    assert refused.value.hint == "pass source text as a str: source.decode()"
+
+
 @pytest.mark.parametrize("data", [b"", b"\x7fEL", b"hello", b"\0" * 100])
 def test_bytes_of_nothing_known_are_refused(data: bytes) -> None:
     with pytest.raises(InputError, match="mine is not a cubin: it begins with"):

@@ -368,7 +368,7 @@ template <class T, int N> __global__ void tk(T* x) { *x = N; }
 template <class T> __device__ T twice(T x) { return x + x; }
 __device__ int zz;
 """
-INSTANCE = "name an instance of the template tk<class T, int N>"
+INSTANCE = "name an instance of the template tk<class T, int N>, such as 'tk<float, 1>'"
 
 
 @pytest.mark.parametrize(

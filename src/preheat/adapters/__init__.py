@@ -1,4 +1,4 @@
-"""Other libraries: their compilers use the store of preheat, and its kernels use their tensors.
+"""Other libraries: their compilers use the cache of preheat, and its kernels use their tensors.
 
     import preheat.adapters
     preheat.adapters.install("triton")        # before the first kernel is launched
@@ -80,7 +80,7 @@ def adapter(name: str) -> Adapter:
 
 
 def install(*names: str, builder: Builder | None = None) -> None:
-    """Let the compilers of these libraries use the store of preheat.
+    """Let the compilers of these libraries use the cache of preheat.
 
     What they compile is looked up in bundles and caches first, and stored. A sealed process compiles
     nothing. Installing an adapter again changes nothing.

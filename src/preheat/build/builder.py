@@ -452,7 +452,7 @@ class Builder:
             reason="; ".join([miss.reason, *self._bundles.rejected, *unasked_stores(self.cache)]),
             nearest=None if near is None else str(near),
             differences=() if near is None else near.differences,
-            hint=seal.hint(),
+            hint=seal.hint(has_bundle=bool(self._bundles or self._bundles.rejected)),
             **where,
         )
 

@@ -217,7 +217,7 @@ class ForeignStore:
             caller=line,
             nearest=nearest,
             differences=differences,
-            hint=seal.hint(),
+            hint=seal.hint(has_bundle=bool(self._bundles or self._bundles.rejected)),
         )
 
     def _report_sealed(self, request: ForeignRequest, reason: str, line: str) -> None:

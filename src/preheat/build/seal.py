@@ -66,8 +66,11 @@ def sealed(mode: str = "error") -> Iterator[None]:
         _inside.remove(wanted)
 
 
-def hint() -> str:
-    """Return the hint of a `SealedError`: it names what has sealed this process, in the mode "warn"."""
+def hint(*, has_bundle: bool) -> str:
+    """Return the hint of a `SealedError`: it names what has sealed this process, in the mode "warn".
+
+    `has_bundle` is False if no bundle is mounted and none is named in the settings.
+    """
     lifted_by = "PREHEAT_SEALED=warn"
     if SealMode.ERROR in _inside:
         lifted_by = 'preheat.sealed("warn")'
@@ -75,6 +78,11 @@ def hint() -> str:
         lifted_by = 'preheat.seal("warn")'
     elif environ().get(SEALED_BY) == "run":  # The option has replaced the value of PREHEAT_SEALED.
         lifted_by = "'preheat run --sealed warn'"
+    if not has_bundle:
+        return (
+            "no bundle is mounted: record and bake what the process needs, and name the bundle with "
+            f"PREHEAT_BUNDLE or 'preheat run --bundle'; or let it compile with {lifted_by}"
+        )
     return f"record and bake what the process needs, or let it compile with {lifted_by}"
 
 

@@ -127,7 +127,11 @@ class Bundle:
         except (DistrustedError, UntrustedError) as why:
             raise BundleError(f"bundle {path} cannot be trusted: {why}") from None
         except OSError as fault:
-            raise BundleError(f"bundle {path} cannot be read: {fault.strerror or fault}") from fault
+            missing = isinstance(fault, FileNotFoundError)
+            raise BundleError(
+                f"bundle {path} cannot be read: {fault.strerror or fault}",
+                hint="'preheat bake MANIFEST' writes a bundle" if missing else None,
+            ) from fault
         except _InvalidError as invalid:
             raise BundleError(f"{path} is not a valid bundle: {invalid}", hint=invalid.hint) from None
 

@@ -128,7 +128,7 @@ def writable_by_others(status: os.stat_result, me: int | None = None) -> str | N
     if status.st_uid not in (os.geteuid() if me is None else me, 0):
         return f"it belongs to user {status.st_uid}, not to you; {_OVERRIDE}"
     if status.st_mode & OTHERS_WRITE:
-        return f"others can write to it ({_mode(status)}); chmod go-w it, or {_OVERRIDE}"
+        return f"others can write to it ({_mode(status)}); run chmod go-w on it, or {_OVERRIDE}"
     return None
 
 
@@ -293,7 +293,7 @@ def _require_ancestor(
     if others_can_replace(status):
         mode = _mode(status)
         raise DistrustedError(
-            f"others can write to {walked}, above it ({mode}); chmod go-w that, or {_OVERRIDE}"
+            f"others can write to {walked}, above it ({mode}); run chmod go-w on it, or {_OVERRIDE}"
         )
     return bool(status.st_mode & OTHERS_WRITE)
 

@@ -25,11 +25,13 @@ Examples:
   preheat audit -- preheat run --bundle kernels.heat --sealed -- python serve.py
 
 \b
-The command need not use preheat, and it runs as it does without the audit: nothing is stored, and no
-adapter is installed unless PREHEAT_ADAPTERS names it. Its child processes are audited too. The report
-goes to stderr; with --json it goes to stdout, and the output of the command to stderr. The exit status
-is that of the command; 127 when there is no such command, and 1 when it succeeded but the report cannot
-be written. 'preheat run --sealed' refuses what this command reports.
+The command does not have to use preheat, and it runs as it does without the audit: nothing is stored,
+and no adapter is installed unless PREHEAT_ADAPTERS names it. Its child processes are audited as well.
+The report goes to stderr. With --json it goes to stdout, and the output of the command to stderr.
+
+\b
+The exit status is that of the command. It is 127 if there is no such command, and 1 if the command
+succeeded but the report cannot be written. 'preheat run --sealed' refuses what this command reports.
 """
 
 _STDERR = 2

@@ -38,15 +38,15 @@ Examples:
   preheat bundle merge kernels.*-of-8.heat -o kernels.heat
 
 A bake needs no GPU. Programs in the cache are not compiled again, so a bake that was interrupted
-continues where it stopped. Exit status 1 when a program could not be baked: the bundle then has the
-others. Exit status 2 when the manifest lists nothing.
+continues where it stopped. The exit status is 1 if a program could not be baked; the bundle then has
+the other programs. It is 2 if the manifest lists nothing.
 
-For each ARCH, the table has the number of PROGRAMS that were baked, how many of them were COMPILED now,
-how many were FOUND in a cache or in the recording, the sum of the times of COMPILING, and the SIZE in
-the bundle.
+The table has one row for each ARCH: the number of PROGRAMS that were baked, how many of them were
+COMPILED now, how many were FOUND in a cache or in the recording, the sum of the times of COMPILING, and
+the SIZE in the bundle.
 
-In the end, entries that a store in PREHEAT_REMOTE lacks are written to it. A store that fails does not
-change the exit status: a message says what it lacks, and --json has it under "stores".
+At the end, entries that a store in PREHEAT_REMOTE lacks are written to it. A store that fails does not
+change the exit status: a message says what the store lacks, and --json has it under "stores".
 """
 
 
@@ -70,7 +70,8 @@ change the exit status: a message says what it lacks, and --json has it under "s
 @click.option(
     "--shard",
     metavar="I/N",
-    help="Bake part I of N alone; 'auto' or 'auto/N' for this job of an array of Slurm or Kubernetes.",
+    help="Bake only part I of N. 'auto' or 'auto/N' takes the part of this job in an array of Slurm or "
+    "Kubernetes.",
 )
 @click.option(
     "-o",

@@ -52,7 +52,7 @@ command.add_command(pull_command)
 @click.argument("file", type=BUNDLE, metavar="FILE")
 @_JSON
 def ls(file: Path, as_json: bool) -> None:
-    """List what FILE holds: programs and what they were made from, and files of other libraries.
+    """List the entries of FILE, their compilers and their headers.
 
     \b
     Example:
@@ -145,10 +145,10 @@ def _as_dict(entry: BundleEntry) -> dict[str, Any]:
 @click.argument("files", nargs=-1, required=True, type=BUNDLE, metavar="FILE...")
 @_JSON
 def verify(files: tuple[Path, ...], as_json: bool) -> int:
-    """Read every byte of each FILE and check it. Exit status 1 when one is damaged.
+    """Read every byte of each FILE and check it. The exit status is 1 if one is damaged.
 
-    The signature is verified if PREHEAT_TRUSTED_KEYS or PREHEAT_SIGNING_KEY is set. One by a key that
-    is not trusted counts as damage and, with PREHEAT_REQUIRE_SIGNED=1, so does a missing one.
+    The signature is verified if PREHEAT_TRUSTED_KEYS or PREHEAT_SIGNING_KEY is set. A signature of an
+    untrusted key counts as damage. With PREHEAT_REQUIRE_SIGNED=1, so does a missing signature.
 
     \b
     Example:
@@ -179,7 +179,7 @@ def _faults(file: Path) -> list[str]:
 def sign_command(files: tuple[Path, ...], as_json: bool) -> None:
     """Sign each FILE with the key in PREHEAT_SIGNING_KEY.
 
-    A signature that it has is replaced, if PREHEAT_TRUSTED_KEYS has its key or FILE has a pin.
+    An existing signature is replaced if PREHEAT_TRUSTED_KEYS has its key, or if FILE has a pin.
 
     \b
     Example:

@@ -22,8 +22,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def push_command(file: Path, url: str, as_json: bool) -> None:
     """Write FILE to the server at URL, and print its pin.
 
-    The bundle is stored under its SHA-256, beside the entries of PREHEAT_REMOTE. The pin names these
-    bytes for ever. A store that cannot be written is an error before anything of FILE is sent.
+    The bundle is stored under its SHA-256, beside the entries of PREHEAT_REMOTE. The pin always names
+    the same bytes. The command first checks that the store can be written to.
 
     \b
     Example:
@@ -45,7 +45,8 @@ def push_command(file: Path, url: str, as_json: bool) -> None:
 def pull_command(url: str, pin: str, output: Path, as_json: bool) -> None:
     """Read the bundle PIN from the server at URL, and verify it.
 
-    PIN is what `preheat bundle push` printed. No key is needed: other bytes are refused.
+    PIN is the pin that `preheat bundle push` printed. A bundle with other bytes is refused, so no key
+    is needed.
 
     \b
     Example:

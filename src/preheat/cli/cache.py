@@ -62,6 +62,12 @@ def command() -> None:
     An entry is one compiled program, or the files of another library. KEY is the start of its key, as
     `preheat cache ls` shows it. Programs that preheat compiled have the kind cuda. The limits count
     files: a program with header files also has a header list, by which it is found.
+
+    \b
+    Examples:
+      preheat cache ls
+      preheat cache why saxpy.cu --arch sm_90
+      preheat cache prune --limit 2G
     """
 
 
@@ -71,7 +77,12 @@ command.add_command(cache_sync.command)
 
 @command.command("dir")
 def directory() -> None:
-    """Print the directory of the cache."""
+    """Print the directory of the cache.
+
+    \b
+    Example:
+      du -sh "$(preheat cache dir)"
+    """
     click.echo(str(open_cache().root))
 
 
@@ -79,7 +90,15 @@ def directory() -> None:
 @click.option("--reset", is_flag=True, help="Set all counters to zero.")
 @_JSON
 def stats(reset: bool, as_json: bool) -> None:
-    """Show the size of the cache, and counters of all processes that used it."""
+    """Show the size and the counters of the cache.
+
+    The counters are those of all processes that used the cache.
+
+    \b
+    Examples:
+      preheat cache stats
+      preheat cache stats --reset
+    """
     config = Config.from_env()
     disk = open_cache()
     journal = disk.journal()
@@ -236,7 +255,7 @@ def _summary(item: Item, entry: Stored) -> dict[str, Any]:
 @click.argument("key")
 @click.option("--ptx", is_flag=True, help="Print the PTX instead.")
 @click.option("--file", "name", metavar="NAME", help="Write this file of the entry to stdout instead.")
-@click.option("--headers", is_flag=True, help="List every header file, those of the toolkit too.")
+@click.option("--headers", is_flag=True, help="List every header file, including those of the toolkit.")
 @_JSON
 def show(key: str, ptx: bool, name: str | None, headers: bool, as_json: bool) -> None:
     """Print the details of one entry.
@@ -343,10 +362,10 @@ def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
 @_KIND
 @_JSON
 def verify(repair: bool, remote: bool, kind: str | None, as_json: bool) -> int:
-    """Read every file of the cache and check it. Exit status 1 when one is damaged.
+    """Read every file of the cache and check it. The exit status is 1 if one is damaged.
 
-    With --remote, every object of the shared stores is read. Objects that are unsigned, signed by a
-    key that is not trusted, damaged, or no entries at all are listed, and nothing is removed.
+    With --remote, the command reads every object of the shared stores. It lists objects that are
+    damaged, unsigned, signed by an untrusted key, or not entries. It removes nothing.
 
     \b
     Examples:
@@ -388,10 +407,11 @@ def verify(repair: bool, remote: bool, kind: str | None, as_json: bool) -> int:
 @_KIND
 @_JSON
 def prune(limit: str | None, files: int | None, kind: str | None, as_json: bool) -> None:
-    """Remove the least recently used entries until the cache is within its limits.
+    """Remove the least recently used entries.
 
-    With --kind, entries of that kind are removed until they alone are within the limits. Files of
-    writers that were killed are removed as well.
+    Entries are removed until the cache is within its limits. With --kind, entries of that kind are
+    removed until they alone are within the limits. Files of writers that were killed are removed as
+    well.
 
     \b
     Examples:
@@ -433,7 +453,13 @@ def _prune_kind(disk: DiskTier, kind: str, limit: int | None, files: int | None)
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @_JSON
 def clear(keys: tuple[str, ...], as_json: bool) -> None:
-    """Remove the entries named by KEY, or all of them, pinned ones too."""
+    """Remove the entries named by KEY, or all entries. Pinned entries are removed as well.
+
+    \b
+    Examples:
+      preheat cache clear
+      preheat cache clear 3f9a12 77b0c4
+    """
     disk = open_cache()
     items = {item.digest: item for item in disk.items()}
     if keys:
@@ -462,7 +488,12 @@ def clear(keys: tuple[str, ...], as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @_JSON
 def pin(keys: tuple[str, ...], as_json: bool) -> None:
-    """Never evict these entries, nor the header lists by which they are found."""
+    """Never evict these entries. Their header lists are not evicted either.
+
+    \b
+    Example:
+      preheat cache pin 3f9a12
+    """
     disk = open_cache()
     chosen = list(dict.fromkeys(digest_at(disk, key) for key in keys))
     lists = header_lists(disk, chosen)
@@ -475,7 +506,12 @@ def pin(keys: tuple[str, ...], as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @_JSON
 def unpin(keys: tuple[str, ...], as_json: bool) -> None:
-    """Allow the eviction of entries again."""
+    """Allow the eviction of entries again.
+
+    \b
+    Example:
+      preheat cache unpin 3f9a12
+    """
     disk = open_cache()
     chosen = list(dict.fromkeys(digest_at(disk, key) for key in keys))
     for digest in chosen:

@@ -20,8 +20,8 @@ __all__ = ["command"]
 def command() -> None:
     """Print the cache and its counters as text for Prometheus.
 
-    The counters are those of every process that used this cache. docs/metrics.md describes each one. A
-    process that runs for long exposes its own counters where PREHEAT_METRICS says.
+    The counters are those of every process that used this cache. docs/metrics.md describes each one.
+    A process can also serve its own counters: set PREHEAT_METRICS=host:port for it.
 
     \b
     Examples:

@@ -27,10 +27,10 @@ from preheat.sync.places import (
 __all__ = ["command"]
 
 _EPILOG = """\b
-FROM and TO are each a cache directory, a bundle (.heat) or a URL as in PREHEAT_REMOTE. Only what is
-missing is copied, and each entry is verified before it is written. Header lists of both are merged.
-The limits of PREHEAT_CACHE_LIMIT and PREHEAT_CACHE_FILES hold for a directory that is written. A bundle
-that is written has no signature: 'preheat bundle sign' signs it.
+FROM and TO are each a cache directory, a bundle (.heat) or a URL as in PREHEAT_REMOTE. Only missing
+entries are copied, and each entry is verified before it is written. The header lists of both stores are
+merged. PREHEAT_CACHE_LIMIT and PREHEAT_CACHE_FILES limit a directory TO. A bundle TO has no signature:
+'preheat bundle sign' signs it.
 
 \b
 Examples:
@@ -39,16 +39,17 @@ Examples:
   preheat cache sync kernels.heat ~/.cache/preheat --dry-run
 
 \b
-Exit status: 0 success; 1 some entries were damaged, not trusted or not accepted by the target, and the
-others were copied; 1 the copy failed before it was complete; 2 an argument cannot be used. A repeated
-command copies the rest.
+The exit status is 1 if the copy failed before it was complete, or if some entries were damaged, not
+trusted or not accepted by the target (the other entries were copied). It is 2 if an argument cannot be
+used. If you repeat the command, it copies the rest.
 """
+_ARCH = "Copy only entries for this architecture; repeatable."
 
 
 @click.command("sync", epilog=_EPILOG)
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--arch", "archs", multiple=True, metavar="ARCH", help="Only this one; repeatable.")
+@click.option("--arch", "archs", multiple=True, metavar="ARCH", help=_ARCH)
 @click.option("--kind", metavar="KIND", help="Only entries of this kind, such as cuda or triton.")
 @click.option("--dry-run", is_flag=True, help="Write nothing, and say what would be copied.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -24,10 +24,10 @@ Examples:
   preheat check kernels.toml --arch sm_90 --bundle kernels.heat
   preheat check kernels.toml --arch sm_90 --arch sm_100
 
-With bundles, from --bundle or PREHEAT_BUNDLE, the bundles must have every program; otherwise the cache
-must. Code for an older architecture counts where a newer one runs it, such as sm_80 code on sm_89.
-Header files that are on this machine are compared with those that were baked. Exit status 1 when a
-program is missing, 2 when the manifest lists nothing.
+If --bundle or PREHEAT_BUNDLE names bundles, the bundles must have every program. Otherwise the cache
+must have them. Code for an older architecture counts if the requested one can run it, such as sm_80
+code on sm_89. Header files on this machine are compared with those that were baked. The exit status is
+1 if a program is missing, and 2 if the manifest lists nothing.
 """
 
 

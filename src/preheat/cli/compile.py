@@ -37,9 +37,9 @@ Examples:
   preheat compile gemm.cu --arch sm_90a --name 'gemm<float, 64>' -X=-use_fast_math
   preheat compile main.cu helper.cu libdevice.a --link --arch sm_90
 
-Headers are searched first in the directory of the file. Linked files are written under the name of
-the first one. Exit status 1 when a file does not compile; the others are still compiled. A file
-without kernels is a warning: a template becomes a kernel by --name.
+The compiler searches the directory of each file for headers first. With --link and -o, the result has
+the name of the first file. The exit status is 1 if a file does not compile; the other files are still
+compiled. A file without kernels causes a warning: name the instances of its templates with --name.
 """
 # Where a tier keeps its entries, in words.
 _PLACES = {

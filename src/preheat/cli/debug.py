@@ -22,7 +22,12 @@ _HINT = "compile with line information: preheat compile FILE -X=-lineinfo"
 
 @click.group()
 def command() -> None:
-    """Write sources for debuggers and profilers."""
+    """Write sources for debuggers and profilers.
+
+    \b
+    Example:
+      preheat debug sources ./sources
+    """
 
 
 @command.command()
@@ -32,9 +37,10 @@ def command() -> None:
 def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
     """Write the sources of cached programs into DIR.
 
-    Programs compiled with -lineinfo or -G are kept with their source and headers. KEY is
-    the start of an entry's key, as `preheat cache ls` shows it; without one, all such programs are
-    written. Of two different files of one name, that of the most recently used program is written.
+    The cache keeps the source and headers of programs that are compiled with -lineinfo or -G. KEY is
+    the start of the key of an entry, as `preheat cache ls` shows it. Without KEY, the sources of all
+    such programs are written. If two files have the same name, the file of the most recently used
+    program is written.
 
     \b
     Examples:

@@ -78,10 +78,15 @@ _SHARED = "other nodes share it: a lease among them decides who compiles, and lo
 def command(as_json: bool) -> int:
     """Check compilers, directories and settings, and suggest a fix for every problem.
 
-    Compiles small kernels that include cuda_fp16.h, mma.h, cooperative groups and CUB: a few seconds.
-    If Triton is installed, its version and the C compiler for its host code are checked. A line begins
-    with ok, warn or fail, and a hint below the list names the remedy. Exit status 1 when something
-    preheat needs does not work.
+    The command compiles small kernels that include cuda_fp16.h, mma.h, cooperative groups and CUB,
+    which takes a few seconds. If Triton is installed, the command also checks its version and the C
+    compiler for its host code. A line begins with ok, warn or fail, and a hint below the list names the
+    remedy. The exit status is 1 if a line begins with fail.
+
+    \b
+    Examples:
+      preheat doctor
+      preheat doctor --json | jq '.[] | select(.verdict != "ok")'
     """
     findings = list(_findings())
     failed = sum(finding.verdict == "fail" for finding in findings)

@@ -25,7 +25,7 @@ _MODEL = f"One of {', '.join(MODELS)}, or its repository, such as {MODELS['qwen3
 _SEQ = "Exact number of positions of a sequence; the largest with --all-lengths."
 _DTYPE = "Element type: float32, float16 or bfloat16."
 _BLAS = (
-    "Compute matrix products with cuBLAS. Without it, the kernels of products are planned too, which "
+    "Compute matrix products with cuBLAS. Without it, the plan includes the kernels of products, which "
     "suits machines with and without cuBLAS."
 )
 

@@ -114,6 +114,8 @@ def _own_gpu(label: str) -> Arch:
         gpus = visible()
     except DeviceError as error:
         why = str(error).partition("\n")[0]
+        if why.startswith("no GPU"):
+            why = f"there is {why}"
         raise InputError(f"{label}: no architecture was given, and {why}", hint=hint) from None
     if not gpus:
         raise InputError(f"{label}: no architecture was given, and there is no GPU", hint=hint)

@@ -33,14 +33,14 @@ Examples:
   PREHEAT_RECORD=kernels.toml python serve.py        (the same, if serve.py imports preheat)
 
 \b
-A program need not import preheat to be recorded by this command. The variable alone does nothing for a
-program that does not import preheat, and kernels of other libraries also need PREHEAT_ADAPTERS=auto.
+This command also records programs that do not import preheat. The variable PREHEAT_RECORD alone does
+nothing for such a program. To record kernels of other libraries, it also needs PREHEAT_ADAPTERS=auto.
 
 \b
-The command keeps its input and output (with --json, its output goes to stderr). The exit status is that
-of the command; 127 when there is no such command, and 1 when it succeeded but the manifest cannot be
-read or written. Its child processes are recorded too. The recording of a killed process is merged by
-the next recording, or by 'preheat record' without a command.
+The command keeps its input and output (with --json, its output goes to stderr). Its child processes are
+recorded as well. The recording of a killed process is merged by the next recording, or by 'preheat
+record' without a command. The exit status is that of the command. It is 127 if there is no such
+command, and 1 if the command succeeded but the manifest cannot be read or written.
 """
 
 _STDERR = 2

@@ -46,17 +46,18 @@ Examples:
   preheat run --bundle kernels.heat --sealed --explain
 
 \b
-Every Python that the command starts installs the adapters of the libraries that it imports, without a
-change of the application. PREHEAT_ADAPTERS selects the adapters; the default is all of them. With
---sealed, a compiler that is started and PTX that is loaded fail at once, in every process of the
-command. A kernel may then come from a bundle or from a cache. With --empty-cache as well, it can come
-only from a bundle.
+Every Python process of the command installs the adapters of the libraries that it imports. The
+application does not change. PREHEAT_ADAPTERS selects the adapters; the default is all of them.
 
 \b
-Exit status: that of the command; 126 or 127 when it cannot be run; 1 when it succeeded, and the verdict
-cannot be written; 2 when an argument or a file cannot be used; 3 when the bundles lack what --manifest
-lists, and the command was not started; 4 when the command succeeded, but --verdict says that something
-was compiled or is not accounted for.
+With --sealed, starting a compiler and loading PTX fail at once, in every process of the command.
+Kernels come from bundles and from caches. With --sealed and --empty-cache, they come only from bundles.
+
+\b
+The exit status is that of the command. It is 126 or 127 if the command cannot be run, 1 if the command
+succeeded and the verdict cannot be written, 2 if an argument or a file cannot be used, 3 if the bundles
+lack something that --manifest lists (the command was not started), and 4 if the command succeeded but
+--verdict says that something was compiled or is not accounted for.
 """
 
 
@@ -109,7 +110,7 @@ def command(
     verdict: Path | None,
     explain: bool,
 ) -> int:
-    """Run COMMAND with kernels from bundles and the cache, also those of other libraries."""
+    """Run COMMAND with kernels from bundles and the cache, including kernels of other libraries."""
     if not words and not explain:
         raise click.UsageError("there is no COMMAND to run", click.get_current_context())
     listed = None if manifest is None else require_programs(manifest)

@@ -152,7 +152,7 @@ class Bounds(NamedTuple):
 
 
 class Occupancy(NamedTuple):
-    """The blocks of a kernel that one processor runs at once, and the fraction of its threads.
+    """The blocks of a kernel that one multiprocessor runs at once, and the fraction of its threads.
 
     Examples:
         >>> blocks, fraction = gpu.kernel(SAXPY, "saxpy").occupancy(1024)

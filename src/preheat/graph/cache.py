@@ -50,8 +50,8 @@ class GraphCache:
     At most `capacity` graphs are kept, and the least recently used one is evicted. Each `owner` has
     its own graphs, which are released with the owner: it is referenced weakly where that is
     possible. Recordings and warm-ups know the cache by `name`. With `checked`, each call of `run` is
-    captured too and compared with the cached graph, and `BakedError` is raised where a replay would use
-    something else. A reset of the device empties the cache, which then works with the new context.
+    captured again and compared with the cached graph, and `BakedError` is raised if a replay would use
+    other values. A reset of the device empties the cache, which then works with the new context.
 
     Examples:
         >>> saxpy, graphs = gpu.kernel(SAXPY, "saxpy"), gpu.graphs(capacity=8)
@@ -320,7 +320,7 @@ class GraphCache:
     def install(
         self, key: Hashable, graph: Graph, outputs: object = None, *, owner: object = None
     ) -> None:
-        """Let `run` replay `graph` for `key` and return `outputs`. The caller may use the graph too.
+        """Let `run` replay `graph` for `key` and return `outputs`. The caller can also use the graph.
 
         Args:
             key: The key.

@@ -68,7 +68,7 @@ class Kernel:
         return self._function.attributes
 
     def occupancy(self, block: object, shared: int = 0) -> base.Occupancy:
-        """Return how many blocks of this size one processor runs, and the fraction of its threads.
+        """Return how many blocks of this size one multiprocessor runs, and the fraction of its threads.
 
         Args:
             block: The block size, as in a launch.
@@ -366,7 +366,9 @@ class Kernel:
             )
         x, y, z = (*sizes, 1, 1)[:3]
         if limits is not None and (x > limits[0] or y > limits[1] or z > limits[2]):
-            raise LaunchError(self.name, f"{what} {(x, y, z)} exceeds the device's {limits}")
+            raise LaunchError(
+                self.name, f"{what} {(x, y, z)} exceeds the limits of the device, {limits}"
+            )
         return (x, y, z)
 
     def _check_cluster(self, made: base.Geometry) -> None:

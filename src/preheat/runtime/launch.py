@@ -222,7 +222,8 @@ class Call(ABC):
             hint = "copy it first: gpu.array(…)" if operand.device[0] == ON_HOST else None
             raise ArgumentMismatch(f"{name} is in {operand.place}, the kernel is on {here.name}", hint)
         if param.dtypes is not None and operand.dtype not in (None, *param.dtypes):
-            why = f"{param.title} cannot take a {name} of {operand.dtype}"
+            article = "an" if name == "ndarray" else "a"
+            why = f"{param.title} cannot take {article} {name} of {operand.dtype}"
             raise ArgumentMismatch(why, _conversion(kind.library, param.dtypes[0]))
         if not operand.writable and param.writes and param.parameter.type is not None:
             raise ArgumentMismatch(f"{name} is read-only, and {param.title} may be written", _READ_ONLY)

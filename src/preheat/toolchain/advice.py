@@ -64,6 +64,7 @@ _PACKAGES = {
     "nvidia-cuda-runtime": (("cuda_", "cooperative_groups", "mma.h"), "cuda_fp16.h"),
 }
 _MISSING = re.compile(r'cannot open source file "([^"]+)"')
+_OPTION = re.compile(r"unrecognized option (-\S+) found")
 _UNRESOLVED = re.compile(r"Unresolved extern (?:function|variable) '([^']+)'")
 # A text of this form is a path when it also has a slash or one of the suffixes.
 _ONE_WORD = re.compile(r"""(?!//|/\*)[^\s#;{}()<>"]+""")
@@ -85,10 +86,18 @@ def advice(rows: Iterable[Diagnostic], roots: Iterable[str]) -> str | None:
     for row in rows:
         if missing := _MISSING.search(row.message):
             return _about_header(missing[1], [Path(root) for root in roots])
+        if option := _OPTION.search(row.message):
+            return _about_option(option[1])
         if unresolved := _UNRESOLVED.search(row.message):
             name = unresolved[1]
             return f"define {name!r} in this program, or link it with the one that does: preheat.link"
     return None
+
+
+def _about_option(option: str) -> str:
+    if re.fullmatch(r"-O\w*", option):
+        return f"leave {option} out: NVRTC optimises by default"
+    return f"leave {option} out: NVRTC does not have all options of nvcc"
 
 
 def _about_header(name: str, roots: list[Path]) -> str:

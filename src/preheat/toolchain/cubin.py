@@ -95,7 +95,8 @@ def _require_cubin(data: bytes, title: str) -> None:
     if not data.startswith(_ELF):
         if _PTX.search(data, 0, _MOST_NAME):
             raise InputError(f"{title} is PTX, not a cubin", hint="pass PTX as text: data.decode()")
-        raise InputError(f"{title} is not a cubin: it begins with {data[:8]!r}")
+        advice = "pass source text as a str: source.decode()" if data.isascii() else None
+        raise InputError(f"{title} is not a cubin: it begins with {data[:8]!r}", hint=advice)
     if len(data) < _HEADER.size or data[4:6] != b"\x02\x01":
         raise InputError(f"{title} is not a complete cubin: its header is not one of 64 bits")
     kind, machine = struct.unpack_from("<HH", data, 16)

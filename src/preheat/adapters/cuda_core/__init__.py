@@ -20,7 +20,7 @@ __all__ = ["cache"]
 
 
 def cache(builder: Builder | None = None) -> ProgramCache:
-    """Return a `ProgramCacheResource` of cuda.core that keeps programs in the store of preheat.
+    """Return a `ProgramCacheResource` of cuda.core that keeps programs in the cache of preheat.
 
     Args:
         builder: The builder with the store. The default is that of the process.

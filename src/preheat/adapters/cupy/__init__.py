@@ -1,4 +1,4 @@
-"""CuPy: its compiles use the store of preheat, and `RawKernel` and `RawModule` run on preheat.
+"""CuPy: its compiles use the cache of preheat, and `RawKernel` and `RawModule` run on preheat.
 
     from preheat.adapters.cupy import RawKernel, RawModule        # instead of: from cupy import …
 

@@ -16,9 +16,10 @@ from typing import Any
 from preheat.adapters.cupy.arguments import converted, has_stream
 from preheat.adapters.cupy.place import Place, current_stream, gpu_at, place_of
 from preheat.adapters.cupy.source import RawSource
+from preheat.artifact import check_name
 from preheat.callsite import warn_caller
 from preheat.devices.base import ON_GPU, ON_HOST
-from preheat.errors import InputError, LaunchError, PreheatError, SealedError
+from preheat.errors import InputError, LaunchError, PreheatError, SealedError, UnknownEntryError
 from preheat.program import file_of, list_argument
 from preheat.runtime.arguments import param_specs
 from preheat.runtime.kernel import Kernel
@@ -65,6 +66,7 @@ class RawKernel:
         jitify: bool | None = None,
     ) -> None:
         _check_texts(code=code, name=name)
+        check_name("a kernel", name)
         _check_backend(backend)
         _warn_of_jitify(jitify)
         source = RawSource(
@@ -373,7 +375,12 @@ class RawModule:
             >>> one = module.get_function("one<float>")
         """
         made = RawKernel._of(self._source, name, self.backend, self.enable_cooperative_groups)
-        made.kernel  # noqa: B018
+        try:
+            made.kernel  # noqa: B018
+        except UnknownEntryError as error:
+            if error.hint is not None:  # This class has CuPy's name for the argument.
+                error.hint = error.hint.replace(": names=[", ": name_expressions=[")
+            raise
         return made
 
     def get_global(self, name: str) -> Any:

@@ -24,8 +24,8 @@ __all__ = [
 
 #: The hint for a machine without a GPU.
 WITHOUT_GPU = (
-    "preheat.device('emulator') or PREHEAT_DEVICE=emulator runs kernels on the CPU; device('auto') "
-    "takes what there is"
+    "preheat.device('emulator') or PREHEAT_DEVICE=emulator runs kernels on the CPU; "
+    "preheat.device('auto') uses the GPU if there is one, and otherwise the emulator"
 )
 
 _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # a setting of the bindings
@@ -82,7 +82,7 @@ def library() -> Any:
         (status,) = driver.cuInit(0)
     except RuntimeError as missing:  # The bindings cannot find libcuda.so.1.
         raise NoGpuError(
-            f"no GPU: the NVIDIA driver (libcuda.so.1) is not here: {missing}", hint=WITHOUT_GPU
+            f"no GPU: the NVIDIA driver (libcuda.so.1) was not found: {missing}", hint=WITHOUT_GPU
         ) from None
     if status:
         error = _error(driver, "cuInit", status)
