@@ -73,11 +73,15 @@ PROBES = [
     *(["x86_64-linux-gnu-gcc", word] for word in ("-dumpversion", "--print-search-dirs", "-###", "-v")),
     *(["ld", word] for word in ("--version", "-V", "-v")),
     ["ninja", "-t", "targets"],
+    ["x86_64-linux-gnu-gcc", "-Q", "-march=native", "--help=target"],
+    ["x86_64-linux-gnu-gcc", "-Wl,--version"],
 ]
 COMPILES = [
     ["x86_64-linux-gnu-gcc", "-v", "a.c"],
     ["x86_64-linux-gnu-gcc", "-Xlinker", "--version", "a.c"],
     ["x86_64-linux-gnu-gcc", "-Wl,-t", "a.c"],
+    ["x86_64-linux-gnu-gcc", "--help=target", "-c", "a.c"],
+    ["x86_64-linux-gnu-gcc", "-MD", "-MF", "--version", "-c", "a.c"],
     ["ld", "-V", "-r", "-o", "out.o", "f.o"],
     ["ld", "-shared", "-h", "libx.so", "f.o"],
     ["ld", "-t", "-o", "out", "-lc"],
