@@ -33,6 +33,15 @@ def test_a_sandbox_without_process_vm_readv(cli: Cli, standins: Standins) -> Non
     assert (done.code, row["kind"], row["bytes"]) == (0, "PTX", 44)
 
 
+def test_a_search_in_the_libraries_of_the_caller(
+    audit: Audit, script: Script, standins: Standins
+) -> None:
+    """A library that was opened locally finds the libraries that it needs by RTLD_DEFAULT."""
+    library = str(standins.libraries / "libuser.so")
+    code = f"import ctypes\nassert ctypes.CDLL({library!r}).finds_compiler()"
+    assert audit(script(code)).report["exit_status"] == 0
+
+
 def test_the_caller_of_execlp_is_the_program(audit: Audit, standins: Standins) -> None:
     (row,) = audit([str(standins.loader), "execlp", "nvcc", "a.cu"]).compilers
     assert (row["argv"], row["library"], row["line"]) == (["nvcc", "a.cu"], "loader", "loader")

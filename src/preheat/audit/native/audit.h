@@ -57,8 +57,12 @@ extern Seal audit_seal;
 extern int audit_reports; /* 0: only refusals are kept, in servers that run for long */
 extern pid_t audit_self;  /* the process that loaded this library; a forked child is another one */
 
-void* map_memory(size_t size); /* zeroed pages, or NULL */
+void* map_memory(size_t size); /* zeroed pages; NULL, and the event is noted as lost, if there are none */
 void unmap_memory(void* memory, size_t size);
+
+/* Return whether `count` more bytes fit into a file. Beyond RLIMIT_FSIZE, a write would raise SIGXFSZ, which
+   ends a program. */
+int fits_limit(int file, size_t count);
 
 void prepare_events(void);
 double audit_now(void);

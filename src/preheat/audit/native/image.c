@@ -217,7 +217,7 @@ static void save_image(Image* image, const void* address) {
             break;
     }
     unsigned long long done = 0;
-    while (file >= 0 && done < wanted) {
+    while (file >= 0 && done < wanted && fits_limit(file, wanted - done)) {
         ssize_t written = write(file, (const char*)address + done, wanted - done);
         if (written <= 0)
             break;

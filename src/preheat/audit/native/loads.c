@@ -174,6 +174,26 @@ EXPORT int cuLinkComplete(void* state, void** cubin, size_t* size) {
     return result;
 }
 
+/* The driver loads CUPTI in this call. A process without it may have modules that no call here shows. */
+static int (*real_cuInit)(unsigned);
+EXPORT int cuInit(unsigned flags) {
+    static pid_t reported;
+    if (!real_cuInit)
+        *(void**)&real_cuInit = find_driver("cuInit");
+    if (!real_cuInit)
+        return NOT_FOUND;
+    int result = real_cuInit(flags);
+    if (result || cupti_active || !audit_directory[0] || !audit_reports || reported == getpid())
+        return result;
+    reported = getpid();
+    char buffer[512];
+    Line line;
+    say_without_cupti();
+    line_begin(&line, buffer, sizeof buffer, "driver", audit_now());
+    line_write(&line);
+    return result;
+}
+
 EXPORT int cuGetProcAddress(const char* name, void** found, int version, uint64_t flags);
 EXPORT int cuGetProcAddress_v2(const char* name, void** found, int version, uint64_t flags, int* status);
 static int (*real_cuGetProcAddress)(const char*, void**, int, uint64_t);
@@ -189,7 +209,7 @@ static const struct {
     ROW(cuModuleLoad),          ROW(cuModuleLoadData),      ROW(cuModuleLoadDataEx),
     ROW(cuModuleLoadFatBinary), ROW(cuLibraryLoadData),     ROW(cuLibraryLoadFromFile),
     ROW(cuLinkAddData_v2),      ROW(cuLinkAddFile_v2),      ROW(cuLinkComplete),
-    ROW(cuGetProcAddress),      ROW(cuGetProcAddress_v2),
+    ROW(cuGetProcAddress),      ROW(cuGetProcAddress_v2),   ROW(cuInit),
 #undef ROW
 };
 
@@ -349,7 +369,10 @@ __attribute__((optimize("O2")))
 #endif
 EXPORT void* dlsym(void* handle, const char* name) {
     Find real = real_find ? real_find : find_real();
-    if (handle == RTLD_NEXT || !audit_directory[0] || !is_wrapped(name))
-        return real(handle, name);
-    return find_wrapper(handle, name);
+    void* wrapper = NULL;
+    if (handle != RTLD_NEXT && audit_directory[0] && is_wrapped(name))
+        wrapper = find_wrapper(handle, name);
+    if (wrapper)
+        return wrapper;
+    return real(handle, name); /* RTLD_DEFAULT depends on the caller, too. */
 }

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 enum { LOWEST_FILE = 700, NANOSECONDS = 50000, TRIES = 20000 }; /* one second of waiting */
-enum { MAPS_BYTES = 16384, FORKED_FRAMES = 12 };
+enum { MAPS_BYTES = 16384, FORKED_FRAMES = 12, MOST_FRAMES_BYTES = 1 << 20 };
 
 static struct {
     void (*_Atomic dump)(int);
@@ -143,8 +143,10 @@ size_t audit_site(char* out, size_t size) {
     int before;
     void (*dump)(int) = python.dump;
     if (dump && borrow(&before)) {
-        dump(python.number);
-        length = pread(python.file, out, size - 1, 0);
+        if (fits_limit(python.file, MOST_FRAMES_BYTES)) {
+            dump(python.number);
+            length = pread(python.file, out, size - 1, 0);
+        }
         give_back(before);
     }
     holder = 0;
