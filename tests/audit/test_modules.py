@@ -261,6 +261,25 @@ def test_a_compile_of_nvrtc_in_the_process_is_seen(
     assert row["seconds"] > 0
 
 
+CUDA_CORE = """\
+from cuda.core import Program, ProgramOptions
+Program('extern "C" __global__ void k() {}', "c++", ProgramOptions(arch="sm_90")).compile("cubin")
+"""
+
+
+def test_a_compile_of_a_library_in_cython_has_its_name(
+    audit: Audit, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuda.core has no frames of Python, and calls NVRTC by cuda.bindings."""
+    pytest.importorskip("cuda.core")
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    report = audit(script(CUDA_CORE)).report
+    (row,) = report["compiles"]
+    assert (row["compiler"], row["library"], row["line"]) == ("NVRTC", "cuda.core", "app.py:2")
+    (library,) = report["libraries"]
+    assert library["bake"].startswith("preheat record -- ")
+
+
 def test_modules_of_preheat_are_entries_of_the_store_or_the_bundle(
     cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

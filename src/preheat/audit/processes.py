@@ -49,6 +49,7 @@ class Process:
     by: Caller | None = None
     program: str = ""
     birth: int = 0  # the time of its start, in the units of the kernel; 0 if it is not known
+    namespace: int = 0  # of its id; 0 if it is not known
     reported: bool = False  # It has loaded the audit library, at any time.
     seen: bool = False  # The program that ran last was started with the audit library.
     hidden: str = ""  # why it was not
@@ -120,8 +121,11 @@ def read_processes(log: EventLog) -> Processes:
 
 def _is_same(known: Process, event: Event) -> bool:
     """Return whether an event is about a known process, and not about a later one with its id."""
-    birth = int(event.number("birth"))
-    if known.ended is not None or (birth and known.birth and birth != known.birth):
+    if known.ended is not None:
+        return False
+    before = known.birth, known.namespace
+    now = int(event.number("birth")), int(event.number("namespace"))
+    if any(a and b and a != b for a, b in zip(before, now, strict=True)):
         return False
     return not event.number("child")  # A process that was spawned is a new one.
 
@@ -160,7 +164,8 @@ def _observed(process: Process, event: Event) -> Process:
     """Note whether the program was started with the audit library. Only the program itself can tell."""
     before, path = process.program, event.text("path")
     birth = int(event.number("birth")) or process.birth
-    process = replace(process, birth=birth, program=path)
+    namespace = int(event.number("namespace")) or process.namespace
+    process = replace(process, birth=birth, namespace=namespace, program=path)
     if event.name == "exec":
         worker = process.worker or _WORKER in event.text("site")
         return replace(process, seen=False, hidden=event.text("hidden"), worker=worker)

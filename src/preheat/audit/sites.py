@@ -15,6 +15,8 @@ _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)(?:/([^/]+))?")
 _STANDARD = re.compile(r"^<frozen |/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
 _PREHEAT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NAMESPACES = {"cuda", "nvidia", "google"}
+#: Packages that have the native part of another one, and bindings, which belong to none.
+_NATIVE_PARTS = {"cuda.bindings": "", "cupy_backends": "cupy", "jaxlib": "jax"}
 #: Libraries that compile, by the folder of their package, for copies outside site-packages.
 _COMPILING = (
     "triton", "torch", "cupy", "numba_cuda", "numba", "jax", "flashinfer", "deep_gemm", "tilelang",
@@ -56,6 +58,12 @@ def library_of(path: str) -> str:
     return next((name for name in _COMPILING if f"/{name}/" in path), "")
 
 
+def _native_library(path: str) -> str:
+    """Return the package of a library in C or Cython; empty for bindings, which pass calls on."""
+    package = package_of(path)
+    return _NATIVE_PARTS.get(package, package)
+
+
 def caller_of_event(event: Event) -> Caller:
     """Return who made the call that an event reports."""
     return caller_of(event.text("site"), event.text("caller"), event.text("program"))
@@ -65,7 +73,7 @@ def caller_of(frames: str, object_path: str = "", program: str = "") -> Caller:
     """Read the frames of a call, innermost first, as `faulthandler` writes them.
 
     `program` is the innermost frame of the program, for events that have no room for all frames.
-    Without frames, the caller is the library or program `object_path`.
+    A library in C or Cython, `object_path`, has no frames.
     """
     library = line = innermost = ""
     for path, number, _ in _FRAME.findall(f"{frames}\n  {program}"):
@@ -76,7 +84,7 @@ def caller_of(frames: str, object_path: str = "", program: str = "") -> Caller:
         library = library or owner
         if not owner and not line:
             line = f"{os.path.basename(path)}:{number}"
-            library = library or os.path.basename(path)
+            library = library or _native_library(object_path) or os.path.basename(path)
     if innermost:
         return Caller(library or "unknown", line or innermost)
     name = package_of(object_path) or library_of(object_path) or os.path.basename(object_path)

@@ -83,7 +83,8 @@ void prepare_sites(void);
 size_t audit_site(char* out, size_t size); /* frames of the calling thread; 0 if there are none */
 const char* object_of(const void* address, char* out, size_t size);
 const char* calling_object(char* out, size_t size);
-void prepare_backtraces(void);
+const char* calling_library(const void* address, char* out, size_t size);
+void prepare_backtraces(void); /* Call it before calling_object() and calling_library(). */
 /* Find the file that an address is mapped from, and the offset in it, without a lock of the loader. */
 int mapped_file(const void* address, char* out, size_t size, unsigned long long* offset);
 

@@ -90,7 +90,7 @@ static Decision before_load(const char* call, const void* address, size_t size, 
         describe_image(&wrapped->image, address, size, input, reported);
     int refused = audit_seal != SEAL_OFF && needs_compiler(&wrapped->image);
     if (reported || refused) {
-        object_of(caller, wrapped->scratch.object, sizeof wrapped->scratch.object);
+        calling_library(caller, wrapped->scratch.object, sizeof wrapped->scratch.object);
         audit_site(wrapped->scratch.site, sizeof wrapped->scratch.site);
         wrapped->load = (Load){call, "preload", audit_now(), 0, wrapped->scratch.object};
     }
@@ -165,7 +165,7 @@ EXPORT int cuLinkComplete(void* state, void** cubin, size_t* size) {
         wrapped = map_memory(sizeof *wrapped);
     if (wrapped) {
         wrapped->image.kind = "linked";
-        object_of(CALLER, wrapped->scratch.object, sizeof wrapped->scratch.object);
+        calling_library(CALLER, wrapped->scratch.object, sizeof wrapped->scratch.object);
         audit_site(wrapped->scratch.site, sizeof wrapped->scratch.site);
         wrapped->load = (Load){"cuLinkComplete", "preload", started, result, wrapped->scratch.object};
         report_load(&wrapped->scratch, &wrapped->image, &wrapped->load);
@@ -215,6 +215,7 @@ static const struct {
 
 /* Return the wrapper of a function, and keep the function that it calls. */
 static void* wrapper_of(const char* name, void* real) {
+    prepare_backtraces();
     for (size_t i = 0; i < sizeof wrapped_calls / sizeof *wrapped_calls; i++)
         if (!strcmp(name, wrapped_calls[i].name)) {
             if (real != wrapped_calls[i].wrapper)
@@ -270,7 +271,7 @@ static int report_compile(const char* library, double started, int result, const
     line_text(&line, "compiler", library);
     line_seconds(&line, "seconds", audit_now() - started);
     line_integer(&line, "result", result);
-    line_text(&line, "caller", object_of(caller, scratch->object, sizeof scratch->object));
+    line_text(&line, "caller", calling_library(caller, scratch->object, sizeof scratch->object));
     audit_site(scratch->site, sizeof scratch->site);
     line_site(&line, scratch->site);
     line_write(&line);
@@ -283,7 +284,7 @@ static int permit_compile(const char* library, const void* caller) {
     Scratch* scratch = audit_seal == SEAL_OFF ? NULL : map_memory(sizeof *scratch);
     if (scratch) {
         audit_site(scratch->site, sizeof scratch->site);
-        object_of(caller, scratch->object, sizeof scratch->object);
+        calling_library(caller, scratch->object, sizeof scratch->object);
         report_refusal(scratch, REFUSED_COMPILE, library, scratch->object);
         unmap_memory(scratch, sizeof *scratch);
     }
@@ -318,6 +319,7 @@ COMPILER(nvvmCompileProgram, "libNVVM", 9, (void* program, int count, const char
 static void* _Atomic unwrapped; /* a function of a fifth version */
 
 static void* compiler_wrapper(void* _Atomic* reals, void* const* wrappers, void* real) {
+    prepare_backtraces();
     for (int i = 0; i < VERSIONS; i++) {
         void* empty = NULL;
         if (atomic_compare_exchange_strong(&reals[i], &empty, real) || empty == real)

@@ -140,6 +140,12 @@ static long long birth_of(pid_t child) {
     return at ? atoll(at + 1) : 0;
 }
 
+/* Return the namespace of the ids of this process; 0 if it is not known. */
+static long long own_namespace(void) {
+    struct stat status;
+    return stat("/proc/self/ns/pid", &status) ? 0 : (long long)status.st_ino;
+}
+
 typedef struct {
     const char* call;
     const char* path;
@@ -160,6 +166,8 @@ static void report_start(Scratch* scratch, const Start* start, pid_t child, cons
     if (child)
         line_integer(&line, "child", child);
     line_integer(&line, "birth", birth_of(child));
+    if (!child)
+        line_integer(&line, "namespace", own_namespace());
     line_text(&line, "hidden", not_audited_reason(start->path, start->env));
     line_strings(&line, "argv", start->argv);
     if (scratch->object[0])
@@ -529,6 +537,7 @@ static void report_process(char* const argv[]) {
     line.recent = !own_role[0];
     line_integer(&line, "parent", getppid());
     line_integer(&line, "birth", birth_of(0));
+    line_integer(&line, "namespace", own_namespace());
     line_integer(&line, "preloaded", preloaded);
     line_text(&line, "seal", seals[audit_seal]);
     line_text(&line, "path", scratch->path);
