@@ -124,13 +124,15 @@ class Report:
         rows = []
         for name in names:
             mine = [each for each in self.compiles if each.by.library == name]
-            bake = self._bake(name)
+            bake = self._bake(name, mine)
             rows.append(LibraryRow(name, len(mine), total_seconds(mine), loads[name], bake))
         return tuple(sorted(rows, key=lambda row: (-row.seconds, row.library)))
 
-    def _bake(self, library: str) -> str | None:
+    def _bake(self, library: str, compiles: Sequence[Compile]) -> str | None:
         if library != "preheat" and _ADAPTERS.get(library, library) not in adapters.known():
             return None
+        if library == "torch" and all(each.kind == "program" for each in compiles):
+            return None  # The adapters for torch have no code for the CPU, and no extensions.
         arch = "" if self.capability is None else f" --arch sm_{self.capability}"
         words = shlex.join(self.command)
         return f"preheat record -- {words} && preheat bake kernels.toml{arch}"

@@ -14,6 +14,8 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)(?:/([^/]+))?")
 _STANDARD = re.compile(r"^<frozen |/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
 _PREHEAT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: A module that Inductor has generated, in its cache: `te/ctetr3….py`.
+_INDUCTOR = re.compile(r"/([a-z2-7]{2})/c\1[a-z2-7]{49}\.py$")
 _NAMESPACES = {"cuda", "nvidia", "google"}
 #: Packages that have the native part of another one, and bindings, which belong to none.
 _NATIVE_PARTS = {"cuda.bindings": "", "cupy_backends": "cupy", "jaxlib": "jax"}
@@ -55,7 +57,15 @@ def library_of(path: str) -> str:
         return "preheat"
     if package := package_of(path):
         return package
-    return next((name for name in _COMPILING if f"/{name}/" in path), "")
+    if _INDUCTOR.search(path):
+        return "torch"
+    return next((name for name in _COMPILING if f"/{name}/" in path and _is_package(path, name)), "")
+
+
+def _is_package(path: str, name: str) -> bool:
+    """Return False for a folder of a project that has the name of a library, and is no package."""
+    folder = path[: path.index(f"/{name}/") + len(name) + 1]
+    return not os.path.isdir(folder) or os.path.isfile(f"{folder}/__init__.py")
 
 
 def _native_library(path: str) -> str:
