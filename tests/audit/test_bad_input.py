@@ -69,7 +69,10 @@ def test_a_command_that_dies_by_a_signal(cli: Cli, script: Script, number: signa
     assert len(done.compilers) == 1
 
 
-def test_a_command_that_leaves_a_daemon(cli: Cli, script: Script, tmp_path: Path) -> None:
+def test_a_command_that_leaves_a_daemon(
+    cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.audit.session._LAST_PROCESSES", 0.2)
     code = (
         "import os, time\n"
         "if os.fork(): os._exit(0)\n"

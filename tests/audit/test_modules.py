@@ -51,6 +51,12 @@ CASES = {
     "a fat binary for an older device of the same family": (fatbin(entry(2, 90)), "fat binary", False),
     "a fat binary with PTX alone": (fatbin(entry(1, 80, PTX)), "fat binary", True),
     "a fat binary for another device": (fatbin(entry(2, 100), entry(1, 90)), "fat binary", True),
+    "a fat binary for other devices alone": (fatbin(entry(2, 100)), "fat binary", False),
+    "a fat binary with PTX for a newer device": (
+        fatbin(entry(2, 100), entry(1, 100)),
+        "fat binary",
+        False,
+    ),
     "code for a specific device": (fatbin(entry(2, 90, flags=0x100011)), "fat binary", False),
     "no module": (b"nothing of the kind", "unknown", False),
 }

@@ -133,12 +133,14 @@ def test_a_process_that_cannot_write_its_events(
     assert verdict["exit_status"] == 0
 
 
-def test_a_fork_that_runs_on_is_said(cli: Cli, tmp_path: Path, script: Script) -> None:
+def test_a_fork_that_runs_on_is_said(
+    cli: Cli, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has executed no program, so that it has not reported itself."""
+    monkeypatch.setattr("preheat.audit.session._LAST_PROCESSES", 0.2)
     code = (
         "import os, time\n"
-        "if os.fork(): os._exit(0)\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        f"if pid := os.fork(): open({str(tmp_path / 'pid')!r}, 'w').write(str(pid)); os._exit(0)\n"
         "for number in range(3): os.close(number)\n"
         "time.sleep(100)\n"
     )

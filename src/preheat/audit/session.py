@@ -26,7 +26,9 @@ from preheat.errors import InputError
 
 __all__ = ["AuditSession", "audit_session"]
 
-_LAST_PROCESSES = 1.0  # seconds in which the last processes of a command may end
+#: Seconds in which the last processes of a command may end. Compile workers of torch look once a second
+#: whether their parent still runs.
+_LAST_PROCESSES = 3.0
 
 
 class AuditSession:

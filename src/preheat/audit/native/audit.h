@@ -84,6 +84,7 @@ size_t audit_site(char* out, size_t size); /* frames of the calling thread; 0 if
 const char* object_of(const void* address, char* out, size_t size);
 const char* calling_object(char* out, size_t size);
 const char* calling_library(const void* address, char* out, size_t size);
+int is_part_of_cuda(const char* path);
 void prepare_backtraces(void); /* Call it before calling_object() and calling_library(). */
 /* Find the file that an address is mapped from, and the offset in it, without a lock of the loader. */
 int mapped_file(const void* address, char* out, size_t size, unsigned long long* offset);
@@ -127,6 +128,7 @@ const char* base_name(const char* path);
 /* loads.c */
 void* real_dlsym(void* handle, const char* name);
 void* find_driver(const char* name);
+extern _Thread_local const void* load_caller; /* who called the wrapped load that is under way, or NULL */
 
 /* cupti.c */
 extern int cupti_active; /* CUPTI reports the loads of this process */

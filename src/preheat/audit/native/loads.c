@@ -34,6 +34,8 @@ void* real_dlsym(void* handle, const char* name) {
 
 /* The loads of the driver */
 
+_Thread_local const void* load_caller;
+
 static pid_t injected_elsewhere; /* the process that was told that CUPTI does not see its modules */
 
 /* Say once in each process that CUPTI was asked for and does not run. */
@@ -127,7 +129,13 @@ static int after_load(Decision* decision, int result) {
         if (!audit_directory[0]) \
             return real_##name arguments; \
         Decision decision = before_load(#name, address, size, input, path, CALLER); \
-        return decision.permitted ? after_load(&decision, real_##name arguments) : JIT_DISABLED; \
+        if (!decision.permitted) \
+            return JIT_DISABLED; \
+        const void* outer = load_caller; \
+        load_caller = outer ? outer : CALLER; \
+        int result = real_##name arguments; \
+        load_caller = outer; \
+        return after_load(&decision, result); \
     }
 
 LOAD(cuModuleLoad, (void** module, const char* path), (module, path), NULL, 0, -1, path)

@@ -247,7 +247,7 @@ const char* object_of(const void* address, char* out, size_t size) {
     return out;
 }
 
-static int is_part_of_cuda(const char* path) {
+int is_part_of_cuda(const char* path) {
     static const char* const parts[] = {"libcuda.so", "libcupti.so", "libcudart.so", "libnvidia-", NULL};
     const char* name = strrchr(path, '/');
     name = name ? name + 1 : path;
