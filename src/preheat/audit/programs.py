@@ -43,7 +43,7 @@ def _is_static(file: BinaryIO) -> bool:
     header = file.read(_ELF.size)
     if len(header) < _ELF.size or header[:5] != b"\x7fELF\x02":
         return False
-    fields = _ELF.unpack(header)
+    fields: tuple[int, ...] = _ELF.unpack(header)
     first, each, number = fields[4], fields[8], fields[9]
     for index in range(number):
         file.seek(first + index * each)
