@@ -44,6 +44,7 @@ class Process:
     argv: tuple[str, ...]
     role: str
     started: float
+    role_since: float = 0.0  # A shell may execute a compiler as its last command.
     ended: float | None = None
     status: int | None = None
     by: Caller | None = None
@@ -68,8 +69,8 @@ class Process:
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran, or None when its end was not seen."""
-        return None if self.ended is None else max(0.0, self.ended - self.started)
+        """How long it ran in its role, or None when its end was not seen."""
+        return None if self.ended is None else max(0.0, self.ended - self.role_since)
 
 
 class Processes:
@@ -142,7 +143,7 @@ def _first(event: Event, pid: int, shells: Shells) -> Process:
     return _observed(
         Process(
             pid, int(event.number("parent")), event.text("path"), event.words("argv"),
-            event.text("role"), event.time, by=by,
+            event.text("role"), event.time, event.time, by=by,
         ),
         event,
     )  # fmt: skip
@@ -156,7 +157,9 @@ def _next(event: Event, known: Process) -> Process:
     known = replace(known, by=by)
     # A compiler may be a script: its interpreter has no role, and the process stays a compiler.
     if not known.role or (known.role == "probe" and role == "compiler"):
-        known = replace(known, path=event.text("path"), argv=event.words("argv"), role=role)
+        known = replace(
+            known, path=event.text("path"), argv=event.words("argv"), role=role, role_since=event.time
+        )
     return _observed(known, event)
 
 
@@ -203,15 +206,18 @@ def _origin(process: Process, processes: Processes) -> tuple[Caller, bool]:
     """Return the call at the top of a chain of shells and compilers, and if a compiler is in it."""
     started_by_compiler, at = False, process
     for _ in range(_MOST_PARENTS):
-        if at.by is not None:
-            return at.by, started_by_compiler
         parent = processes.at(at.parent, at.started)
         if parent is None or parent.pid == at.pid:
             break
-        started_by_compiler = started_by_compiler or bool(parent.role)
-        if not parent.role and parent.name not in _SHELLS:
+        if parent.role and parent.role_since <= at.started:
+            started_by_compiler = True  # Also where it called `system`, which has a caller of its own.
+        elif at.by is not None:
+            return at.by, started_by_compiler
+        elif not parent.role and parent.name not in _SHELLS:
             return Caller(parent.name, parent.name), started_by_compiler
         at = parent
+    if at.by is not None:
+        return at.by, started_by_compiler
     return Caller(at.name, at.name), started_by_compiler
 
 

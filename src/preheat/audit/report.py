@@ -262,11 +262,11 @@ def _started(
     for process in started:
         if process.role != "compiler" or process.started_by_compiler or process.by is None:
             continue
-        parents = _parents(process, processes)
-        if any(c.pid in parents and c.started <= process.started <= c.ended for c in compiles):
+        parents, since = _parents(process, processes), process.role_since
+        if any(c.pid in parents and c.started <= since <= c.ended for c in compiles):
             continue
-        ended = process.started if process.ended is None else process.ended
-        yield Compile("program", process.name, process.by, process.started, ended, process.pid)
+        ended = since if process.ended is None else process.ended
+        yield Compile("program", process.name, process.by, since, ended, process.pid)
 
 
 def _parents(process: Process, processes: Processes) -> set[int]:

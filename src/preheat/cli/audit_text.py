@@ -196,9 +196,9 @@ def _not_baked(report: Report, libraries: Sequence[str]) -> Iterator[str]:
     for library in libraries:
         mine = [each for each in report.compiles if each.by.library == library]
         by = {each.name if each.kind == "program" else _WITH.get(each.kind, each.kind) for each in mine}
-        names = ", ".join(sorted(by))
+        names = f" with {', '.join(sorted(by - {library}))}" if by != {library} else ""
         yield ""
-        yield f"hint: preheat has no adapter for what {library} compiled with {names}:"
+        yield f"hint: preheat has no adapter for what {library} compiled{names}:"
         yield "  build it ahead of time, or keep the files for the next start"
         if library in _OWN_CACHES:
             yield f"  (variables that name their directories: {_OWN_CACHES[library]})"
