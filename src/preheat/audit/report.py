@@ -189,7 +189,8 @@ def make_report(
     processes = read_processes(log)
     started = tuple(compilers(processes))
     in_processes = [*_in_process(log), *_by_preheat(log)]
-    compiles = [*in_processes, *_started(started, in_processes, processes), *_by_driver(loads)]
+    ran = _without_refused(started, log)
+    compiles = [*in_processes, *_started(ran, in_processes, processes), *_by_driver(loads)]
     unseen = [*notes, *_root_unseen(processes, command, parent, static), *_without_cupti(log, cupti)]
     unseen += _without_seal(log, seal)
     capability = next((int(event.number("capability")) for event in log.named("device")), None)
@@ -267,6 +268,20 @@ def _started(
             continue
         ended = since if process.ended is None else process.ended
         yield Compile("program", process.name, process.by, since, ended, process.pid)
+
+
+def _without_refused(started: Iterable[Process], log: EventLog) -> list[Process]:
+    """Return the compilers but for those that ended at their start, because they were sealed."""
+    refused = [
+        (event.pid, event.time)
+        for event in log.named("refused")
+        if event.text("what") == "run a compiler" and event.text("seal") == "error"
+    ]
+    return [
+        each
+        for each in started
+        if not any(pid == each.pid and at >= each.role_since for pid, at in refused)
+    ]
 
 
 def _parents(process: Process, processes: Processes) -> set[int]:
