@@ -14,7 +14,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)(?:/([^/]+))?")
 _STANDARD = re.compile(r"^<frozen |/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
 _PREHEAT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-#: A module that Inductor has generated, in its cache: `te/ctetr3….py`.
+#: A module that Inductor has generated, in its cache: `xc/cxcdcc….py`.
 _INDUCTOR = re.compile(r"/([a-z2-7]{2})/c\1[a-z2-7]{49}\.py$")
 _NAMESPACES = {"cuda", "nvidia", "google"}
 #: Packages that have the native part of another one, and bindings, which belong to none.
