@@ -4,3 +4,4 @@
 #include <stddef.h>
 
 int finds_compiler(void) { return dlsym(RTLD_DEFAULT, "nvrtcCompileProgram") != NULL; }
+int finds_driver(void) { return dlsym(RTLD_DEFAULT, "cuInit") != NULL; }

@@ -363,13 +363,24 @@ static int is_wrapped(const char* name) {
     return (name[0] == 'n' || name[0] == '_') && is_compile_call(name);
 }
 
+static int is_own(const void* function) {
+    for (size_t i = 0; i < sizeof wrapped_calls / sizeof *wrapped_calls; i++)
+        if (function == wrapped_calls[i].wrapper)
+            return 1;
+    return 0;
+}
+
+/* A program that has not loaded the driver must not find it here. */
 static __attribute__((noinline)) void* find_wrapper(void* handle, const char* name) {
-    if (name[0] == 'c') {
-        void* real = handle == RTLD_DEFAULT ? find_driver(name) : real_dlsym(handle, name);
-        return real ? wrapper_of(name, real) : NULL;
+    void* real = name[0] == 'c' && handle == RTLD_DEFAULT ? NULL : real_dlsym(handle, name);
+    if (name[0] != 'c')
+        return real ? wrap_compile_call(name, real) : NULL;
+    if (handle == RTLD_DEFAULT || is_own(real)) {
+        real = find_driver(name);
+        if (!real)
+            real = real_dlsym(RTLD_NEXT, name); /* It sets the error that the caller reads by `dlerror`. */
     }
-    void* real = real_dlsym(handle, name);
-    return real ? wrap_compile_call(name, real) : NULL;
+    return real ? wrapper_of(name, real) : NULL;
 }
 
 /* RTLD_NEXT depends on the library that calls: the real function must see the return address of the
@@ -379,10 +390,10 @@ __attribute__((optimize("O2")))
 #endif
 EXPORT void* dlsym(void* handle, const char* name) {
     Find real = real_find ? real_find : find_real();
-    void* wrapper = NULL;
-    if (handle != RTLD_NEXT && audit_directory[0] && is_wrapped(name))
-        wrapper = find_wrapper(handle, name);
-    if (wrapper)
-        return wrapper;
+    if (handle != RTLD_NEXT && audit_directory[0] && is_wrapped(name)) {
+        void* wrapper = find_wrapper(handle, name);
+        if (wrapper || name[0] == 'c')
+            return wrapper;
+    }
     return real(handle, name); /* RTLD_DEFAULT depends on the caller, too. */
 }
