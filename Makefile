@@ -26,7 +26,7 @@ LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments fault
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-fleet native-debug test-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-fleet native-debug test-gpu prove-audit-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -161,6 +161,12 @@ test-gpu:              ## the tests that need a GPU or torch, with the Python th
 	$(PYTHON) hatch_build.py || true
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m pytest -m "gpu or torch"
 
+# The files go to the directory OUT, which may be a variable of the environment.
+prove-audit-gpu: OUT ?= .proof
+prove-audit-gpu:       ## audits of real applications on this GPU: reports, tests and cost, in about 7 minutes
+	$(PYTHON) hatch_build.py || true
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m tests.audit.prove $(OUT)
+
 sanitize-gpu:          ## the shipped kernels under each tool of compute-sanitizer
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m tests.kernels.sanitized
 
@@ -204,4 +210,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so
+	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .proof .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so

@@ -4,7 +4,7 @@ Each round runs every contender once, in processes of their own. "process" is th
 the program to its end as its parent sees it, with warm caches. "launch" is the median time of a launch
 inside the program, which an audit does not touch.
 
-    PYTHONPATH=src:.carry python3 benchmarks/bench_audit.py [--rounds 5]
+    PYTHONPATH=src:.carry python3 benchmarks/bench_audit.py [--rounds 5] [--seconds 300]
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ def main() -> None:
     """Run all programs in all ways, and print the medians."""
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no round is started after that")
     parser.add_argument("programs", nargs="*", default=list(PROGRAMS))
     given = parser.parse_args()
+    until, longest = time.monotonic() + given.seconds, 0.0
     seconds: dict[tuple[str, str], list[float]] = {}
     launches: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -92,12 +94,17 @@ def main() -> None:
         for program in given.programs:
             (place / f"app_{program}.py").write_text(TIMED + PROGRAMS[program])
             _run(place, program, ())  # The caches are warm from now on.
-        for _ in range(given.rounds):
+        for number in range(given.rounds):
+            started = time.monotonic()
+            if number and started + longest > until:
+                print(f"{number} of {given.rounds} rounds, because the time is over")
+                break
             for program in given.programs:
                 for way, words in WAYS.items():
                     took, launch = _run(place, program, words)
                     seconds.setdefault((program, way), []).append(took)
                     launches.setdefault((program, way), []).append(launch)
+            longest = max(longest, time.monotonic() - started)
     rows = []
     for (program, way), times in seconds.items():
         base = statistics.median(seconds[program, "alone"])
@@ -130,8 +137,9 @@ def _run(place: Path, program: str, words: Sequence[str]) -> tuple[float, float]
         env={**os.environ, "PYTHONPATH": path, "HOME": str(place)},
         capture_output=True,
         text=True,
-        check=True,
     )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}")
     took = time.perf_counter() - started
     written = place / "report.json"
     if "audit" in words:

@@ -48,9 +48,10 @@ def standins(tmp_path_factory: pytest.TempPathFactory) -> Standins:
     place = tmp_path_factory.mktemp("standins")
     common = [COMPILER, "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     driver, cupti, loader = place / "libcuda.so.1", place / "libcupti.so.13", place / "loader"
-    for source, made in (("driver.c", driver), ("cupti.c", cupti)):
-        shared = [*common, "-shared", f"-Wl,-soname,{made.name}"]
-        subprocess.run([*shared, "-o", str(made), str(STANDIN / source), "-ldl"], check=True)
+    needed = {"user.c": ["-Wl,--no-as-needed", str(cupti)]}
+    for source, made in (("driver.c", driver), ("cupti.c", cupti), ("user.c", place / "libuser.so")):
+        shared = [*common, "-shared", f"-Wl,-soname,{made.name}", "-o", str(made)]
+        subprocess.run([*shared, str(STANDIN / source), *needed.get(source, []), "-ldl"], check=True)
     program = ["-o", str(loader), str(STANDIN / "loader.c"), str(driver), "-ldl", "-lpthread"]
     subprocess.run([*common, *program], check=True)
     programs = place / "bin"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,31 @@ def test_the_status_is_that_of_the_command(cli: Cli, script: Script, command: li
     assert cli(*command, "--", *script("import sys; sys.exit(17)")).code == 17
 
 
+def test_the_status_where_ended_children_are_ignored(cli: Cli) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert cli("audit", "--", "sh", "-c", "exit 7").code == 7
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize(
+    ("command", "stream", "status", "expected"),
+    [
+        ("audit", "2>/dev/full", 7, 7),
+        ("audit", "2>/dev/full", 0, 1),
+        ("audit --json", ">/dev/full", 7, 7),
+        ("run --sealed --verdict v.json", "2>/dev/full", 0, 0),  # The verdict is in its file.
+    ],
+)
+def test_the_status_where_the_output_cannot_be_written(
+    tmp_path: Path, command: str, stream: str, status: int, expected: int
+) -> None:
+    line = f"{sys.executable} -m preheat {command} -- sh -c 'exit {status}' {stream}"
+    assert subprocess.run(["sh", "-c", line], cwd=tmp_path).returncode == expected
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_command_that_dies_by_a_signal(cli: Cli, script: Script, number: signal.Signals) -> None:
     """What happened before is in the report."""
@@ -43,7 +69,10 @@ def test_a_command_that_dies_by_a_signal(cli: Cli, script: Script, number: signa
     assert len(done.compilers) == 1
 
 
-def test_a_command_that_leaves_a_daemon(cli: Cli, script: Script, tmp_path: Path) -> None:
+def test_a_command_that_leaves_a_daemon(
+    cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preheat.audit.session._LAST_PROCESSES", 0.2)
     code = (
         "import os, time\n"
         "if os.fork(): os._exit(0)\n"

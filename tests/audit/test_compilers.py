@@ -73,11 +73,15 @@ PROBES = [
     *(["x86_64-linux-gnu-gcc", word] for word in ("-dumpversion", "--print-search-dirs", "-###", "-v")),
     *(["ld", word] for word in ("--version", "-V", "-v")),
     ["ninja", "-t", "targets"],
+    ["x86_64-linux-gnu-gcc", "-Q", "-march=native", "--help=target"],
+    ["x86_64-linux-gnu-gcc", "-Wl,--version"],
 ]
 COMPILES = [
     ["x86_64-linux-gnu-gcc", "-v", "a.c"],
     ["x86_64-linux-gnu-gcc", "-Xlinker", "--version", "a.c"],
     ["x86_64-linux-gnu-gcc", "-Wl,-t", "a.c"],
+    ["x86_64-linux-gnu-gcc", "--help=target", "-c", "a.c"],
+    ["x86_64-linux-gnu-gcc", "-MD", "-MF", "--version", "-c", "a.c"],
     ["ld", "-V", "-r", "-o", "out.o", "f.o"],
     ["ld", "-shared", "-h", "libx.so", "f.o"],
     ["ld", "-t", "-o", "out", "-lc"],
@@ -120,6 +124,31 @@ def test_a_compiler_that_starts_compilers_is_one_compile(audit: Audit) -> None:
     assert {each["argv"][0].rpartition("/")[2] for each in inner} >= {"cc1", "as"}
     assert len(done.report["compiles"]) == 1
     assert 0 < row["seconds"] <= done.report["seconds"]
+
+
+def test_a_compiler_that_calls_a_shell_is_one_compile(
+    audit: Audit, standins: Standins, tmp_path: Path
+) -> None:
+    """nvcc starts its parts by `system`."""
+    (tmp_path / "nvcc").symlink_to(standins.loader)
+    done = audit([str(tmp_path / "nvcc"), "popen", "ptxas a.ptx; true"])
+    (row,) = done.compilers
+    assert row["argv"][0] == str(tmp_path / "nvcc")
+    inner = [row["argv"] for row in done.report["compilers"] if row["started_by_compiler"]]
+    assert inner == [["ptxas", "a.ptx"]]
+
+
+def test_the_time_of_a_compiler_begins_when_it_is_executed(audit: Audit, script: Script) -> None:
+    """What the process did before is not a part of it, and neither is what it started before."""
+    code = (
+        "import os, subprocess, time\n"
+        "subprocess.run(['ptxas', 'a.ptx'])\n"
+        "time.sleep(0.4)\n"
+        "os.execlp('nvcc', 'nvcc', 'a.cu')\n"
+    )
+    first, second = sorted(audit(script(code)).compilers, key=lambda row: row["argv"], reverse=True)
+    assert (first["argv"], second["argv"]) == (["ptxas", "a.ptx"], ["nvcc", "a.cu"])
+    assert second["seconds"] < 0.4
 
 
 def test_a_python_without_site_packages_is_seen_without_lines(audit: Audit, script: Script) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from preheat.build.bundle_entries import foreign_of
 from preheat.cache.bundle import Bundle, write
 from tests.adapters.mixed.runs import APPLICATION, MixedApplication
 from tests.audit.conftest import Standins
+from tests.audit.prove import Proof
 from tests.processes import TIMEOUT_SECONDS, import_path
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="the audit library was not built")
@@ -190,6 +192,8 @@ def test_the_mixed_application_is_accounted_for_and_each_entry_matters(
 
     ran = run(application.bundle, "sealed", "--verdict", str(verdict))
     found = json.loads(verdict.read_text())
+    if place := os.environ.get("PREHEAT_PROOF"):
+        shutil.copy(verdict, Path(place) / "mixed_verdict.json")
     assert ran.returncode == 0, ran.stderr + json.dumps(found, indent=2)
     assert found["accounted"] is True
     assert found["modules"]["accounted"] == found["modules"]["loaded"] > 0
@@ -206,3 +210,15 @@ def test_the_mixed_application_is_accounted_for_and_each_entry_matters(
     assert "SealedError" in ran.stderr
     assert "scaled_sum" in ran.stderr
     assert "app.py:" in ran.stderr
+
+
+def test_the_reports_of_applications_are_written(any_machine: Machine, tmp_path: Path) -> None:
+    """`make prove-audit-gpu` does so for all of them."""
+    proof = Proof(tmp_path, 300.0, any_machine.env)
+    assert proof.reports(["ptx_app.py"]), (tmp_path / "reports.txt").read_text()
+    text = (tmp_path / "reports.txt").read_text()
+    assert text.startswith(f"$ preheat audit -- {Path(sys.executable).name} ptx_app.py\n0\n")
+    assert "PTX (compiled)" in text
+    (run,) = json.loads((tmp_path / "reports.json").read_text())["runs"]
+    assert run["report"]["cupti"] is True
+    assert "libcupti" in run["debug"]

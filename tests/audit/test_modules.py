@@ -51,6 +51,12 @@ CASES = {
     "a fat binary for an older device of the same family": (fatbin(entry(2, 90)), "fat binary", False),
     "a fat binary with PTX alone": (fatbin(entry(1, 80, PTX)), "fat binary", True),
     "a fat binary for another device": (fatbin(entry(2, 100), entry(1, 90)), "fat binary", True),
+    "a fat binary for other devices alone": (fatbin(entry(2, 100)), "fat binary", False),
+    "a fat binary with PTX for a newer device": (
+        fatbin(entry(2, 100), entry(1, 100)),
+        "fat binary",
+        False,
+    ),
     "code for a specific device": (fatbin(entry(2, 90, flags=0x100011)), "fat binary", False),
     "no module": (b"nothing of the kind", "unknown", False),
 }
@@ -259,6 +265,25 @@ def test_a_compile_of_nvrtc_in_the_process_is_seen(
     (row,) = done.report["compiles"]
     assert (row["compiler"], row["library"], row["line"]) == ("NVRTC", "app.py", "app.py:3")
     assert row["seconds"] > 0
+
+
+CUDA_CORE = """\
+from cuda.core import Program, ProgramOptions
+Program('extern "C" __global__ void k() {}', "c++", ProgramOptions(arch="sm_90")).compile("cubin")
+"""
+
+
+def test_a_compile_of_a_library_in_cython_has_its_name(
+    audit: Audit, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuda.core has no frames of Python, and calls NVRTC by cuda.bindings."""
+    pytest.importorskip("cuda.core")
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    report = audit(script(CUDA_CORE)).report
+    (row,) = report["compiles"]
+    assert (row["compiler"], row["library"], row["line"]) == ("NVRTC", "cuda.core", "app.py:2")
+    (library,) = report["libraries"]
+    assert library["bake"].startswith("preheat record -- ")
 
 
 def test_modules_of_preheat_are_entries_of_the_store_or_the_bundle(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,9 +35,15 @@ def judged(cli: Cli, *words: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A statically linked program, which runs the command in its second argument."""
+    """A statically linked program: `-c COMMAND` runs a command, `-x PATH` executes a program."""
     place = tmp_path_factory.mktemp("static")
-    code = "#include <stdlib.h>\nint main(int n, char** a) { return n == 3 && system(a[2]) != 0; }\n"
+    code = (
+        "#include <stdlib.h>\n#include <unistd.h>\n"
+        "int main(int n, char** a) {\n"
+        "    if (n == 3 && a[1][1] == 'x') return execv(a[2], a + 2);\n"
+        "    return n == 3 && system(a[2]) != 0;\n"
+        "}\n"
+    )
     (place / "p.c").write_text(code)
     made = place / "program"
     words = [str(COMPILER), "-static", "-o", str(made), str(place / "p.c")]
@@ -75,6 +83,88 @@ def test_a_static_program_that_replaces_a_shell(cli: Cli, static: Path) -> None:
 def test_a_static_command_whose_children_are_seen(cli: Cli, static: Path) -> None:
     said = "activity of program: the audit library was not loaded"
     assert judged(cli, str(static), "-c", "true")["unseen"] == [said]
+
+
+@pytest.mark.parametrize("command", ["{static} -x {true}", "sh -c 'exec {static} -x {true}'"])
+def test_a_static_program_that_executes_another_one(cli: Cli, static: Path, command: str) -> None:
+    """The second program reports itself in the process of the first one."""
+    words = shlex.split(command.format(static=static, true=shutil.which("true")))
+    assert judged(cli, *words)["unseen"] == [f"activity of program: {STATIC}"]
+
+
+def test_a_static_program_that_execveat_starts(cli: Cli, static: Path, standins: Standins) -> None:
+    verdict = judged(cli, str(standins.loader), "execveat", str(static))
+    assert verdict["unseen"] == [f"activity of program: {STATIC}"]
+
+
+def test_a_static_program_in_another_directory(cli: Cli, static: Path, standins: Standins) -> None:
+    """Its path names nothing in the directory of the process that starts it."""
+    verdict = judged(cli, str(standins.loader), "change", str(static.parent), f"./{static.name}")
+    assert verdict["unseen"] == ["activity of program: the audit library was not loaded"]
+
+
+@pytest.mark.skipif(shutil.which("gcc") != "/usr/bin/gcc", reason="gcc is in another place")
+def test_a_compiler_that_is_found_without_a_path(cli: Cli, standins: Standins) -> None:
+    """The C library searches /bin and /usr/bin."""
+    cli("run", "--sealed", "--verdict", "v.json", "--", str(standins.loader), "unset", "gcc")
+    (refused,) = json.loads(Path("v.json").read_text())["refused"]
+    assert refused["what"] == "start a compiler"
+
+
+def test_processes_with_one_id_in_two_namespaces(cli: Cli, static: Path) -> None:
+    """Each is the first process of its namespace, and /proc has those of the outer one."""
+    unshare = shutil.which("unshare")
+    if not unshare or subprocess.run([unshare, "-pf", "true"], capture_output=True).returncode:
+        pytest.skip("namespaces cannot be made")
+    verdict = judged(cli, "sh", "-c", f"unshare -pf {static}; unshare -pf ls")
+    assert verdict["unseen"] == [f"activity of program: {STATIC}"]
+    spawn = "import os; os.waitpid(os.posix_spawnp('ls', ['ls'], os.environ), 0)"
+    assert judged(cli, "unshare", "-pf", sys.executable, "-c", spawn)["accounted"] is True
+
+
+@pytest.mark.parametrize("scarce", ["memory", "space"])
+def test_a_process_that_cannot_write_its_events(
+    cli: Cli, static: Path, standins: Standins, scarce: str
+) -> None:
+    """It runs as it does without the audit, and the verdict says that events are missing."""
+    unseen = judged(cli, str(standins.loader), scarce, str(static))["unseen"]
+    assert unseen[0].startswith("some events: a process had no memory, descriptor or space for them")
+    verdict = json.loads(Path("v.json").read_text())
+    assert verdict["exit_status"] == 0
+
+
+def test_a_fork_that_runs_on_is_said(
+    cli: Cli, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has executed no program, so that it has not reported itself."""
+    monkeypatch.setattr("preheat.audit.session._LAST_PROCESSES", 0.2)
+    code = (
+        "import os, time\n"
+        f"if pid := os.fork(): open({str(tmp_path / 'pid')!r}, 'w').write(str(pid)); os._exit(0)\n"
+        "for number in range(3): os.close(number)\n"
+        "time.sleep(100)\n"
+    )
+    (unseen,) = judged(cli, *script(code))["unseen"]
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    assert unseen.endswith(f"(process {pid}) was still running when the report was written")
+
+
+@pytest.mark.parametrize("command", ["{loader} init", "env -u CUDA_INJECTION64_PATH {loader} init"])
+def test_a_process_in_which_the_driver_did_not_start_cupti(
+    cli: Cli, standins: Standins, command: str
+) -> None:
+    """It has loaded nothing by a call that is wrapped. Its CUDA runtime may have loaded anything."""
+    verdict = judged(cli, "sh", "-c", command.format(loader=standins.loader) + "; true")
+    why = "modules: the program has another CUDA_INJECTION64_PATH than the audit"
+    assert verdict["unseen"] == ([why] if command.startswith("env") else [])
+
+
+def test_the_mark_of_a_probe_is_not_inherited(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preheat that was started by a question to a compiler is sealed all the same."""
+    monkeypatch.setenv("PREHEAT_AUDIT_PROBE", "1")
+    done = cli("run", "--sealed", "--verdict", "v.json", "--", "gcc", "-c", "a.c")
+    assert done.code == 126
 
 
 def test_a_script_with_a_static_interpreter(cli: Cli, static: Path, tmp_path: Path) -> None:

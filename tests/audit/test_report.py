@@ -36,6 +36,10 @@ def frames(*paths: str) -> str:
         (frames("/app/serve.py"), "", Caller("serve.py", "serve.py:1")),
         (frames(f"{SITE}/triton/jit.py", "/app/serve.py"), "", Caller("triton", "serve.py:2")),
         (frames(f"{SITE}/cuda/core/x.py", "/app/a.py"), "/l.so", Caller("cuda.core", "a.py:2")),
+        (frames(f"/c/te/cte{'a2' * 24}b.py", "/app/a.py"), "", Caller("torch", "a.py:2")),
+        (frames("/app/a.py"), f"{SITE}/cuda/core/_program.so", Caller("cuda.core", "a.py:1")),
+        (frames("/app/a.py"), f"{SITE}/cuda/bindings/cynvrtc.so", Caller("a.py", "a.py:1")),
+        (frames("/app/a.py"), f"{SITE}/cupy_backends/cuda/api/driver.so", Caller("cupy", "a.py:1")),
         (frames("/usr/lib/python3.12/subprocess.py", "/app/a.py"), "", Caller("a.py", "a.py:2")),
         (frames("<frozen os>", f"{SITE}/cupy/a.py"), "", Caller("cupy", "a.py:2")),
         (frames("/src/triton/compiler.py", "/app/a.py"), "", Caller("triton", "a.py:2")),
@@ -166,6 +170,35 @@ def test_libraries_are_listed_with_the_worst_first() -> None:
     )
     report = make_report(log, (), Origins((), None, log, 0.0, {}), command=["x"], status=0, seconds=9)
     assert [row.library for row in report.libraries()] == ["torch", "triton", "cupy"]
+
+
+def test_a_project_with_the_name_of_a_library_is_a_program(tmp_path: Path) -> None:
+    project = tmp_path / "triton"
+    project.mkdir()
+    site = frames(f"{SITE}/triton/jit.py", str(project / "serve.py"))
+    assert caller_of(site) == Caller("triton", "serve.py:2")
+    (project / "__init__.py").touch()
+    assert caller_of(site) == Caller("triton", "jit.py:1")
+
+
+def test_a_hint_names_what_no_adapter_covers() -> None:
+    """torch starts g++ for code that runs on the CPU, which cannot be recorded."""
+    site = frames(f"{SITE}/torch/_inductor/cpp_builder.py", "/app/serve.py")
+    log = EventLog(
+        (
+            event(
+                "exec", 1.0, 7, parent=1, path="/usr/bin/g++", argv=["g++"], role="compiler", site=site
+            ),
+            event("reaped", 3.0, 1, child=7, status=0),
+        )
+    )
+    report = make_report(log, (), Origins((), None, log, 0.0, {}), command=["x"], status=0, seconds=9)
+    (row,) = report.libraries()
+    assert (row.library, row.bake) == ("torch", None)
+    text = "\n".join(report_lines(report))
+    assert "hint: preheat has no adapter for what torch compiled with g++:" in text
+    assert "TORCHINDUCTOR_CACHE_DIR" in text
+    assert "preheat record" not in text
 
 
 LINES = st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"event":"load","time":1.0,"pid":7}')))

@@ -561,3 +561,14 @@ def test_without_the_library_a_verdict_is_an_error_and_a_seal_a_message(
     sealed = cli("run", "--sealed", "--", *words)
     assert (sealed.code, sealed.out) == (0, "ran\n")
     assert "there is no audit library" in sealed.err
+
+
+def test_a_compiler_that_refused_to_run_has_not_compiled(cli: Cli, standins: Standins) -> None:
+    """It was started by the system call alone, so that it had to refuse by itself."""
+    compiler = str(standins.programs / "nvcc")
+    done = cli(
+        "run", "--sealed", "--verdict", "v.json", "--", str(standins.loader), "exec", compiler, "a.cu"
+    )
+    verdict = json.loads(Path("v.json").read_text())
+    assert [each["what"] for each in verdict["refused"]] == ["run a compiler"]
+    assert (done.code, verdict["compiled"], verdict["accounted"]) == (126, [], False)

@@ -33,6 +33,32 @@ def test_a_sandbox_without_process_vm_readv(cli: Cli, standins: Standins) -> Non
     assert (done.code, row["kind"], row["bytes"]) == (0, "PTX", 44)
 
 
+def test_a_search_in_the_libraries_of_the_caller(
+    audit: Audit, script: Script, standins: Standins
+) -> None:
+    """A library that was opened locally finds the libraries that it needs by RTLD_DEFAULT."""
+    library = str(standins.libraries / "libuser.so")
+    code = f"import ctypes\nassert ctypes.CDLL({library!r}).finds_compiler()"
+    assert audit(script(code)).report["exit_status"] == 0
+
+
+def test_a_driver_that_is_not_loaded_is_not_found(
+    audit: Audit, script: Script, standins: Standins
+) -> None:
+    """The audit library has functions of the same names."""
+    library = str(standins.libraries / "libuser.so")
+    code = (
+        "import ctypes\n"
+        "def found():\n"
+        f"    user, all_ = ctypes.CDLL({library!r}), ctypes.CDLL(None)\n"
+        "    return user.finds_driver(), hasattr(all_, 'cuInit'), hasattr(all_, 'cuModuleLoad')\n"
+        "assert found() == (0, False, False), found()\n"
+        "ctypes.CDLL('libcuda.so.1', ctypes.RTLD_GLOBAL)\n"
+        "assert found() == (1, True, True), found()\n"
+    )
+    assert audit(script(code)).report["exit_status"] == 0
+
+
 def test_the_caller_of_execlp_is_the_program(audit: Audit, standins: Standins) -> None:
     (row,) = audit([str(standins.loader), "execlp", "nvcc", "a.cu"]).compilers
     assert (row["argv"], row["library"], row["line"]) == (["nvcc", "a.cu"], "loader", "loader")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from preheat.files import read_whole
 
-__all__ = ["PREHEAT_EVENTS", "Event", "EventLog", "is_running", "read_events"]
+__all__ = ["PREHEAT_EVENTS", "Event", "EventLog", "birth_of", "read_events", "running_in"]
 
 #: The file in the directory of an audit to which preheat itself appends its events.
 PREHEAT_EVENTS = "preheat.events"
@@ -45,13 +46,15 @@ class Event:
 class EventLog:
     """All events in the order of time. `damaged` lines could not be read: a process was killed.
 
-    `directory` is that of the audit, by which its processes are known.
+    `directory` is that of the audit, by which its processes are known. `incomplete` is the number of
+    processes that had no memory, no descriptor or no space left for some of their events.
     """
 
     events: tuple[Event, ...]
     preheat: tuple[dict[str, Any], ...] = ()
     damaged: int = 0
     directory: Path | None = None
+    incomplete: int = 0
 
     def named(self, *names: str) -> Iterator[Event]:
         """Yield the events with these names."""
@@ -71,7 +74,9 @@ def read_events(directory: Path) -> EventLog:
                 events.append(event)
     events.sort(key=lambda event: event.time)
     own = (_object(line) for line in _lines(directory / PREHEAT_EVENTS))
-    return EventLog(tuple(events), tuple(row for row in own if row is not None), damaged, directory)
+    rows = tuple(row for row in own if row is not None)
+    incomplete = sum(1 for _ in directory.glob("*.lost"))
+    return EventLog(tuple(events), rows, damaged, directory, incomplete)
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -99,11 +104,26 @@ def _parse(line: bytes) -> Event | None:
     return Event(name, float(time), pid, row)
 
 
-def is_running(pid: int, directory: Path | None) -> bool:
-    """Return whether a process of the audit still runs. Another one may have the same id by now."""
+def birth_of(pid: int) -> int | None:
+    """Return the time at which a process was born, in the units of the kernel; None if it has ended."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (OSError, IndexError):
-        return False
-    return state != "Z" and f"PREHEAT_AUDIT={directory}".encode() in env
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return None if fields[0] == "Z" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def running_in(directory: Path | None) -> Iterator[int]:
+    """Yield the ids of the processes that run in the audit of a directory.
+
+    Those of other users cannot be read, and neither can those that have overwritten their environment.
+    """
+    mark = f"PREHEAT_AUDIT={directory}".encode()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                env = Path(entry.path, "environ").read_bytes()
+            except OSError:
+                continue
+            if mark in env.split(b"\0"):
+                yield int(entry.name)

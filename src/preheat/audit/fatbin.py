@@ -77,10 +77,11 @@ def parse_fatbin(data: bytes) -> tuple[FatbinEntry, ...]:
 def compiled_on(entries: tuple[FatbinEntry, ...], capability: int | None) -> bool:
     """Return whether the driver compiles such a fat binary on a device of this compute capability.
 
-    It takes machine code if there is some for the device, and compiles PTX otherwise. Where the
-    capability is not known, any machine code counts.
+    It takes machine code if there is some for the device. Otherwise it compiles PTX for the device or
+    for an older one, if there is some. Where the capability is not known, any machine code counts.
     """
     code = [entry for entry in entries if entry.kind == "machine code"]
     if capability is None:
         return bool(entries) and not code
-    return bool(entries) and not any(entry.runs_on(capability) for entry in code)
+    usable = any(entry.kind != "machine code" and entry.arch <= capability for entry in entries)
+    return usable and not any(entry.runs_on(capability) for entry in code)

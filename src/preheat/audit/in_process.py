@@ -13,11 +13,12 @@ import functools
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,12 +78,18 @@ class Reporter:
         name = f"{os.getpid()}-{os.geteuid()}.jsonl"
         try:
             file = os.open(os.path.join(self._directory, name), flags, 0o600)
+            try:
+                os.write(file, line)
+            finally:
+                os.close(file)
         except OSError:
-            return  # The audit has ended, and its directory is gone.
-        try:
-            os.write(file, line)
-        finally:
-            os.close(file)
+            self._lose()
+
+    def _lose(self) -> None:
+        """Note that an event is missing, by an empty file, as the audit library does."""
+        name = f"{os.getpid()}-{os.geteuid()}.lost"
+        with suppress(OSError):  # The audit has ended, and its directory is gone.
+            os.mknod(os.path.join(self._directory, name), 0o600 | stat.S_IFREG)
 
     @contextmanager
     def failures(self, what: str) -> Iterator[None]:

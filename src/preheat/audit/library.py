@@ -65,7 +65,8 @@ def audited_environment(
         "PREHEAT_AUDIT_SEAL": seal.name.lower(),
         "LD_PRELOAD": ":".join(filter(None, (str(library), env.get("LD_PRELOAD")))),
     }
-    made.pop("PREHEAT_AUDIT_CUPTI", None)
+    for name in ("PREHEAT_AUDIT_CUPTI", "PREHEAT_AUDIT_PROBE"):
+        made.pop(name, None)
     if events := Config.from_env(env).events:
         made["PREHEAT_EVENTS"] = str(events)
     if not reports:

@@ -5,11 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from preheat.audit.events import Event, EventLog, is_running
+from preheat.audit.events import Event, EventLog, birth_of, running_in
 from preheat.audit.sites import Caller, caller_of_event
 
-__all__ = ["Process", "Processes", "compilers", "read_processes", "starter", "still_running"]
+__all__ = [
+    "STATIC",
+    "Process",
+    "Processes",
+    "compilers",
+    "read_processes",
+    "starter",
+    "still_running",
+]
+
+#: Why a statically linked program is not seen. The audit library says the same.
+STATIC = "it is statically linked, so the audit library was not loaded"
+
+#: The calls of `popen` and `system` of each process.
+Shells = dict[int, list[Event]]
 
 _MOST_PARENTS = 64
 _SHELLS = ("sh", "bash", "dash", "zsh")
@@ -29,14 +44,17 @@ class Process:
     argv: tuple[str, ...]
     role: str
     started: float
+    role_since: float = 0.0  # A shell may execute a compiler as its last command.
     ended: float | None = None
     status: int | None = None
     by: Caller | None = None
     program: str = ""
     birth: int = 0  # the time of its start, in the units of the kernel; 0 if it is not known
+    namespace: int = 0  # of its id; 0 if it is not known
     reported: bool = False  # It has loaded the audit library, at any time.
     seen: bool = False  # The program that ran last was started with the audit library.
     hidden: str = ""  # why it was not
+    skipped: tuple[tuple[str, str], ...] = ()  # earlier programs that were not seen, and why
     worker: bool = False  # It is a compiler process of preheat.
     started_by_compiler: bool = False
 
@@ -45,10 +63,14 @@ class Process:
         """The name of the program."""
         return os.path.basename(self.argv[0] if self.argv else self.path) or self.path
 
+    def ran(self, path: str) -> bool:
+        """Return whether the program that ran last is the file at a path."""
+        return self.reported and os.path.realpath(path) == self.program
+
     @property
     def seconds(self) -> float | None:
-        """How long it ran, or None when its end was not seen."""
-        return None if self.ended is None else max(0.0, self.ended - self.started)
+        """How long it ran in its role, or None when its end was not seen."""
+        return None if self.ended is None else max(0.0, self.ended - self.role_since)
 
 
 class Processes:
@@ -66,7 +88,7 @@ class Processes:
         found = self._by_pid.get(pid, [])
         return next((each for each in reversed(found) if each.started <= time), None)
 
-    def apply(self, event: Event, shells: list[Event]) -> None:
+    def apply(self, event: Event, shells: Shells) -> None:
         """Update the process that an event is about."""
         pid = int(event.number("child")) or event.pid
         found = self._by_pid.setdefault(pid, [])
@@ -90,7 +112,9 @@ class Processes:
 def read_processes(log: EventLog) -> Processes:
     """Return the processes. A process that executes another program keeps its place and start."""
     found = Processes()
-    shells = list(log.named("shell"))
+    shells: Shells = {}
+    for event in log.named("shell"):
+        shells.setdefault(event.pid, []).append(event)
     for event in log.named("process", "exec", "exec_failed", "exit", "reaped"):
         found.apply(event, shells)
     return found
@@ -98,8 +122,11 @@ def read_processes(log: EventLog) -> Processes:
 
 def _is_same(known: Process, event: Event) -> bool:
     """Return whether an event is about a known process, and not about a later one with its id."""
-    birth = int(event.number("birth"))
-    if known.ended is not None or (birth and known.birth and birth != known.birth):
+    if known.ended is not None:
+        return False
+    before = known.birth, known.namespace
+    now = int(event.number("birth")), int(event.number("namespace"))
+    if any(a and b and a != b for a, b in zip(before, now, strict=True)):
         return False
     return not event.number("child")  # A process that was spawned is a new one.
 
@@ -108,7 +135,7 @@ def _caller(event: Event) -> Caller | None:
     return caller_of_event(event) if event.text("site") else None
 
 
-def _first(event: Event, pid: int, shells: list[Event]) -> Process:
+def _first(event: Event, pid: int, shells: Shells) -> Process:
     """Return the process of its first event."""
     by = _caller(event)
     if by is None and event.name == "process":
@@ -116,7 +143,7 @@ def _first(event: Event, pid: int, shells: list[Event]) -> Process:
     return _observed(
         Process(
             pid, int(event.number("parent")), event.text("path"), event.words("argv"),
-            event.text("role"), event.time, by=by,
+            event.text("role"), event.time, event.time, by=by,
         ),
         event,
     )  # fmt: skip
@@ -130,27 +157,34 @@ def _next(event: Event, known: Process) -> Process:
     known = replace(known, by=by)
     # A compiler may be a script: its interpreter has no role, and the process stays a compiler.
     if not known.role or (known.role == "probe" and role == "compiler"):
-        known = replace(known, path=event.text("path"), argv=event.words("argv"), role=role)
+        known = replace(
+            known, path=event.text("path"), argv=event.words("argv"), role=role, role_since=event.time
+        )
     return _observed(known, event)
 
 
 def _observed(process: Process, event: Event) -> Process:
     """Note whether the program was started with the audit library. Only the program itself can tell."""
+    before, path = process.program, event.text("path")
     birth = int(event.number("birth")) or process.birth
-    process = replace(process, birth=birth, program=event.text("path"))
+    namespace = int(event.number("namespace")) or process.namespace
+    process = replace(process, birth=birth, namespace=namespace, program=path)
     if event.name == "exec":
         worker = process.worker or _WORKER in event.text("site")
         return replace(process, seen=False, hidden=event.text("hidden"), worker=worker)
     seen = bool(event.number("preloaded"))
+    if process.hidden == STATIC and seen and os.path.realpath(before) != path:
+        # The static program has executed this one.
+        process = replace(process, skipped=(*process.skipped, (before, STATIC)))
     return replace(process, reported=True, seen=seen, hidden="" if seen else process.hidden)
 
 
-def _shell_of(event: Event, shells: list[Event]) -> Caller | None:
+def _shell_of(event: Event, shells: Shells) -> Caller | None:
     """Return who called `popen` or `system`, for the shell that the call started."""
     parent, argv = int(event.number("parent")), event.words("argv")
-    for shell in reversed(shells):
+    for shell in reversed(shells.get(parent, [])):
         command = shell.text("command")
-        if shell.pid == parent and shell.time <= event.time and _has(argv, command):
+        if shell.time <= event.time and _has(argv, command):
             return caller_of_event(shell)
     return None
 
@@ -172,15 +206,18 @@ def _origin(process: Process, processes: Processes) -> tuple[Caller, bool]:
     """Return the call at the top of a chain of shells and compilers, and if a compiler is in it."""
     started_by_compiler, at = False, process
     for _ in range(_MOST_PARENTS):
-        if at.by is not None:
-            return at.by, started_by_compiler
         parent = processes.at(at.parent, at.started)
         if parent is None or parent.pid == at.pid:
             break
-        started_by_compiler = started_by_compiler or bool(parent.role)
-        if not parent.role and parent.name not in _SHELLS:
+        if parent.role and parent.role_since <= at.started:
+            started_by_compiler = True  # Also where it called `system`, which has a caller of its own.
+        elif at.by is not None:
+            return at.by, started_by_compiler
+        elif not parent.role and parent.name not in _SHELLS:
             return Caller(parent.name, parent.name), started_by_compiler
         at = parent
+    if at.by is not None:
+        return at.by, started_by_compiler
     return Caller(at.name, at.name), started_by_compiler
 
 
@@ -195,5 +232,21 @@ def starter(event: Event, processes: Processes) -> Caller:
 
 def still_running(log: EventLog, processes: Processes) -> tuple[Process, ...]:
     """Return the processes that run on although the command has ended."""
-    left = (each for each in processes if each.ended is None and not each.role)
-    return tuple(each for each in left if is_running(each.pid, log.directory))
+    known = {each.pid: each for each in processes if each.ended is None}  # the latest one of each id
+    found = [each for each in known.values() if each.birth and birth_of(each.pid) == each.birth]
+    pids = {each.pid for each in found}
+    found += (
+        known.get(pid) or _forked(pid)
+        for pid in running_in(log.directory)
+        if pid not in pids and birth_of(pid) is not None
+    )
+    return tuple(each for each in found if not each.role)
+
+
+def _forked(pid: int) -> Process:
+    """Return a process that was forked, has executed no program, and so has not reported itself."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        name = ""
+    return Process(pid, 0, name or "a process", (), "", 0.0)

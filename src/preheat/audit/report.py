@@ -15,6 +15,7 @@ from preheat.audit.events import EventLog
 from preheat.audit.images import Load
 from preheat.audit.origins import Origin, Origins
 from preheat.audit.processes import (
+    STATIC,
     Process,
     Processes,
     compilers,
@@ -123,13 +124,15 @@ class Report:
         rows = []
         for name in names:
             mine = [each for each in self.compiles if each.by.library == name]
-            bake = self._bake(name)
+            bake = self._bake(name, mine)
             rows.append(LibraryRow(name, len(mine), total_seconds(mine), loads[name], bake))
         return tuple(sorted(rows, key=lambda row: (-row.seconds, row.library)))
 
-    def _bake(self, library: str) -> str | None:
+    def _bake(self, library: str, compiles: Sequence[Compile]) -> str | None:
         if library != "preheat" and _ADAPTERS.get(library, library) not in adapters.known():
             return None
+        if library == "torch" and all(each.kind == "program" for each in compiles):
+            return None  # The adapters for torch have no code for the CPU, and no extensions.
         arch = "" if self.capability is None else f" --arch sm_{self.capability}"
         words = shlex.join(self.command)
         return f"preheat record -- {words} && preheat bake kernels.toml{arch}"
@@ -175,18 +178,20 @@ def make_report(
     notes: Sequence[str] = (),
     cupti: bool = False,
     parent: int | None = None,
+    static: str | None = None,
     seal: SealMode = SealMode.OFF,
 ) -> Report:
     """Join what the processes of a command have written.
 
-    `cupti` says whether CUPTI was asked for. `parent` is the process that started the command, and
-    `seal` is the seal of the command.
+    `cupti` says whether CUPTI was asked for. `parent` is the process that started the command, `static`
+    is the path of its program if that is statically linked, and `seal` is the seal of the command.
     """
     processes = read_processes(log)
     started = tuple(compilers(processes))
     in_processes = [*_in_process(log), *_by_preheat(log)]
-    compiles = [*in_processes, *_started(started, in_processes, processes), *_by_driver(loads)]
-    unseen = [*notes, *_root_unseen(processes, command, parent), *_without_cupti(log, cupti)]
+    ran = _without_refused(started, log)
+    compiles = [*in_processes, *_started(ran, in_processes, processes), *_by_driver(loads)]
+    unseen = [*notes, *_root_unseen(processes, command, parent, static), *_without_cupti(log, cupti)]
     unseen += _without_seal(log, seal)
     capability = next((int(event.number("capability")) for event in log.named("device")), None)
     return Report(
@@ -258,11 +263,25 @@ def _started(
     for process in started:
         if process.role != "compiler" or process.started_by_compiler or process.by is None:
             continue
-        parents = _parents(process, processes)
-        if any(c.pid in parents and c.started <= process.started <= c.ended for c in compiles):
+        parents, since = _parents(process, processes), process.role_since
+        if any(c.pid in parents and c.started <= since <= c.ended for c in compiles):
             continue
-        ended = process.started if process.ended is None else process.ended
-        yield Compile("program", process.name, process.by, process.started, ended, process.pid)
+        ended = since if process.ended is None else process.ended
+        yield Compile("program", process.name, process.by, since, ended, process.pid)
+
+
+def _without_refused(started: Iterable[Process], log: EventLog) -> list[Process]:
+    """Return the compilers but for those that ended at their start, because they were sealed."""
+    refused = [
+        (event.pid, event.time)
+        for event in log.named("refused")
+        if event.text("what") == "run a compiler" and event.text("seal") == "error"
+    ]
+    return [
+        each
+        for each in started
+        if not any(pid == each.pid and at >= each.role_since for pid, at in refused)
+    ]
 
 
 def _parents(process: Process, processes: Processes) -> set[int]:
@@ -314,19 +333,27 @@ def _refusals_by_preheat(log: EventLog) -> Iterator[Refusal]:
 # What was not seen
 
 
-def _root_unseen(processes: Processes, command: Sequence[str], parent: int | None) -> Iterator[str]:
-    """Say that the command itself has not loaded the audit library, although its children may have."""
+def _root_unseen(
+    processes: Processes, command: Sequence[str], parent: int | None, static: str | None
+) -> Iterator[str]:
+    """Say that the command itself has not loaded the audit library.
+
+    Its children may have, and so may a program that it has executed in its own process.
+    """
     if not any(each.reported for each in processes):
         yield "everything: no process of the command loaded the audit library"
     elif parent not in (None, *(each.parent for each in processes if each.reported)):
         yield f"activity of {os.path.basename(command[0])}: the audit library was not loaded"
+    elif static is not None and not any(each.ran(static) for each in processes):
+        yield f"activity of {os.path.basename(command[0])}: {STATIC}"
 
 
 def _without_cupti(log: EventLog, wanted: bool) -> Iterator[str]:
-    """Say which processes loaded modules although the driver did not start CUPTI in them."""
+    """Say which processes used the driver although it did not start CUPTI in them."""
     told = {event.pid for event in log.named("cupti")}
     told |= {event.pid for event in log.named("unseen") if event.text("what") == "modules"}
-    for pid in sorted({event.pid for event in log.named("load")} - told) if wanted else ():
+    users = {event.pid for event in log.named("load", "driver")}
+    for pid in sorted(users - told) if wanted else ():
         yield f"modules loaded by the CUDA runtime in process {pid}: CUPTI was not active there"
 
 
@@ -335,6 +362,8 @@ def _unseen(log: EventLog, processes: Processes) -> Iterator[str]:
     for event in log.named("unseen"):
         reasons[f"{event.text('what')}: {event.text('why')}"] += 1
     for process in processes:
+        for path, why in process.skipped:
+            reasons[f"activity of {os.path.basename(path)}: {why}"] += 1
         if not process.seen and not process.worker and not _is_harmless(process):
             why = process.hidden or "the audit library was not loaded"
             reasons[f"activity of {_program_name(process)}: {why}"] += 1
@@ -345,6 +374,9 @@ def _unseen(log: EventLog, processes: Processes) -> Iterator[str]:
         yield reason + (f" ({number} times)" if number > 1 else "")
     for process in still_running(log, processes):
         yield f"{process.name} (process {process.pid}) was still running when the report was written"
+    if log.incomplete:
+        times = f" ({log.incomplete} times)" if log.incomplete > 1 else ""
+        yield f"some events: a process had no memory, descriptor or space for them{times}"
     if log.damaged:
         yield f"{log.damaged} events that were not written completely"
 

@@ -16,6 +16,7 @@ from preheat.audit.library import audited_environment
 from preheat.audit.nested import announced_bundles, hand_over, outer_audit, outer_seal
 from preheat.audit.origins import Origins
 from preheat.audit.processes import read_processes, still_running
+from preheat.audit.programs import static_program
 from preheat.audit.report import Report, make_report
 from preheat.build.builder import Builder
 from preheat.build.signers import required_signers
@@ -25,7 +26,9 @@ from preheat.errors import InputError
 
 __all__ = ["AuditSession", "audit_session"]
 
-_LAST_PROCESSES = 1.0  # seconds in which the last processes of a command may end
+#: Seconds in which the last processes of a command may end. Compile workers of torch look once a second
+#: whether their parent still runs.
+_LAST_PROCESSES = 3.0
 
 
 class AuditSession:
@@ -65,7 +68,7 @@ class AuditSession:
         return make_report(
             log, loads, origins, command=command, status=status, seconds=seconds, notes=notes,
             cupti="PREHEAT_AUDIT_CUPTI" in self.env, parent=os.getpid(),
-            seal=self._seal,
+            static=static_program(command, self.env), seal=self._seal,
         )  # fmt: skip
 
     def close(self) -> None:

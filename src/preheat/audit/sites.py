@@ -14,7 +14,11 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)(?:/([^/]+))?")
 _STANDARD = re.compile(r"^<frozen |/lib(?:64)?/python3(?:\.\d+)?t?/(?!(?:site|dist)-packages/)")
 _PREHEAT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: A module that Inductor has generated, in its cache: `xc/cxcdcc….py`.
+_INDUCTOR = re.compile(r"/([a-z2-7]{2})/c\1[a-z2-7]{49}\.py$")
 _NAMESPACES = {"cuda", "nvidia", "google"}
+#: Packages that have the native part of another one, and bindings, which belong to none.
+_NATIVE_PARTS = {"cuda.bindings": "", "cupy_backends": "cupy", "jaxlib": "jax"}
 #: Libraries that compile, by the folder of their package, for copies outside site-packages.
 _COMPILING = (
     "triton", "torch", "cupy", "numba_cuda", "numba", "jax", "flashinfer", "deep_gemm", "tilelang",
@@ -53,7 +57,21 @@ def library_of(path: str) -> str:
         return "preheat"
     if package := package_of(path):
         return package
-    return next((name for name in _COMPILING if f"/{name}/" in path), "")
+    if _INDUCTOR.search(path):
+        return "torch"
+    return next((name for name in _COMPILING if f"/{name}/" in path and _is_package(path, name)), "")
+
+
+def _is_package(path: str, name: str) -> bool:
+    """Return False for a folder of a project that has the name of a library, and is no package."""
+    folder = path[: path.index(f"/{name}/") + len(name) + 1]
+    return not os.path.isdir(folder) or os.path.isfile(f"{folder}/__init__.py")
+
+
+def _native_library(path: str) -> str:
+    """Return the package of a library in C or Cython; empty for bindings, which pass calls on."""
+    package = package_of(path)
+    return _NATIVE_PARTS.get(package, package)
 
 
 def caller_of_event(event: Event) -> Caller:
@@ -65,7 +83,7 @@ def caller_of(frames: str, object_path: str = "", program: str = "") -> Caller:
     """Read the frames of a call, innermost first, as `faulthandler` writes them.
 
     `program` is the innermost frame of the program, for events that have no room for all frames.
-    Without frames, the caller is the library or program `object_path`.
+    A library in C or Cython, `object_path`, has no frames.
     """
     library = line = innermost = ""
     for path, number, _ in _FRAME.findall(f"{frames}\n  {program}"):
@@ -76,7 +94,7 @@ def caller_of(frames: str, object_path: str = "", program: str = "") -> Caller:
         library = library or owner
         if not owner and not line:
             line = f"{os.path.basename(path)}:{number}"
-            library = library or os.path.basename(path)
+            library = library or _native_library(object_path) or os.path.basename(path)
     if innermost:
         return Caller(library or "unknown", line or innermost)
     name = package_of(object_path) or library_of(object_path) or os.path.basename(object_path)

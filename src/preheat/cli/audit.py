@@ -11,7 +11,7 @@ from preheat.audit.session import audit_session
 from preheat.cache.publish import publish, unwritable_reason
 from preheat.cli.audit_text import report_lines
 from preheat.cli.child import CannotRunError, run_command
-from preheat.cli.output import print_error, print_json, print_message
+from preheat.cli.output import attempt, print_error, print_json, print_message
 from preheat.config import environ
 from preheat.errors import InputError
 
@@ -75,13 +75,13 @@ def command(
             return error.status
         report = session.report(words, status)
     if as_json:
-        print_json(report.json())
+        printed = attempt(print_json, report.json())
     else:
-        print_message("\n".join(["", *report_lines(report)]))
+        printed = attempt(print_message, "\n".join(["", *report_lines(report)]))
     if target is not None:
         try:
             publish(target.absolute(), [json.dumps(report.json(), indent=2).encode(), b"\n"])
         except OSError as fault:
-            print_error(f"cannot write {target}: {fault.strerror or fault}")
+            attempt(print_error, f"cannot write {target}: {fault.strerror or fault}")
             return status or 1
-    return status
+    return status if printed else status or 1

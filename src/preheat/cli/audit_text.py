@@ -182,6 +182,26 @@ def _libraries(report: Report) -> Iterator[str]:
         yield ""
         yield f"hint: to compile the kernels of {names} ahead of time:"
         yield f"  {command}"
+    yield from _not_baked(report, [row.library for row in libraries if not row.bake])
+
+
+#: The variables that name the directories where a library keeps what it has compiled.
+_OWN_CACHES = {"torch": "TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR"}
+#: How a hint names what compiled, where that is not a program.
+_WITH = {"driver": "the driver"}
+
+
+def _not_baked(report: Report, libraries: Sequence[str]) -> Iterator[str]:
+    """Say for which compiles there is no adapter, and what else can be done."""
+    for library in libraries:
+        mine = [each for each in report.compiles if each.by.library == library]
+        by = {each.name if each.kind == "program" else _WITH.get(each.kind, each.kind) for each in mine}
+        names = f" with {', '.join(sorted(by - {library}))}" if by != {library} else ""
+        yield ""
+        yield f"hint: preheat has no adapter for what {library} compiled{names}:"
+        yield "  build it ahead of time, or keep the files for the next start"
+        if library in _OWN_CACHES:
+            yield f"  (variables that name their directories: {_OWN_CACHES[library]})"
 
 
 def _unseen(report: Report) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -12,6 +14,7 @@ from preheat.config import environ
 from preheat.messages import count
 
 __all__ = [
+    "attempt",
     "columns",
     "count",
     "duration",
@@ -38,6 +41,31 @@ def print_error(text: str, hint: str | None = None) -> None:
     click.echo(f"{click.style('error', fg='red', bold=True)}: {text}", err=True, color=color)
     if hint:
         click.echo(f"\n{click.style('hint', fg='cyan', bold=True)}: {hint}", err=True, color=color)
+
+
+def attempt(show: Callable[..., None], *values: Any) -> bool:
+    """Print by one of the functions above. Return False where that is not possible any more.
+
+    Nobody may read the output, or the disk may be full. What follows on that stream is then dropped, so
+    that the exit status is not that of a failed write.
+    """
+    try:
+        show(*values)
+    except OSError:
+        for stream in (sys.stdout, sys.stderr):
+            _drop_if_broken(stream)
+        return False
+    return True
+
+
+def _drop_if_broken(stream: Any) -> None:
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def size(number: float) -> str:

@@ -23,7 +23,7 @@ from preheat.cli.bundle_file import BUNDLE
 from preheat.cli.check import run_check
 from preheat.cli.child import CannotRunError, run_command
 from preheat.cli.gpus import gpu_archs
-from preheat.cli.output import count, print_error, print_message
+from preheat.cli.output import attempt, count, print_error, print_message
 from preheat.cli.programs import archs_option, coverage_option
 from preheat.cli.run_settings import Setting, run_settings
 from preheat.config import Config, SealMode, environ
@@ -220,18 +220,18 @@ def _conclude(
     """Say what was refused, write the verdict, and return the exit status."""
     report = session.report(words, status)
     for each in dict.fromkeys(each for each in report.refusals if each.refused):
-        print_error(f"the run is sealed: {each.by} tried to {each.what}: {each.name}")
+        attempt(print_error, f"the run is sealed: {each.by} tried to {each.what}: {each.name}")
     if verdict is None:
         return status
     made = make_verdict(report, bundles, config.sealed)
     try:
         publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"])
     except OSError as fault:
-        print_error(f"cannot write {verdict}: {fault.strerror or fault}")
+        attempt(print_error, f"cannot write {verdict}: {fault.strerror or fault}")
         return status or 1
     if config.bundles and config.sealed is not SealMode.OFF:
         _report_cached(made["modules"]["by_origin"].get("store", 0))
-    print_message(f"{_summary(report, accounted=made['accounted'])} → {verdict}")
+    attempt(print_message, f"{_summary(report, accounted=made['accounted'])} → {verdict}")
     return NOT_ACCOUNTED if not status and not made["accounted"] else status
 
 
@@ -239,7 +239,7 @@ def _report_cached(modules: int) -> None:
     """Say that a sealed run used the cache: on another machine, the bundles may not be enough."""
     if modules:
         came = f"{count(modules, 'module')} came from the cache, and no bundle has the code"
-        print_message(f"{came}: --empty-cache runs with the bundles alone")
+        attempt(print_message, f"{came}: --empty-cache runs with the bundles alone")
 
 
 def _summary(report: Report, *, accounted: bool) -> str:

@@ -75,9 +75,13 @@ class SignalForwarder:
 
 @contextmanager
 def forward_signals() -> Iterator[SignalForwarder]:
-    """Handle the signals that are to be forwarded. Signals that are ignored stay ignored."""
+    """Handle the signals that are to be forwarded. Signals that are ignored stay ignored.
+
+    SIGCHLD is the exception: a process that ignores it gets no exit status of its children.
+    """
     before = {number: signal.getsignal(number) for number in _FORWARDED}
     numbers = {number for number, handler in before.items() if handler != signal.SIG_IGN}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     forwarder = SignalForwarder({int(number) for number in numbers})
     for number in numbers:
         signal.signal(number, forwarder.handle)

@@ -10,11 +10,18 @@
 //     loader fork                run a command in a child while another thread holds the loader
 //     loader sandbox             load PTX at the end of a page, without process_vm_readv
 //     loader execlp PROGRAM ARG  start a program by execlp
+//     loader execveat PROGRAM    start a program by execveat
+//     loader unset PROGRAM       start a program by execlp, without PATH
+//     loader change DIR PROGRAM  start a program by posix_spawn in another directory
+//     loader memory PROGRAM      start a program when no more memory can be mapped
+//     loader space PROGRAM       start a program when files must not grow
+//     loader init                initialize the driver, and load nothing
 //     loader end                 end by _Exit, which runs no handlers
 //     loader next                fail if a search after the driver finds the driver
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <link.h>
@@ -27,6 +34,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -140,6 +148,30 @@ static int load_in_sandbox(void) {
     return cuModuleLoadData(&module, memcpy(page + 4096 - sizeof ptx, ptx, sizeof ptx));
 }
 
+static int start_elsewhere(const char *place, char **words) {
+    posix_spawn_file_actions_t actions;
+    pid_t child;
+    int status = 0;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addchdir_np(&actions, place);
+    if (posix_spawn(&child, words[0], &actions, NULL, words, environ)) return 9;
+    waitpid(child, &status, 0);
+    return status != 0;
+}
+
+static int start_with_limit(int resource, rlim_t most, char **words) {
+    struct rlimit limit = {most, most};
+    int status = 0;
+    pid_t child = fork();
+    if (!child) {
+        setrlimit(resource, &limit);
+        execv(words[0], words);
+        _exit(9);
+    }
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 int main(int count, char **words) {
     void *module;
     if (count < 2) return 9;
@@ -169,6 +201,12 @@ int main(int count, char **words) {
     }
     if (!strcmp(words[1], "exec")) return (int)syscall(SYS_execve, words[2], words + 2, environ);
     if (!strcmp(words[1], "execlp")) return execlp(words[2], words[2], words[3], (char *)NULL);
+    if (!strcmp(words[1], "execveat")) return execveat(AT_FDCWD, words[2], words + 2, environ, 0);
+    if (!strcmp(words[1], "unset")) return unsetenv("PATH") || execlp(words[2], words[2], "a.c", (char *)NULL);
+    if (!strcmp(words[1], "change")) return start_elsewhere(words[2], words + 3);
+    if (!strcmp(words[1], "memory")) return start_with_limit(RLIMIT_AS, 1 << 20, words + 2);
+    if (!strcmp(words[1], "space")) return start_with_limit(RLIMIT_FSIZE, 0, words + 2);
+    if (!strcmp(words[1], "init")) return cuInit(0);
     if (!strcmp(words[1], "versions")) return load_versions(words[2]);
     if (!strcmp(words[1], "stack")) return wait_on_small_stack();
     if (!strcmp(words[1], "fork")) return fork_while_held();

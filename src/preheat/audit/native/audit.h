@@ -57,8 +57,12 @@ extern Seal audit_seal;
 extern int audit_reports; /* 0: only refusals are kept, in servers that run for long */
 extern pid_t audit_self;  /* the process that loaded this library; a forked child is another one */
 
-void* map_memory(size_t size); /* zeroed pages, or NULL */
+void* map_memory(size_t size); /* zeroed pages; NULL, and the event is noted as lost, if there are none */
 void unmap_memory(void* memory, size_t size);
+
+/* Return whether `count` more bytes fit into a file. Beyond RLIMIT_FSIZE, a write would raise SIGXFSZ, which
+   ends a program. */
+int fits_limit(int file, size_t count);
 
 void prepare_events(void);
 double audit_now(void);
@@ -79,7 +83,9 @@ void prepare_sites(void);
 size_t audit_site(char* out, size_t size); /* frames of the calling thread; 0 if there are none */
 const char* object_of(const void* address, char* out, size_t size);
 const char* calling_object(char* out, size_t size);
-void prepare_backtraces(void);
+const char* calling_library(const void* address, char* out, size_t size);
+int is_part_of_cuda(const char* path);
+void prepare_backtraces(void); /* Call it before calling_object() and calling_library(). */
 /* Find the file that an address is mapped from, and the offset in it, without a lock of the loader. */
 int mapped_file(const void* address, char* out, size_t size, unsigned long long* offset);
 
@@ -122,6 +128,7 @@ const char* base_name(const char* path);
 /* loads.c */
 void* real_dlsym(void* handle, const char* name);
 void* find_driver(const char* name);
+extern _Thread_local const void* load_caller; /* who called the wrapped load that is under way, or NULL */
 
 /* cupti.c */
 extern int cupti_active; /* CUPTI reports the loads of this process */

@@ -112,6 +112,15 @@ static void describe(uint32_t id, const void* parameters) {
     }
 }
 
+/* Find the library that made the call: by the wrapped function, or by the stack where CUDA itself called. */
+static void find_caller(char* out, size_t size) {
+    out[0] = 0;
+    if (load_caller)
+        calling_library(load_caller, out, size);
+    if (!out[0] || is_part_of_cuda(out))
+        calling_object(out, size);
+}
+
 static void on_enter(uint32_t id, const CallbackData* call) {
     if (!current_load())
         return;
@@ -119,7 +128,7 @@ static void on_enter(uint32_t id, const CallbackData* call) {
         return; /* The outer call is the one that the program made. */
     Scratch* scratch = &current->scratch;
     describe(id, call->parameters);
-    calling_object(scratch->object, sizeof scratch->object);
+    find_caller(scratch->object, sizeof scratch->object);
     audit_site(scratch->site, sizeof scratch->site);
     current->load = (Load){call->function, "cupti", audit_now(), 0, scratch->object};
 }
@@ -227,8 +236,9 @@ EXPORT int InitializeInjection(void) {
     *(void**)&cupti.enable = dlsym(library, "cuptiEnableCallback");
     *(void**)&cupti.version = dlsym(library, "cuptiGetVersion");
     audit_debug("CUPTI: %s", name);
-    if (!cupti.subscribe || !cupti.enable || !cupti.version || cupti.version(&version) ||
-        version < OLDEST_API) {
+    /* CUPTI that cannot tell its version, while the driver is being initialized, may still work. */
+    int told = cupti.version && !cupti.version(&version);
+    if (!cupti.subscribe || !cupti.enable || !cupti.version || (told && version < OLDEST_API)) {
         snprintf(why, sizeof why, "CUPTI is too old: its API has version %u", version);
         fail(why);
         return 1;

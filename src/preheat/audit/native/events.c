@@ -4,6 +4,9 @@
    what was written before stays, and lines never mix. A process that has lost its access to the directory
    (it changed its user or its root) writes to the file that it had opened at its start, if it is root.
 
+   A process may have no memory, no descriptor or no space left for an event. It then makes an empty file,
+   PID-USER.lost, which needs none of them: the report says that events are missing.
+
    A refusal is also appended to the file of PREHEAT_EVENTS, as the same `sealed` event that preheat itself
    writes there. Whoever watches that file sees a refusal at once, and not only in the report. */
 #define _GNU_SOURCE
@@ -17,11 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { LONGEST_TEXT = 4000, CLOSING = 16, SMALL_LINE = 1024, LOWEST_FILE = 700 };
+enum { LONGEST_TEXT = 4000, CLOSING = 16, SMALL_LINE = 1024, LOWEST_FILE = 700, NAME_BYTES = 64 };
 enum { RECENT_FILES = 16, RECENT_BYTES = 65536 }; /* of events that may be dropped */
 
 char audit_directory[PATH_BYTES];
@@ -38,7 +42,7 @@ typedef struct {
     ino_t inode;
 } Kept;
 static Kept opened_early = {-1, 0, 0}, standard_error = {-1, 0, 0};
-static atomic_int lost; /* events that could not be written */
+static atomic_int lost; /* events that could not be written, and that no file tells of */
 
 static void keep(Kept* kept, int file) {
     struct stat status;
@@ -53,9 +57,14 @@ static int is_same(const Kept* kept) {
            status.st_ino == kept->inode;
 }
 
+static void lose_event(void);
+
 void* map_memory(size_t size) {
     void* memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+    if (memory != MAP_FAILED)
+        return memory;
+    lose_event();
+    return NULL;
 }
 
 void unmap_memory(void* memory, size_t size) {
@@ -236,21 +245,25 @@ void line_begin(Line* line, char* buffer, size_t size, const char* event, double
     line_integer(line, "pid", getpid());
 }
 
-/* Open the file of this process. Users have their own files, because a process may change its user and
-   cannot write to its former file any more. */
-static int open_events(int recent) {
-    char path[strlen(audit_directory) + 64];
+/* Write the path of a file of this process into `path`, which has room for the directory and NAME_BYTES. */
+static void name_file(char* path, const char* before, unsigned number, const char* after) {
     size_t length = strlen(audit_directory);
     memcpy(path, audit_directory, length);
     path[length++] = '/';
-    if (recent) {
-        memcpy(path + length, "recent-", 7);
-        length += 7;
-    }
-    length += put_digits(path + length, (unsigned)getpid() % (recent ? RECENT_FILES : ~0u), 1);
+    memcpy(path + length, before, strlen(before));
+    length += strlen(before);
+    length += put_digits(path + length, number, 1);
     path[length++] = '-';
     length += put_digits(path + length, geteuid(), 1);
-    memcpy(path + length, ".jsonl", 7);
+    memcpy(path + length, after, strlen(after) + 1);
+}
+
+/* Open the file of this process. Users have their own files, because a process may change its user and
+   cannot write to its former file any more. */
+static int open_events(int recent) {
+    char path[strlen(audit_directory) + NAME_BYTES];
+    unsigned pid = (unsigned)getpid();
+    name_file(path, recent ? "recent-" : "", recent ? pid % RECENT_FILES : pid, ".jsonl");
     int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     struct stat status;
     if (file >= 0 && recent && !fstat(file, &status) && status.st_size > RECENT_BYTES &&
@@ -261,15 +274,43 @@ static int open_events(int recent) {
     return file;
 }
 
-/* Append whole lines. Return 0, and count what is lost, if that is not possible. */
+/* Note that an event cannot be written. */
+static void lose_event(void) {
+    int error = errno;
+    char path[strlen(audit_directory) + NAME_BYTES];
+    if (audit_directory[0] && audit_reports) {
+        name_file(path, "", (unsigned)getpid(), ".lost");
+        if (mknod(path, S_IFREG | 0600, 0) && errno != EEXIST)
+            atomic_fetch_add(&lost, 1);
+    }
+    errno = error;
+}
+
+int fits_limit(int file, size_t count) {
+    struct rlimit limit;
+    struct stat status;
+    if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+        return 1;
+    if (fstat(file, &status) || !S_ISREG(status.st_mode))
+        return 1;
+    return (unsigned long long)status.st_size + count <= limit.rlim_cur;
+}
+
+static int write_whole(int file, const char* bytes, size_t count) {
+    return fits_limit(file, count) && write(file, bytes, count) == (ssize_t)count;
+}
+
+/* Append whole lines. Return 0, and note the loss, if that is not possible. */
 static int append(const char* bytes, size_t count, int recent) {
     int file = open_events(recent);
     int ours = file >= 0;
     if (!ours && is_same(&opened_early))
         file = opened_early.file;
-    int written = file >= 0 && write(file, bytes, count) == (ssize_t)count;
+    int written = file >= 0 && write_whole(file, bytes, count);
     if (ours)
         close(file);
+    if (!written)
+        lose_event();
     return written;
 }
 
@@ -282,8 +323,6 @@ int line_write(Line* line) {
     int before = written ? atomic_exchange(&lost, 0) : 0;
     if (before)
         report_unseen("events", "a process could not write some of them to the directory of the audit");
-    if (!written)
-        atomic_fetch_add(&lost, 1);
     errno = error;
     return written;
 }
@@ -320,8 +359,7 @@ void audit_debug(const char* format, ...) {
     snprintf(path, sizeof path, "%s/debug.log", audit_directory);
     int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file >= 0) {
-        ssize_t written = write(file, text, strlen(text));
-        (void)written;
+        write_whole(file, text, strlen(text));
         close(file);
     }
     errno = error;
@@ -366,8 +404,7 @@ static void say_refusal(Scratch* scratch, Refused what, const char* name, const 
         return;
     size_t length = join(scratch->text, sizeof scratch->text - 1, texts, sizeof texts / sizeof *texts);
     scratch->text[length] = '\n';
-    ssize_t written = write(STDERR_FILENO, scratch->text, length + 1);
-    (void)written;
+    write_whole(STDERR_FILENO, scratch->text, length + 1);
 }
 
 /* Shorten a frame of Python, `File "path", line 6 in f`, to `path:6`. Leave any other text as it is. */
@@ -393,8 +430,7 @@ static void say_unwritten(Scratch* scratch) {
         return;
     size_t length = join(scratch->text, sizeof scratch->text - 1, texts, sizeof texts / sizeof *texts);
     scratch->text[length] = '\n';
-    ssize_t written = write(STDERR_FILENO, scratch->text, length + 1);
-    (void)written;
+    write_whole(STDERR_FILENO, scratch->text, length + 1);
 }
 
 /* Append a refusal to the file of PREHEAT_EVENTS: the event `sealed`, with the fields of preheat's own. */
@@ -426,7 +462,7 @@ static void emit_sealed(Scratch* scratch, Refused what, const char* name, const 
     /* A pipe without a reader, or with a slow one, does not stop the program. */
     int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
     int file = open(audit_user_events, flags, 0666);
-    int written = file >= 0 && write(file, line.data, count) == (ssize_t)count;
+    int written = file >= 0 && write_whole(file, line.data, count);
     if (file >= 0)
         close(file);
     if (!written)

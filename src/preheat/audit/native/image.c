@@ -93,6 +93,12 @@ static int runs_on_device(const FatbinEntry* entry) {
     return entry->arch / 10 == capability / 10 && entry->arch <= capability;
 }
 
+/* Return whether the driver can compile PTX or IR for the device. */
+static int is_for_device(const FatbinEntry* entry) {
+    uint32_t capability = (uint32_t)device_capability();
+    return !capability || entry->arch <= capability;
+}
+
 static unsigned long long elf_bytes(const char* address) {
     Elf64_Ehdr header;
     if (!peek_all(&header, address, sizeof header) || header.e_ident[EI_CLASS] != ELFCLASS64)
@@ -122,7 +128,7 @@ static unsigned long long fatbin_bytes(Image* image, const char* address) {
             entry.size > end)
             break;
         if (entry.kind != ENTRY_ELF)
-            image->ptx++;
+            image->ptx += is_for_device(&entry);
         else if (runs_on_device(&entry))
             image->code++;
         at += entry.header_size + entry.size;
@@ -217,7 +223,7 @@ static void save_image(Image* image, const void* address) {
             break;
     }
     unsigned long long done = 0;
-    while (file >= 0 && done < wanted) {
+    while (file >= 0 && done < wanted && fits_limit(file, wanted - done)) {
         ssize_t written = write(file, (const char*)address + done, wanted - done);
         if (written <= 0)
             break;

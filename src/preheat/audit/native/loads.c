@@ -34,6 +34,8 @@ void* real_dlsym(void* handle, const char* name) {
 
 /* The loads of the driver */
 
+_Thread_local const void* load_caller;
+
 static pid_t injected_elsewhere; /* the process that was told that CUPTI does not see its modules */
 
 /* Say once in each process that CUPTI was asked for and does not run. */
@@ -90,7 +92,7 @@ static Decision before_load(const char* call, const void* address, size_t size, 
         describe_image(&wrapped->image, address, size, input, reported);
     int refused = audit_seal != SEAL_OFF && needs_compiler(&wrapped->image);
     if (reported || refused) {
-        object_of(caller, wrapped->scratch.object, sizeof wrapped->scratch.object);
+        calling_library(caller, wrapped->scratch.object, sizeof wrapped->scratch.object);
         audit_site(wrapped->scratch.site, sizeof wrapped->scratch.site);
         wrapped->load = (Load){call, "preload", audit_now(), 0, wrapped->scratch.object};
     }
@@ -127,7 +129,13 @@ static int after_load(Decision* decision, int result) {
         if (!audit_directory[0]) \
             return real_##name arguments; \
         Decision decision = before_load(#name, address, size, input, path, CALLER); \
-        return decision.permitted ? after_load(&decision, real_##name arguments) : JIT_DISABLED; \
+        if (!decision.permitted) \
+            return JIT_DISABLED; \
+        const void* outer = load_caller; \
+        load_caller = outer ? outer : CALLER; \
+        int result = real_##name arguments; \
+        load_caller = outer; \
+        return after_load(&decision, result); \
     }
 
 LOAD(cuModuleLoad, (void** module, const char* path), (module, path), NULL, 0, -1, path)
@@ -165,12 +173,32 @@ EXPORT int cuLinkComplete(void* state, void** cubin, size_t* size) {
         wrapped = map_memory(sizeof *wrapped);
     if (wrapped) {
         wrapped->image.kind = "linked";
-        object_of(CALLER, wrapped->scratch.object, sizeof wrapped->scratch.object);
+        calling_library(CALLER, wrapped->scratch.object, sizeof wrapped->scratch.object);
         audit_site(wrapped->scratch.site, sizeof wrapped->scratch.site);
         wrapped->load = (Load){"cuLinkComplete", "preload", started, result, wrapped->scratch.object};
         report_load(&wrapped->scratch, &wrapped->image, &wrapped->load);
         unmap_memory(wrapped, sizeof *wrapped);
     }
+    return result;
+}
+
+/* The driver loads CUPTI in this call. A process without it may have modules that no call here shows. */
+static int (*real_cuInit)(unsigned);
+EXPORT int cuInit(unsigned flags) {
+    static pid_t reported;
+    if (!real_cuInit)
+        *(void**)&real_cuInit = find_driver("cuInit");
+    if (!real_cuInit)
+        return NOT_FOUND;
+    int result = real_cuInit(flags);
+    if (result || cupti_active || !audit_directory[0] || !audit_reports || reported == getpid())
+        return result;
+    reported = getpid();
+    char buffer[512];
+    Line line;
+    say_without_cupti();
+    line_begin(&line, buffer, sizeof buffer, "driver", audit_now());
+    line_write(&line);
     return result;
 }
 
@@ -189,12 +217,13 @@ static const struct {
     ROW(cuModuleLoad),          ROW(cuModuleLoadData),      ROW(cuModuleLoadDataEx),
     ROW(cuModuleLoadFatBinary), ROW(cuLibraryLoadData),     ROW(cuLibraryLoadFromFile),
     ROW(cuLinkAddData_v2),      ROW(cuLinkAddFile_v2),      ROW(cuLinkComplete),
-    ROW(cuGetProcAddress),      ROW(cuGetProcAddress_v2),
+    ROW(cuGetProcAddress),      ROW(cuGetProcAddress_v2),   ROW(cuInit),
 #undef ROW
 };
 
 /* Return the wrapper of a function, and keep the function that it calls. */
 static void* wrapper_of(const char* name, void* real) {
+    prepare_backtraces();
     for (size_t i = 0; i < sizeof wrapped_calls / sizeof *wrapped_calls; i++)
         if (!strcmp(name, wrapped_calls[i].name)) {
             if (real != wrapped_calls[i].wrapper)
@@ -250,7 +279,7 @@ static int report_compile(const char* library, double started, int result, const
     line_text(&line, "compiler", library);
     line_seconds(&line, "seconds", audit_now() - started);
     line_integer(&line, "result", result);
-    line_text(&line, "caller", object_of(caller, scratch->object, sizeof scratch->object));
+    line_text(&line, "caller", calling_library(caller, scratch->object, sizeof scratch->object));
     audit_site(scratch->site, sizeof scratch->site);
     line_site(&line, scratch->site);
     line_write(&line);
@@ -263,7 +292,7 @@ static int permit_compile(const char* library, const void* caller) {
     Scratch* scratch = audit_seal == SEAL_OFF ? NULL : map_memory(sizeof *scratch);
     if (scratch) {
         audit_site(scratch->site, sizeof scratch->site);
-        object_of(caller, scratch->object, sizeof scratch->object);
+        calling_library(caller, scratch->object, sizeof scratch->object);
         report_refusal(scratch, REFUSED_COMPILE, library, scratch->object);
         unmap_memory(scratch, sizeof *scratch);
     }
@@ -298,6 +327,7 @@ COMPILER(nvvmCompileProgram, "libNVVM", 9, (void* program, int count, const char
 static void* _Atomic unwrapped; /* a function of a fifth version */
 
 static void* compiler_wrapper(void* _Atomic* reals, void* const* wrappers, void* real) {
+    prepare_backtraces();
     for (int i = 0; i < VERSIONS; i++) {
         void* empty = NULL;
         if (atomic_compare_exchange_strong(&reals[i], &empty, real) || empty == real)
@@ -333,13 +363,24 @@ static int is_wrapped(const char* name) {
     return (name[0] == 'n' || name[0] == '_') && is_compile_call(name);
 }
 
+static int is_own(const void* function) {
+    for (size_t i = 0; i < sizeof wrapped_calls / sizeof *wrapped_calls; i++)
+        if (function == wrapped_calls[i].wrapper)
+            return 1;
+    return 0;
+}
+
+/* A program that has not loaded the driver must not find it here. */
 static __attribute__((noinline)) void* find_wrapper(void* handle, const char* name) {
-    if (name[0] == 'c') {
-        void* real = handle == RTLD_DEFAULT ? find_driver(name) : real_dlsym(handle, name);
-        return real ? wrapper_of(name, real) : NULL;
+    void* real = name[0] == 'c' && handle == RTLD_DEFAULT ? NULL : real_dlsym(handle, name);
+    if (name[0] != 'c')
+        return real ? wrap_compile_call(name, real) : NULL;
+    if (handle == RTLD_DEFAULT || is_own(real)) {
+        real = find_driver(name);
+        if (!real)
+            real = real_dlsym(RTLD_NEXT, name); /* It sets the error that the caller reads by `dlerror`. */
     }
-    void* real = real_dlsym(handle, name);
-    return real ? wrap_compile_call(name, real) : NULL;
+    return real ? wrapper_of(name, real) : NULL;
 }
 
 /* RTLD_NEXT depends on the library that calls: the real function must see the return address of the
@@ -349,7 +390,10 @@ __attribute__((optimize("O2")))
 #endif
 EXPORT void* dlsym(void* handle, const char* name) {
     Find real = real_find ? real_find : find_real();
-    if (handle == RTLD_NEXT || !audit_directory[0] || !is_wrapped(name))
-        return real(handle, name);
-    return find_wrapper(handle, name);
+    if (handle != RTLD_NEXT && audit_directory[0] && is_wrapped(name)) {
+        void* wrapper = find_wrapper(handle, name);
+        if (wrapper || name[0] == 'c')
+            return wrapper;
+    }
+    return real(handle, name); /* RTLD_DEFAULT depends on the caller, too. */
 }

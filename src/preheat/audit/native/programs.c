@@ -34,6 +34,7 @@ static int (*real_execv)(const char*, char* const[]);
 static int (*real_execvp)(const char*, char* const[]);
 static int (*real_execvpe)(const char*, char* const[], char* const[]);
 static int (*real_fexecve)(int, char* const[], char* const[]);
+static int (*real_execveat)(int, const char*, char* const[], char* const[], int);
 static Spawn real_posix_spawn;
 static Spawn real_posix_spawnp;
 static int (*real_system)(const char*);
@@ -52,9 +53,9 @@ static void resolve(void) {
     if (real__exit)
         return;
 #define NEXT(name) *(void**)&real_##name = real_dlsym(RTLD_NEXT, #name)
-    NEXT(execve), NEXT(execv), NEXT(execvp), NEXT(execvpe), NEXT(fexecve), NEXT(posix_spawn);
-    NEXT(posix_spawnp), NEXT(system), NEXT(popen), NEXT(wait), NEXT(wait3), NEXT(waitpid), NEXT(wait4);
-    NEXT(waitid), NEXT(_Exit), NEXT(_exit);
+    NEXT(execve), NEXT(execv), NEXT(execvp), NEXT(execvpe), NEXT(fexecve), NEXT(execveat);
+    NEXT(posix_spawn), NEXT(posix_spawnp), NEXT(system), NEXT(popen), NEXT(wait), NEXT(wait3);
+    NEXT(waitpid), NEXT(wait4), NEXT(waitid), NEXT(_Exit), NEXT(_exit);
 #undef NEXT
 }
 
@@ -111,12 +112,23 @@ static const char* not_audited_reason(const char* path, char* const env[]) {
     return is_static(path) ? "it is statically linked, so the audit library was not loaded" : NULL;
 }
 
+/* Return whether /proc has the processes of another namespace, where this process has another id. */
+static int is_foreign_proc(void) {
+    char self[32];
+    ssize_t length = readlink("/proc/self", self, sizeof self - 1);
+    self[length > 0 ? length : 0] = 0;
+    return atoi(self) != getpid();
+}
+
 /* Return when a process was born, in clock ticks since the start of the machine; 0 if it is not known.
-   Together with its id, it names a process for ever. */
-static long long birth_of(pid_t pid) {
-    char path[64], text[1024];
+   Together with its id, it names a process for ever. `child` is 0 for this process. */
+static long long birth_of(pid_t child) {
+    char path[64] = "/proc/self/stat", text[1024];
     enum { FIELDS_BEFORE = 20 }; /* between the name, which ends with a parenthesis, and the time */
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    if (child && is_foreign_proc())
+        return 0;
+    if (child)
+        snprintf(path, sizeof path, "/proc/%d/stat", (int)child);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t count = file < 0 ? 0 : read(file, text, sizeof text - 1);
     if (file >= 0)
@@ -126,6 +138,12 @@ static long long birth_of(pid_t pid) {
     for (int i = 0; at && i < FIELDS_BEFORE; i++)
         at = strchr(at + 1, ' ');
     return at ? atoll(at + 1) : 0;
+}
+
+/* Return the namespace of the ids of this process; 0 if it is not known. */
+static long long own_namespace(void) {
+    struct stat status;
+    return stat("/proc/self/ns/pid", &status) ? 0 : (long long)status.st_ino;
 }
 
 typedef struct {
@@ -147,7 +165,9 @@ static void report_start(Scratch* scratch, const Start* start, pid_t child, cons
     line_integer(&line, "parent", child ? getpid() : getppid());
     if (child)
         line_integer(&line, "child", child);
-    line_integer(&line, "birth", birth_of(child ? child : getpid()));
+    line_integer(&line, "birth", birth_of(child));
+    if (!child)
+        line_integer(&line, "namespace", own_namespace());
     line_text(&line, "hidden", not_audited_reason(start->path, start->env));
     line_strings(&line, "argv", start->argv);
     if (scratch->object[0])
@@ -193,8 +213,10 @@ static int is_executable(const char* path) {
 /* Find a program as `execvp` does. Return `name` itself if it has a slash or is not found. */
 static const char* search_path(const char* name, char* out, size_t size) {
     const char* path = getenv("PATH");
-    if (!name || strchr(name, '/') || !path)
+    if (!name || strchr(name, '/'))
         return name;
+    if (!path)
+        path = "/bin:/usr/bin"; /* the default of the C library */
     for (;;) {
         size_t length = strcspn(path, ":");
         snprintf(out, size, "%.*s%s%s", (int)length, path, length ? "/" : "", name);
@@ -301,6 +323,21 @@ EXPORT int fexecve(int file, char* const argv[], char* const env[]) {
     EXECUTE(0, real_fexecve(file, argv, env));
 }
 
+EXPORT int execveat(int place, const char* path, char* const argv[], char* const env[], int flags) {
+    resolve();
+    char full[PATH_BYTES];
+    Start start = {"execveat", path, argv, env, CALLER};
+    if (!real_execveat) { /* The C library is too old to have it. */
+        errno = ENOSYS;
+        return -1;
+    }
+    if (path && path[0] != '/' && (place != AT_FDCWD || !path[0])) {
+        snprintf(full, sizeof full, "/proc/self/fd/%d%s%s", place, path[0] ? "/" : "", path);
+        start.path = full;
+    }
+    EXECUTE(0, real_execveat(place, path, argv, env, flags));
+}
+
 /* Collect the arguments of `execl` into an array on the stack; for `execle`, the environment follows. */
 #define COLLECT(argv, first, arguments) \
     va_list arguments, counted_; \
@@ -339,17 +376,19 @@ static int spawn(Spawn real, Start* start, int searching, pid_t* pid,
                  const posix_spawn_file_actions_t* actions, const posix_spawnattr_t* attributes) {
     const char* name = start->path;
     Scratch* scratch = audit_directory[0] ? map_memory(sizeof *scratch) : NULL;
-    if (scratch && searching)
-        start->path = search_path(name, scratch->path, sizeof scratch->path);
-    if (!scratch || !is_executable(start->path)) {
+    if (!scratch || !name) {
         unmap_memory(scratch, sizeof *scratch);
         return real(pid, name, actions, attributes, start->argv, start->env);
     }
+    if (searching)
+        start->path = search_path(name, scratch->path, sizeof scratch->path);
     const char* role = role_in_child(start->path, start->argv);
     pid_t child = 0;
     int result = EPERM;
     find_starter(scratch, start);
-    if (permit_start(scratch, start, role, 0)) {
+    /* A path that is no program here may be one in the directory to which `actions` change. A compiler that
+       is found there refuses to run. */
+    if (!is_executable(start->path) || permit_start(scratch, start, role, 0)) {
         double time = audit_now();
         result = real(&child, name, actions, attributes, start->argv, start->env);
         if (pid && !result)
@@ -497,7 +536,8 @@ static void report_process(char* const argv[]) {
     line_begin(&line, scratch->text, sizeof scratch->text, "process", audit_now());
     line.recent = !own_role[0];
     line_integer(&line, "parent", getppid());
-    line_integer(&line, "birth", birth_of(getpid()));
+    line_integer(&line, "birth", birth_of(0));
+    line_integer(&line, "namespace", own_namespace());
     line_integer(&line, "preloaded", preloaded);
     line_text(&line, "seal", seals[audit_seal]);
     line_text(&line, "path", scratch->path);

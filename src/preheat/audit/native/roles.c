@@ -25,7 +25,7 @@ static const struct {
     Family family;
     const char* option; /* with "*" at its end: the start of an option */
 } questions[] = {
-    {DRIVER, "--version"}, {DRIVER, "--help"}, {DRIVER, "--help=*"}, {DRIVER, "--target-help"},
+    {DRIVER, "--version"}, {DRIVER, "--help"}, {DRIVER, "--target-help"},
     {DRIVER, "-###"}, {DRIVER, "-dumpversion"}, {DRIVER, "-dumpfullversion"}, {DRIVER, "-dumpmachine"},
     {DRIVER, "-dumpspecs"}, {DRIVER, "-print-search-dirs"}, {DRIVER, "-print-file-name=*"},
     {DRIVER, "-print-libgcc-file-name"}, {DRIVER, "-print-multi*"}, {DRIVER, "-print-prog-name=*"},
@@ -47,7 +47,7 @@ static const struct {
     Family family;
     const char* option;
 } lone_questions[] = {
-    {DRIVER, "-v"}, {DRIVER, "-V"}, {DRIVER, "-qversion"}, {NVCC, "-v"}, {NVIDIA, "-v"},
+    {DRIVER, "-v"}, {DRIVER, "-V"}, {DRIVER, "-qversion"}, {DRIVER, "-Wl,--version"}, {NVCC, "-v"}, {NVIDIA, "-v"},
     {LINKER, "-v"}, {LINKER, "-V"}, {LINKER, "--verbose"}, {LINKER, "--print-sysroot"},
     {LINKER, "--print-output-format"},
 };
@@ -86,9 +86,11 @@ static int matches(const char* word, const char* option) {
 
 /* Return whether the argument after this option belongs to it. */
 static int takes_value(const char* word) {
-    static const char* const options[] = {"-o", "-x", "-D", "-I", "-L", "-include", "-T", "-soname",
-                                          "-Xlinker", "-Xassembler", "-Xpreprocessor", "-Xcompiler",
-                                          "-Xptxas", "-Xnvlink", "-Xclang", "-mllvm", NULL};
+    static const char* const options[] = {
+        "-o", "-x", "-D", "-U", "-A", "-I", "-L", "-B", "-T", "-u", "-z", "-e", "-MF", "-MT", "-MQ", "-include",
+        "-imacros", "-isystem", "-iquote", "-idirafter", "-isysroot", "-aux-info", "-dumpbase", "-dumpdir",
+        "-soname", "-Xlinker", "-Xassembler", "-Xpreprocessor", "-Xcompiler", "-Xptxas", "-Xnvlink", "-Xclang",
+        "-mllvm", "--param", NULL};
     for (int i = 0; options[i]; i++)
         if (!strcmp(word, options[i]))
             return 1;
@@ -116,6 +118,20 @@ static int is_library_search(Family family, char* const argv[]) {
     return traced;
 }
 
+/* Return whether gcc is asked for its options, as by `gcc -Q -march=native --help=target`. It also compiles if
+   there is a file. */
+static int is_option_list(char* const argv[]) {
+    int asked = 0;
+    for (int i = 1; argv[i]; i++) {
+        if (argv[i][0] != '-' || !argv[i][1])
+            return 0;
+        asked = asked || !strncmp(argv[i], "--help=", 7);
+        if (takes_value(argv[i]) && argv[i + 1])
+            i++;
+    }
+    return asked;
+}
+
 static int is_probe(Family family, char* const argv[]) {
     if (!argv || !argv[0] || !argv[1])
         return 0;
@@ -129,6 +145,8 @@ static int is_probe(Family family, char* const argv[]) {
     for (size_t k = 0; !argv[2] && k < sizeof lone_questions / sizeof *lone_questions; k++)
         if (lone_questions[k].family == family && matches(argv[1], lone_questions[k].option))
             return 1;
+    if (family == DRIVER && is_option_list(argv))
+        return 1;
     return (family == DRIVER || family == LINKER) && is_library_search(family, argv);
 }
 

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 enum { LOWEST_FILE = 700, NANOSECONDS = 50000, TRIES = 20000 }; /* one second of waiting */
-enum { MAPS_BYTES = 16384, FORKED_FRAMES = 12 };
+enum { MAPS_BYTES = 16384, FORKED_FRAMES = 12, MOST_FRAMES_BYTES = 1 << 20 };
 
 static struct {
     void (*_Atomic dump)(int);
@@ -143,8 +143,10 @@ size_t audit_site(char* out, size_t size) {
     int before;
     void (*dump)(int) = python.dump;
     if (dump && borrow(&before)) {
-        dump(python.number);
-        length = pread(python.file, out, size - 1, 0);
+        if (fits_limit(python.file, MOST_FRAMES_BYTES)) {
+            dump(python.number);
+            length = pread(python.file, out, size - 1, 0);
+        }
         give_back(before);
     }
     holder = 0;
@@ -245,7 +247,7 @@ const char* object_of(const void* address, char* out, size_t size) {
     return out;
 }
 
-static int is_part_of_cuda(const char* path) {
+int is_part_of_cuda(const char* path) {
     static const char* const parts[] = {"libcuda.so", "libcupti.so", "libcudart.so", "libnvidia-", NULL};
     const char* name = strrchr(path, '/');
     name = name ? name + 1 : path;
@@ -257,19 +259,40 @@ static int is_part_of_cuda(const char* path) {
 
 /* Load now what `backtrace` loads at its first call. */
 void prepare_backtraces(void) {
+    static atomic_flag done = ATOMIC_FLAG_INIT;
     void* frames[2];
-    backtrace(frames, 2);
+    if (!atomic_flag_test_and_set(&done))
+        backtrace(frames, 2);
 }
+
+/* cuda.bindings passes calls on. cuda.core, which calls it without a frame of Python, is the library. */
+static int is_binding(const char* path) { return strstr(path, "/cuda/bindings/") != NULL; }
+static int is_core(const char* path) { return strstr(path, "/cuda/core/") != NULL; }
 
 /* Return the innermost library on the stack that is not part of CUDA. */
 const char* calling_object(char* out, size_t size) {
     void* frames[48];
-    int count = backtrace(frames, getpid() == audit_self ? 48 : FORKED_FRAMES);
+    char next[PATH_BYTES];
+    int count = backtrace(frames, getpid() == audit_self ? 48 : FORKED_FRAMES), found = 0;
     for (int i = 1; i < count; i++) {
-        object_of(frames[i], out, size);
-        if (out[0] && !is_part_of_cuda(out))
+        object_of(frames[i], next, sizeof next);
+        if (found && !is_binding(next) && !is_core(next))
+            break;
+        if (!next[0] || (!found && is_part_of_cuda(next)))
+            continue;
+        if (!found || is_core(next))
+            snprintf(out, size, "%s", next);
+        if (!is_binding(next))
             return out;
+        found = 1;
     }
-    out[0] = 0;
+    if (!found)
+        out[0] = 0;
     return out;
+}
+
+/* Return the library that called from an address: the object there, or the caller of a binding. */
+const char* calling_library(const void* address, char* out, size_t size) {
+    object_of(address, out, size);
+    return is_binding(out) ? calling_object(out, size) : out;
 }
