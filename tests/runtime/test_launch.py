@@ -144,6 +144,8 @@ def interrupted(at: int, code: str, do: Callable[[], object]) -> bool:
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 reports instructions only if a frame has asked for them before.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         do()

@@ -111,6 +111,8 @@ def traced(at, act, how='raised'):
         return trace
 
     try:
+        # Python 3.12 reports instructions only if a frame has asked for them before.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(trace)
         act()
         time.sleep(0)  # delivers a signal that came in with the last instruction
