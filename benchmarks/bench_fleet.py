@@ -181,12 +181,15 @@ def bake_shards(manifest: Path, root: Path, count: int) -> float:
             [*command, "bake", str(manifest), "--shard", f"{number}/{count}", "-j1", "-o", bundle],
             env=environment,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for number, bundle in enumerate(bundles, start=1)
     ]
-    if any(process.wait() for process in processes):
-        sys.exit(f"a shard of {count} failed")
+    messages = [process.communicate()[1] for process in processes]
+    for process, message in zip(processes, messages, strict=True):
+        if process.returncode:
+            sys.exit(f"a shard of {count} failed:\n{message[-2000:]}")
     merged = str(root / f"shards-{count}.heat")
     subprocess.run(
         [*command, "bundle", "merge", *bundles, "-o", merged], check=True, capture_output=True
