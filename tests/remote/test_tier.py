@@ -16,6 +16,7 @@ from preheat.cache.remote.bounded import BoundedEngine
 from preheat.cache.remote.engine import ObjectError, RemoteError
 from preheat.cache.remote.names import digest_of as digest_of_name
 from preheat.cache.remote.names import entry_name
+from preheat.cache.remote.server import PausedError
 from preheat.cache.remote.tier import RemoteTier, StoreKeys
 from preheat.cache.remote.worker import Worker
 from preheat.events import Events
@@ -311,6 +312,23 @@ def test_wrong_credentials_cost_one_request(
     assert tier.flush(TIMEOUT_SECONDS)
     assert engine.calls["read"] == 1
     assert len(recorder.named("fault")) == 1
+
+
+def test_a_request_that_is_not_made_has_the_reason_of_the_fault_before_it(
+    engine: MemoryEngine, events: Events, recorder: Recorder
+) -> None:
+    """Threads of a sync share a server, and any of them may be the one whose error is shown."""
+    recorder.forgive = True
+    server = tier_on(engine, events).server
+
+    def refuse(*_: str) -> None:
+        raise RemoteError("memory://test: it refuses the credentials")
+
+    engine.before = refuse
+    with pytest.raises(RemoteError):
+        server.read("v1/ab/name")
+    with pytest.raises(PausedError, match=r"^memory://test: it refuses the credentials$"):
+        server.read("v1/ab/name")
 
 
 def test_a_fault_that_passes_is_retried_and_not_reported(

@@ -38,7 +38,7 @@ _abandoned: list[Engine] = []
 
 
 class PausedError(RemoteError):
-    """No request was made, because earlier ones failed."""
+    """No request was made, because earlier ones failed. Its text is the reason of the last of them."""
 
 
 class Traffic(NamedTuple):
@@ -102,6 +102,7 @@ class Server:
         self._sleep = sleep
         self._engine: Engine | None = None
         self._reported: dict[str, Breaker] = {}  # those that are open, by the reason that was reported
+        self._reasons: dict[Breaker, str] = {}  # of the last fault of each
         self._opening = Lock()
         fork.register(self)
 
@@ -137,7 +138,7 @@ class Server:
         if not breaker.closed:
             trial = (writes or background) and breaker.claim_trial()
             if not trial:
-                raise PausedError(f"{self.tier} is not asked, because {PAUSED}")
+                raise PausedError(self._reasons.get(breaker, PAUSED))
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))
@@ -202,6 +203,7 @@ class Server:
         except RemoteError as error:
             seconds = self._clock() - started
             self._count(verb, seconds, failed=True)
+            self._reasons[breaker] = str(error)  # before it opens
             # A server that was too slow is not tried again at once, but may be quick a second later.
             lasting = not error.retryable and seconds < self._patience
             # One that is too slow for a question about many objects may be quick with a single one.
