@@ -99,8 +99,10 @@ class SigningKey:
         if kinds != [_PRIVATE]:
             why = f"it has {_listed(blocks)}, where one private key is expected"
             raise KeyFileError(path, why, hint=_MAKE_ONE)
-        if why := _exposure(status):
-            raise KeyFileError(path, why, hint="chmod 600 the file, and replace the key if it was read")
+        if exposed := _exposure(status):
+            raise KeyFileError(
+                path, exposed, hint="chmod 600 the file, and replace the key if it was read"
+            )
         return cls._of(_parsed(path, _ed25519().parse_private, blocks[0][1]))
 
     def save(self, path: AnyPath) -> None:

@@ -442,6 +442,30 @@ def test_writes_begin_again_after_a_pause(
     assert [event["verb"] for event in recorder.named("recovered")] == ["write"]
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_a_bake_tries_a_server_in_the_middle_of_a_pause(
+    engine: MemoryEngine, events: Events, recorder: Recorder, clock: Clock, works: bool
+) -> None:
+    recorder.forgive = True
+    engine.before = failing(RemoteError("permission denied"), clock)
+    tier = tier_on(engine, events, clock)
+    assert tier.get(KEY) is None
+    tier.put(KEY, BLOB)
+    assert tier.flush(TIMEOUT_SECONDS)
+    before = engine.calls.copy()
+    if works:
+        engine.before = None
+    filled = tier.fill([Filling(KEY, lambda: BLOB), Filling(digest_of(2), lambda: blob_of(2))])
+    assert filled is not None
+    if works:
+        assert (filled.written, filled.missing) == (2, 0)
+        assert engine.objects.keys() == {entry_name(KEY), entry_name(digest_of(2))}
+    else:
+        assert (filled.written, filled.missing, filled.reason) == (0, 2, "permission denied")
+        assert engine.calls - before == {"read": 1}
+        assert len(recorder.named("fault")) == 1
+
+
 def test_a_full_queue_drops_entries_and_never_waits(
     engine: MemoryEngine, events: Events, recorder: Recorder
 ) -> None:

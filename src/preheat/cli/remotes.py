@@ -148,8 +148,8 @@ def verify_remotes(config: Config, *, as_json: bool) -> int:
     elif not as_json:
         for name, found in reports.items():
             _print(name, found)
-    for error in unusable[:-1]:
-        print_error(str(error), error.hint)
+    for each in unusable[:-1]:
+        print_error(str(each), each.hint)
     if unusable:
         raise unusable[-1]
     return 1 if any(not each.ok for found in reports.values() for each in found) else 0

@@ -14,12 +14,10 @@ from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 
-__all__ = ["PAUSED", "PausedError", "Server", "Traffic", "received", "sent"]
+__all__ = ["PausedError", "Server", "Traffic", "received", "sent"]
 
 T = TypeVar("T")
 
-#: Why a request was not made while a breaker is open.
-PAUSED = "earlier requests failed"
 _ATTEMPTS = 3
 _TIMEOUT_SHARE = 0.9  # A fault after this share of the time limit counts as a time-out.
 _ACTIONS = {  # how messages describe a verb that is not plain English
@@ -138,7 +136,7 @@ class Server:
         if not breaker.closed:
             trial = (writes or background) and breaker.claim_trial()
             if not trial:
-                raise PausedError(self._reasons.get(breaker, PAUSED))
+                raise PausedError(self._reasons[breaker])
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))
