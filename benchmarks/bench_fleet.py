@@ -229,6 +229,7 @@ def measure_scaling(args: Any, manifest: Path, root: Path) -> None:
             row += [f"{seconds[way][count]:.1f}", speed, f"{compiled.total():,}"]
             row.append(digest(root / f"{way}-{count}.heat"))
         rows.append(tuple(row))
+        print(*row, flush=True)  # A time limit may end the run before the table.
     columns = ("seconds", f"against {counts[0]}", "compiles", "sha256")
     head = ("cores", *(f"{way}: {column}" for way in ways for column in columns))
     title = f"{args.scaling_kernels:,} kernels for sm_90 by cores, of {os.cpu_count()}"
