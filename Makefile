@@ -178,11 +178,15 @@ carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 carry-fleet: $(READY)  ## what `make bench-scaling` needs on a bare machine with Python 3.12
 	rm -rf .carry-fleet
 	$(BIN)/python -m pip install --quiet --target .carry-fleet --python-version 3.12 --only-binary=:all: \
-		'tomlkit>=0.12' 'xxhash>=3.4' $(firstword $(FLEETS))
+		'tomlkit>=0.12' 'xxhash>=3.4' 'cuda-pathfinder>=1.3' $(firstword $(FLEETS))
 	find .carry-fleet -type d -name tests -prune -exec rm -rf {} +
 
+# It writes a file of its own, because results/bench_fleet.json has all parts, measured on one machine.
+CORES ?= 1,2,4,8,16
 bench-scaling:         ## bakes on 1 to 16 cores, by shards and on Dask, with the Python that is there
-	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry-fleet $(PYTHON) benchmarks/bench_fleet.py --parts scaling --engines dask --cores 1,2,4,8,16
+	$(PYTHON) hatch_build.py || true
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry-fleet $(PYTHON) benchmarks/bench_fleet.py --parts scaling --engines dask \
+		--cores $(CORES) --json benchmarks/results/bench_scaling.json
 
 bench: $(TESTING)      ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_store.py

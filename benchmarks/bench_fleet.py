@@ -181,12 +181,15 @@ def bake_shards(manifest: Path, root: Path, count: int) -> float:
             [*command, "bake", str(manifest), "--shard", f"{number}/{count}", "-j1", "-o", bundle],
             env=environment,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for number, bundle in enumerate(bundles, start=1)
     ]
-    if any(process.wait() for process in processes):
-        sys.exit(f"a shard of {count} failed")
+    messages = [process.communicate()[1] for process in processes]
+    for process, message in zip(processes, messages, strict=True):
+        if process.returncode:
+            sys.exit(f"a shard of {count} failed:\n{message[-2000:]}")
     merged = str(root / f"shards-{count}.heat")
     subprocess.run(
         [*command, "bundle", "merge", *bundles, "-o", merged], check=True, capture_output=True
@@ -226,6 +229,7 @@ def measure_scaling(args: Any, manifest: Path, root: Path) -> None:
             row += [f"{seconds[way][count]:.1f}", speed, f"{compiled.total():,}"]
             row.append(digest(root / f"{way}-{count}.heat"))
         rows.append(tuple(row))
+        print(*row, flush=True)  # A time limit may end the run before the table.
     columns = ("seconds", f"against {counts[0]}", "compiles", "sha256")
     head = ("cores", *(f"{way}: {column}" for way in ways for column in columns))
     title = f"{args.scaling_kernels:,} kernels for sm_90 by cores, of {os.cpu_count()}"

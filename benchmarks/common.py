@@ -25,6 +25,8 @@ _PACKAGES = (
 
 
 _tables: dict[str, Any] = {}
+#: Processes that ran or waited to run in the minute before the benchmark, on average.
+_LOAD = os.getloadavg()[0]
 
 
 def median_us(act: Callable[[], object], *, repeat: int = 7, number: int = 500) -> float:
@@ -41,7 +43,7 @@ def median_us(act: Callable[[], object], *, repeat: int = 7, number: int = 500) 
 
 
 def machine() -> dict[str, Any]:
-    """Return CPU, cores, Python and the versions of the compared libraries."""
+    """Return CPU, cores, how busy they were, Python and the versions of the compared libraries."""
     cpu = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -60,6 +62,7 @@ def machine() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu,
         "cores": os.cpu_count(),
+        "load before": round(_LOAD, 1),
         "gpu": gpu(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

@@ -196,9 +196,24 @@ def test_a_private_key_is_not_accepted_among_trusted_keys(private: Path) -> None
 
 def test_a_public_key_is_not_accepted_as_a_private_one(tmp_path: Path) -> None:
     file = public_file(tmp_path, KEY)
-    file.chmod(0o600)
-    with pytest.raises(KeyFileError, match="it has a public key, where one private key is expected"):
-        SigningKey.load(file)
+    for mode in (0o600, 0o644):
+        file.chmod(mode)
+        with pytest.raises(KeyFileError, match="it has a public key, where one private key"):
+            SigningKey.load(file)
+
+
+def test_an_encrypted_private_key_is_refused_with_the_command_that_decrypts_it(private: Path) -> None:
+    private.write_text(private.read_text().replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"))
+    with pytest.raises(KeyFileError, match="its private key is encrypted") as caught:
+        SigningKey.load(private)
+    assert caught.value.hint == "decrypt it with 'openssl pkey -in FILE -out NEW'"
+
+
+def test_another_kind_of_private_key_is_named(private: Path) -> None:
+    private.write_text(private.read_text().replace("PRIVATE KEY", "OPENSSH PRIVATE KEY"))
+    with pytest.raises(KeyFileError, match="it has an openssh private key, where") as caught:
+        SigningKey.load(private)
+    assert caught.value.hint == "make one with 'preheat keys new FILE'"
 
 
 def test_messages_do_not_quote_a_damaged_private_key(private: Path) -> None:

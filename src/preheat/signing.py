@@ -41,7 +41,8 @@ __all__ = [
 AnyPath = str | os.PathLike[str]
 
 _PREFIX = b"preheat signature 1\0"
-_PUBLIC, _PRIVATE = "PUBLIC KEY", "PRIVATE KEY"
+_PUBLIC, _PRIVATE, _ENCRYPTED = "PUBLIC KEY", "PRIVATE KEY", "ENCRYPTED PRIVATE KEY"
+_MAKE_ONE = "make one with 'preheat keys new FILE'"
 _BLOCK = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----$.*?^-----END \1-----$", re.DOTALL | re.MULTILINE)
 _MAX_FILE = 1 << 20
 _OTHERS_ACCESS = stat.S_IRWXG | stat.S_IRWXO
@@ -90,12 +91,18 @@ class SigningKey:
     def load(cls, path: AnyPath) -> SigningKey:
         """Read the file of a private key; `KeyFileError` when it is invalid or others can read it."""
         text, status = _read(path)
-        if why := _exposure(status):
-            raise KeyFileError(path, why, hint="chmod 600 the file, and replace the key if it was read")
         blocks = _blocks(path, text)
-        if [kind for kind, _ in blocks] != [_PRIVATE]:
+        kinds = [kind for kind, _ in blocks]
+        if kinds == [_ENCRYPTED]:
+            why = "its private key is encrypted, and a process cannot ask for the password"
+            raise KeyFileError(path, why, hint="decrypt it with 'openssl pkey -in FILE -out NEW'")
+        if kinds != [_PRIVATE]:
             why = f"it has {_listed(blocks)}, where one private key is expected"
-            raise KeyFileError(path, why, hint="make one with 'preheat keys new FILE'")
+            raise KeyFileError(path, why, hint=_MAKE_ONE)
+        if exposed := _exposure(status):
+            raise KeyFileError(
+                path, exposed, hint="chmod 600 the file, and replace the key if it was read"
+            )
         return cls._of(_parsed(path, _ed25519().parse_private, blocks[0][1]))
 
     def save(self, path: AnyPath) -> None:
@@ -264,14 +271,15 @@ def _blocks(path: AnyPath, text: str) -> list[tuple[str, str]]:
 
 
 def _listed(blocks: list[tuple[str, str]]) -> str:
-    return " and ".join(f"a {kind.lower()}" for kind, _ in blocks) or "no key"
+    kinds = (kind.lower() for kind, _ in blocks)
+    return " and ".join(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in kinds) or "no key"
 
 
 def _parsed(path: AnyPath, parse: Callable[[str], bytes], block: str) -> bytes:
     try:
         return parse(block)
     except ValueError as bad:
-        raise KeyFileError(path, f"a key in it cannot be used: {bad}") from None
+        raise KeyFileError(path, f"a key in it cannot be used: {bad}", hint=_MAKE_ONE) from None
 
 
 def _save_new(path: AnyPath, text: str, mode: int) -> None:

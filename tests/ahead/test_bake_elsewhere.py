@@ -171,6 +171,18 @@ def test_a_worker_without_preheat_fails_its_jobs_with_one_message(config: Config
     }
 
 
+def test_an_executor_that_is_shut_down_is_named_as_the_reason(config: Config) -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    manifest = listed(Program.of(text("a"), label="a.cu"))
+    (failed,) = bake(manifest, config=config, executor=executor).failures
+    assert str(failed.error) == (
+        "a.cu for sm_90 was not baked, because the executor did not accept it: "
+        "RuntimeError: cannot schedule new futures after shutdown"
+    )
+    assert failed.error.hint == "pass an executor that is open and connected to its workers"
+
+
 # Results
 
 

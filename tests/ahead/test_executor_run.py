@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preheat.ahead.executor_run import run_on_executor
-from preheat.errors import LostJobError
+from preheat.ahead.executor_run import RefusedJobError, run_on_executor
+from preheat.errors import InputError, LostJobError
 
 
 class KilledWorker(Exception):  # noqa: N818  (It is the name that Dask uses.)
@@ -181,7 +181,16 @@ def test_an_executor_that_takes_no_job_fails_its_jobs() -> None:
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
     outcomes = run(pool, range(2))
-    assert {type(outcome) for outcome in outcomes.values()} == {RuntimeError}
+    assert {str(outcome) for outcome in outcomes.values() if isinstance(outcome, RefusedJobError)} == {
+        "RuntimeError: cannot schedule new futures after shutdown"
+    }
+    assert {type(outcome) for outcome in outcomes.values()} == {RefusedJobError}
+
+
+@pytest.mark.parametrize("given", [3, lambda: 3])
+def test_what_is_no_executor_is_refused(given: Any) -> None:
+    with pytest.raises(InputError, match=r"^an executor of concurrent\.futures is expected, not 3"):
+        run(given, range(2))
 
 
 def test_an_executor_of_the_caller_is_left_open_and_an_own_one_is_closed() -> None:

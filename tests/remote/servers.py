@@ -6,6 +6,8 @@ ends with the process that started it.
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import os
 import shutil
 import socket
@@ -28,6 +30,7 @@ __all__ = [
     "ESCAPED_PASSWORD",
     "PASSWORD",
     "Server",
+    "certificate",
     "free_ports",
     "redis_server",
     "s3_server",
@@ -61,6 +64,31 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1, signed by itself, and return its file and that of its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "certificate.pem").write_bytes(made.public_bytes(pem))
+    (folder / "key.pem").write_bytes(secret)
+    return folder / "certificate.pem", folder / "key.pem"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from preheat.cache.remote.engine import names_of
+from preheat.signing import SigningKey
 from tests.adapters.fake import write_library
 from tests.processes import start_process, wait_for_exit
 from tests.remote.proxy import Proxy
@@ -103,4 +104,27 @@ def test_a_bake_without_its_redis_succeeds_and_says_what_is_missing_there(
     output, _ = run(place, "baker", *bake, "--json", **shared(url))
     (row,) = json.loads(output)["stores"]
     assert (row["present"], row["written"], row["missing"]) == (0, 0, 3)
+    assert objects(store) == []
+
+
+def test_a_store_that_is_dead_or_refused_is_reported_once(place: Path) -> None:
+    """The parts of a bake share a builder, and with it what it knows of its stores."""
+    (place / "programs.toml").write_text(_MANIFEST.partition("[[foreign]]")[0])
+    bake = ("bake", "programs.toml", "--arch", "sm_90")
+    _, messages = run(place, "one", *bake, **shared("redis://127.0.0.1:1"))
+    assert messages.count("remote: cannot ") == 1, messages
+    assert "lacks 2 of 2 entries: redis://127.0.0.1:1: Connection refused" in messages
+    _, messages = run(place, "two", *bake, PREHEAT_REMOTE="redis://127.0.0.1:1")
+    assert messages.count("redis://127.0.0.1:1 is not used") == 1, messages
+
+
+def test_a_bake_without_a_key_to_sign_says_that_it_fills_nothing(
+    place: Path, open_store: Callable[[str], Store]
+) -> None:
+    SigningKey.new().public.save(place / "trusted.pem", comment="# for a reader")
+    bake = ("bake", "kernels.toml", "--arch", "sm_90")
+    keys = {"PREHEAT_TRUSTED_KEYS": str(place / "trusted.pem")}
+    store = open_store("redis")
+    _, messages = run(place, "reader", *bake, PREHEAT_REMOTE=store.url(), **keys)
+    assert "no shared store was filled, because PREHEAT_SIGNING_KEY is not set" in messages
     assert objects(store) == []

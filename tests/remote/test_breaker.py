@@ -114,3 +114,11 @@ def test_pauses_vary_so_that_processes_do_not_try_at_one_time(clock: Clock) -> N
         open_it(breaker)
         pauses.add(pause_of(breaker, clock))
     assert pauses == {0.75, 1.0, 1.25}
+
+
+def test_a_pause_that_is_ended_permits_one_trial(breaker: Breaker) -> None:
+    assert fail(breaker, lasting=True)
+    assert not breaker.claim_trial()
+    breaker.end_pause()
+    assert breaker.claim_trial()
+    assert not breaker.claim_trial()

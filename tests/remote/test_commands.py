@@ -374,6 +374,19 @@ def test_verify_says_what_is_missing(cli: Cli, use: Callable[..., None]) -> None
     assert cli("cache", "verify", "--remote", "--repair").code == 2
 
 
+def test_verify_checks_the_other_stores_of_one_that_is_dead(
+    open_store: Callable[[str], Store], cli: Cli, use: Callable[..., None]
+) -> None:
+    store = open_store("file")
+    store.open().write(entry_name(digest_of(1)), b"")
+    use("redis://127.0.0.1:1/0", store.url(), unsigned=True)
+    ran = cli("cache", "verify", "--remote")
+    assert ran.code == 1
+    assert ran.out == f"{entry_name(digest_of(1))}  foreign: it is too short\n"
+    assert "redis://127.0.0.1:1/0 cannot be used: Connection refused" in ran.err
+    assert list(cli("cache", "verify", "--remote", "--json").json()) == [store.url()]
+
+
 # check
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -16,7 +18,7 @@ from preheat.cache.remote.redis_engine import RedisEngine
 from preheat.cache.remote.server import Server
 from preheat.events import Events
 from tests.cache.entries import blob_of, digest_of
-from tests.processes import SOURCE, TIMEOUT_SECONDS, expect_success, start_python
+from tests.processes import SOURCE, TIMEOUT_SECONDS, expect_success, start_process, start_python
 from tests.remote.memory_engine import MemoryEngine
 from tests.remote.stores import Store
 from tests.remote.test_worker import Gate
@@ -255,3 +257,52 @@ def test_a_child_that_is_forked_during_an_import_of_a_thread_can_import(before: 
     started = time.monotonic()
     assert expect_success(start_python(IMPORT, before, env=env)) == "0\n"
     assert time.monotonic() - started < 10  # The longest wait of a fork, which goes on after it.
+
+
+MULTIPROCESSING = """
+import multiprocessing, sys, time
+from pathlib import Path
+from preheat.build.builder import Builder
+from preheat.cache.remote.file_engine import FileEngine
+from preheat.config import Config
+from tests.cache.entries import blob_of, digest_of
+
+method, when, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+write = FileEngine.write
+
+def slow(self, name, data):
+    time.sleep(0.3)
+    write(self, name, data)
+
+def builder():
+    FileEngine.write = slow
+    return Builder.open(
+        Config(cache_dirs=(), lock_dir=folder, remote=(f"file://{folder}/store",), remote_unsigned=True)
+    )
+
+def child():
+    opened = before or builder()
+    for number in range(3):
+        opened.cache.put(digest_of(number), blob_of(number))
+
+before = builder() if when == "before" and __name__ == "__main__" else None
+if __name__ == "__main__":
+    process = multiprocessing.get_context(method).Process(target=child)
+    process.start()
+    process.join()
+    found = builder()
+    print(process.exitcode, [found.cache.get(digest_of(n)) is not None for n in range(3)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "when"), [("fork", "before"), ("fork", "after"), ("forkserver", "after")]
+)
+def test_a_child_of_multiprocessing_ends_its_writes(method: str, when: str, tmp_path: Path) -> None:
+    """It leaves by `os._exit`, without running the functions that `atexit` knows."""
+    script = tmp_path / "script.py"
+    script.write_text(MULTIPROCESSING)
+    env = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{SOURCE.parent}"}
+    command = [sys.executable, str(script), method, when, str(tmp_path)]
+    said = expect_success(start_process(command, env=env))
+    assert said == "0 [True, True, True]\n"

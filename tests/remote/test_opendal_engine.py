@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import socket
+import ssl
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -25,7 +29,7 @@ from tests.processes import TIMEOUT_SECONDS
 from tests.remote.faults import NAME, fault
 from tests.remote.http_servers import endless, gateway, replying
 from tests.remote.proxy import Proxy
-from tests.remote.servers import Server
+from tests.remote.servers import Server, certificate
 from tests.remote.stores import Store
 from tests.remote.tiers import tier_on
 
@@ -224,6 +228,50 @@ def test_a_region_that_is_missing_is_an_error_of_the_store(monkeypatch: pytest.M
     error = fault(lambda: open_engine(parse_remote("s3://bucket"), timeout=60))
     assert "region is missing: add ?region=NAME to the URL" in str(error)
     assert "detect_region" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unexpected (permanent) at read => signing http request, source: failed to load signing "
+        "credential",
+        "Unexpected (permanent) at write => signing http request\n\nContext:\n   service: s3\n\n"
+        "Source:\n   failed to load signing credential\n\nBacktrace:\n   0: <unknown>\n",
+    ],
+)
+def test_every_operation_says_alike_that_there_are_no_credentials(text: str) -> None:
+    """Otherwise reads and writes would be reported as two faults."""
+    exceptions = pytest.importorskip("opendal").exceptions
+    from preheat.cache.remote import opendal_errors
+
+    error = opendal_errors.translated(exceptions.Unexpected(text), parse_remote("s3://b?region=r"))
+    assert str(error) == (
+        "s3://b?region=r: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        "or add anonymous=1 to the URL"
+    )
+    assert not error.retryable
+
+
+def test_https_needs_a_certificate_that_is_trusted(tmp_path: Path, open_url: Open) -> None:
+    file, key = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file, key)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with suppress(OSError), context.wrap_socket(connection, server_side=True):
+                        continue
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        error = fault(lambda: open_url(f"https://127.0.0.1:{server.getsockname()[1]}/x").read(NAME))
+        assert "its certificate is not accepted: " in str(error)
+        assert str(error).endswith("; SSL_CERT_FILE names a file of trusted certificates")
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(TIMEOUT_SECONDS)
 
 
 def test_other_threads_run_while_a_list_waits(

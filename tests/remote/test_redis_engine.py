@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +18,14 @@ from preheat.cache.remote.verify import verify
 from tests.processes import TIMEOUT_SECONDS, wait_for
 from tests.remote.faults import LARGE, NAME, every_call, fault
 from tests.remote.memory_engine import MemoryEngine
-from tests.remote.servers import ESCAPED_PASSWORD, PASSWORD, Server, free_ports, redis_server
+from tests.remote.servers import (
+    ESCAPED_PASSWORD,
+    PASSWORD,
+    Server,
+    certificate,
+    free_ports,
+    redis_server,
+)
 
 Open = Callable[[str], Engine]
 
@@ -216,36 +221,12 @@ def test_tls_needs_a_certificate_that_is_trusted(
     with redis_server(tmp_path, *options):
         engine = open_url(f"rediss://:{ESCAPED_PASSWORD}@127.0.0.1:{port}")
         error = fault(lambda: engine.read(NAME))
-        assert "certificate" in str(error).lower()
+        assert "its certificate is not accepted: " in str(error)
+        assert str(error).endswith("; SSL_CERT_FILE names a file of trusted certificates")
         assert not error.retryable
         monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
         engine.write(NAME, LARGE)
         assert engine.read(NAME) == LARGE
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for 127.0.0.1, signed by itself, and return its file and that of its key."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "certificate.pem").write_bytes(made.public_bytes(pem))
-    (folder / "key.pem").write_bytes(secret)
-    return folder / "certificate.pem", folder / "key.pem"
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])

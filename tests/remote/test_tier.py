@@ -16,6 +16,7 @@ from preheat.cache.remote.bounded import BoundedEngine
 from preheat.cache.remote.engine import ObjectError, RemoteError
 from preheat.cache.remote.names import digest_of as digest_of_name
 from preheat.cache.remote.names import entry_name
+from preheat.cache.remote.server import PausedError
 from preheat.cache.remote.tier import RemoteTier, StoreKeys
 from preheat.cache.remote.worker import Worker
 from preheat.events import Events
@@ -313,6 +314,23 @@ def test_wrong_credentials_cost_one_request(
     assert len(recorder.named("fault")) == 1
 
 
+def test_a_request_that_is_not_made_has_the_reason_of_the_fault_before_it(
+    engine: MemoryEngine, events: Events, recorder: Recorder
+) -> None:
+    """Threads of a sync share a server, and any of them may be the one whose error is shown."""
+    recorder.forgive = True
+    server = tier_on(engine, events).server
+
+    def refuse(*_: str) -> None:
+        raise RemoteError("memory://test: it refuses the credentials")
+
+    engine.before = refuse
+    with pytest.raises(RemoteError):
+        server.read("v1/ab/name")
+    with pytest.raises(PausedError, match=r"^memory://test: it refuses the credentials$"):
+        server.read("v1/ab/name")
+
+
 def test_a_fault_that_passes_is_retried_and_not_reported(
     engine: MemoryEngine, events: Events, clock: Clock
 ) -> None:
@@ -422,6 +440,30 @@ def test_writes_begin_again_after_a_pause(
     put(tier, digest_of(2), blob_of(2))
     assert engine.calls["write"] == 3
     assert [event["verb"] for event in recorder.named("recovered")] == ["write"]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_bake_tries_a_server_in_the_middle_of_a_pause(
+    engine: MemoryEngine, events: Events, recorder: Recorder, clock: Clock, works: bool
+) -> None:
+    recorder.forgive = True
+    engine.before = failing(RemoteError("permission denied"), clock)
+    tier = tier_on(engine, events, clock)
+    assert tier.get(KEY) is None
+    tier.put(KEY, BLOB)
+    assert tier.flush(TIMEOUT_SECONDS)
+    before = engine.calls.copy()
+    if works:
+        engine.before = None
+    filled = tier.fill([Filling(KEY, lambda: BLOB), Filling(digest_of(2), lambda: blob_of(2))])
+    assert filled is not None
+    if works:
+        assert (filled.written, filled.missing) == (2, 0)
+        assert engine.objects.keys() == {entry_name(KEY), entry_name(digest_of(2))}
+    else:
+        assert (filled.written, filled.missing, filled.reason) == (0, 2, "permission denied")
+        assert engine.calls - before == {"read": 1}
+        assert len(recorder.named("fault")) == 1
 
 
 def test_a_full_queue_drops_entries_and_never_waits(

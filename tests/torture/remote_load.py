@@ -30,6 +30,8 @@ REQUESTS = "requests"  # the file that grows by a byte with each request
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _REQUESTS = 12  # of one machine
 _LONGEST = 120.0  # seconds for one request, on a machine that does much else
+_COMMON = 0.2  # of the requests are for keys that all machines want at the time
+_QUICK, _SLOW = 0.02, 1.0  # seconds that a compile takes at most, and one that all machines want
 _LEASE = 2.0  # seconds: leases of killed processes are taken over soon
 
 
@@ -121,11 +123,12 @@ class Machine:
             self.say("stored", self._schemes[fields["tier"]], fields["key"])
 
     def _request(self, builder: Builder) -> None:
-        key = self._random.randrange(self._keys)
+        wanted_by_all = self._random.random() < _COMMON
+        key = self._common_key() if wanted_by_all else self._random.randrange(self._keys)
 
         def make() -> dict[str, bytes]:
             self.say("makes", key)
-            time.sleep(self._random.uniform(0, 0.02))
+            time.sleep(self._random.uniform(0, _SLOW if wanted_by_all else _QUICK))
             return {"file": entry_of(key)}
 
         self.say("wants", key)
@@ -136,6 +139,10 @@ class Machine:
             raise AssertionError(f"key {key} has another answer")
         self.say("has", key)
         os.write(self._requests, b".")
+
+    def _common_key(self) -> int:
+        """Return a key that the other machines want at the same time, so that they wait for one."""
+        return (int(time.monotonic()) * 8 + self._random.randrange(8)) % self._keys
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

@@ -146,16 +146,15 @@ def bake(
     todo = plan_all(manifest, archs, shard)
     recorded = RecordedEntries(manifest.recorded)
     results = _Results(on_done)
+    used = _BakeBuilder(builder, config)
     if executor is not None:
         from preheat.ahead.bake_elsewhere import bake_elsewhere
 
         events = logged_events() if builder is None else builder.events
         todo = bake_elsewhere(todo, config, events, executor, on_start, results.add)
-    _run_here(
-        [job for job in todo if isinstance(job, Job)], builder, config, jobs, on_start, results.add
-    )
+    _run_here([job for job in todo if isinstance(job, Job)], used, jobs, on_start, results.add)
     requests = [job for job in todo if isinstance(job, ForeignJob)]
-    _run_adapters(requests, recorded, builder, config, jobs, on_start, results.add)
+    _run_adapters(requests, recorded, used, jobs, on_start, results.add)
     outputs, ambiguous = _without_ambiguous(results.programs)
     unreadable = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
     failures = [*unreadable, *results.failures, *ambiguous]
@@ -166,7 +165,7 @@ def bake(
     path = Path(output) if output is not None and (outputs or foreign or not failures) else None
     nbytes = 0 if path is None else _write(path, outputs, foreign, manifest.graphs, key)
     rows = (*sorted(each.row for each in outputs), *map(_foreign_row, foreign))
-    stores = fill_stores(outputs, foreign, builder, config)
+    stores = _fill_stores(outputs, foreign, used)
     return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes, stores)
 
 
@@ -298,18 +297,58 @@ def _foreign_row(baked: BakedForeign) -> BakedProgram:
 # Jobs in this process
 
 
+class _BakeBuilder:
+    """The builder of a bake: that of the caller, or one that is opened when it is needed first.
+
+    All parts of a bake share it. A shared store that cannot be used is then reported once.
+    """
+
+    def __init__(self, builder: Builder | None, config: Config) -> None:
+        self._given = builder
+        self._opened: Builder | None = None
+        self._config = config
+
+    @property
+    def may_have_stores(self) -> bool:
+        """Whether the builder may have shared stores. Nothing is opened to find out."""
+        return self._given is not None or bool(self._config.remote)
+
+    def get(self) -> Builder:
+        """Return the builder."""
+        if self._given is not None:
+            return self._given
+        if self._opened is None:
+            self._opened = Builder.open(self._config)
+        return self._opened
+
+    def close(self) -> None:
+        """Close a builder that was opened here. It can still be used."""
+        if self._opened is not None:
+            self._opened.close()
+
+
+def _fill_stores(
+    outputs: Sequence[Output], foreign: Sequence[BakedForeign], builder: _BakeBuilder
+) -> tuple[Filled, ...]:
+    if not builder.may_have_stores:
+        return ()
+    try:
+        return fill_stores(outputs, foreign, builder.get())
+    finally:
+        builder.close()
+
+
 def _run_here(
     todo: Sequence[Job],
-    builder: Builder | None,
-    config: Config,
+    builder: _BakeBuilder,
     jobs: int | None,
     on_start: OnStart | None,
     on_done: Callable[[Job, Output | PreheatError], None],
 ) -> None:
-    """Run the jobs through `builder`, or through one that is opened for them."""
+    """Run the jobs in threads of this process."""
     if not todo:
         return
-    used = builder or Builder.open(config)
+    used = builder.get()
 
     def started(index: int) -> None:
         if on_start is not None:
@@ -330,15 +369,13 @@ def _run_here(
             run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
         used.cache.close()  # Finish writing to shared stores before checking what they lack.
     finally:
-        if builder is None:
-            used.close()
+        builder.close()
 
 
 def _run_adapters(
     todo: Sequence[ForeignJob],
     recorded: RecordedEntries,
-    builder: Builder | None,
-    config: Config,
+    builder: _BakeBuilder,
     jobs: int | None,
     on_start: OnStart | None,
     on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
@@ -351,5 +388,5 @@ def _run_adapters(
         if on_start is not None:
             on_start(job)
 
-    used = builder or Builder.open(config)
-    bake_foreign(todo, used, recorded, jobs=jobs, on_start=started, on_done=on_done)
+    bake_foreign(todo, builder.get(), recorded, jobs=jobs, on_start=started, on_done=on_done)
+    builder.close()

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor
 
-from preheat.ahead.executor_run import run_on_executor
+from preheat.ahead.executor_run import RefusedJobError, run_on_executor
 from preheat.ahead.fleets import fleet
 from preheat.ahead.fleets.watch import FleetWatch
 from preheat.ahead.foreign import BakedForeign, ForeignJob
@@ -70,6 +70,9 @@ def _failure(job: AnyJob, error: BaseException) -> ToolchainError:
     if isinstance(error, BrokenExecutor | CancelledError):
         why = f"{job} was not baked, because its executor failed: {error or type(error).__name__}"
         return ToolchainError(why, hint="bake again: programs that were finished are in the cache")
+    if isinstance(error, RefusedJobError):
+        why = f"{job} was not baked, because the executor did not accept it: {error}"
+        return ToolchainError(why, hint="pass an executor that is open and connected to its workers")
     # Such as ModuleNotFoundError. All jobs of a worker may meet it, so it does not name this one.
     why = f"a worker could not run a job: {type(error).__name__}: {error}"
     return ToolchainError(why, hint="every worker needs preheat, of one version, and its compilers")

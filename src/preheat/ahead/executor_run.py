@@ -15,9 +15,9 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from preheat.errors import LostJobError
+from preheat.errors import InputError, LostJobError
 
-__all__ = ["run_on_executor"]
+__all__ = ["RefusedJobError", "run_on_executor"]
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -38,6 +38,10 @@ _DEATHS = {
 }
 
 
+class RefusedJobError(Exception):
+    """An executor did not accept a job, for example because it is shut down."""
+
+
 def run_on_executor(
     executor: Executor | Callable[[], Executor],
     todo: Sequence[J],
@@ -49,8 +53,9 @@ def run_on_executor(
 
     `submit` hands one job to the executor. A function in the place of an executor makes one; such an
     executor is replaced when it breaks, and it is shut down in the end. An end of the iteration cancels
-    what has not started. `on_start` is called in this thread, at the latest when the job ends. While no
-    job ends, `on_wait` is called again and again.
+    what has not started. The error of a job that the executor did not accept is a `RefusedJobError`.
+    `on_start` is called in this thread, at the latest when the job ends. While no job ends, `on_wait`
+    is called again and again.
     """
     yield from _Run(executor, todo, submit, on_start, on_wait).results()
 
@@ -65,7 +70,7 @@ class _Run(Generic[J, R]):
         on_wait: Callable[[Executor], None] | None,
     ) -> None:
         self._make = None if isinstance(executor, Executor) else executor
-        self._executor = executor if isinstance(executor, Executor) else executor()
+        self._executor = executor if isinstance(executor, Executor) else _made(executor)
         self._todo = todo
         self._hand_over = submit
         self._on_start = on_start
@@ -86,9 +91,9 @@ class _Run(Generic[J, R]):
             while self._open:
                 index, outcome = self._next()
                 if not self._lost(index, outcome):
-                    yield self._todo[index], outcome
+                    yield self._todo[index], self._final(index, outcome)
             for index in self._suspected:
-                yield self._todo[index], self._run_alone(index)
+                yield self._todo[index], self._final(index, self._run_alone(index))
         finally:
             self._close()
 
@@ -160,11 +165,22 @@ class _Run(Generic[J, R]):
             return index in self._refused
         return self._breaks >= _MOST_BREAKS
 
+    def _final(self, index: int, outcome: R | BaseException) -> R | BaseException:
+        """Return the outcome, with a `RefusedJobError` for a job that was not accepted.
+
+        The error of an executor whose workers have died says why it accepts no more jobs.
+        """
+        if index not in self._refused or not isinstance(outcome, Exception) or _deaths(outcome):
+            return outcome
+        refusal = RefusedJobError(f"{type(outcome).__name__}: {outcome}")
+        refusal.__cause__ = outcome
+        return refusal
+
     def _replace_executor(self, make: Callable[[], Executor]) -> None:
         self._breaks += 1
         self._workers = getattr(self._executor, "_max_workers", None) or os.cpu_count() or 1
         self._executor.shutdown(wait=False)
-        self._executor = make()
+        self._executor = _made(make)
 
     def _recover(self, first: int) -> None:
         """Submit the jobs of a broken executor again, except those that may have run when it broke.
@@ -201,6 +217,17 @@ class _Run(Generic[J, R]):
             future.cancel()
         if self._make is not None:
             self._executor.shutdown(wait=not self._open, cancel_futures=True)
+
+
+def _made(make: object) -> Executor:
+    """Return the executor that a function makes; `InputError` for anything else."""
+    made = make() if callable(make) else make
+    if not isinstance(made, Executor):
+        raise InputError(
+            f"an executor of concurrent.futures is expected, not {made!r}",
+            hint="pass an executor, a function that makes one, or an address such as dask://HOST:PORT",
+        )
+    return made
 
 
 def _outcome(future: Future[R]) -> R | BaseException:

@@ -10,33 +10,22 @@ from preheat.ahead.jobs import Output
 from preheat.build.builder import Builder
 from preheat.cache import Chain
 from preheat.cache.base import Filled, Filling
-from preheat.config import Config
 from preheat.toolchain.headers import pack_states
 
 __all__ = ["fill_stores"]
 
 
 def fill_stores(
-    outputs: Iterable[Output],
-    foreign: Iterable[BakedForeign],
-    builder: Builder | None,
-    config: Config,
+    outputs: Iterable[Output], foreign: Iterable[BakedForeign], builder: Builder
 ) -> tuple[Filled, ...]:
-    """Write what was baked to the shared stores of `builder`, or of the settings, that lack it.
+    """Write what was baked to the shared stores of `builder` that lack it.
 
     An entry that was found in a cache of this machine may never have been on a store.
     """
-    if builder is None and not config.remote:
+    if not builder.cache.shared:
         return ()
-    used = builder or Builder.open(config)
-    try:
-        if not used.cache.shared:
-            return ()
-        entries = [*_programs(outputs, used.cache), *_foreign(foreign)]
-        return tuple(used.cache.fill_shared(entries))
-    finally:
-        if builder is None:
-            used.close()
+    entries = [*_programs(outputs, builder.cache), *_foreign(foreign)]
+    return tuple(builder.cache.fill_shared(entries))
 
 
 def _programs(outputs: Iterable[Output], cache: Chain) -> Iterator[Filling]:

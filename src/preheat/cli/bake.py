@@ -20,6 +20,7 @@ from preheat.cli.check import run_check
 from preheat.cli.output import columns, count, duration, print_error, print_json, print_message, size
 from preheat.cli.programs import archs_option, coverage_option
 from preheat.cli.signatures import signing_key
+from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.progress import progress
 
@@ -205,6 +206,15 @@ def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: boo
         print_message(f"{output}: {made}{failed}{' and are not in the bundle' if failed else ''}")
     for store in baked.stores:
         print_message(_on_store(store))
+    if _lacks_signing_key(Config.from_env()):
+        print_message("no shared store was filled, because PREHEAT_SIGNING_KEY is not set")
+
+
+def _lacks_signing_key(config: Config) -> bool:
+    """Return whether shared stores are read and not written, because there is no key to sign with."""
+    return bool(config.remote and config.trusted_keys) and not (
+        config.signing_key or config.remote_unsigned
+    )
 
 
 def _on_store(store: Filled) -> str:

@@ -13,12 +13,11 @@ from preheat.build.remotes import TrustPolicy, open_remotes, patient, remotes_of
 from preheat.cache.remote.engine import Engine, RemoteError
 from preheat.cache.remote.permissions import permissions_of
 from preheat.cache.remote.probe import Probe, probe
-from preheat.cache.remote.server import PausedError
 from preheat.cache.remote.tier import RemoteTier
 from preheat.cache.remote.url import Remote
 from preheat.cache.remote.verify import PROBLEMS, Verified, listed, verify
 from preheat.cli.findings import Finding
-from preheat.cli.output import count, duration, print_json, print_message
+from preheat.cli.output import count, duration, print_error, print_json, print_message
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events
@@ -91,10 +90,8 @@ class _UnusableError(PreheatError):
 def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteTier]]:
     """Open a shared store; `_UnusableError` when it cannot be, or fails in the block."""
     refused: list[str] = []
-    faults: list[str] = []
     events = Events()
     events.subscribe(lambda _, fields: refused.append(str(fields["reason"])), "refused")
-    events.subscribe(lambda _, fields: faults.append(str(fields["error"])), "fault")
     tiers = open_remotes(alone, events)
     if not tiers:
         raise _UnusableError(f"{remote.name} is not used", hint=refused[0])
@@ -102,9 +99,7 @@ def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteTier]
     try:
         yield tier.server.engine(), tier
     except RemoteError as error:
-        # After a fault, other threads get a `PausedError`, which does not have the reason.
-        reason = faults[-1].partition(": ")[2] if isinstance(error, PausedError) else str(error)
-        reason = reason.removeprefix(f"{remote.name}: ")
+        reason = str(error).removeprefix(f"{remote.name}: ")
         raise _UnusableError(f"{remote.name} cannot be used: {reason}") from None
     finally:
         tier.server.close()
@@ -135,15 +130,28 @@ def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool, read_only: bo
 
 
 def verify_remotes(config: Config, *, as_json: bool) -> int:
-    """Read and check every object of all shared stores; return the exit status."""
+    """Read and check every object of all shared stores; return the exit status.
+
+    A store that cannot be used is an error after the others were checked.
+    """
     if not config.remote:
         raise InputError("there is no shared store", hint="set PREHEAT_REMOTE to its URL")
-    reports = {remote.name: _verified(remote, alone) for remote, alone in _stores(config)}
-    if as_json:
+    reports: dict[str, list[Verified]] = {}
+    unusable: list[_UnusableError] = []
+    for remote, alone in _stores(config):
+        try:
+            reports[remote.name] = _verified(remote, alone)
+        except _UnusableError as error:
+            unusable.append(error)
+    if as_json and reports:
         print_json({name: _as_json(found) for name, found in reports.items()})
-    else:
+    elif not as_json:
         for name, found in reports.items():
             _print(name, found)
+    for each in unusable[:-1]:
+        print_error(str(each), each.hint)
+    if unusable:
+        raise unusable[-1]
     return 1 if any(not each.ok for found in reports.values() for each in found) else 0
 
 

@@ -54,6 +54,11 @@ class Breaker:
             self._trial_at = now + self._pause
             return True
 
+    def end_pause(self) -> None:
+        """Permit a trial now, if it is open."""
+        with self._lock:
+            self._trial_at = min(self._trial_at, self._clock())
+
     def succeeded(self, *, trial: bool = False) -> bool:
         """Count a success, and return whether it closed the breaker, as only that of a trial does."""
         if not trial:

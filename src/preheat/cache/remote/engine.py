@@ -10,6 +10,7 @@ from preheat.cache.remote.names import printable
 from preheat.cache.trust import MAX_FILE_BYTES
 
 __all__ = [
+    "CERTIFICATES_HINT",
     "LEASE_BYTES",
     "MAX_OBJECT_BYTES",
     "Engine",
@@ -21,6 +22,8 @@ __all__ = [
 
 # Larger objects are not read, so that no server can exhaust memory. A directory reads whole files.
 MAX_OBJECT_BYTES = MAX_FILE_BYTES
+#: What helps if a server has a certificate of an authority that this machine does not know.
+CERTIFICATES_HINT = "SSL_CERT_FILE names a file of trusted certificates"
 LEASE_BYTES = 4096  # of an object that is compared: a lease has about 40
 
 

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from preheat.cache.base import Filled, Filling
 from preheat.cache.remote.engine import RemoteError
-from preheat.cache.remote.server import PAUSED
 from preheat.cache.remote.tier import DIGESTS_PER_REQUEST
 
 __all__ = ["FillableTier", "fill"]
@@ -49,7 +48,7 @@ def fill(tier: FillableTier, entries: Sequence[Filling]) -> Filled:
         present=there,
         written=len(wanted) - there - len(missing),
         missing=len(missing),
-        reason=min(missing.values(), key=lambda reason: reason == PAUSED, default=""),
+        reason=next(iter(missing.values()), ""),
     )
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from opendal import exceptions
 
-from preheat.cache.remote.engine import ObjectError, RemoteError
+from preheat.cache.remote.engine import CERTIFICATES_HINT, ObjectError, RemoteError
 from preheat.cache.remote.url import Remote
 
 __all__ = ["ERRORS", "NO_CONNECTION", "error_of_stream", "is_unsupported", "translated"]
@@ -19,6 +19,12 @@ ERRORS = tuple(
 )
 #: The message of a stream that could not be opened contains this, and does not contain the reason.
 NO_CONNECTION = "source: error sending request"
+_NO_CREDENTIALS = "failed to load signing credential"
+_CREDENTIALS = {  # where each service finds those that the URL does not have
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or add anonymous=1 to the URL",
+    "gcs": "set GOOGLE_APPLICATION_CREDENTIALS, or add anonymous=1 to the URL",
+    "azblob": "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
 _REFUSED = "it refuses the credentials, or they do not permit the operation"
 _TOO_LARGE = "the object is too large"
 _MEANINGS: dict[type[Exception], str] = {
@@ -48,6 +54,10 @@ def translated(error: Exception, remote: Remote) -> RemoteError:
     status = _status(text)
     too_large = status == 413 or reason.startswith("EntityTooLarge")  # The latter is S3, status 400.
     meaning = _TOO_LARGE if too_large else _MEANINGS_OF_STATUS.get(status) or _MEANINGS.get(type(error))
+    if _NO_CREDENTIALS in reason:  # The same text for each operation, so that it is reported once.
+        reason = f"no credentials were found: {_CREDENTIALS.get(remote.service, reason)}"
+    elif "invalid peer certificate" in reason:
+        reason = f"its certificate is not accepted: {reason.rpartition(': ')[2]}; {CERTIFICATES_HINT}"
     shown = _without_credentials(reason, remote)[:_LONGEST]
     message = ": ".join(filter(None, (remote.name, meaning, shown)))
     if too_large:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
+from preheat.cache.remote.engine import (
+    CERTIFICATES_HINT,
+    MAX_OBJECT_BYTES,
+    ObjectError,
+    RemoteError,
+)
 from preheat.cache.remote.names import printable
 from preheat.cache.remote.resp import Connection, OversizeError, ServerError
 from preheat.cache.remote.url import Remote
@@ -199,4 +205,6 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _reason(fault: Exception) -> str:
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {fault.verify_message}; {CERTIFICATES_HINT}"
     return getattr(fault, "strerror", None) or str(fault) or type(fault).__name__

@@ -14,12 +14,10 @@ from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 
-__all__ = ["PAUSED", "PausedError", "Server", "Traffic", "received", "sent"]
+__all__ = ["PausedError", "Server", "Traffic", "received", "sent"]
 
 T = TypeVar("T")
 
-#: Why a request was not made while a breaker is open.
-PAUSED = "earlier requests failed"
 _ATTEMPTS = 3
 _TIMEOUT_SHARE = 0.9  # A fault after this share of the time limit counts as a time-out.
 _ACTIONS = {  # how messages describe a verb that is not plain English
@@ -38,7 +36,7 @@ _abandoned: list[Engine] = []
 
 
 class PausedError(RemoteError):
-    """No request was made, because earlier ones failed."""
+    """No request was made, because earlier ones failed. Its text is the reason of the last of them."""
 
 
 class Traffic(NamedTuple):
@@ -102,6 +100,7 @@ class Server:
         self._sleep = sleep
         self._engine: Engine | None = None
         self._reported: dict[str, Breaker] = {}  # those that are open, by the reason that was reported
+        self._reasons: dict[Breaker, str] = {}  # of the last fault of each
         self._opening = Lock()
         fork.register(self)
 
@@ -137,7 +136,7 @@ class Server:
         if not breaker.closed:
             trial = (writes or background) and breaker.claim_trial()
             if not trial:
-                raise PausedError(f"{self.tier} is not asked, because {PAUSED}")
+                raise PausedError(self._reasons[breaker])
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))
@@ -202,6 +201,7 @@ class Server:
         except RemoteError as error:
             seconds = self._clock() - started
             self._count(verb, seconds, failed=True)
+            self._reasons[breaker] = str(error)  # before it opens
             # A server that was too slow is not tried again at once, but may be quick a second later.
             lasting = not error.retryable and seconds < self._patience
             # One that is too slow for a question about many objects may be quick with a single one.

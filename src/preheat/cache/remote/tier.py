@@ -15,7 +15,7 @@ from preheat.cache.base import CLOSE_SECONDS, Filled, Filling, Merger
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import Engine, ObjectError, RemoteError
 from preheat.cache.remote.names import entry_name
-from preheat.cache.remote.server import PAUSED, PausedError, Server, received, sent
+from preheat.cache.remote.server import Server, received, sent
 from preheat.cache.remote.worker import Worker
 from preheat.cache.signatures import Signer, UntrustedError, Verifier
 from preheat.events import Events
@@ -221,8 +221,6 @@ class RemoteTier:
                 written = self._write_merged(digest, blob, self._merger, refusal)
             else:
                 written = self._send(digest, blob, refusal)
-        except PausedError:
-            drop(PAUSED)
         except (RemoteError, ValueError) as error:  # `ValueError`: the entry is too long for a server.
             drop(str(error))
         else:
@@ -259,7 +257,21 @@ class RemoteTier:
         with no_fork:
             from preheat.cache.remote.fill import fill  # Only a bake needs it.
 
-        return fill(self, entries) if self.writable else None
+        if not self.writable:
+            return None
+        if entries:
+            self._try_now(entries[0].digest)
+        return fill(self, entries)
+
+    def _try_now(self, digest: str) -> None:
+        """If requests are paused, read `digest`, to see whether the server works again.
+
+        A pause may be as long as a minute, and a bake writes to the server only once.
+        """
+        if not self.server.reads.closed:
+            self.server.trial("read", partial(self._read, digest), traffic=received)
+        if self.server.reads.closed:
+            self.server.writes.end_pause()
 
     def was_dropped(self, digest: str) -> bool:
         """Return whether the last entry that was put under this digest could not be written."""

@@ -153,7 +153,9 @@ def _scheme_of(text: str) -> str:
         return scheme.lower()
     known = ", ".join(f"{name}://" for name in _SCHEMES)
     if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+]{0,11}", scheme):
-        raise InputError(f"it does not start with one of {known}", hint=f"for example {_S3.example}")
+        raise InputError(
+            f"the URL does not start with one of {known}", hint=f"for example {_S3.example}"
+        )
     close = _ALIASES.get(scheme.lower())
     hint = f"did you mean {close}://?" if close else did_you_mean(scheme, _SCHEMES)
     raise InputError(
@@ -165,13 +167,16 @@ def _split(text: str, refuse: Callable[[str], NoReturn]) -> tuple[SplitResult, i
     """Split a URL. What is outside the credentials must not contain a part of them."""
     if not text.isascii() or not text.isprintable() or " " in text:
         refuse("it has a space or a character outside ASCII; escape it, for example a space as %20")
+    address, _, query = text.partition("?")
+    if address.count("://") > 1 or query.count("://") > query.count("endpoint="):
+        refuse("it has :// twice; separate several URLs by spaces")
     parts, port, valid = None, None, False
     with suppress(ValueError):  # Its message may have a part of the password.
         parts = urlsplit(text)
         port = parts.port
         valid = True
     if parts is None or not valid:
-        refuse("its address is invalid; write / ? # @ : in a password as %2F %3F %23 %40 %3A")
+        refuse("its host or port is invalid; write / ? # @ : in a password as %2F %3F %23 %40 %3A")
     # An unescaped / or ? in a password ends the address there, and the rest has the @.
     if "@" in parts.path + parts.query or parts.fragment or "#" in text:
         refuse("it has an @ or # after the address; write / ? # @ in a password as %2F %3F %23 %40")
