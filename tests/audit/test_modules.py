@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import hashlib
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def test_code_in_an_installed_file_is_accounted_for(
     assert row["accounted"] is False  # It has PTX alone, which the driver compiled.
     code = f"import shutil, subprocess\nshutil.copy({str(standins.loader)!r}, 'new')\n"
     (tmp_path / "build.py").write_text(code + "subprocess.run(['./new', 'embedded'])")
-    done = audit(["python3", "build.py"])
+    done = audit([sys.executable, "build.py"])
     (row,) = modules(done)
     assert (row["origin"], row["from"]) == ("built", str(tmp_path / "new"))
 

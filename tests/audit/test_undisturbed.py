@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_a_triton_without_a_compile_function_can_be_imported(cli: Cli, tmp_path:
     (package / "__init__.py").touch()
     (package / "compiler.py").write_text("name = 'a stub'\n")
     (tmp_path / "app.py").write_text("import triton.compiler.compiler as c\nprint(c.name)\n")
-    done = cli("audit", "--", "python3", "app.py")
+    done = cli("audit", "--", sys.executable, "app.py")
     assert (done.code, done.out) == (0, "a stub\n")
     assert "compiles by Triton: AttributeError" in done.err
 
@@ -93,7 +94,7 @@ def test_a_failed_compile_of_triton_is_rejected(cli: Cli, tmp_path: Path) -> Non
         "import triton.compiler.compiler as c\ntry: c.compile(c.ASTSource())\nexcept ValueError: pass"
     )
     (tmp_path / "app.py").write_text(code)
-    done = cli("audit", "--json", "--", "python3", "app.py")
+    done = cli("audit", "--json", "--", sys.executable, "app.py")
     (row,) = done.report["compiles"]
     assert (row["compiler"], row["name"], row["rejected"]) == ("Triton", "add", True)
 
