@@ -27,7 +27,8 @@ class Slow:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
     """Return builders that the end of a process closes in this order."""
     builders = [Slow(), Slow(ValueError("first")), Slow(OSError("second")), Slow()]
-    monkeypatch.setattr(at_exit, "_open", builders)
+    monkeypatch.setattr(at_exit, "_builders", dict.fromkeys(builders, ()))
+    monkeypatch.setattr(at_exit, "_stores", set())
     monkeypatch.setattr(at_exit, "CLOSE_SECONDS", 0.05)
     return builders
 
@@ -42,3 +43,13 @@ def test_all_builders_share_the_time_and_an_error_does_not_keep_the_rest_open(
     assert waited == sorted(waited, reverse=True)
     assert waited[0] <= 0.05
     assert waited[-1] == 0
+
+
+def test_a_store_is_closed_once_by_its_builder_or_alone_when_the_builder_is_gone(
+    opened: list[Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned, left = Slow(), Slow()
+    monkeypatch.setattr(at_exit, "_builders", {opened[0]: [owned]})
+    monkeypatch.setattr(at_exit, "_stores", {owned, left})
+    at_exit._close_all()
+    assert [len(each.waited) for each in (opened[0], owned, left)] == [1, 0, 1]

@@ -260,7 +260,7 @@ def test_a_child_that_is_forked_during_an_import_of_a_thread_can_import(before: 
 
 
 MULTIPROCESSING = """
-import multiprocessing, sys, time
+import gc, multiprocessing, sys, time
 from pathlib import Path
 from preheat.build.builder import Builder
 from preheat.cache.remote.file_engine import FileEngine
@@ -284,6 +284,8 @@ def child():
     opened = before or builder()
     for number in range(3):
         opened.cache.put(digest_of(number), blob_of(number))
+    del opened
+    gc.collect()  # The store outlives its builder until it has written everything.
 
 before = builder() if when == "before" and __name__ == "__main__" else None
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The builders of the process, which are closed when it ends."""
+"""The builders of the process and their shared stores, which are closed when it ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 from preheat import fork
@@ -20,22 +21,28 @@ class _Closable(Protocol):
         """Close it, and wait at most `seconds` for writes to shared stores."""
 
 
-_open: weakref.WeakSet[_Closable] = weakref.WeakSet()
+#: The builders, each with its shared stores, which it closes.
+_builders: weakref.WeakKeyDictionary[_Closable, Sequence[_Closable]] = weakref.WeakKeyDictionary()
+#: The stores of all builders. The threads that write to a store keep it alive when its builder is gone.
+_stores: weakref.WeakSet[_Closable] = weakref.WeakSet()
 
 
-def close_at_exit(builder: _Closable) -> None:
-    """Close `builder` when the process ends, unless it is gone by then."""
-    _open.add(builder)
+def close_at_exit(builder: _Closable, stores: Sequence[_Closable]) -> None:
+    """Close `builder` when the process ends, or the `stores` that still write if it is gone by then."""
+    _builders[builder] = stores
+    _stores.update(stores)
     _finalizer.register()
 
 
 def _close_all() -> None:
-    """Close all builders within one time limit, even if closing one of them raises an error."""
+    """Close everything within one time limit, even if closing one of them raises an error."""
     deadline = time.monotonic() + CLOSE_SECONDS
     errors: list[Exception] = []
-    for builder in list(_open):
+    builders = dict(_builders)
+    owned = [store for stores in builders.values() for store in stores]
+    for each in (*builders, *(store for store in _stores if store not in owned)):
         try:
-            builder.close(max(0.0, deadline - time.monotonic()))
+            each.close(max(0.0, deadline - time.monotonic()))
         except Exception as error:
             errors.append(error)
     if errors:

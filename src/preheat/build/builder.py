@@ -104,7 +104,7 @@ class Builder:
         self._turns = Turns(self._locks, cache, events, wait=lock_wait)
         self._sealed = sealed
         self.background = Background()  # for requests that do not wait; `close` cancels them
-        close_at_exit(self)
+        close_at_exit(self, cache.shared)
         fork.register(self)
         process_counters.add(events)
 

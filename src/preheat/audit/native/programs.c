@@ -323,6 +323,12 @@ EXPORT int fexecve(int file, char* const argv[], char* const env[]) {
     EXECUTE(0, real_fexecve(file, argv, env));
 }
 
+/* Return whether a path is relative to the descriptor `place`. The kernel accepts NULL, and execveat is
+   declared with a path that is not NULL. */
+static int is_below(int place, const char* path) {
+    return path && path[0] != '/' && (place != AT_FDCWD || !path[0]);
+}
+
 EXPORT int execveat(int place, const char* path, char* const argv[], char* const env[], int flags) {
     resolve();
     char full[PATH_BYTES];
@@ -331,7 +337,7 @@ EXPORT int execveat(int place, const char* path, char* const argv[], char* const
         errno = ENOSYS;
         return -1;
     }
-    if (path && path[0] != '/' && (place != AT_FDCWD || !path[0])) {
+    if (is_below(place, path)) {
         snprintf(full, sizeof full, "/proc/self/fd/%d%s%s", place, path[0] ? "/" : "", path);
         start.path = full;
     }
