@@ -20,11 +20,12 @@ FLEETS := 'distributed==2026.8.*' 'ray[client]==2.60.*'
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering shared_pools branch_ordering streams)
 
-# Files go to cores in the order in which tests/conftest.py sorts them. Each core has a process of its own,
-# so that NumPy needs no threads. Bytecode is written even where the environment says otherwise: processes
-# that tests start load it.
+# Files go to processes in the order in which tests/conftest.py sorts them. There is one process more than
+# cores, because tests wait for other processes, locks and the disk. NumPy therefore needs no threads.
+# Bytecode is written even where the environment says otherwise: processes that tests start load it.
+WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
-	-n auto --dist loadfile --no-loadscope-reorder
+	-n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-fleet native-debug test-gpu prove-audit-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
 
