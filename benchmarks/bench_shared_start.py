@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from common import options, report
+from common import options, report, spread
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.remote.proxy import Proxy
@@ -125,9 +125,14 @@ def measure(root: Path, rounds: int) -> list[tuple[str, ...]]:
                     assert compiles == (COUNT if name == "nothing stored" else 0), (name, compiles)
                     times.setdefault(name, {}).setdefault(how, []).append(seconds)
     return [
-        (name, *(f"{statistics.median(by[how]):.3f} s" for how in ("one by one", "together")))
+        (name, *(text for values in by.values() for text in (median(values), spread(values))))
         for name, by in times.items()
     ]
+
+
+def median(seconds: list[float]) -> str:
+    """Return the median of measured times as text."""
+    return f"{statistics.median(seconds):.3f} s"
 
 
 def main() -> None:
@@ -137,7 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder), arguments.rounds)
-    head = ("where 50 kernels are", "one by one", "together")
+    head = ("where 50 kernels are", "one by one", "spread", "together", "spread")
     report("bench_shared_start", "50 kernels, first launch", head, rows, into=arguments.json)
 
 

@@ -74,6 +74,23 @@ CHARTS = (
         column="all kernels",
     ),
     Chart(
+        name="shared-start",
+        title="A process with an empty cache: 50 kernels, from the first request to the last result",
+        results="bench_shared_start",
+        table="50 kernels, first launch",
+        column="together",
+        labels={"nothing stored": "nothing stored: 50 compiles"},
+        ours=(
+            "local disk",
+            *(
+                f"shared store on {server}{delay}"
+                for server in ("Redis", "S3", "WebDAV")
+                for delay in ("", ", 5 ms added")
+            ),
+        ),
+        note="Medians, on the emulator, with gpu.kernels. The servers are on the same machine.",
+    ),
+    Chart(
         name="launch",
         title="Host cost of one launch of saxpy",
         results="bench_launch",
