@@ -88,7 +88,7 @@ CHARTS = (
                 for delay in ("", ", 5 ms added")
             ),
         ),
-        note="Medians, on the emulator, with gpu.kernels. The servers are on the same machine.",
+        note="On the emulator, with gpu.kernels. The servers are on the same machine.",
     ),
     Chart(
         name="launch",
@@ -236,10 +236,11 @@ def _row(bar: Bar, left: float, y: float, scale: float) -> Iterator[str]:
 def caption(chart: Chart) -> list[str]:
     """Return the lines below a chart: what is meant, where it was measured, with which versions."""
     machine = load(chart)["machine"]
+    gpu = "no GPU" if machine["gpu"] == "-" else machine["gpu"]
     spread = any(bar.spread != "-" for bar in bars(chart))
     meaning = "Less is better." + (" Medians; a spread is the interquartile range." if spread else "")
     where = (
-        f"{machine['gpu']}; {machine['cpu']}, {machine['cores']} cores; {machine['system']}; "
+        f"{gpu}; {machine['cpu']}, {machine['cores']} cores; {machine['system']}; "
         f"Python {machine['python']}; {machine['date']}."
     )
     versions = [f"{name} {found}" for name, found in machine["packages"].items() if found != "-"]
