@@ -34,7 +34,7 @@ _TRITON = "triton.compiler.compiler"
 def start(env: Mapping[str, str], hook: type[ImportHook]) -> None:
     """Connect this interpreter to the audit that `env` describes. `hook` is the class `ImportHook`.
 
-    A part that fails is left out and reported, and the program goes on.
+    A part that fails is left out and reported, and the program continues.
     """
     report = Reporter(env.get("PREHEAT_AUDIT", ""))
     with report.failures("Python lines"):

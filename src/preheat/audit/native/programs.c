@@ -256,7 +256,7 @@ static int before_exec(Start* start, int searching) {
     return result;
 }
 
-/* An exec function has returned: the process goes on as before. */
+/* An exec function has returned: the process continues as before. */
 static int after_exec(int reported) {
     int error = errno;
     char buffer[SMALL_LINE];

@@ -32,6 +32,7 @@ class Breaker:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.closed = True
+        self.reason = ""  # of the last fault
         self._patience = patience
         self._clock = clock
         self._chance = chance
@@ -71,13 +72,14 @@ class Breaker:
             self._closed_at = self._clock()
             return was_open
 
-    def failed(self, seconds: float, *, lasting: bool, trial: bool = False) -> bool:
+    def failed(self, seconds: float, *, lasting: bool, trial: bool = False, reason: str = "") -> bool:
         """Count a fault that took `seconds`, and return whether it opened the breaker.
 
         `lasting` says that another request would fail as well, as with wrong credentials. Requests that
         began before it opened may fail later: of those, only the first counts.
         """
         with self._lock:
+            self.reason = reason
             if not self.closed:
                 if trial:
                     self._begin_pause(lasting=lasting)

@@ -223,7 +223,7 @@ class Leases:
         fork.register(self)
 
     def supported(self) -> bool:
-        """Return whether the server can hold leases. Without that, a lease would exclude nobody."""
+        """Return whether the server can hold leases. If it cannot, a lease excludes no other host."""
         try:
             return self.server.engine().conditional
         except RemoteError:

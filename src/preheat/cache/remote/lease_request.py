@@ -157,7 +157,7 @@ class LeaseRequest(Generic[T]):
     def _change(self, verb: str, act: Callable[[Engine], bool]) -> bool:
         server = self._leases.server
         # Do not make the caller wait for a trial request, or for a server whose reads fail. If writes
-        # fail, the entry would be dropped, and other hosts would wait for it in vain.
+        # fail, the entry would be dropped, and other hosts would wait for an entry that never comes.
         if not (server.leases.closed and server.reads.closed and server.writes.closed):
             raise PausedError(
                 f"{server.tier} is not asked for a lease, because earlier requests failed"

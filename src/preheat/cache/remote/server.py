@@ -100,7 +100,6 @@ class Server:
         self._sleep = sleep
         self._engine: Engine | None = None
         self._reported: dict[str, Breaker] = {}  # those that are open, by the reason that was reported
-        self._reasons: dict[Breaker, str] = {}  # of the last fault of each
         self._opening = Lock()
         fork.register(self)
 
@@ -136,7 +135,7 @@ class Server:
         if not breaker.closed:
             trial = (writes or background) and breaker.claim_trial()
             if not trial:
-                raise PausedError(self._reasons[breaker])
+                raise PausedError(breaker.reason)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))
@@ -190,7 +189,7 @@ class Server:
         trial: bool,
         traffic: Callable[[T], Traffic],
     ) -> T:
-        """Make one request, count it, and tell the breaker."""
+        """Make one request, count it, and report its outcome to the breaker."""
         started = self._clock()
         try:
             result = act(self.engine())
@@ -201,12 +200,11 @@ class Server:
         except RemoteError as error:
             seconds = self._clock() - started
             self._count(verb, seconds, failed=True)
-            self._reasons[breaker] = str(error)  # before it opens
             # A server that was too slow is not tried again at once, but may be quick a second later.
             lasting = not error.retryable and seconds < self._patience
             # One that is too slow for a question about many objects may be quick with a single one.
             lost = 0.0 if verb == "existing" else seconds
-            if breaker.failed(lost, lasting=lasting, trial=trial):
+            if breaker.failed(lost, lasting=lasting, trial=trial, reason=str(error)):
                 self._opened(verb, breaker, error)
             raise
         self._count(verb, self._clock() - started, traffic=traffic(result))
