@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from preheat.audit import fatbin
 from preheat.audit.events import Event, EventLog
-from preheat.audit.fatbin import FatbinEntry, compiled_on, parse_fatbin
 from preheat.audit.sites import Caller, caller_of_event
 from preheat.files import read_whole
+from preheat.toolchain import fatbin
+from preheat.toolchain.elf import ELF, elf_size
+from preheat.toolchain.fatbin import FatbinEntry, compiled_on, parse_fatbin
 
 __all__ = ["Image", "Load", "canonical", "read_loads"]
 
@@ -22,9 +23,6 @@ _NAMES = {
     "cubin": "cubin", "fatbin": "fat binary", "ptx": "PTX", "ltoir": "LTO-IR", "object": "object",
     "archive": "archive", "linked": "link",
 }  # fmt: skip
-_ELF = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_NO_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def _bytes(event: Event, directory: Path) -> bytes | None:
 
 
 def _kind_of(data: bytes) -> str:
-    if data.startswith(b"\x7fELF"):
+    if data.startswith(ELF):
         return "cubin"
     if data.startswith(struct.pack("<I", fatbin.MAGIC)):
         return "fatbin"
@@ -142,18 +140,11 @@ def canonical(data: bytes) -> bytes:
     """
     if data.startswith(struct.pack("<I", fatbin.MAGIC)):
         return data
-    if not data.startswith(b"\x7fELF") or len(data) < _ELF.size:
+    if not data.startswith(ELF):
         return data.rstrip(b"\0")  # PTX may be followed by NUL bytes.
     image = data + b"\0"
-    head = _ELF.unpack_from(image)
-    segments, sections = head[5], head[6]
-    part, parts, row, rows = head[9], head[10], head[11], head[12]
-    end = max(segments + part * parts, sections + row * rows)
-    for number in range(rows):
-        at = sections + number * row
-        if at + _SECTION.size > len(image):
-            return data
-        fields = _SECTION.unpack_from(image, at)
-        if fields[1] != _NO_BITS:
-            end = max(end, fields[4] + fields[5])
+    try:
+        end = elf_size(lambda offset, size: image[offset : offset + size])
+    except ValueError:
+        return data
     return image[:end] if end <= len(image) else data

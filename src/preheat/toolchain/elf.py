@@ -1,14 +1,19 @@
-"""Read the build id of a shared library from its file, without loading it."""
+"""Read ELF files: the build id of a shared library, without loading it, and the size of an image."""
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 
-__all__ = ["PT_NOTE", "build_id", "gnu_build_id"]
+__all__ = ["ELF", "PT_NOTE", "build_id", "elf_size", "gnu_build_id"]
 
+ELF = b"\x7fELF"
 PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_NO_BITS = 8
 
 
 def build_id(path: str | os.PathLike[str]) -> str:
@@ -29,6 +34,33 @@ def build_id(path: str | os.PathLike[str]) -> str:
 
         file.seek(0)
         return f"sha256-{hashlib.file_digest(file, 'sha256').hexdigest()[:40]}"
+
+
+def elf_size(read: Callable[[int, int], bytes]) -> int:
+    """Return how many bytes an ELF file has, from its start to the end of its last part.
+
+    `read` returns the bytes at an offset, or fewer where there are no more. Raises `ValueError` if the
+    headers of the file are not complete.
+    """
+    fields = _HEADER.unpack(_whole(read, 0, _HEADER.size))
+    segments, sections = fields[5], fields[6]
+    part, parts, row, rows = fields[9], fields[10], fields[11], fields[12]
+    if sections and row != _SECTION.size:
+        raise ValueError(f"its sections have descriptions of {row} bytes")
+    if sections and not rows:  # There are more than the header can say.
+        rows = _SECTION.unpack(_whole(read, sections, row))[5]
+    end: int = max(_HEADER.size, segments + part * parts, sections + row * rows)
+    for each in _SECTION.iter_unpack(_whole(read, sections, row * rows)):
+        if each[1] != _NO_BITS:
+            end = max(end, each[4] + each[5])
+    return end
+
+
+def _whole(read: Callable[[int, int], bytes], offset: int, size: int) -> bytes:
+    found = read(offset, size)
+    if len(found) < size:
+        raise ValueError(f"it is cut short at byte {offset + len(found)}")
+    return found
 
 
 def gnu_build_id(notes: bytes) -> str | None:
