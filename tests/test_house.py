@@ -26,7 +26,7 @@ LAYERS = (
     {"errors", "callsite"},
     {"link_errors", "pins"},
     {"events", "config", "arch", "dtypes"},
-    {"native", "process_counters"},
+    {"misspelled", "native", "process_counters"},
     {"telemetry"},
     {"singleflight", "portable_paths", "tracebacks"},
     {"cache"},

@@ -31,7 +31,7 @@ def test_a_kernel(preheat_device):
     assert x.numpy().tolist() == [10, 11, 12, 13]
 
 def test_the_code_under_test_gets_the_same_device(preheat_device):
-    assert preheat.device() is preheat_device
+    assert preheat.device() is preheat.device("auto") is preheat_device
     assert os.environ["PREHEAT_DEVICE"] == preheat_device.name
     assert preheat_device not in seen
 
@@ -589,6 +589,7 @@ def test_pytest_starts_without_cuda_and_with_next_to_nothing_of_preheat(suite: P
             "preheat._version",
             "preheat.fork",
             "preheat.locks",
+            "preheat.misspelled",
             "preheat.pytest_plugin",
             "preheat.pytest_run",
         }

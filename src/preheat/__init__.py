@@ -254,6 +254,11 @@ if os.environ.get("PREHEAT_ADAPTERS"):
     from preheat.adapters.imports import activate as _activate
 
     _activate()
+elif any(name.startswith("PREHEAT_") for name in os.environ):
+    from preheat.misspelled import warn_of_misspelled as _warn_of_misspelled
+
+    # The other variables are read, and compared, when a builder is opened.
+    _warn_of_misspelled(os.environ, ("PREHEAT_ADAPTERS",))
 
 _MODULE_OF = dict.fromkeys(__all__, "preheat.errors")
 _MODULE_OF |= {name: module for module, names in _NAMES_OF.items() for name in names}

@@ -305,8 +305,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PREHEAT_DEVICE",
         word,
         "cuda",
-        "The device that `preheat.device()` opens: `cuda`, `cuda:1`, `emulator`, or `auto` (the GPU "
-        "if there is one, otherwise the emulator).",
+        'The device that `preheat.device()` and `preheat.device("auto")` open: `cuda`, `cuda:1`, '
+        "`emulator`, or `auto` (the GPU if there is one, otherwise the emulator).",
     ),
     Variable(
         "PREHEAT_EMULATOR_SANITIZE",
@@ -410,6 +410,7 @@ class Config:
 
     Attributes:
         cache_dirs: Candidates for the directory of the cache. The first usable one is used.
+        device: The device that `PREHEAT_DEVICE` names, or None.
 
     Examples:
         >>> config = preheat.Config.from_env({"HOME": "/home/me", "PREHEAT_CACHE_LIMIT": "1GiB"})
@@ -437,7 +438,7 @@ class Config:
     require_signed: bool = False
     lock_wait: float = 300.0
     compile_timeout: float = 1200.0
-    device: str = "cuda"
+    device: str | None = None
     emulator_sanitize: bool = False
     blocking: bool = False
     jit: bool = False

@@ -546,9 +546,10 @@ def device(
     """Open a device, or return it if it is open already. The default is the first GPU.
 
     Args:
-        which: `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for a GPU if there
-            is one and the emulator otherwise. The default is the value of `PREHEAT_DEVICE`, or
-            `"cuda"`. `preheat.devices.registry` registers other kinds of devices.
+        which: `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for what
+            `PREHEAT_DEVICE` names, or else a GPU if there is one, or else the emulator. The default is
+            the value of `PREHEAT_DEVICE`, or `"cuda"`. `preheat.devices.registry` registers other kinds
+            of devices.
         arch: The architecture that an emulator emulates.
         patience: How long an emulated kernel may run without progress.
         schedule: The seed of an emulator whose streams defer their work.
@@ -580,7 +581,7 @@ def device(
     given = {"arch": arch, "patience": patience, "schedule": schedule, "sanitize": sanitize}
     settings = {setting: value for setting, value in given.items() if value is not None}
     with _opening:
-        description = registry.find(config.device if which is None else which, settings, config)
+        description = registry.find(which, settings, config)
         if description.name not in _open:
             opened = description.open()
             builder = default_builder(cache_dir)

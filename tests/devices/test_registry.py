@@ -29,7 +29,7 @@ from preheat.errors import (
     NoGpuError,
     StaleBufferError,
 )
-from preheat.gpu import Gpu, device
+from preheat.gpu import Gpu, device, find_open
 from tests.conftest import SAXPY
 from tests.processes import expect_success, start_python
 from tests.runtime.support import PTX, saxpy_case
@@ -106,6 +106,31 @@ def test_auto_takes_the_gpu_where_one_exists(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("preheat.devices.cuda.factory.describe", describe)
     device("auto")
     assert made == [(0, {}, Config.from_env())]
+
+
+@pytest.mark.parametrize("named", ["emulator:3", " emulator:3 ", "emulator:3[sm_90]"])
+def test_auto_takes_the_device_that_the_environment_names(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found_by(1, monkeypatch)
+    monkeypatch.setenv("PREHEAT_DEVICE", named)
+    assert device("auto") is device("emulator:3")
+    assert find_open(" auto ") is device("auto")
+    assert device("auto", arch="sm_100").name == "emulator:3[sm_100]"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_auto_takes_no_emulator_where_the_environment_names_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PREHEAT_DEVICE", "cuda:1")
+    with pytest.raises(NoGpuError, match="no GPU") as caught:
+        device("auto")
+    hint = str(caught.value.hint)
+    assert "PREHEAT_DEVICE=auto, in the place of cuda:1, uses the GPU if there is one" in hint
+    assert "device('auto')" not in hint
+    monkeypatch.setenv("PREHEAT_DEVICE", "auto")
+    assert device("auto") is device() is device("emulator")
 
 
 class _FakeFactory:
@@ -194,9 +219,10 @@ def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device().name == "emulator:2"
     assert device("emulator:1").name == "emulator:1"  # An explicit argument has precedence.
     monkeypatch.setenv("PREHEAT_DEVICE", "emulatr")
-    with pytest.raises(InputError, match="'emulatr' is not a device") as caught:
-        device()
-    assert caught.value.hint == "did you mean 'emulator'?"
+    for which in (None, "auto"):
+        with pytest.raises(InputError, match="PREHEAT_DEVICE='emulatr' is not a device") as caught:
+            device(which)
+        assert caught.value.hint == "did you mean 'emulator'?"
     monkeypatch.setenv("PREHEAT_DEVICE", "emulator")
     monkeypatch.setenv("PREHEAT_BLOCKING", "1")
     monkeypatch.setenv("PREHEAT_JIT", "on")

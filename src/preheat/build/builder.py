@@ -31,7 +31,7 @@ from preheat.build.turn import Turn, Turns
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
 from preheat.cache.lock import release_lost
 from preheat.callsite import caller
-from preheat.config import Config, SealMode, environ
+from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import (
     CompileError,
     InputError,
@@ -44,6 +44,7 @@ from preheat.events import AUDIT_EVENTS, Events, JsonLines, Stats, logged_events
 from preheat.key import Key
 from preheat.lazy import lazy
 from preheat.locks import no_fork
+from preheat.misspelled import warn_of_misspelled
 from preheat.process_counters import process_counters
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
@@ -135,6 +136,7 @@ class Builder:
                 hint="config=Config.from_env(cache_dir=…) has both",
             )
         config = config or Config.from_env(cache_dir=cache_dir)
+        warn_of_misspelled(environ(), [variable.name for variable in VARIABLES])
         events = events or logged_events()
         if config.events is not None:
             events.subscribe(JsonLines(config.events))

@@ -177,7 +177,7 @@ def _run_checked(
 
 def _checked_archs(given: tuple[str, ...], config: Config, env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the given architectures, or those of the GPUs that the command sees, if it uses any."""
-    gpus = [] if config.device.startswith("emulator") else gpu_archs(env)
+    gpus = [] if (config.device or "").startswith("emulator") else gpu_archs(env)
     if not given:
         if gpus:
             print_message(f"checking for {', '.join(map(str, gpus))}, the GPU of this machine")

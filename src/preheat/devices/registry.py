@@ -65,9 +65,15 @@ def register(kind: str, factory: DeviceFactory | str) -> None:
     _factories[kind] = factory
 
 
-def find(which: str | int, settings: Mapping[str, Any], config: Config) -> DeviceDescription:
-    """Return the device that `which` means. `settings` count more than those in its name."""
-    kind, index, texts = _parse(which)
+def find(which: str | int | None, settings: Mapping[str, Any], config: Config) -> DeviceDescription:
+    """Return the device that `which` means. `settings` count more than those in its name.
+
+    None and `auto` mean the device that `config` names. If it names none, None means the GPU.
+    """
+    shown = repr(which)
+    if config.device is not None and _environment_chooses(which):
+        which, shown = config.device, f"PREHEAT_DEVICE={config.device!r}"
+    kind, index, texts = _parse(_BY_NUMBER if which is None else which, shown)
     if kind == AUTO:
         kind = next(kind for kind in _factories if _factory(kind).available())
     factory = _factory(kind)
@@ -75,9 +81,13 @@ def find(which: str | int, settings: Mapping[str, Any], config: Config) -> Devic
     for text in texts:
         setting = factory.parse_setting(text)
         if setting is None:
-            raise _no_device(which)
+            raise _no_device(which, shown)
         named[setting[0]] = setting[1]
     return factory.describe(index, {**named, **settings}, config)
+
+
+def _environment_chooses(which: str | int | None) -> bool:
+    return which is None or (isinstance(which, str) and which.strip() == AUTO)
 
 
 def _factory(kind: str) -> DeviceFactory:
@@ -91,21 +101,24 @@ _KIND = re.compile(r"[A-Za-z_]\w*")
 _NAME = re.compile(rf"(?P<kind>{_KIND.pattern})(:(?P<number>\d+))?(\[(?P<settings>[^\[\]]*)\])?")
 
 
-def _parse(which: str | int) -> tuple[str, int, list[str]]:
-    """Split the name of a device into its kind, its number and the settings in brackets."""
+def _parse(which: str | int, shown: str) -> tuple[str, int, list[str]]:
+    """Split the name of a device into its kind, its number and the settings in brackets.
+
+    The error for a name of no device has `shown` in it.
+    """
     if isinstance(which, int) and not isinstance(which, bool):
         return _BY_NUMBER, which, []
     match = _NAME.fullmatch(str(which).strip())
     if match is None or match["kind"] not in (*_factories, AUTO):
-        raise _no_device(which)
+        raise _no_device(which, shown)
     if match["kind"] == AUTO and match["number"] is not None:
-        raise _no_device(which)
+        raise _no_device(which, shown)
     texts = (match["settings"] or "").split(",")
     return match["kind"], int(match["number"] or 0), [text for text in texts if text]
 
 
-def _no_device(which: object) -> InputError:
+def _no_device(which: object, shown: str) -> InputError:
     kind = str(which).partition(":")[0].strip()
     examples = ", ".join(f"{name}, {name}:1" for name in _factories)
     hint = did_you_mean(kind, (*_factories, AUTO)) or f"use {examples} or {AUTO}"
-    return InputError(f"{which!r} is not a device", hint=hint)
+    return InputError(f"{shown} is not a device", hint=hint)

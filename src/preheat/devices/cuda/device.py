@@ -22,13 +22,13 @@ from preheat.devices.base import (
 )
 from preheat.devices.cuda.driver import (
     NOT_CURRENT,
-    WITHOUT_GPU,
     call,
     devices,
     error_of,
     function_address,
     library,
     relaxed_capture_mode,
+    without_gpu,
 )
 from preheat.devices.cuda.module import CudaModule
 from preheat.devices.cuda.retain import collect
@@ -130,7 +130,7 @@ class CudaDevice:
         available = count()
         if not 0 <= index < available:
             raise NoGpuError(
-                f"there is no GPU {index}: this process can see {available}", hint=WITHOUT_GPU
+                f"there is no GPU {index}: this process can see {available}", hint=without_gpu()
             )
         self.index = index
         self.dlpack = (2, index)

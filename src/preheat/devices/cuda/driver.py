@@ -13,20 +13,14 @@ from preheat.errors import DeviceError, DriverError, InvalidCodeError, NoGpuErro
 
 __all__ = [
     "NOT_CURRENT",
-    "WITHOUT_GPU",
     "call",
     "devices",
     "error_of",
     "function_address",
     "library",
     "relaxed_capture_mode",
+    "without_gpu",
 ]
-
-#: The hint for a machine without a GPU.
-WITHOUT_GPU = (
-    "preheat.device('emulator') or PREHEAT_DEVICE=emulator runs kernels on the CPU; "
-    "preheat.device('auto') uses the GPU if there is one, and otherwise the emulator"
-)
 
 _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # a setting of the bindings
 _VERSION = 12000  # of CUDA: the functions have the types that they had there
@@ -70,6 +64,18 @@ class _LossListener(Protocol):
 devices: weakref.WeakSet[_LossListener] = weakref.WeakSet()
 
 
+def without_gpu() -> str:
+    """Return the hint for a machine without a GPU."""
+    named = environ().get("PREHEAT_DEVICE", "").strip()
+    auto = "preheat.device('auto')"
+    if named and not named.startswith(("auto", "emulator")):  # Then 'auto' means this device as well.
+        auto = f"PREHEAT_DEVICE=auto, in the place of {named},"
+    return (
+        "preheat.device('emulator') or PREHEAT_DEVICE=emulator runs kernels on the CPU; "
+        f"{auto} uses the GPU if there is one, and otherwise the emulator"
+    )
+
+
 @functools.cache
 def library() -> Any:
     """Return the bindings with the driver initialised; `NoGpuError` says what is missing."""
@@ -77,16 +83,16 @@ def library() -> Any:
         from cuda.bindings import driver
     except ImportError as missing:
         message = f"no GPU: the Python package cuda-bindings is not usable: {missing}"
-        raise NoGpuError(message, hint=WITHOUT_GPU) from None
+        raise NoGpuError(message, hint=without_gpu()) from None
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as missing:  # The bindings cannot find libcuda.so.1.
         raise NoGpuError(
-            f"no GPU: the NVIDIA driver (libcuda.so.1) was not found: {missing}", hint=WITHOUT_GPU
+            f"no GPU: the NVIDIA driver (libcuda.so.1) was not found: {missing}", hint=without_gpu()
         ) from None
     if status:
         error = _error(driver, "cuInit", status)
-        raise NoGpuError(f"no GPU: {error}", hint=error.hint or WITHOUT_GPU)
+        raise NoGpuError(f"no GPU: {error}", hint=error.hint or without_gpu())
     return driver
 
 
