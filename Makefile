@@ -37,7 +37,7 @@ $(INSTALLED): pyproject.toml
 	$(PIP) install --editable '.[cu13]'
 	@touch $(INSTALLED)
 
-$(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c $(wildcard src/preheat/audit/native/*)
+$(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c $(wildcard src/preheat/audit/native/* src/preheat/driver/native/*)
 	$(BIN)/python hatch_build.py || true    # Without a compiler, Python code does the same.
 	@touch $(READY)
 
@@ -215,4 +215,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .proof .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so
+	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .proof .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so src/preheat/driver/libcuda.so.1

@@ -1,8 +1,9 @@
-"""Builds the native core, `preheat._native`, and the audit library, where there is a C compiler.
+"""Builds the native core, the audit library and the CPU driver, where there is a C compiler.
 
-The extension makes launches and replays faster. Without it, Python code does the same. The audit
-library is what `preheat audit` puts into processes; without it, that command says so. A missing or
-failing compiler never fails an installation. `python hatch_build.py` builds both into the source tree.
+The extension, `preheat._native`, makes launches and replays faster. Without it, Python code does the
+same. `preheat audit` and `preheat emulate` put the other two into processes, and say when they are
+missing. A missing or failing compiler never fails an installation. `python hatch_build.py` builds all
+of them into the source tree.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 SOURCE = Path(__file__).parent / "src" / "preheat" / "_native.c"
 AUDIT = SOURCE.parent / "audit"
 AUDIT_SOURCES = AUDIT / "native"
+DRIVER = SOURCE.parent / "driver"
+DRIVER_SOURCES = DRIVER / "native"
 SECONDS = 120  # A compiler that takes longer than this hangs.
 
 
@@ -46,6 +49,20 @@ def build_audit(directory: Path = AUDIT) -> Path | None:
     options = ["-std=gnu11", "-fvisibility=hidden", *shlex.split(os.environ.get("CFLAGS", ""))]
     target = directory / "libpreheat_audit.so"
     return _build(target, [*options, *sources, "-ldl", "-lpthread"], "the audit library")
+
+
+def build_driver(directory: Path = DRIVER) -> Path | None:
+    """Compile the CPU driver into `directory` and return its path, as `build_native` does.
+
+    It finds Python in the process that loads it, so that one build serves every version.
+    """
+    sources = sorted(map(str, DRIVER_SOURCES.glob("*.c")))
+    options = [
+        "-std=gnu11", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1",
+        *shlex.split(os.environ.get("CFLAGS", "")),
+    ]  # fmt: skip
+    target = directory / "libcuda.so.1"
+    return _build(target, [*options, *sources, "-ldl", "-lpthread"], "the CPU driver")
 
 
 def _build(target: Path, words: list[str], what: str) -> Path | None:
@@ -99,9 +116,14 @@ else:
             if version == "editable":
                 build_native()
                 build_audit()
+                build_driver()
                 return
             self._made = tempfile.mkdtemp(prefix="preheat-native-")
-            made = {"preheat": build_native, "preheat/audit": build_audit}
+            made = {
+                "preheat": build_native,
+                "preheat/audit": build_audit,
+                "preheat/driver": build_driver,
+            }
             for package, build in made.items():
                 built = build(Path(self._made))
                 if built is not None:
@@ -117,4 +139,4 @@ else:
 
 
 if __name__ == "__main__":
-    sys.exit(None in (build_native(), build_audit()))
+    sys.exit(None in (build_native(), build_audit(), build_driver()))

@@ -43,6 +43,7 @@ LAYERS = (
     {"sync"},
     {"default"},
     {"devices"},
+    {"driver"},
     {"runtime"},
     {"graph"},
     {"graph_methods"},
@@ -111,6 +112,12 @@ def test_devices_do_not_know_each_other() -> None:
     for mine, other in (("cuda", "emulator"), ("emulator", "cuda")):
         for file in (SOURCE / "devices" / mine).glob("*.py"):
             assert f"preheat.devices.{other}" not in file.read_text(), file
+
+
+def test_only_the_edges_know_the_cpu_driver() -> None:
+    """Everything else must work in the same way with the driver of a GPU."""
+    users = {layer(file) for file in FILES if "driver" in imported(file)}
+    assert users <= {"driver", "cli", "pytest_plugin", "pytest_run"}
 
 
 def test_the_cache_knows_nothing_of_cuda() -> None:

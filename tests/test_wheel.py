@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "preheat"
 EXTENSION = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 AUDIT_LIBRARY = "libpreheat_audit.so"
+DRIVER_LIBRARY = "libcuda.so.1"
 COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
 HAS_COMPILER = shutil.which(shlex.split(COMPILER)[0]) is not None
 
@@ -150,7 +151,9 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Wheel) -> None:
 
     def files(package: Path) -> set[str]:
         found = (file for file in package.rglob("*") if file.is_file())
-        return {str(file.relative_to(package)) for file in found if file.suffix not in (".pyc", ".so")}
+        return {
+            str(file.relative_to(package)) for file in found if file.suffix not in (".pyc", ".so", ".1")
+        }
 
     assert files(wheel.content / "preheat") == files(SOURCE)
 
@@ -161,6 +164,7 @@ def test_a_wheel_with_the_native_core_is_for_one_python_and_platform(native_whee
     assert {each.name for each in native_wheel.content.rglob("*.so")} == {EXTENSION, AUDIT_LIBRARY}
     assert (native_wheel.content / "preheat" / EXTENSION).is_file()
     assert (native_wheel.content / "preheat" / "audit" / AUDIT_LIBRARY).is_file()
+    assert (native_wheel.content / "preheat" / "driver" / DRIVER_LIBRARY).is_file()
     (described,) = native_wheel.content.glob("*.dist-info/WHEEL")
     assert "Root-Is-Purelib: false" in described.read_text()
     assert "preheat is used without" not in native_wheel.messages
@@ -169,8 +173,8 @@ def test_a_wheel_with_the_native_core_is_for_one_python_and_platform(native_whee
 def test_a_wheel_without_a_compiler_is_for_every_platform(pure_wheel: Wheel) -> None:
     """An extension in the source tree is not included, either."""
     assert pure_wheel.name.endswith("-py3-none-any.whl")
-    assert not list(pure_wheel.content.rglob("*.so"))
-    for what in ("its native core", "the audit library"):
+    assert not list(pure_wheel.content.rglob("*.so*"))
+    for what in ("its native core", "the audit library", "the CPU driver"):
         expected = f"preheat is used without {what}: the compiler exited with 1\n"
         assert expected in pure_wheel.messages
 
@@ -205,7 +209,8 @@ def test_a_source_distribution_has_what_a_wheel_is_built_from(tmp_path: Path) ->
         names = {name.partition("/")[2] for name in content.getnames()}
     assert names >= {"hatch_build.py", "src/preheat/_native.c", "pyproject.toml"}
     assert {f"src/preheat/audit/native/{name}" for name in ("audit.h", "loads.c")} <= names
-    assert not [name for name in names if name.endswith(".so")]
+    assert {f"src/preheat/driver/native/{name}" for name in ("stubs.c", "errors.def")} <= names
+    assert not [name for name in names if name.endswith((".so", DRIVER_LIBRARY))]
 
 
 # The builder of the extension
@@ -223,10 +228,11 @@ def load_builder(root: Path) -> ModuleType:
 def copy_sources(root: Path) -> Path:
     """Copy what the builder needs, and return the directory of the package."""
     package = root / "src" / "preheat"
-    (package / "audit").mkdir(parents=True)
+    package.mkdir(parents=True)
     for name in ("hatch_build.py", "src/preheat/_native.c"):
         shutil.copy(ROOT / name, root / name)
-    shutil.copytree(SOURCE / "audit" / "native", package / "audit" / "native")
+    for sources in ("audit/native", "driver/native"):
+        shutil.copytree(SOURCE / sources, package / sources)
     return package
 
 
@@ -251,6 +257,7 @@ def test_an_editable_installation_builds_into_the_source_tree(
     assert build_data == {"force_include": {}, "pure_python": True}
     assert (package / EXTENSION).is_file() == (compiler != "false")
     assert (package / "audit" / AUDIT_LIBRARY).is_file() == (compiler != "false")
+    assert (package / "driver" / DRIVER_LIBRARY).is_file() == (compiler != "false")
 
 
 @pytest.mark.parametrize(

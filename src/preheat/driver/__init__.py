@@ -1,0 +1,8 @@
+"""The CUDA driver on the CPU: libcuda.so.1 with the documented driver API, over the emulator.
+
+bootstrap     puts the functions below into the shim, `native/`, when a program first calls it
+entry_points  the table of all functions; `calls` registers and guards those that are implemented
+driver        the state of the process: devices, handles, the memory of programs
+faults        errors of the emulator as status codes, and what a program is told about them
+devices       devices and their attributes; `contexts`: contexts of threads
+"""

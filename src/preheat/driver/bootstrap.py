@@ -1,0 +1,109 @@
+"""Puts the functions of the driver into the shim of this process."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+import threading
+from typing import Any
+
+from preheat.config import environ
+from preheat.driver import calls, contexts, devices
+from preheat.driver.driver import Driver
+from preheat.driver.entry_points import KINDS, EntryPoint, read_table
+from preheat.driver.faults import say
+from preheat.driver.settings import DriverSettings
+
+__all__ = ["SUBJECTS", "driver_of_this_process", "install"]
+
+#: The modules that register functions when they are imported.
+SUBJECTS = (contexts, devices)
+
+_WITHOUT_RUNTIME = (
+    "this program contains NVIDIA's CUDA runtime (libcudart, also inside other libraries), which works "
+    "with NVIDIA's own driver alone, because it requires private tables of it; programs that use the "
+    "driver API are executed: cuda.bindings.driver, cuda.core, numba-cuda, Triton, preheat"
+)
+
+_installing = threading.Lock()
+_installed: list[Driver] = []
+_callbacks: list[Any] = []
+
+
+class _ShimThreads:
+    """The state of threads that the shim keeps."""
+
+    def __init__(self, shim: ctypes.PyDLL) -> None:
+        shim.preheat_driver_new_context.restype = ctypes.c_void_p
+        shim.preheat_driver_current.restype = ctypes.c_void_p
+        shim.preheat_driver_context_alive.argtypes = (ctypes.c_void_p, ctypes.c_int)
+        shim.preheat_driver_push.argtypes = (ctypes.c_void_p,)
+        self._shim = shim
+        self._current = shim.preheat_driver_current
+        self.capture_mode = shim.preheat_driver_capture_mode
+
+    def new_context(self) -> int:
+        return int(self._shim.preheat_driver_new_context())
+
+    def set_alive(self, context: int, alive: bool) -> None:
+        self._shim.preheat_driver_context_alive(context, int(alive))
+
+    def current(self) -> int:
+        return self._current() or 0
+
+    def make_current(self, context: int) -> None:
+        self._shim.preheat_driver_push(context)
+
+    def pop_current(self) -> None:
+        self._shim.preheat_driver_pop()
+
+    def set_initialized(self) -> None:
+        self._shim.preheat_driver_initialized()
+
+
+def driver_of_this_process() -> Driver | None:
+    """Return the driver of this process, or None if no program has called it."""
+    return _installed[0] if _installed else None
+
+
+def install(library: str) -> None:
+    """Let the functions of the shim, a library of this process, be those of preheat.
+
+    Threads that call this at the same time wait for the first one.
+    """
+    with _installing:
+        if not _installed:
+            _install(ctypes.PyDLL(library))
+
+
+def _install(shim: ctypes.PyDLL) -> None:
+    driver = Driver(DriverSettings.from_env(environ()), _ShimThreads(shim))
+    table = list(read_table())
+    if shim.preheat_driver_slots() != len(table):
+        raise RuntimeError("the library of the CPU driver was not built from this version of preheat")
+    functions = (ctypes.c_void_p * len(table))()
+    for slot, point in enumerate(table):
+        found = calls.find(point, table)
+        if found is not None:
+            function = ctypes.CFUNCTYPE(ctypes.c_int, *map(KINDS.__getitem__, point.kinds))(
+                calls.bound(driver, point, found)
+            )
+            _callbacks.append(function)
+            functions[slot] = ctypes.cast(function, ctypes.c_void_p)
+    # Libraries call these also while the interpreter ends and removes this module.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callbacks))
+    ctypes.pythonapi.Py_AtExit(ctypes.cast(shim.preheat_driver_end, ctypes.c_void_p))
+    atexit.register(_report, shim, table)
+    shim.preheat_driver_install(functions)
+    _installed.append(driver)
+
+
+def _report(shim: ctypes.PyDLL, table: list[EntryPoint]) -> None:
+    """Name the functions that the program called and that are not supported."""
+    if ctypes.c_int.in_dll(shim, "preheat_driver_asked_for_tables").value:
+        say(_WITHOUT_RUNTIME)
+    refused = {point.name for slot, point in enumerate(table) if shim.preheat_driver_refused(slot)}
+    if refused:
+        say(f"the CPU driver does not support {', '.join(sorted(refused))}")
+        sys.stderr.flush()

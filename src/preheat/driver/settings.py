@@ -1,0 +1,53 @@
+"""The settings of the CPU driver, from the environment of the process that loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from preheat.arch import Arch
+from preheat.errors import ConfigError
+
+__all__ = ["DriverSettings"]
+
+_ARCH = Arch(9, 0)
+_MOST_DEVICES = 8
+_OFF = {"", "0", "false", "no", "off"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverSettings:
+    """What the driver shows to programs.
+
+    Attributes:
+        arch: The architecture of every device.
+        devices: How many devices there are.
+        schedule: The seed of the order in which deferred streams execute; None executes work at once.
+        sanitize: Whether kernels stop at values that CUDA leaves undefined.
+    """
+
+    arch: Arch = _ARCH
+    devices: int = 1
+    schedule: int | None = 0
+    sanitize: bool = False
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> DriverSettings:
+        """Read the variables `PREHEAT_EMULATE_…`. An invalid value is a `ConfigError`."""
+        return cls(
+            arch=Arch.parse(env.get("PREHEAT_EMULATE_ARCH", "") or _ARCH),
+            devices=_number(env, "PREHEAT_EMULATE_DEVICES", 1, most=_MOST_DEVICES) or 1,
+            schedule=_seed(env, "PREHEAT_EMULATE_SCHEDULE"),
+            sanitize=env.get("PREHEAT_EMULATE_SANITIZE", "").lower() not in _OFF,
+        )
+
+
+def _seed(env: Mapping[str, str], name: str) -> int | None:
+    return None if env.get(name) == "off" else _number(env, name, 0)
+
+
+def _number(env: Mapping[str, str], name: str, default: int, *, most: int = 1 << 62) -> int:
+    text = env.get(name, "").strip()
+    if text and not (text.isdecimal() and int(text) <= most):
+        raise ConfigError(name, text, f"a whole number of at most {most:,}")
+    return int(text or default)
