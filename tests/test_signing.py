@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.errors import InputError, KeyFileError
-from preheat.signing import Keyring, SigningKey, UntrustedError, load_public
+from preheat.signing import Keyring, PublicKey, SigningKey, UntrustedError, load_public
 from tests.cache.support import NOBODY, needs_root
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
@@ -185,6 +185,61 @@ def test_the_public_keys_of_both_kinds_of_files_are_shown(private: Path) -> None
 def test_a_file_with_other_content_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(KeyFileError, match=reason):
+        Keyring.load([tmp_path / "keys"])
+
+
+PRIME = 2**255 - 19
+
+
+def points_of_small_order() -> set[bytes]:
+    """Return all encodings of points of which eight times is the neutral element, by RFC 8032."""
+    d = -121665 * pow(121666, -1, PRIME)
+    root = pow(2, (PRIME - 1) // 4, PRIME)  # of -1
+
+    def x_of(y: int) -> int | None:
+        square = (y * y - 1) * pow(d * y * y + 1, -1, PRIME) % PRIME
+        x = pow(square, (PRIME + 3) // 8, PRIME)
+        return next((each for each in (x, x * root % PRIME) if each * each % PRIME == square), None)
+
+    def add(one: tuple[int, int], two: tuple[int, int]) -> tuple[int, int]:
+        (x, y), (u, v) = one, two
+        product = d * x * y * u * v
+        return (
+            (x * v + y * u) * pow(1 + product, -1, PRIME) % PRIME,
+            (y * v + x * u) * pow(1 - product, -1, PRIME) % PRIME,
+        )
+
+    found: set[int] = set()
+    order = 2**252 + 27742317777372353535851937790883648493
+    for y in range(2, 40):  # The order of a point times that of its group's prime part divides 8.
+        x = x_of(y)
+        if x is None:
+            continue
+        multiple, base = (0, 1), (x, y)
+        for bit in bin(order)[2:]:
+            multiple = add(multiple, multiple)
+            multiple = add(multiple, base) if bit == "1" else multiple
+        each = multiple
+        for _ in range(8):
+            found.add(each[1])
+            each = add(each, multiple)
+    assert len(found) == 5
+    encoded = [y + more for y in found for more in (0, PRIME) if y + more < 2**255]
+    return {(y | sign << 255).to_bytes(32, "little") for y in encoded for sign in (0, 1)}
+
+
+def test_a_public_key_of_small_order_is_refused(tmp_path: Path) -> None:
+    """It accepts signatures that nobody had to have a private key for."""
+    file = tmp_path / "keys"
+    for raw in points_of_small_order():
+        file.write_text(PublicKey(raw).pem())
+        with pytest.raises(KeyFileError, match="anyone can make a signature that this key accepts"):
+            Keyring.load([file])
+
+
+def test_a_public_key_with_a_number_beyond_the_prime_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(PublicKey((PRIME + 3).to_bytes(32, "little")).pem())
+    with pytest.raises(KeyFileError, match="larger than the prime"):
         Keyring.load([tmp_path / "keys"])
 
 

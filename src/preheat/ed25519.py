@@ -22,6 +22,12 @@ __all__ = [
 ]
 
 
+_PRIME = 2**255 - 19
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+#: The y coordinates of the eight points of small order: of order 1, 2 and 4, and two of order 8.
+_SMALL_ORDER = (1, _PRIME - 1, 0, _ORDER_8, _PRIME - _ORDER_8)
+
+
 def generate() -> bytes:
     """Return a new private key, 32 bytes."""
     return Ed25519PrivateKey.generate().private_bytes_raw()
@@ -76,11 +82,20 @@ def parse_private(pem: str) -> bytes:
 
 
 def parse_public(pem: str) -> bytes:
-    """Return the public key of a PEM block; `ValueError` for any other text or kind of key."""
+    """Return the public key of a PEM block; `ValueError` for any other text or kind of key.
+
+    A key of small order is refused as well, because signatures that it accepts can be made by anyone.
+    """
     try:
         key = serialization.load_pem_public_key(pem.encode())
     except UnsupportedAlgorithm as bad:
         raise ValueError(str(bad)) from None
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError("it is not an Ed25519 key")
-    return key.public_bytes_raw()
+    raw = key.public_bytes_raw()
+    y = int.from_bytes(raw, "little") & ~(1 << 255)  # The highest bit is the sign of x.
+    if y % _PRIME in _SMALL_ORDER:
+        raise ValueError("anyone can make a signature that this key accepts")
+    if y >= _PRIME:
+        raise ValueError("its number is larger than the prime of the curve")
+    return raw

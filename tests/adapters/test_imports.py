@@ -145,6 +145,23 @@ def test_a_probe_does_not_use_up_the_hook(run: Run, library: Path) -> None:
     assert out(run(code, library, SOURCE, env={"PREHEAT_ADAPTERS": "auto"})) == "1"
 
 
+INSPECTED = """
+import copy, importlib.util, runpy
+import preheat
+loader = importlib.util.find_spec("fakelib").loader
+print(loader.get_filename("fakelib"), loader.path, loader.is_package("fakelib"))
+print(loader.get_source("fakelib"), hasattr(loader, "no_such_method"))
+print(loader.get_data(loader.path) == open(loader.path, "rb").read())
+print(copy.copy(loader).get_filename("fakelib"))
+print(sorted(name for name in runpy.run_module("fakelib") if not name.startswith("_")))
+"""
+
+
+def test_a_program_can_inspect_the_loader_before_the_import(run: Run, library: Path) -> None:
+    plain = out(run(INSPECTED, library, SOURCE))
+    assert out(run(INSPECTED, library, SOURCE, env={"PREHEAT_ADAPTERS": "auto"})) == plain
+
+
 def test_a_library_whose_import_fails_leaves_no_trace(run: Run, library: Path) -> None:
     text = (library / "fakelib.py").read_text()
     (library / "fakelib.py").write_text("import os\nif 'FIXED' not in os.environ: 1 / 0\n" + text)

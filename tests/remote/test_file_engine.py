@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -102,7 +103,23 @@ def test_a_link_in_the_place_of_an_object_is_not_followed(tmp_path: Path) -> Non
     assert isinstance(fault(lambda: engine.read(NAME)), ObjectError)
 
 
-@pytest.mark.parametrize("kind", ["directory", "pipe"])
+def put_something_else(path: Path, kind: str) -> None:
+    """Put something that is not the file of an object in its place."""
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            # The path may be too long for the address of a socket.
+            os.mknod(path, stat.S_IFSOCK | 0o600)
+        case "link":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.write_bytes(bytes(LEASE_BYTES + 1))
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "socket"])
 def test_something_else_in_the_place_of_an_object_concerns_that_object(
     open_store: Callable[[str], Store], kind: str
 ) -> None:
@@ -110,7 +127,7 @@ def test_something_else_in_the_place_of_an_object_concerns_that_object(
     name = entry_name("ab" * 32)
     path = Path(store.url().removeprefix("file://")) / name
     path.parent.mkdir(parents=True)
-    path.mkdir() if kind == "directory" else os.mkfifo(path)
+    put_something_else(path, kind)
     assert isinstance(fault(lambda: store.open().read(name)), ObjectError)
     assert list(names_of(store.open())) == [name]
     (verified,) = verify(store.open().read, [name], None)
@@ -118,7 +135,7 @@ def test_something_else_in_the_place_of_an_object_concerns_that_object(
     assert verified.reason
 
 
-@pytest.mark.parametrize("kind", ["directory", "pipe", "link", "large file"])
+@pytest.mark.parametrize("kind", ["directory", "pipe", "socket", "link", "large file"])
 @pytest.mark.parametrize("private", [False, True])
 def test_something_else_in_the_place_of_a_lease_is_refused_at_once(
     tmp_path: Path, kind: str, private: bool
@@ -128,15 +145,7 @@ def test_something_else_in_the_place_of_a_lease_is_refused_at_once(
     engine.create("v1/leases/name", b"token", seconds=60)
     path = tmp_path / "store/v1/leases/name"
     path.unlink()
-    match kind:
-        case "directory":
-            path.mkdir()
-        case "pipe":
-            os.mkfifo(path)
-        case "link":
-            path.symlink_to("/dev/zero")
-        case _:
-            path.write_bytes(bytes(LEASE_BYTES + 1))
+    put_something_else(path, kind)
     for call in (
         lambda: engine.swap("v1/leases/name", b"token", b"next", seconds=60),
         lambda: engine.discard("v1/leases/name", b"token"),

@@ -385,6 +385,46 @@ def test_a_fault_while_asking_is_one_event_and_no_lease(
     assert len(recorder.named("fault")) == 1  # The breaker is open: the server is not asked again.
 
 
+def test_a_server_that_never_has_a_lease_and_never_creates_one_is_faulty(
+    host: Host, other: Host, engine: MemoryEngine, clock: Clock, recorder: Recorder
+) -> None:
+    """As a proxy that swallows writes. Nobody waits for the limit, and others do not wait at all."""
+    recorder.forgive = True
+    engine.create = lambda *_, **__: False  # type: ignore[method-assign]
+    began = clock.now
+    request = host.request()
+    while (pause := request.poll()) is not None:
+        clock.now += pause
+    assert (request.found, request.lease) == (None, None)
+    assert engine.calls["read"] == 3
+    assert clock.now - began < 1.0
+    (reported,) = recorder.named("fault")
+    assert "does not exist, and does not create it" in str(reported["error"])
+    engine.calls.clear()
+    assert host.request().poll() is None
+    assert not engine.calls  # The breaker is open.
+    assert other.request().poll() is not None  # That of another process is not.
+
+
+def test_a_lease_that_other_hosts_keep_creating_is_no_fault(
+    host: Host, engine: MemoryEngine, clock: Clock
+) -> None:
+    """A poll that sees a holder shows that the server creates leases."""
+    create, waiting = engine.create, host.request()
+
+    def lose(name: str, _: bytes, *, seconds: float) -> bool:
+        create(name, b"other host at %f 0" % clock.now, seconds=seconds)
+        return False
+
+    engine.create = lose  # type: ignore[method-assign]
+    for _ in range(6):
+        assert waiting.poll() is not None
+        clock.now += 2.0
+        assert waiting.poll() is not None  # It sees the holder, and then the lease is gone.
+        del engine.objects[NAME]
+        clock.now += 2.0
+
+
 @pytest.mark.parametrize(("verb", "said"), [("create", "create a lease"), ("read", "read a lease")])
 def test_a_fault_is_reported_in_words(
     verb: str, said: str, host: Host, other: Host, engine: MemoryEngine, recorder: Recorder

@@ -122,6 +122,28 @@ def test_leases_are_tried_again_in_the_background(
     assert ask(leases, digest_of(1)).lease is not None
 
 
+def test_a_trial_without_a_lease_does_not_end_the_pause(
+    engine: MemoryEngine,
+    leases: Leases,
+    clock: Clock,
+    started: Started,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder.forgive = True
+    engine.before = failing("discard")
+    take(leases, 0).free()
+    engine.before = None
+    monkeypatch.setattr(engine, "create", lambda *_, **__: False)
+    for expected in (False, True):
+        started.clear()
+        clock.now += 240.0
+        assert ask(leases, digest_of(1)).lease is None
+        started.pop()()
+        assert bool(recorder.named("recovered")) is expected
+        engine.objects[lease_name("trial")] = b"another host's trial"
+
+
 @pytest.mark.parametrize("give_back", [Lease.free, Lease.end])
 def test_giving_a_lease_back_is_never_the_trial_after_a_pause(
     give_back: Callable[[Lease], None],

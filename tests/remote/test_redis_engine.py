@@ -135,6 +135,13 @@ def test_a_scan_that_does_not_advance_is_an_error(open_url: Open) -> None:
     assert "not valid Redis protocol" in str(error)
 
 
+def test_a_write_that_is_not_confirmed_is_an_error(open_url: Open) -> None:
+    """A proxy may swallow writes, and answer that there is no value."""
+    with saying(b"$-1\r\n") as port:
+        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").write(NAME, b"content"))
+    assert "not valid Redis protocol" in str(error)
+
+
 def test_replies_are_limited_together() -> None:
     with saying(b"$100000\r\n%b\r\n" % bytes(100_000) * 9) as port:
         connection = Connection.open("127.0.0.1", port, secure=False, timeout=TIMEOUT_SECONDS)

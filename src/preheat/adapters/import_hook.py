@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 __all__ = ["ImportHook"]
 
@@ -45,11 +46,20 @@ class ImportHook(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Executes a module by its own loader, and calls the function that waits for it."""
+    """Executes a module by its own loader, and calls the function that waits for it.
+
+    It has every other attribute of that loader, for programs that inspect a module before its import.
+    """
 
     def __init__(self, loader: Loader, waiting: dict[str, Callable[[ModuleType], object]]) -> None:
         self._loader = loader
         self._waiting = waiting
+
+    def __getattr__(self, name: str) -> Any:
+        # `copy` and `pickle` look for methods of their own before there is a loader.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

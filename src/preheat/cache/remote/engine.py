@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Protocol
 
 from preheat.cache.remote.names import printable
@@ -12,6 +11,7 @@ from preheat.cache.trust import MAX_FILE_BYTES
 __all__ = [
     "CERTIFICATES_HINT",
     "LEASE_BYTES",
+    "MAX_NAMES",
     "MAX_OBJECT_BYTES",
     "Engine",
     "ObjectError",
@@ -24,6 +24,8 @@ __all__ = [
 MAX_OBJECT_BYTES = MAX_FILE_BYTES
 #: What helps if a server has a certificate of an authority that this machine does not know.
 CERTIFICATES_HINT = "SSL_CERT_FILE names a file of trusted certificates"
+MAX_NAMES = 2_000_000  # objects in a list. A server could go on for ever.
+_MAX_PAGES = 200_000  # of a list: a page may be empty
 LEASE_BYTES = 4096  # of an object that is compared: a lease has about 40
 
 
@@ -99,8 +101,19 @@ class Engine(Protocol):
 
 
 def names_of(engine: Engine, prefix: str = "") -> Iterator[str]:
-    """Yield the name of every object whose name begins with `prefix`, a folder that ends in `/`."""
-    return chain.from_iterable(engine.pages(prefix))
+    """Yield the name of every object whose name begins with `prefix`, a folder that ends in `/`.
+
+    Raises `RemoteError` for a list of more than `MAX_NAMES` objects, and for one that has so many empty
+    pages that it probably never ends.
+    """
+    count = 0
+    for number, page in enumerate(engine.pages(prefix)):
+        count += len(page)
+        if count > MAX_NAMES:
+            raise RemoteError(f"{engine.name} lists more than {MAX_NAMES:,} objects")
+        if number >= _MAX_PAGES:
+            raise RemoteError(f"{engine.name}: its list of objects has more than {_MAX_PAGES:,} pages")
+        yield from page
 
 
 def remote_error(name: str, error: BaseException) -> RemoteError:

@@ -38,8 +38,8 @@ _LOCK = ".preheat-lock-"  # and a name: held while the object is compared and re
 _ABANDONED = 10.0
 _GROUP = 100  # names that share a time limit: a network file system takes milliseconds for each
 _PAGE = 1000  # names of a folder that share a time limit
-#: What is wrong with one file, while the directory can be used.
-_ONE_FILE = (errno.EISDIR, errno.ELOOP, errno.EFBIG)
+#: What is wrong with one file, while the directory can be used. A socket cannot be opened (ENXIO).
+_ONE_FILE = (errno.EISDIR, errno.ELOOP, errno.EFBIG, errno.ENXIO)
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from preheat.cache.remote.server import PausedError, Server, received
 from preheat.events import Events
 from preheat.locks import Call, Lock
 
-__all__ = ["LEASE_SECONDS", "Lease", "LeaseContent", "Leases", "lease_name"]
+__all__ = ["LEASE_SECONDS", "Lease", "LeaseContent", "Leases", "lease_name", "lease_refused"]
 
 #: A lease that its holder has not renewed for this long is taken over.
 LEASE_SECONDS = 10.0
@@ -34,6 +34,11 @@ _TRIAL = b"trial"
 def lease_name(digest: str) -> str:
     """Return the name of the object on the server."""
     return f"{LEASES}{digest}"
+
+
+def lease_refused(engine: Engine) -> RemoteError:
+    """Return the error for a server that has no lease and does not create it either."""
+    return RemoteError(f"{engine.name}: it answers that a lease does not exist, and does not create it")
 
 
 class LeaseContent:
@@ -266,7 +271,9 @@ class Leases:
     def _create_and_discard(self, engine: Engine) -> None:
         """Create and remove an object, as a holder does. Its name is that of no lease."""
         name = lease_name("trial")
-        engine.create(name, _TRIAL, seconds=self.seconds)
+        created = engine.create(name, _TRIAL, seconds=self.seconds)
+        if not created and engine.read(name, most=LEASE_BYTES) is None:
+            raise lease_refused(engine)
         engine.discard(name, _TRIAL)
 
     # Renewals

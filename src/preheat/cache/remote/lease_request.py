@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from preheat.cache.remote.engine import LEASE_BYTES, Engine, RemoteError
-from preheat.cache.remote.lease import Lease, LeaseContent, Leases, lease_name
+from preheat.cache.remote.lease import Lease, LeaseContent, Leases, lease_name, lease_refused
 from preheat.cache.remote.server import PausedError, received
 from preheat.locks import Call
 
@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _POLL = (0.05, 2.0)  # first and longest pause between two polls, in seconds
 _GROWTH = 1.5  # of the pause, from one poll to the next
+_MAX_ABSENCES = 3  # polls in succession that find no lease and cannot create it
 _LOOKS = 3  # looks for the entry within the time of a lease, even while its holder is alive
 
 
@@ -49,6 +50,7 @@ class LeaseRequest(Generic[T]):
         self._pause = _POLL[0]
         self._seen: LeaseContent | None = None  # what another holder last wrote
         self._seen_since = 0.0  # when it was seen for the first time
+        self._absences = 0  # polls in succession that found no lease
         self._waited = False
 
     def pause(self) -> float:
@@ -111,7 +113,9 @@ class LeaseRequest(Generic[T]):
         self._requests += 1
         data = self._leases.server.call("read_lease", self._read, traffic=received)
         if data is None:  # It was released, or the server removed it.
+            self._absences += 1
             return self._find() or self._create("taken over")
+        self._absences = 0
         content = LeaseContent(data)
         if content.token == self._mine.token:  # The answer to an earlier request was lost.
             return self._hold(content, "held")
@@ -141,7 +145,11 @@ class LeaseRequest(Generic[T]):
             return self._find() or "unsupported"
 
         def create(engine: Engine) -> bool:
-            return engine.create(self._name, self._mine.data, seconds=self._leases.seconds)
+            created = engine.create(self._name, self._mine.data, seconds=self._leases.seconds)
+            # Another host may have created it since the read, but hardly each time.
+            if not created and self._absences >= _MAX_ABSENCES:
+                raise lease_refused(engine)
+            return created
 
         return self._hold(self._mine, outcome) if self._change("create", create) else None
 

@@ -63,7 +63,9 @@ class RedisEngine:
         raise self._protocol_error()
 
     def write(self, name: str, data: bytes) -> None:
-        self._call(["SET", self._key(name), data])
+        (reply,) = self._call(["SET", self._key(name), data])
+        if reply != b"OK":  # Something between here and Redis has dropped the value.
+            raise self._protocol_error()
 
     def delete(self, name: str) -> None:
         self._call(["DEL", self._key(name)])
