@@ -195,3 +195,24 @@ def test_the_environment_of_the_command_stays_usable(cli: Cli, script: Script) -
     assert (done.code, done.out) == (0, "inner\n")
     assert cli("audit", "--keep", "a b", "--", *script("pass")).code == 0
     assert list(Path("a b").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("command", ["audit", "run"])
+def test_a_script_without_an_interpreter_line_runs_in_the_shell(
+    cli: Cli, tmp_path: Path, command: str
+) -> None:
+    """Every shell starts such a file in this way, and so do `env` and `timeout`."""
+    path = tmp_path / "script"
+    path.write_text('echo "$1"\nexit 3\n')
+    path.chmod(0o755)
+    done = cli(command, "--", "./script", "a word")
+    assert (done.code, done.out) == (3, "a word\n")
+    path.write_bytes(b"\x7fELF\0 nothing of the kind")
+    assert cli(command, "--", "./script").code == 126
+
+
+def test_only_the_owner_can_read_a_report_and_a_verdict(cli: Cli) -> None:
+    """They hold the arguments of the command, which may be secret."""
+    assert cli("audit", "--report", "r.json", "--", "true", "--token=1").code == 0
+    assert cli("run", "--verdict", "v.json", "--", "true", "--token=1").code == 0
+    assert [os.stat(name).st_mode & 0o777 for name in ("r.json", "v.json")] == [0o600, 0o600]

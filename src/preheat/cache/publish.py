@@ -31,15 +31,15 @@ def unwritable_reason(path: Path) -> str | None:
     return None
 
 
-def publish(path: Path, parts: Iterable[bytes]) -> int:
-    """Create or replace `path` durably, readable for all users; return its size.
+def publish(path: Path, parts: Iterable[bytes], *, mode: int = 0o644) -> int:
+    """Create or replace `path` durably, by default readable for all users; return its size.
 
     Raises `OSError` for a directory or a device, which a rename would replace as well. Staged files of
     writers that were killed at least an hour ago are removed from the directory.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, _NOT_A_FILE)
-    size = replace(str(path), parts, mode=0o644)
+    size = replace(str(path), parts, mode=mode)
     # Some file systems cannot sync a directory. The file is published anyway.
     with suppress(OSError), opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
         os.fsync(directory)

@@ -80,7 +80,8 @@ def command(
         printed = attempt(print_message, "\n".join(["", *report_lines(report)]))
     if target is not None:
         try:
-            publish(target.absolute(), [json.dumps(report.json(), indent=2).encode(), b"\n"])
+            text = json.dumps(report.json(), indent=2)
+            publish(target.absolute(), [text.encode(), b"\n"], mode=0o600)
         except OSError as fault:
             attempt(print_error, f"cannot write {target}: {fault.strerror or fault}")
             return status or 1

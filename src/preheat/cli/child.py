@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,10 +41,28 @@ def run_command(
     env = child_environment(env, adapters)
     with forward_signals() as forwarder:
         try:
-            # Descriptors that preheat has inherited are passed on to the command.
-            child = subprocess.Popen(words, env=env, stdout=output, close_fds=False)
+            child = _start(words, env, output)
         except OSError as fault:
             raise CannotRunError(words, fault) from None
         with child:
             status = forwarder.wait(child)
     return status if status >= 0 else 128 - status
+
+
+def _start(words: Sequence[str], env: Mapping[str, str], output: int | None) -> subprocess.Popen[bytes]:
+    """Start a command. A text without `#!` is a script of the shell, as everywhere."""
+    # Descriptors that preheat has inherited are passed on to the command.
+    try:
+        return subprocess.Popen(words, env=env, stdout=output, close_fds=False)
+    except OSError as fault:
+        script = shutil.which(words[0], path=env.get("PATH", os.defpath))
+        if fault.errno != errno.ENOEXEC or script is None or not _is_text(script):
+            raise
+        shell = ["/bin/sh", script, *words[1:]]
+        return subprocess.Popen(shell, env=env, stdout=output, close_fds=False)
+
+
+def _is_text(path: str) -> bool:
+    """Return whether the first line of a file has no byte of a binary program, by the test of bash."""
+    with open(path, "rb") as file:
+        return b"\0" not in file.readline(128)

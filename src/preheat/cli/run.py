@@ -225,7 +225,7 @@ def _conclude(
         return status
     made = make_verdict(report, bundles, config.sealed)
     try:
-        publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"])
+        publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"], mode=0o600)
     except OSError as fault:
         attempt(print_error, f"cannot write {verdict}: {fault.strerror or fault}")
         return status or 1
