@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
+from preheat.callsite import call_site
 from preheat.config import Config
 from preheat.errors import PreheatError
 from preheat.locks import Lock, no_fork
@@ -205,15 +206,20 @@ def compile_all(
 
 
 def get_entry(
-    kind: str, key: str, *, cache_dir: str | os.PathLike[str] | None = None
+    kind: str,
+    key: str,
+    *,
+    arch: Arch | str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> ForeignEntry | None:
-    """Return the files that were stored under `kind` and `key`, or None.
+    """Return the files that were stored under `kind`, `key` and `arch`, or None.
 
     Bundles and caches are searched, and what they return is verified.
 
     Args:
         kind: The name of a library or a use, such as `"mylib"`.
         key: The key of the entry in that library.
+        arch: The architecture that it was stored for, if any.
         cache_dir: See `compile`.
 
     Examples:
@@ -223,7 +229,7 @@ def get_entry(
         >>> preheat.get_entry("mylib", "v2") is None
         True
     """
-    return default_builder(cache_dir).foreign.get(_foreign_request(kind, key))
+    return default_builder(cache_dir).foreign.get(_foreign_request(kind, key, arch=arch))
 
 
 def put_entry(
@@ -235,16 +241,18 @@ def put_entry(
     arch: Arch | str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> ForeignEntry:
-    """Store files of your own under `kind` and `key`, and return the entry.
+    """Store files of your own under `kind`, `key` and `arch`, and return the entry.
 
-    An entry of the same kind and key is replaced. Limits and eviction are those of the cache.
+    An entry of the same kind, key and architecture is replaced. Limits and eviction are those of the
+    cache.
 
     Args:
         kind: A short name such as `"mylib"`.
         key: The identity of the content. It holds everything that determines the files.
         files: Contents by name.
         label: A name that `preheat cache ls` shows.
-        arch: The architecture of the files, if they depend on one. `preheat cache ls` shows it.
+        arch: The architecture of the files, if they depend on one. It is a part of the identity: the
+            same key has one entry for each architecture, and one without.
         cache_dir: See `compile`.
 
     Raises:
@@ -253,12 +261,16 @@ def put_entry(
     Examples:
         >>> preheat.put_entry("mylib", "table-v1", {"table": bytes(16)}, label="table").size
         16
+        >>> for arch in ("sm_80", "sm_90"):
+        ...     entry = preheat.put_entry("mylib", "kernel-v1", {"cubin": arch.encode()}, arch=arch)
+        >>> preheat.get_entry("mylib", "kernel-v1", arch="sm_80").files["cubin"]
+        b'sm_80'
     """
     with no_fork:
         from preheat.foreign import ForeignEntry
 
-    target = None if arch is None else Arch.parse(arch)
-    entry = ForeignEntry(kind, key, files, label=label, arch=target)
+    request = _foreign_request(kind, key, label, arch)
+    entry = ForeignEntry(kind, key, files, request.variant, label, request.arch)
     default_builder(cache_dir).foreign.put(entry)
     return entry
 
@@ -272,10 +284,10 @@ def obtain_entry(
     arch: Arch | str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> ForeignEntry:
-    """Return the files stored under `kind` and `key`. If there are none, store what `make` returns.
+    """Return the files stored under `kind`, `key` and `arch`, or else store what `make` returns.
 
     Of all threads and processes that share the cache, one calls `make`, and the others wait for it. A
-    sealed process never calls it.
+    sealed process never calls it. A recording keeps the entry, and a bake copies it into the bundle.
 
     Args:
         kind: See `put_entry`.
@@ -296,8 +308,11 @@ def obtain_entry(
         b'...'
     """
     try:
-        request = _foreign_request(kind, key, label, arch)
-        return default_builder(cache_dir).foreign.obtain(request, make)
+        builder = default_builder(cache_dir)
+        entry = builder.foreign.obtain(_foreign_request(kind, key, label, arch), make)
+        if builder.events.has_sink("foreign_request"):
+            builder.events.emit("foreign_request", entry=entry, row=None, site=call_site())
+        return entry
     except PreheatError as error:
         shorten_traceback(error)
         raise
@@ -310,4 +325,4 @@ def _foreign_request(
         from preheat.foreign import ForeignRequest
 
     target = None if arch is None else Arch.parse(arch)
-    return ForeignRequest(kind, key, label=label, arch=target)
+    return ForeignRequest(kind, key, "" if target is None else str(target), label, target)

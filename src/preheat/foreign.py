@@ -54,9 +54,14 @@ class ForeignRequest(NamedTuple):
         return cls(kind, key.replace("%20", " ").replace("%25", "%"), variant, label, arch)
 
     @property
+    def name(self) -> str:
+        """The label; the beginning of the key if there is no label."""
+        return self.label or self.key[:24]
+
+    @property
     def title(self) -> str:
-        """The kind and the label; the beginning of the key if there is no label."""
-        return f"{self.kind} {self.label or self.key[:24]}"
+        """The kind and the name."""
+        return f"{self.kind} {self.name}"
 
     @property
     def target(self) -> str:

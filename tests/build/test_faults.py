@@ -202,3 +202,16 @@ def test_without_a_cache_everything_still_works(
     assert not config.cache_dirs[0].exists()
     assert not config.lock_dir.exists()  # A lock that is not shared is not waited for.
     assert len(recorder.named("compile")) == 1
+
+
+def test_a_builder_says_which_directory_its_cache_is_in(
+    config: Config, open_builder: Open, tmp_path: Path, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    (tmp_path / "file").write_text("")
+    usable = tmp_path / "second"
+    builder = open_builder(replace(config, cache_dirs=(tmp_path / "file" / "cache", usable)))
+    made = builder.build(PROGRAM, "sm_90")
+    assert builder.cache_dir == usable
+    assert [*usable.rglob(f"{made.digest}*")]
+    assert open_builder(replace(config, cache=False)).cache_dir is None

@@ -243,7 +243,7 @@ def test_public_calls(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert preheat.get_entry("mine", "key", cache_dir=cache) is None
     put = preheat.put_entry("mine", "key", {"a": b"1"}, label="a file", arch="sm_90", cache_dir=cache)
-    assert preheat.get_entry("mine", "key", cache_dir=cache) == put
+    assert preheat.get_entry("mine", "key", arch="sm_90", cache_dir=cache) == put
     made = preheat.obtain_entry("mine", "other", lambda: {"b": b"2"}, cache_dir=cache)
     assert made.files == {"b": b"2"}
     with pytest.raises(InputError, match="is not a kind of entry"):

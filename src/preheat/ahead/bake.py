@@ -281,7 +281,7 @@ def _write(
 
 def _foreign_row(baked: BakedForeign) -> BakedProgram:
     job = baked.job
-    own = [entry for entry in baked.entries if entry.label == job.item.name]
+    own = [entry for entry in baked.entries if entry.request.name == job.item.name]
     return BakedProgram(
         label=job.item.title,
         arch=job.arch,

@@ -379,7 +379,9 @@ def _missing(job: ForeignJob, builder: Builder, needed: _Needed) -> MissingForei
 
 def _reason(job: ForeignJob, builder: Builder, absent: int, needed: int) -> str:
     there = {
-        entry.target for entry in builder.foreign.all(job.item.kind) if entry.label == job.item.name
+        entry.target
+        for entry in builder.foreign.all(job.item.kind)
+        if entry.request.name == job.item.name
     }
     if there and str(job.arch) not in there:
         return "not baked for this architecture"

@@ -419,7 +419,7 @@ def _foreign_fields(
     recorded, root = request.pop("recorded", None), request.pop("root", "")
     return {
         "kind": entry.kind,
-        "name": entry.label,
+        "name": entry.request.name,
         "request": _canonical(request) if request else "",
         "recorded": _canonical(recorded) if recorded else "",
         "root": root,

@@ -458,6 +458,16 @@ class Builder:
             **where,
         )
 
+    @property
+    def cache_dir(self) -> Path | None:
+        """The directory of the cache, or None if the cache is in memory only.
+
+        Examples:
+            >>> preheat.Builder.open(cache_dir="my-cache").cache_dir.name
+            'my-cache'
+        """
+        return None if self.disk is None else self.disk.root
+
     # Bundles
 
     def mount(self, path: str | os.PathLike[str]) -> Bundle:

@@ -123,10 +123,16 @@ def _wanted(foreign: Sequence[ForeignProgram]) -> dict[str, ForeignRequest]:
     """Return the entries to write by digest.
 
     Entries without an architecture, such as host code, are made by the bake of any kernel that needs
-    them. They are written where code is copied, because no kernel may be baked then.
+    them. They are written where code is copied, because no kernel may be baked then, and where nothing
+    else of their kind is requested, because no bake makes them.
     """
     copied = {item.kind for item in foreign if item.archs and not item.request}
-    kept = [item for item in foreign if item.kept and (item.archs or item.kind in copied)]
+    made = {item.kind for item in foreign if item.request}
+    kept = [
+        item
+        for item in foreign
+        if item.kept and (item.archs or item.kind in copied or item.kind not in made)
+    ]
     requests = (ForeignRequest.referenced(each.kind, text) for each in kept for text in each.entries)
     return {request.digest: request for request in requests}
 
