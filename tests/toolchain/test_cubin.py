@@ -12,7 +12,7 @@ from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.errors import InputError
 from preheat.program import Program
-from preheat.toolchain.cubin import Cubin, read_cubin
+from preheat.toolchain.cubin import Cubin, read_arch, read_cubin, read_resources
 
 SOURCE = """
 struct Pair { double a; char b; };
@@ -28,6 +28,14 @@ __global__ void mixed(char a, double b, Pair s, const __grid_constant__ Pair t, 
 namespace inner { __global__ void hidden(unsigned long long n, int *p) { *p = n; } }
 extern "C" __global__ void plain(int *a, int n, float f, char c) { *a = n + f + c; }
 extern "C" __global__ void huge(Huge h, int n, int *p) { p[0] = h.bytes[n]; }
+extern "C" __global__ void shared(int *p, int n) {
+    __shared__ int row[300];
+    volatile int own[64];
+    for (int i = 0; i < 64; i++) own[i] = p[i];
+    row[threadIdx.x] = own[n] + own[(7 * n) % 64];
+    __syncthreads();
+    p[threadIdx.x] = row[299 - threadIdx.x];
+}
 """
 PROGRAM = Program.of(SOURCE, label="kernels.cu", names=["fill<float>"])
 ARCHS = ("sm_75", "sm_90", "sm_90a", "sm_100f", "sm_120")
@@ -65,11 +73,23 @@ def test_a_cubin_says_what_the_ptx_of_its_program_says(shared_builder: Builder, 
     assert str(found.arch) == arch
     expected = {entry.name: entry for entry in artifact.entries}
     assert {entry.name for entry in found.entries} == {*expected}
-    assert len(expected) == 6
+    assert len(expected) == 7
+    assert read_arch(artifact.cubin, "it") == found.arch
     for entry in found.entries:
         other = expected[entry.name]
         assert entry.cpp == other.cpp
         assert [each[:2] for each in entry.parameters] == [each[:2] for each in other.parameters]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_cubin_says_which_resources_its_kernels_use(shared_builder: Builder, arch: str) -> None:
+    artifact = built(shared_builder, arch)
+    found = read_resources(artifact.cubin, "it")
+    for entry in artifact.entries:
+        assert entry.resources is not None  # The compiler's log says the same, and more.
+        assert found[entry.name][:3] == entry.resources[:3]
+    assert found["shared"].shared == 1200
+    assert found["shared"].stack >= 256
 
 
 def test_the_types_of_cpp_kernels_are_known(cubin: bytes) -> None:

@@ -5,4 +5,5 @@ entry_points  the table of all functions; `calls` registers and guards those tha
 driver        the state of the process: devices, handles, the memory of programs
 faults        errors of the emulator as status codes, and what a program is told about them
 devices       devices and their attributes; `contexts`: contexts of threads
+images        what a program loads, as PTX; compilers put it into their results: `native/compilers.c`
 """

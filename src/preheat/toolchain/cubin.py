@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 from preheat.arch import Arch
-from preheat.artifact import EntryPoint, Parameter
+from preheat.artifact import EntryPoint, Parameter, Resources
 from preheat.errors import InputError
 from preheat.toolchain.demangle import demangled
 from preheat.toolchain.signature import parameter_types, qualified_name
 
-__all__ = ["Cubin", "read_cubin"]
+__all__ = ["Cubin", "read_arch", "read_cubin", "read_resources"]
+
+T = TypeVar("T")
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -33,6 +35,11 @@ _RELOCATABLE, _EXECUTABLE = 1, 2  # e_type
 _SYMBOLS, _NO_BITS, _ATTRIBUTES = 2, 8, 0x70000000
 _FUNCTION, _KERNEL = 2, 0x10  # STT_FUNC in the type of a symbol, STO_CUDA_ENTRY in its other byte
 _INFO, _TOOLS = ".nv.info.", ".note.nv.tkinfo"
+_ALL_INFO, _SHARED = ".nv.info", ".nv.shared."
+# Attributes of all kernels, in the section without a name: a symbol, and a number for it.
+_FRAME, _REGISTERS = 0x11, 0x2F
+_SYMBOL_VALUE = struct.Struct("<II")
+_RESERVED = 1024  # bytes of shared memory that belong to the system, from sm_90 on
 # Of the attributes (EIATTR_…): parameters in two forms, and the size of all parameters.
 _KPARAM, _KPARAM_V2, _PARAM_BYTES = 0x17, 0x45, 0x19
 _HAS_SIZE = 4  # the format of an attribute whose value is a size, and that many bytes
@@ -81,9 +88,26 @@ def read_cubin(data: bytes, title: str) -> Cubin:
 
     Raises `InputError` for bytes that are not a complete, linked cubin.
     """
+    return _read(data, title, _Reader.read)
+
+
+def read_arch(data: bytes, title: str) -> Arch:
+    """Return the architecture of a cubin, which messages call `title`; `InputError` as `read_cubin`."""
+    return _read(data, title, _Reader.arch)
+
+
+def read_resources(data: bytes, title: str) -> dict[str, Resources]:
+    """Return what each kernel of a cubin uses: registers, shared memory and stack.
+
+    Raises `InputError` as `read_cubin` does.
+    """
+    return _read(data, title, _Reader.resources)
+
+
+def _read(data: bytes, title: str, part: Callable[[_Reader], T]) -> T:
     _require_cubin(data, title)
     try:
-        return _Reader(data).read()
+        return part(_Reader(data))
     except (_DamagedError, struct.error, UnicodeDecodeError) as bad:
         raise InputError(f"{title} is not a complete cubin: {bad}") from None
 
@@ -127,18 +151,20 @@ class _Reader:
 
     def read(self) -> Cubin:
         """Return what the cubin says about itself."""
-        infos = {}
+        infos = {
+            self._text(self._names, section.name): section
+            for section in self._sections
+            if section.type == _ATTRIBUTES
+        }
+        entries = [self._entry(name, infos.get(_INFO + name)) for name in self._kernels()]
+        return Cubin(self.arch(), tuple(entries))
+
+    def arch(self) -> Arch:
+        """Return the architecture. From version 8 on, a note may contain its suffix."""
         tools = b""
         for section in self._sections:
-            if section.type == _ATTRIBUTES:
-                infos[self._text(self._names, section.name)] = section
-            elif self._starts_with(section.name, _TOOLS):
+            if section.type != _ATTRIBUTES and self._starts_with(section.name, _TOOLS):
                 tools = self._bytes(section)
-        entries = [self._entry(name, infos.get(_INFO + name)) for name in self._kernels()]
-        return Cubin(self._arch(tools), tuple(entries))
-
-    def _arch(self, tools: bytes) -> Arch:
-        """Return the architecture. From version 8 on, a note may contain its suffix."""
         if self._ident[8] < 8:
             number, suffix = self._flags & 0xFF, "a" if self._flags & 0x800 else ""
         else:
@@ -150,6 +176,30 @@ class _Reader:
         except InputError as unknown:
             raise _DamagedError(str(unknown)) from None
         return named if not suffix and named.plain == arch.plain else arch
+
+    def resources(self) -> dict[str, Resources]:
+        """Return what each kernel uses."""
+        found: dict[tuple[int, str], int] = {}
+        shared: dict[str, int] = {}
+        symbols = self._symbols()
+        for section in self._sections:
+            name = self._text(self._names, section.name)
+            if section.type == _ATTRIBUTES and name == _ALL_INFO:
+                for kind, _, content in _attributes(self._bytes(section)):
+                    if kind in (_FRAME, _REGISTERS):
+                        index, value = _SYMBOL_VALUE.unpack_from(content)
+                        found[kind, symbols.get(index, "")] = value
+            elif name.startswith(_SHARED):
+                shared[name.removeprefix(_SHARED)] = section.size
+        reserved = _RESERVED if self.arch() >= Arch(9, 0) else 0
+        return {
+            name: Resources(
+                registers=found.get((_REGISTERS, name), 0),
+                shared=max(shared.get(name, 0) - reserved, 0),
+                stack=found.get((_FRAME, name), 0),
+            )
+            for name in self._kernels()
+        }
 
     def _require_whole(self, end: int) -> None:
         """Raise unless all sections, and the segments before `end`, are there."""
@@ -204,16 +254,28 @@ class _Reader:
     def _kernels(self) -> list[str]:
         """Return the names of the kernels, each once, in the order of the file."""
         found: dict[int, str] = {}
-        for section in self._sections:
-            if section.type != _SYMBOLS:
-                continue
-            texts = self._section(section.link)
-            table = self._bytes(section)
-            whole = len(table) - len(table) % _SYMBOL.size
-            for name, info, other, place, _, _ in _SYMBOL.iter_unpack(table[:whole]):
-                if info & 0xF == _FUNCTION and other & _KERNEL and place and name not in found:
-                    found[name] = self._text(texts, name)
+        for texts, (name, info, other, place, _, _) in self._symbol_rows():
+            if info & 0xF == _FUNCTION and other & _KERNEL and place and name not in found:
+                found[name] = self._text(texts, name)
         return list(dict.fromkeys(found.values()))
+
+    def _symbols(self) -> dict[int, str]:
+        """Return the names of functions by the number of their symbol."""
+        return {
+            index: self._text(texts, row[0])
+            for index, (texts, row) in enumerate(self._symbol_rows())
+            if row[1] & 0xF == _FUNCTION
+        }
+
+    def _symbol_rows(self) -> Iterator[tuple[_Section, tuple[int, ...]]]:
+        """Yield the symbols, each with the table of its names."""
+        for section in self._sections:
+            if section.type == _SYMBOLS:
+                texts = self._section(section.link)
+                table = self._bytes(section)
+                whole = len(table) - len(table) % _SYMBOL.size
+                for row in _SYMBOL.iter_unpack(table[:whole]):
+                    yield texts, row
 
     def _entry(self, name: str, info: _Section | None) -> EntryPoint:
         spelled = demangled(name)

@@ -21,12 +21,16 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-__all__ = ["MAGIC", "WRAPPER_MAGIC", "FatbinEntry", "compiled_on", "parse_fatbin", "read_entry"]
+__all__ = [
+    "HEADER_SIZE", "MAGIC", "WRAPPER_MAGIC", "FatbinEntry", "compiled_on", "parse_fatbin", "read_entry",
+    "whole_size",
+]  # fmt: skip
 
 MAGIC = 0xBA55ED50
 #: Of the structure by which programs of nvcc refer to a fat binary: its address is at byte 8.
 WRAPPER_MAGIC = 0x466243B1
 _HEADER = struct.Struct("<IHHQ")
+HEADER_SIZE = _HEADER.size
 _ENTRY = struct.Struct("<HHIQIIHHIIIQ")
 _FULL_SIZE = struct.Struct("<56xQ")
 _KINDS = {1: "PTX", 2: "machine code", 8: "LTO-IR"}
@@ -79,6 +83,12 @@ def parse_fatbin(data: bytes) -> tuple[FatbinEntry, ...]:
         entries.append(FatbinEntry(name, arch, content, packed, specific, at))
         at += length + content
     return tuple(entries)
+
+
+def whole_size(header: bytes) -> int:
+    """Return how many bytes a fat binary has that begins with these `HEADER_SIZE` bytes."""
+    _, _, size, entries = _HEADER.unpack(header)
+    return int(size) + int(entries)
 
 
 def compiled_on(entries: tuple[FatbinEntry, ...], capability: int | None) -> bool:

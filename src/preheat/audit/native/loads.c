@@ -18,12 +18,15 @@ enum { NVRTC_ERROR_COMPILATION = 6 };
 
 typedef void* (*Find)(void*, const char*);
 
-static Find real_find; /* the `dlsym` of the C library */
+static Find real_find; /* the `dlsym` of the next library: of the CPU driver, or of the C library */
 
 static Find find_real(void) {
     static const char* const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17", NULL};
-    for (int i = 0; !real_find && versions[i]; i++)
-        *(void**)&real_find = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    Find last = NULL;
+    for (int i = 0; !last && versions[i]; i++)
+        *(void**)&last = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    Find next = last ? (Find)last(RTLD_NEXT, "dlsym") : NULL;
+    real_find = next ? next : last;
     return real_find;
 }
 

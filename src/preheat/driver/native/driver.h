@@ -9,6 +9,7 @@
      table.c           what the entry points jump to, and the lookup of functions by name and version
      start.c           the start of the driver in the Python of the process
      context.c         calls that need no interpreter lock: the current context, the capture mode
+     compilers.c       the results of NVRTC and nvJitLink get their PTX as a section
 
    The functions that `bootstrap` and `native` call have the prefix `preheat_driver_`. */
 #ifndef PREHEAT_DRIVER_H

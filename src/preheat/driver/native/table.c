@@ -1,6 +1,7 @@
 /* What the entry points jump to, and `cuGetProcAddress`, which finds them by name and version. */
 #define _GNU_SOURCE
 #include <ctype.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -100,12 +101,21 @@ static int get_proc_address_11030(const char* name, void** out, int version, uin
     return get_proc_address(name, out, version, flags, NULL);
 }
 
+/* NVRTC and nvJitLink ask for a private table as well, and work without it. */
+static int is_compiler(const void* address) {
+    Dl_info info;
+    if (!dladdr(address, &info) || !info.dli_fname) return 0;
+    const char* name = strrchr(info.dli_fname, '/');
+    name = name ? name + 1 : info.dli_fname;
+    return !strncmp(name, "libnvrtc", 8) || !strncmp(name, "libnvJitLink", 12);
+}
+
 /* The private tables of NVIDIA's driver are no part of its documented interface: there is none here. */
 EXPORT int preheat_driver_asked_for_tables;
 static int get_export_table(const void** out, const void* id) {
     (void)id;
     if (out) *out = NULL;
-    preheat_driver_asked_for_tables = 1;
+    preheat_driver_asked_for_tables |= !is_compiler(__builtin_return_address(0));
     return NOT_FOUND;
 }
 
