@@ -226,7 +226,8 @@ class PtxError(InputError):
 class BundleError(InputError):
     """A file is not a valid bundle, cannot be trusted, or cannot be written.
 
-    Copy or bake the bundle again, and check it with `preheat bundle verify FILE`.
+    Copy or bake the bundle again, and check it with `preheat bundle verify FILE`. In a sealed process,
+    every request raises it until each bundle of the settings can be used.
     """
 
 

@@ -49,7 +49,7 @@ EVENTS: Mapping[str, str] = {
     "remote": "a request to a remote ended [tier, verb, seconds, failed, sent, received]",
     "recovered": "requests to a remote resume after a pause, which a fault had caused [tier, verb]",
     "evict": "entries were removed to stay within the limits [files, bytes]",
-    "refused": "a directory or file of the cache or its locks, or a remote, is not used [path, reason]",
+    "refused": "a directory, a file of the cache, a bundle or a remote is not used [path, reason]",
     "wait": "another thread, process or host compiled or loaded the program [key, seconds, outcome]",
     "lease": "a lease among hosts was requested, lost or released [key, outcome, requests]",
     "resolve": "a kernel of a loaded program was first used [key, program, entry]",

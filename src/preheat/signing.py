@@ -148,8 +148,14 @@ class Keyring:
             if key.id == key_id:
                 if key.verify(signature, context, parts):
                     return
-                raise UntrustedError(f"its signature by key {key_id.hex()} does not match its content")
-        raise UntrustedError(f"it is signed by key {key_id.hex()}, which is not trusted")
+                raise UntrustedError(
+                    f"its signature by key {key_id.hex()} does not match its content",
+                    hint="copy the file again from a source that you trust",
+                )
+        raise UntrustedError(
+            f"it is signed by key {key_id.hex()}, which is not trusted",
+            hint="name the file of this public key in PREHEAT_TRUSTED_KEYS if you trust it",
+        )
 
 
 class Keys(NamedTuple):

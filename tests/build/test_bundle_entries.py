@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from preheat.errors import (
     WarmError,
 )
 from preheat.events import Events
+from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.gpu import Gpu
 from preheat.key import bundle_key
 from tests.build.sealed import PLAIN, Baked, recorded
@@ -79,6 +81,94 @@ def test_a_bundle_of_the_settings_that_cannot_be_used_is_an_event(
     (tmp_path / "bad.heat").write_bytes(b"not a bundle")
     builder = bare(bundles=(tmp_path / "bad.heat", tmp_path / "no.heat"))
     assert [Path(row["path"]).name for row in recorded(builder, "refused")] == ["bad.heat", "no.heat"]
+
+
+UNUSABLE = {
+    "missing": (None, "cannot be read: No such file or directory", "copy the file to this place again"),
+    "empty": (
+        lambda whole: whole[:0],
+        "is not a valid bundle: it is too short",
+        "copy the bundle again",
+    ),
+    "truncated": (lambda whole: whole[:-1], "it is cut short", "copy the bundle again"),
+    "damaged": (
+        lambda whole: whole[:30] + bytes([whole[30] ^ 1]) + whole[31:],
+        "the checksum of its index does not match",
+        "copy the bundle again",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "reason", "hint"), UNUSABLE.values(), ids=UNUSABLE)
+def test_a_sealed_process_uses_nothing_while_a_bundle_of_its_settings_cannot_be_used(
+    change: Callable[[bytes], bytes] | None,
+    reason: str,
+    hint: str,
+    baked: Baked,
+    bare: Callable[..., Builder],
+    tmp_path: Path,
+) -> None:
+    bad = tmp_path / "bad.heat"
+    if change is not None:
+        bad.write_bytes(change(baked.path.read_bytes()))
+    builder = bare(bundles=(bad, baked.path), sealed=SealMode.ERROR)
+    request = ForeignRequest("mylib", "v1")
+    uses: list[Callable[[], object]] = [
+        lambda: builder.build(PLAIN, "sm_90"),  # The other bundle has it.
+        lambda: builder.lookup(PLAIN, "sm_90"),
+        lambda: builder.foreign.get(request),
+        lambda: builder.foreign.obtain(request, dict),
+        lambda: builder.foreign.permit(request, "absent: it is not there"),
+    ]
+    for use in uses:
+        with pytest.raises(BundleError) as caught:
+            use()
+        assert str(bad) in str(caught.value)
+        assert reason in str(caught.value)
+        assert "this process is sealed" in str(caught.value)
+        assert hint in str(caught.value.hint)
+        assert "record" not in str(caught.value.hint)
+    shutil.copy(baked.path, bad)
+    builder.mount(bad)
+    assert builder.build(PLAIN, "sm_90").cubin
+
+
+def test_all_bundles_that_cannot_be_used_are_in_one_error(
+    bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    builder = bare(bundles=(tmp_path / "a.heat", tmp_path / "b.heat"))
+    with sealed(), pytest.raises(BundleError, match=r"a\.heat cannot be read") as caught:
+        builder.build(PLAIN, "sm_90")
+    (other,) = caught.value.others
+    assert "b.heat cannot be read" in str(other)
+
+
+@pytest.mark.parametrize("mode", [SealMode.OFF, SealMode.WARN])
+def test_elsewhere_a_bundle_that_cannot_be_used_is_one_warning(
+    mode: SealMode, config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = replace(config, bundles=(tmp_path / "no.heat",), sealed=mode)
+    builder = Builder.open(config)
+    for name in ("first", "second"):
+        assert builder.foreign.obtain(ForeignRequest("mylib", name), dict).files == {}
+        assert isinstance(builder.lookup(PLAIN, "sm_90"), Miss)
+    builder.close()
+    warnings = [text for text in caplog.messages if "no.heat" in text]
+    assert len(warnings) == 1
+    assert "no.heat is not used: bundle" in warnings[0]
+
+
+def test_a_damaged_entry_of_another_library_is_named_in_a_sealed_process(
+    bare: Callable[..., Builder], tmp_path: Path
+) -> None:
+    entry = ForeignEntry("mylib", "v1", {"code": b"code"})
+    write(tmp_path / "bad.heat", {entry.digest: entry.encode()}, {})
+    whole = (tmp_path / "bad.heat").read_bytes()
+    (tmp_path / "bad.heat").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    builder = bare(bundles=(tmp_path / "bad.heat",), sealed=SealMode.ERROR)
+    with pytest.raises(SealedError, match=r"the entry in .*bad\.heat failed its check") as caught:
+        builder.foreign.obtain(entry.request, dict)
+    assert caught.value.hint == "copy the bundle again, and check it: preheat bundle verify FILE"
 
 
 def test_a_damaged_entry_of_a_bundle_is_a_miss(

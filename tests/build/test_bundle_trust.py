@@ -14,7 +14,7 @@ from preheat.ahead.bundles import sign
 from preheat.build.builder import Builder
 from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
-from preheat.errors import BundleError, SealedError
+from preheat.errors import BundleError
 from preheat.signing import SigningKey
 from tests.build.sealed import PLAIN, Baked
 from tests.conftest import Recorder
@@ -49,15 +49,16 @@ def pinned(path: Path) -> Path:
     return Path(f"{path}@sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}")
 
 
-def assert_refused(builder: Builder, recorder: Recorder, path: Path, reason: str) -> None:
-    """One event has the reason, and the sealed error has it too."""
+def assert_refused(builder: Builder, recorder: Recorder, path: Path, reason: str, hint: str) -> None:
+    """One event has the reason, and the error of the first use in a sealed process has it too."""
     (event,) = recorder.named("refused")
     assert event["path"] == str(path)
     assert reason in event["reason"]
     assert builder.bundles == ()
-    with pytest.raises(SealedError) as caught:
+    with pytest.raises(BundleError) as caught:
         builder.build(PLAIN, "sm_90")
-    assert reason in caught.value.reason
+    assert reason in str(caught.value)
+    assert hint in str(caught.value.hint)
 
 
 def test_a_signed_bundle_is_used_where_its_key_is_trusted(
@@ -79,11 +80,12 @@ def test_bundles_that_nobody_trusted_has_signed_are_refused(
     settings = {"sealed": SealMode.ERROR, "bundles": (unsigned,), "require_signed": True}
     builder = bare(**settings, trusted_keys=(keys["trusted"],))
     reason = f"bundle {unsigned} cannot be trusted: it is not signed"
-    assert_refused(builder, recorder, unsigned, reason)
+    assert_refused(builder, recorder, unsigned, reason, "sign it with 'preheat bundle sign FILE'")
     recorder.seen.clear()
     sign(Bundle.open(unsigned), KEY)
     builder = bare(**settings, trusted_keys=(keys["others"],))
-    assert_refused(builder, recorder, unsigned, f"signed by key {KEY.id.hex()}, which is not trusted")
+    reason = f"signed by key {KEY.id.hex()}, which is not trusted"
+    assert_refused(builder, recorder, unsigned, reason, "PREHEAT_TRUSTED_KEYS if you trust it")
 
 
 def test_signatures_are_not_looked_at_unless_they_are_required(
@@ -98,11 +100,11 @@ def test_keys_that_cannot_be_used_are_named(
 ) -> None:
     settings = {"sealed": SealMode.ERROR, "bundles": (signed,), "require_signed": True}
     reason = "PREHEAT_REQUIRE_SIGNED is on, and no key is trusted"
-    assert_refused(bare(**settings), recorder, signed, reason)
+    assert_refused(bare(**settings), recorder, signed, reason, "PREHEAT_TRUSTED_KEYS")
     recorder.seen.clear()
     keys["private"].chmod(0o644)
     builder = bare(**settings, signing_key=keys["private"])
-    assert_refused(builder, recorder, signed, "other users can read this private key")
+    assert_refused(builder, recorder, signed, "other users can read this private key", "chmod 600")
 
 
 def test_a_pinned_bundle_is_used_with_and_without_required_signatures(
@@ -121,7 +123,8 @@ def test_another_bundle_than_the_pinned_one_is_refused(
     source = pinned(unsigned)
     sign(Bundle.open(unsigned), KEY)
     builder = bare(sealed=SealMode.ERROR, bundles=(source,))
-    assert_refused(builder, recorder, source, f"bundle {unsigned} cannot be trusted: its SHA-256 is ")
+    reason = f"bundle {unsigned} cannot be trusted: its SHA-256 is "
+    assert_refused(builder, recorder, source, reason, "copy the file again, or correct the pin")
 
 
 def test_a_bundle_is_mounted_once_with_or_without_its_pin(unsigned: Path, bare: Bare) -> None:

@@ -233,14 +233,6 @@ def test_an_empty_seal_says_that_nothing_is_stored(bare: Callable[..., Builder])
     assert refused.value.differences == ()
 
 
-def test_a_seal_says_which_bundle_could_not_be_used(
-    bare: Callable[..., Builder], tmp_path: Path
-) -> None:
-    builder = bare(sealed=SealMode.ERROR, bundles=(tmp_path / "no.heat",))
-    with pytest.raises(SealedError, match=r"no\.heat cannot be read"):
-        builder.build(PLAIN, "sm_90")
-
-
 def test_a_cached_program_needs_no_compile_and_is_used_when_sealed(
     config: Config, shared_builder: Builder, open_builder: Callable[..., Builder]
 ) -> None:

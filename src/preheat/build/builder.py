@@ -72,6 +72,9 @@ class Builder:
     It is safe from any thread, in any number of processes, and after a fork. Every function of preheat
     uses `preheat.default_builder()` unless it is given another one.
 
+    Attributes:
+        cache_dir: The directory of the cache, or None if the cache is in memory only.
+
     Examples:
         >>> builder = preheat.Builder.open()
         >>> artifact = builder.build(preheat.Program.of(SAXPY), "sm_90")
@@ -95,6 +98,7 @@ class Builder:
         self.cache = cache
         self.events = events
         self.disk = disk
+        self.cache_dir = None if disk is None else disk.root
         self._bundles = MountedBundles(events, trust=trust, signers=signers)
         self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events)
         self._counters = Counters(events, disk.journal() if disk else None)
@@ -192,6 +196,7 @@ class Builder:
         Raises:
             CompileError: The compiler rejects the program. The error has its log.
             SealedError: The program is not stored, and this process is sealed.
+            BundleError: This process is sealed, and a bundle of its settings cannot be used.
 
         Examples:
             >>> builder = preheat.default_builder()
@@ -408,7 +413,9 @@ class Builder:
 
         With `local`, only the tiers of this machine are searched.
         """
-        found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF, local=local)
+        mode = self.sealed
+        self._bundles.require_all(mode)
+        found = self._stored.find(request, sealed=mode is not SealMode.OFF, local=local)
         if isinstance(found, Hit):
             artifact = found.artifact
             self.events.emit(
@@ -451,22 +458,12 @@ class Builder:
         self._counters.write()  # A forked child may end without running exit handlers.
         near = self.nearest(request.program, request.arch)
         raise SealedError(
-            reason="; ".join([miss.reason, *self._bundles.rejected, *unasked_stores(self.cache)]),
+            reason="; ".join([miss.reason, *unasked_stores(self.cache)]),
             nearest=None if near is None else str(near),
             differences=() if near is None else near.differences,
-            hint=seal.hint(has_bundle=bool(self._bundles or self._bundles.rejected)),
+            hint=seal.hint(has_bundle=bool(self._bundles)),
             **where,
         )
-
-    @property
-    def cache_dir(self) -> Path | None:
-        """The directory of the cache, or None if the cache is in memory only.
-
-        Examples:
-            >>> preheat.Builder.open(cache_dir="my-cache").cache_dir.name
-            'my-cache'
-        """
-        return None if self.disk is None else self.disk.root
 
     # Bundles
 

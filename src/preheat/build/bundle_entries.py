@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from preheat.artifact import Artifact, Provenance
 from preheat.cache import codec
 from preheat.cache.codec import text
-from preheat.errors import BundleError, InputError
+from preheat.config import SealMode
+from preheat.errors import BundleError, InputError, with_others
 from preheat.events import Events
 from preheat.foreign import ForeignEntry, foreign_kind
 from preheat.key import Part, include_parts
@@ -43,6 +44,7 @@ InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by diges
 _NONE: InUse = MappingProxyType({})
 #: The beginning of the reason for an entry whose checksum is wrong.
 DAMAGED_ENTRY = "damaged: the entry in"
+_COPY_AGAIN = "copy the file to this place again, or correct PREHEAT_BUNDLE"
 # This word is in every bundle, so it cannot change. The artifacts in a bundle have another kind.
 _ENTRY_KIND = "promise"
 
@@ -175,8 +177,8 @@ def _artifact(bundle: Bundle, digest: str) -> Artifact:
 class MountedBundles:
     """The mounted bundles, in the order in which they are searched.
 
-    They are not a `Tier` of the chain, because their keys name no compiler. `rejected` has the reason
-    for every bundle in the settings that could not be mounted.
+    They are not a `Tier` of the chain, because their keys name no compiler. `rejected` has the error of
+    every bundle in the settings that could not be mounted, by its path.
     """
 
     def __init__(
@@ -190,7 +192,7 @@ class MountedBundles:
         # The digest of the artifact of each entry that was read, and its other fields. While the
         # artifact is in use, the entry is not read again.
         self._decoded: dict[tuple[Bundle, str], tuple[str, tuple[Any, ...]]] = {}
-        self.rejected: list[str] = []
+        self.rejected: dict[Path, BundleError] = {}
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -213,6 +215,7 @@ class MountedBundles:
 
         signers = self._required_signers(place) if pin is None else None
         opened = Bundle.open(source, trust=self._trust, signers=signers)
+        self.rejected.pop(place, None)
         known = self.mounted.get(place)
         same = known is not None and known.stamp == opened.stamp and not known.closed
         if known is not None and same and (pin is None or known.source == source):
@@ -229,12 +232,31 @@ class MountedBundles:
             raise BundleError(message, hint=error.hint) from None
 
     def mount_or_reject(self, path: Path) -> None:
-        """Mount a bundle that the settings name. One that cannot be used is an event, not an error."""
+        """Mount a bundle that the settings name. One that cannot be used is an event.
+
+        It is an error of the first lookup in a sealed process: see `require_all`.
+        """
         try:
             self.mount(path)
         except BundleError as error:
             self._events.emit("refused", path=str(path), reason=str(error))
-            self.rejected.append(str(error))
+            self.rejected[split_pin(path)[0]] = error
+
+    def require_all(self, mode: SealMode) -> None:
+        """Raise `BundleError` in a sealed process if a bundle of the settings could not be mounted."""
+        if self.rejected and mode is SealMode.ERROR:
+            raise with_others([*map(_error_when_sealed, self.rejected.values())])
+
+    def fault_of(self, digest: str) -> str | None:
+        """Return why the entry of a bundle under `digest` cannot be used, or None if there is none."""
+        for bundle in tuple(self.mounted.values()):
+            try:
+                bundle.get(digest)
+            except OSError as fault:
+                return _unreadable(bundle, fault)
+            except codec.DamagedEntryError:
+                return _damaged(bundle)
+        return None
 
     def blobs(self, digest: str) -> Iterator[bytes]:
         """Yield the verified bytes of each bundle that has an entry under `digest`."""
@@ -261,12 +283,28 @@ class MountedBundles:
                 found = read(bundle, key, in_use)
             except OSError as fault:
                 self._events.fault("bundle", "read", fault)
-                yield f"unreadable: {bundle.path} cannot be read: {fault}"
+                yield _unreadable(bundle, fault)
             except codec.DamagedEntryError as bad:
                 self._events.emit("damaged", tier="bundle", key=key, reason=str(bad))
-                yield f"{DAMAGED_ENTRY} {bundle.path} failed its check"
+                yield _damaged(bundle)
             else:
                 if found is not None:
                     rest = (found.state, found.entries, found.untracked_reason, found.include)
                     self._decoded[bundle, key] = found.artifact.digest, rest
                     yield found
+
+
+def _error_when_sealed(error: BundleError) -> BundleError:
+    """Return the error of a sealed process for a bundle that could not be mounted."""
+    hint = _COPY_AGAIN if isinstance(error.__cause__, OSError) else error.hint
+    return BundleError(
+        f"{error} (this process is sealed, and its settings name this bundle)", hint=hint
+    )
+
+
+def _unreadable(bundle: Bundle, fault: OSError) -> str:
+    return f"unreadable: {bundle.path} cannot be read: {fault}"
+
+
+def _damaged(bundle: Bundle) -> str:
+    return f"{DAMAGED_ENTRY} {bundle.path} failed its check"

@@ -85,8 +85,10 @@ class ForeignStore:
         """Return a stored entry, or None.
 
         A hit emits an event. A miss does not, because it may be expected. With `local`, only the
-        bundles and the tiers of this machine are searched.
+        bundles and the tiers of this machine are searched. Raises `BundleError` in a sealed process
+        that cannot use a bundle of its settings.
         """
+        self._bundles.require_all(self.sealed)
         for found, tier in self._each(request.digest, self._cache.local if local else None):
             self.events.emit(
                 "hit", tier=tier, key=found.digest, program=request.title, arch=request.target,
@@ -207,17 +209,19 @@ class ForeignStore:
         """Raise `SealedError` when this process is sealed, before anything makes the entry."""
         if self.sealed is not SealMode.ERROR:
             return
+        self._bundles.require_all(SealMode.ERROR)
+        reason = self._bundles.fault_of(request.digest) or reason
         line = called_by()
         self._report_sealed(request, reason, line)
         self._counters.write()  # A forked child may end without running exit handlers.
         raise SealedError(
             program=request.title,
             arch=request.target,
-            reason="; ".join([reason, *self._bundles.rejected, *unasked_stores(self._cache)]),
+            reason="; ".join([reason, *unasked_stores(self._cache)]),
             caller=line,
             nearest=nearest,
             differences=differences,
-            hint=seal.hint(has_bundle=bool(self._bundles or self._bundles.rejected)),
+            hint=seal.hint(has_bundle=bool(self._bundles)),
         )
 
     def _report_sealed(self, request: ForeignRequest, reason: str, line: str) -> None:

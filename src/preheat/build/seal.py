@@ -69,7 +69,7 @@ def sealed(mode: str = "error") -> Iterator[None]:
 def hint(*, has_bundle: bool) -> str:
     """Return the hint of a `SealedError`: it names what has sealed this process, in the mode "warn".
 
-    `has_bundle` is False if no bundle is mounted and none is named in the settings.
+    `has_bundle` is False if no bundle is mounted.
     """
     lifted_by = "PREHEAT_SEALED=warn"
     if SealMode.ERROR in _inside:

@@ -57,6 +57,10 @@ _MAX_META = 4 << 20
 _MAX_ENTRIES = 1 << 20
 _MAX_ENTRY = 1 << 30  # less than the limit of one read
 _NOT_BAKED = "name a file that 'preheat bake' wrote"
+_NOT_SIGNED = "sign it with 'preheat bundle sign FILE', or add a pin to its name"
+_OTHER_CONTENT = (
+    "copy the file again, or correct the pin: 'preheat bundle ls FILE' prints that of a file"
+)
 
 
 class Bundle:
@@ -124,8 +128,10 @@ class Bundle:
             if pin is None and signers is not None:
                 bundle.require_signature(signers)
             return bundle
-        except (DistrustedError, UntrustedError) as why:
+        except DistrustedError as why:
             raise BundleError(f"bundle {path} cannot be trusted: {why}") from None
+        except UntrustedError as why:
+            raise BundleError(f"bundle {path} cannot be trusted: {why}", hint=why.hint) from None
         except OSError as fault:
             missing = isinstance(fault, FileNotFoundError)
             raise BundleError(
@@ -170,7 +176,7 @@ class Bundle:
             True
         """
         if self.signature is None:
-            raise UntrustedError("it is not signed")
+            raise UntrustedError("it is not signed", hint=_NOT_SIGNED)
         signature = BundleSignature.decode(self.signature)
         digests = b"".join(digest for digest, _ in _RECORD.iter_unpack(self._records))
         signature.verify(signers, self.meta, digests)
@@ -434,7 +440,9 @@ def _pinned_hashes(file: Descriptor, index: _Index, pin: str) -> bytes:
         hashes += entry.digest()
         start = end
     if whole.hexdigest() != pin:
-        raise UntrustedError(f"its SHA-256 is {whole.hexdigest()}, and the pin is {pin}")
+        raise UntrustedError(
+            f"its SHA-256 is {whole.hexdigest()}, and the pin is {pin}", hint=_OTHER_CONTENT
+        )
     return bytes(hashes)
 
 

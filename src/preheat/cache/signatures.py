@@ -16,7 +16,11 @@ SIGNATURE_SIZE = 64
 
 
 class UntrustedError(ValueError):
-    """No trusted key has signed these bytes. The message is the reason."""
+    """No trusted key has signed these bytes. The message is the reason, and `hint` is a next step."""
+
+    def __init__(self, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
 class Signer(Protocol):
