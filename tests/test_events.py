@@ -110,6 +110,18 @@ def test_an_unwritable_event_file_is_reported_once(
     assert events.stats()["evicted_files"] == 2
 
 
+def test_an_event_that_cannot_be_written_does_not_hide_later_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = Events(JsonLines(tmp_path / "place" / "e.jsonl"))
+    with caplog.at_level(logging.WARNING, "preheat"):
+        events.emit("evict", files=1, bytes=1)
+    (tmp_path / "place").mkdir()
+    events.emit("evict", files=2, bytes=1)
+    (line,) = (tmp_path / "place" / "e.jsonl").read_text().splitlines()
+    assert json.loads(line)["files"] == 2
+
+
 def test_the_same_problem_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     events = logged_events()
     with caplog.at_level(logging.WARNING, "preheat"):

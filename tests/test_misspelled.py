@@ -44,7 +44,7 @@ def test_one_edit_is_a_misspelling_and_two_are_another_name(name: str, meant: st
 
 
 def test_no_name_of_preheat_is_a_misspelling_of_another() -> None:
-    set_by_commands = ["PREHEAT_AUDIT", "PREHEAT_AUDIT_EVENTS", "PREHEAT_SEALED_BY"]
+    set_by_commands = ["PREHEAT_AUDIT", "PREHEAT_AUDIT_ONLY", "PREHEAT_SEALED_BY"]
     for name in (*NAMES, *set_by_commands):
         assert misspelled.meant(name, NAMES) is None
 

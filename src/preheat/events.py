@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from preheat.files import opened
-from preheat.locks import Lock
+from preheat.locks import Lock, no_fork
 
 __all__ = [
-    "AUDIT_EVENTS",
     "EVENTS",
     "OBJECT_EVENTS",
     "Events",
     "JsonLines",
     "Stats",
     "Tally",
+    "audit_sink",
     "log_events",
     "logged_events",
     "merge",
@@ -68,9 +68,6 @@ OBJECT_EVENTS: Mapping[str, str] = {
     "request": "a builder returned an artifact; `arch` is the requested one [program, arch, artifact]",
     "foreign_request": "another library found or made an entry; `row` describes it [entry, row, site]",
 }
-
-#: The variable by which an audit names its own file of events. `PREHEAT_EVENTS` remains the user's.
-AUDIT_EVENTS = "PREHEAT_AUDIT_EVENTS"
 
 Stats = dict[str, float]  # counter name -> value
 Sink = Callable[[str, Mapping[str, Any]], None]
@@ -285,31 +282,57 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
 class JsonLines:
     """A sink that appends each event to a file as one line of JSON.
 
-    A file that cannot be written is reported once in the log and then ignored. A write to a pipe does
-    not block: events are lost when there is no reader, or when the reader is too slow.
+    An event that cannot be written is lost, and the later ones are written if they can be. The first
+    loss is reported in the log. A write to a pipe does not block: events are lost when there is no
+    reader, or when the reader is too slow.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
-        self._broken = False
         self._lost = False
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
-        if self._broken:
-            return
         line = json.dumps({"time": round(self._clock(), 6), "event": name, **fields}, default=str)
         try:
             with opened(self._path, _APPEND, 0o666) as file:
                 # One write in append mode, so that lines of several processes do not mix.
                 os.write(file, line.encode() + b"\n")
         except BlockingIOError:
-            if not self._lost:
-                self._lost = True
-                warn(f"events are lost: the reader of {self._path} is too slow")
+            self._lose(f"events are lost: the reader of {self._path} is too slow")
         except OSError as fault:
-            self._broken = True
-            warn(f"events are not written to {self._path}: {fault}")
+            self._lose(f"events are not written to {self._path}: {fault}")
+
+    def _lose(self, message: str) -> None:
+        if not self._lost:
+            self._lost = True
+            warn(message)
+
+
+def audit_sink(env: Mapping[str, str]) -> Sink | None:
+    """Return a sink that reports each event to the audit that `env` describes; None without an audit.
+
+    The audit library of the process writes the events, because it can do so where this process cannot
+    open a file any more. It also counts those that it cannot write.
+    """
+    path = env.get("PREHEAT_AUDIT_LIBRARY")
+    if not path or "PREHEAT_AUDIT_ONLY" in env:
+        return None
+    with no_fork:
+        import ctypes
+    try:
+        append = ctypes.CDLL(path).preheat_audit_append
+    except (OSError, AttributeError) as fault:  # The audit has ended, and its library is gone.
+        warn(f"events are not reported to the audit: {fault}")
+        return None
+
+    def sink(name: str, fields: Mapping[str, Any]) -> None:
+        row = {"time": round(time.time(), 6), "event": name, **fields}
+        event = {"event": "preheat", "time": round(time.monotonic(), 6), "pid": os.getpid(), "row": row}
+        line = f"\n{json.dumps(event, default=str)}\n".encode()
+        append(line, ctypes.c_size_t(len(line)))
+
+    return sink
 
 
 _INFO = 20  # the levels of `logging`

@@ -20,6 +20,7 @@ __all__ = [
     "opened",
     "others_can_replace",
     "owned",
+    "read_part",
     "read_whole",
 ]
 
@@ -86,11 +87,36 @@ def others_can_replace(directory: os.stat_result) -> bool:
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a regular file; `OSError` for anything else, such as an endless device."""
-    with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as file:
-        mode = os.fstat(file).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+    with _opened_regular(path) as file, open(file, "rb", closefd=False) as stream:
+        return stream.read()
+
+
+def read_part(
+    path: str | os.PathLike[str], most: int, *, offset: int = 0, size: int = 0, own: bool = False
+) -> bytes:
+    """Return `size` bytes of a regular file, by default all of it; `OSError` for more than `most`.
+
+    With `own`, the file must be one that only this user or root can have made: it is neither a link nor
+    a second name of another file.
+    """
+    with _opened_regular(path, os.O_NOFOLLOW if own else 0) as file:
+        status = os.fstat(file)
+        if own and (status.st_uid not in (os.geteuid(), 0) or status.st_nlink != 1):
+            raise OSError(errno.EPERM, "it belongs to another user or has several names")
+        size = min(size or status.st_size, max(status.st_size - offset, 0))
+        if size > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         with open(file, "rb", closefd=False) as stream:
-            return stream.read()
+            stream.seek(offset)
+            return stream.read(size)
+
+
+def _opened_regular(path: str | os.PathLike[str], flags: int = 0) -> Descriptor:
+    """Open a regular file for reading, without waiting for the writer of a pipe."""
+    file = opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    mode = os.fstat(file).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+    return file

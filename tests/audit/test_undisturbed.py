@@ -34,6 +34,17 @@ def test_a_sandbox_without_process_vm_readv(cli: Cli, standins: Standins) -> Non
     assert (done.code, row["kind"], row["bytes"]) == (0, "PTX", 44)
 
 
+@pytest.mark.parametrize("command", [["audit"], ["run", "--sealed"]])
+def test_a_sandbox_that_ends_a_process_which_opens_a_file(
+    cli: Cli, standins: Standins, command: list[str]
+) -> None:
+    """The end of the child is an event, which goes to a file that was opened before."""
+    done = cli(*command, "--", str(standins.loader), "nofiles")
+    if done.code == 77:
+        pytest.skip("there is no seccomp")
+    assert done.code == 4
+
+
 def test_a_search_in_the_libraries_of_the_caller(
     audit: Audit, script: Script, standins: Standins
 ) -> None:

@@ -51,8 +51,16 @@ def child_environment(env: Mapping[str, str], adapters: str = "auto") -> dict[st
     """Return an environment in which every Python installs `adapters`, unless it already names others.
 
     An empty variable names no adapter. If `adapters` is empty as well, the variable stays empty, so
-    that a preheat command inside the command can still set it.
+    that a preheat command inside the command can still set it. Raises `InputError` if preheat is
+    installed in a path with a colon, whose parts would be other directories of modules.
     """
+    if os.pathsep in _SITE:
+        from preheat.errors import InputError
+
+        raise InputError(
+            f"preheat is installed in {_SITE}, and PYTHONPATH cannot hold a path with a colon",
+            hint="install preheat in another directory",
+        )
     path = os.pathsep.join(filter(None, (_SITE, env.get("PYTHONPATH"))))
     return {**env, VARIABLE: env.get(VARIABLE) or adapters, "PYTHONPATH": path}
 

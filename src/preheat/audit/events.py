@@ -9,12 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from preheat.files import read_whole
+from preheat.files import read_part
 
-__all__ = ["PREHEAT_EVENTS", "Event", "EventLog", "birth_of", "read_events", "running_in"]
+__all__ = [
+    "Event",
+    "EventLog",
+    "birth_of",
+    "lost_events",
+    "prepare_losses",
+    "read_events",
+    "running_in",
+]
 
-#: The file in the directory of an audit to which preheat itself appends its events.
-PREHEAT_EVENTS = "preheat.events"
+#: The file in the directory of an audit in which its processes count the events that they cannot write.
+_LOSSES = "losses"
+_PAGE = 4096
+_MOST_BYTES = 256 << 20  # of one file, which is more than a million events
 
 
 @dataclass(frozen=True)
@@ -44,10 +54,11 @@ class Event:
 
 @dataclass(frozen=True)
 class EventLog:
-    """All events in the order of time. `damaged` lines could not be read: a process was killed.
+    """All events in the order of time. `preheat` has the events of preheat itself.
 
-    `directory` is that of the audit, by which its processes are known. `incomplete` is the number of
-    processes that had no memory, no descriptor or no space left for some of their events.
+    `damaged` lines could not be read: a process was killed. `directory` is that of the audit, by which
+    its processes are known. `incomplete` is the number of events for which a process had no memory, no
+    descriptor or no space. `unread` files are not those of the audit, and were not read.
     """
 
     events: tuple[Event, ...]
@@ -55,6 +66,7 @@ class EventLog:
     damaged: int = 0
     directory: Path | None = None
     incomplete: int = 0
+    unread: int = 0
 
     def named(self, *names: str) -> Iterator[Event]:
         """Yield the events with these names."""
@@ -64,26 +76,37 @@ class EventLog:
 def read_events(directory: Path) -> EventLog:
     """Read what every process has appended. A line that is not whole is counted and left out."""
     events: list[Event] = []
-    damaged = 0
+    damaged = unread = 0
     for path in sorted(directory.glob("*.jsonl")):
-        for line in _lines(path):
+        try:
+            content = read_part(path, _MOST_BYTES, own=True)
+        except OSError:
+            unread += 1
+            continue
+        for line in filter(bytes.strip, content.split(b"\n")):
             event = _parse(line)
             if event is None:
                 damaged += 1
             else:
                 events.append(event)
     events.sort(key=lambda event: event.time)
-    own = (_object(line) for line in _lines(directory / PREHEAT_EVENTS))
-    rows = tuple(row for row in own if row is not None)
-    incomplete = sum(1 for _ in directory.glob("*.lost"))
-    return EventLog(tuple(events), rows, damaged, directory, incomplete)
+    rows = (event.fields.get("row") for event in events if event.name == "preheat")
+    own = tuple(row for row in rows if isinstance(row, dict))
+    return EventLog(tuple(events), own, damaged, directory, lost_events(directory), unread)
 
 
-def _lines(path: Path) -> list[bytes]:
+def prepare_losses(directory: Path) -> None:
+    """Make the file in which processes count the events that they cannot write."""
+    (directory / _LOSSES).write_bytes(bytes(_PAGE))
+
+
+def lost_events(directory: Path) -> int:
+    """Return how many events could not be written. A process that cannot count makes an empty file."""
     try:
-        return [line for line in read_whole(path).split(b"\n") if line.strip()]
+        count = int.from_bytes(read_part(directory / _LOSSES, _PAGE, own=True)[:4], "little")
     except OSError:
-        return []  # No process of the command has written there.
+        count = 1  # Nobody knows.
+    return count + sum(1 for _ in directory.glob("*.lost"))
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

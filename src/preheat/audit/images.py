@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from preheat.audit.events import Event, EventLog
 from preheat.audit.sites import Caller, caller_of_event
-from preheat.files import read_whole
+from preheat.files import read_part
 from preheat.toolchain import fatbin
 from preheat.toolchain.elf import ELF, elf_size
 from preheat.toolchain.fatbin import FatbinEntry, compiled_on, parse_fatbin
@@ -23,6 +23,8 @@ _NAMES = {
     "cubin": "cubin", "fatbin": "fat binary", "ptx": "PTX", "ltoir": "LTO-IR", "object": "object",
     "archive": "archive", "linked": "link",
 }  # fmt: skip
+
+_MOST_BYTES = 1 << 30  # of a module
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,10 @@ def _bytes(event: Event, directory: Path) -> bytes | None:
     size = int(event.number("bytes"))
     try:
         if saved := os.path.basename(event.text("saved")):
-            return read_whole(directory / saved)
+            return read_part(directory / saved, _MOST_BYTES, own=True)
         path = event.text("file")
-        if not path:
-            return None
-        with open(path, "rb") as file:
-            file.seek(int(event.number("offset")))
-            return file.read(size) if size else file.read()
+        offset = int(event.number("offset"))
+        return read_part(path, _MOST_BYTES, offset=offset, size=size) if path else None
     except (OSError, ValueError, OverflowError):
         return None
 

@@ -70,7 +70,7 @@ class Reporter:
 
     def __call__(self, fields: dict[str, Any]) -> None:
         event = {"time": round(time.monotonic(), 6), "pid": os.getpid(), **fields}
-        line = json.dumps(event).encode("utf-8", "backslashreplace") + b"\n"
+        line = f"\n{json.dumps(event)}\n".encode("utf-8", "backslashreplace")
         if self.library is not None:
             self.library.preheat_audit_append(line, ctypes.c_size_t(len(line)))
             return
@@ -86,7 +86,7 @@ class Reporter:
             self._lose()
 
     def _lose(self) -> None:
-        """Note that an event is missing, by an empty file, as the audit library does."""
+        """Note that events are missing, by an empty file."""
         name = f"{os.getpid()}-{os.geteuid()}.lost"
         with suppress(OSError):  # The audit has ended, and its directory is gone.
             os.mknod(os.path.join(self._directory, name), 0o600 | stat.S_IFREG)

@@ -6,19 +6,21 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from preheat.audit.events import PREHEAT_EVENTS
 from preheat.audit.nested import outer_audit
 from preheat.config import Config, SealMode
 from preheat.errors import InputError
-from preheat.events import AUDIT_EVENTS
 
-__all__ = ["LIBRARY", "Audited", "audited_environment", "require_library"]
+__all__ = ["LIBRARY", "Audited", "audited_environment", "loadable_library", "require_library"]
 
 LIBRARY = Path(__file__).with_name("libpreheat_audit.so")
 _INJECTION = "CUDA_INJECTION64_PATH"
+#: LD_PRELOAD separates paths by colons and white space, and expands names after a dollar sign.
+_UNSAFE = frozenset(": \t\n$")
 _CUPTI = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
 
 
@@ -39,15 +41,39 @@ def require_library() -> Path:
     return LIBRARY
 
 
+@contextmanager
+def loadable_library() -> Iterator[Path]:
+    """Yield the path of the library, or that of a copy if LD_PRELOAD cannot hold the path.
+
+    The parts of such a path would name other files, which may belong to another user. Only the owner
+    can write beside the copy, and every user can load it.
+    """
+    library = require_library().resolve()
+    if _UNSAFE.isdisjoint(str(library)):
+        yield library
+        return
+    with TemporaryDirectory(prefix="preheat-library-", ignore_cleanup_errors=True) as place:
+        if not _UNSAFE.isdisjoint(place):
+            raise InputError(
+                f"LD_PRELOAD can hold neither {library} nor a path in {place}",
+                hint="set TMPDIR to a directory whose path has no space, colon or dollar sign",
+            )
+        copy = Path(shutil.copy(library, place))
+        copy.chmod(0o755)
+        os.chmod(place, 0o755)
+        yield copy
+
+
 def audited_environment(
     env: Mapping[str, str],
     directory: Path,
+    library: Path,
     *,
     seal: SealMode = SealMode.OFF,
     cupti: bool = True,
     reports: bool = True,
 ) -> Audited:
-    """Return an environment whose processes report to `directory`, which exists.
+    """Return an environment whose processes load `library` and report to `directory`, which exists.
 
     Without `reports`, they report refusals only, which takes little space however long they run. A
     sealed process refuses to compile. Without `cupti`, only explicit loads are seen. An injection
@@ -55,7 +81,6 @@ def audited_environment(
     they are those of an outer audit. The file of PREHEAT_EVENTS also gets the refusals of the audit
     library, and its path becomes absolute, because the processes may have other directories.
     """
-    library = _loadable(require_library(), directory)
     notes = []
     env = _without_outer(env)
     made = {
@@ -71,7 +96,6 @@ def audited_environment(
         made["PREHEAT_EVENTS"] = str(events)
     if not reports:
         return Audited({**made, "PREHEAT_AUDIT_ONLY": "refusals"}, ())
-    made[AUDIT_EVENTS] = str(directory / PREHEAT_EVENTS)
     if cupti and env.get(_INJECTION):
         notes.append(f"modules loaded by the CUDA runtime: {_INJECTION} is {env[_INJECTION]}")
     elif cupti:
@@ -83,9 +107,7 @@ def audited_environment(
 
 def _without_outer(env: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the settings of an audit in which this process runs."""
-    kept = {
-        name: value for name, value in env.items() if name not in ("PREHEAT_AUDIT_ONLY", AUDIT_EVENTS)
-    }
+    kept = {name: value for name, value in env.items() if name != "PREHEAT_AUDIT_ONLY"}
     if outer_audit(env) is None:
         return kept
     library = kept.get("PREHEAT_AUDIT_LIBRARY")
@@ -96,20 +118,12 @@ def _without_outer(env: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _loadable(library: Path, directory: Path) -> Path:
-    """Return a path that LD_PRELOAD can hold: it separates paths by colons and white space."""
-    path = library.resolve()
-    if not any(each in str(path) for each in ": \t\n"):
-        return path
-    return Path(shutil.copy(path, directory / library.name))
-
-
 def _find_cupti(env: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the libraries of CUPTI on this machine, newest first."""
+    """Yield the libraries of CUPTI on this machine, newest first, whose paths fit into a list."""
     places = list(_cupti_directories(env))
     for name in _CUPTI:
         for place in places:
-            if (place / name).is_file():
+            if (place / name).is_file() and ":" not in str(place):
                 yield place / name
 
 

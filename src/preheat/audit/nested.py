@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from preheat.audit.events import PREHEAT_EVENTS, EventLog
+from preheat.audit.events import EventLog, lost_events
 from preheat.config import SealMode
 
 __all__ = ["announce_bundles", "announced_bundles", "hand_over", "outer_audit", "outer_seal"]
@@ -55,12 +55,12 @@ def announced_bundles(log: EventLog) -> list[Path]:
 def hand_over(directory: Path, outer: Path) -> None:
     """Copy what the processes of an inner audit have reported to the outer one."""
     with suppress(OSError):  # The outer audit has ended.
+        for number in range(lost_events(directory)):
+            _append(outer / f"{directory.name}-{number}.lost", b"")
         for path in sorted(directory.iterdir()):
-            if path.name == PREHEAT_EVENTS:
-                _append(outer / path.name, path.read_bytes())
-            elif path.suffix == ".jsonl":  # A separate file: the outer one may have another owner.
+            if path.suffix == ".jsonl":
                 _append(outer / f"{directory.name}-{path.name}", path.read_bytes())
-            elif path.is_file() and not (outer / path.name).exists():
+            elif path.suffix == ".image" and not (outer / path.name).exists():
                 shutil.copyfile(path, outer / path.name)
 
 

@@ -376,9 +376,11 @@ def _unseen(log: EventLog, processes: Processes) -> Iterator[str]:
         yield f"{process.name} (process {process.pid}) was still running when the report was written"
     if log.incomplete:
         times = f" ({log.incomplete} times)" if log.incomplete > 1 else ""
-        yield f"some events: a process had no memory, descriptor or space for them{times}"
+        yield f"some events: a process could not write them{times}"
     if log.damaged:
         yield f"{log.damaged} events that were not written completely"
+    if log.unread:
+        yield f"the events of {log.unread} files, which are too large or were made by somebody else"
 
 
 def _program_name(process: Process) -> str:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from preheat.audit.events import PREHEAT_EVENTS, EventLog, read_events
+from preheat.audit.events import EventLog, prepare_losses, read_events
 from preheat.audit.images import read_loads
-from preheat.audit.library import audited_environment
+from preheat.audit.library import audited_environment, loadable_library
 from preheat.audit.nested import announced_bundles, hand_over, outer_audit, outer_seal
 from preheat.audit.origins import Origins
 from preheat.audit.processes import read_processes, still_running
@@ -35,11 +35,18 @@ class AuditSession:
     """Has the environment of a command, `env`, and makes the report when the command has ended."""
 
     def __init__(
-        self, env: Mapping[str, str], directory: Path, *, seal: SealMode, cupti: bool, reports: bool
+        self,
+        env: Mapping[str, str],
+        directory: Path,
+        library: Path,
+        *,
+        seal: SealMode,
+        cupti: bool,
+        reports: bool,
     ) -> None:
         self._config = Config.from_env(env)
         self._directory = directory
-        _admit_other_users(directory)
+        prepare_losses(directory)
         self._outer = outer_audit(env)
         if self._outer is not None and "PREHEAT_AUDIT_ONLY" not in env:  # The outer audit reports all.
             cupti = cupti if reports else "PREHEAT_AUDIT_CUPTI" in env
@@ -47,7 +54,7 @@ class AuditSession:
         seal = max(seal, outer_seal(env))
         self._seal = seal
         self.env, self._notes = audited_environment(
-            env, directory, seal=seal, cupti=cupti, reports=reports
+            env, directory, library, seal=seal, cupti=cupti, reports=reports
         )
         self._started = time.monotonic()
         self._since = time.time()
@@ -116,36 +123,30 @@ def audit_session(
     Without `reports`, the report has what was refused, and nothing else. Raises `InputError` if `keep`
     is not empty: the events of two runs cannot be told apart.
     """
+    with _directory(keep) as directory, loadable_library() as library:
+        session = AuditSession(env, directory, library, seal=seal, cupti=cupti, reports=reports)
+        with closing(session):
+            yield session
+
+
+@contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    """Yield the directory of an audit, which only its owner can read and write."""
     if keep is not None:
         _prepare_kept(keep)
-        session = AuditSession(env, keep.resolve(), seal=seal, cupti=cupti, reports=reports)
-        with closing(session):
-            yield session
+        yield keep.resolve()
         return
     with TemporaryDirectory(prefix="preheat-audit-", ignore_cleanup_errors=True) as place:
-        session = AuditSession(env, Path(place).resolve(), seal=seal, cupti=cupti, reports=reports)
-        with closing(session):
-            yield session
+        yield Path(place).resolve()
 
 
 def _prepare_kept(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
         used = any(directory.iterdir())
     except OSError as fault:
         reason = fault.strerror or str(fault)
         raise InputError(f"cannot keep events in {directory}: {reason}") from None
     if used:
         raise InputError(f"{directory} is not empty", hint="name a new directory with --keep")
-
-
-def _admit_other_users(directory: Path) -> None:
-    """Let the processes of root write their events after they have changed their user.
-
-    Other users can create files in the directory. They can neither list it nor read or replace files.
-    """
-    if os.geteuid() == 0:
-        os.chmod(directory, 0o1733)
-        events = directory / PREHEAT_EVENTS
-        events.touch()
-        os.chmod(events, 0o622)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preheat import fork
@@ -40,7 +39,7 @@ from preheat.errors import (
     ToolchainChangedError,
     UnknownEntryError,
 )
-from preheat.events import AUDIT_EVENTS, Events, JsonLines, Stats, logged_events
+from preheat.events import Events, JsonLines, Stats, audit_sink, logged_events
 from preheat.key import Key
 from preheat.lazy import lazy
 from preheat.locks import no_fork
@@ -144,8 +143,8 @@ class Builder:
         events = events or logged_events()
         if config.events is not None:
             events.subscribe(JsonLines(config.events))
-        if audited := environ().get(AUDIT_EVENTS):
-            events.subscribe(JsonLines(Path(audited)))
+        if (sink := audit_sink(environ())) is not None:
+            events.subscribe(sink)
         expose_counters(config, events)
         cache, disk = open_chain(config, events)
         memo_dir = disk.root if disk else None

@@ -9,6 +9,7 @@
 //     loader stack               wait for a child on a stack of 16 KiB
 //     loader fork                run a command in a child while another thread holds the loader
 //     loader sandbox             load PTX at the end of a page, without process_vm_readv
+//     loader nofiles             wait for a child in a sandbox that ends a process which opens a file
 //     loader execlp PROGRAM ARG  start a program by execlp
 //     loader execveat PROGRAM    start a program by execveat
 //     loader unset PROGRAM       start a program by execlp, without PATH
@@ -130,22 +131,37 @@ static int fork_while_held(void) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 9;
 }
 
-static int load_in_sandbox(void) {
+// Enter a sandbox that forbids one system call. Return 77 if there is no seccomp.
+static int forbid(unsigned call, unsigned result) {
     struct sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, result),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {4, rules};
-    static const char ptx[] = ".version 8.0\n.target sm_90\n.address_size 64\n";
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
         return 77;
+    return 0;
+}
+
+static int load_in_sandbox(void) {
+    static const char ptx[] = ".version 8.0\n.target sm_90\n.address_size 64\n";
+    if (forbid(SYS_process_vm_readv, SECCOMP_RET_ERRNO | EPERM)) return 77;
     char *page = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     munmap(page + 4096, 4096);
     void *module;
     cuInit(0);
     return cuModuleLoadData(&module, memcpy(page + 4096 - sizeof ptx, ptx, sizeof ptx));
+}
+
+static int wait_without_files(void) {
+    int status = 9;
+    if (forbid(SYS_openat, SECCOMP_RET_KILL_PROCESS)) return 77;
+    pid_t child = fork();
+    if (!child) _exit(4);
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 9;
 }
 
 static int start_elsewhere(const char *place, char **words) {
@@ -211,6 +227,7 @@ int main(int count, char **words) {
     if (!strcmp(words[1], "stack")) return wait_on_small_stack();
     if (!strcmp(words[1], "fork")) return fork_while_held();
     if (!strcmp(words[1], "sandbox")) return load_in_sandbox();
+    if (!strcmp(words[1], "nofiles")) return wait_without_files();
     if (!strcmp(words[1], "end")) _Exit(0);
     if (!strcmp(words[1], "next")) return standin_next();
     return 9;

@@ -1,11 +1,14 @@
 /* Events: one line of JSON each, appended by one write to the file of the process.
 
-   The file is opened for each event. So a program may close all descriptors, fork, exec, or be killed:
-   what was written before stays, and lines never mix. A process that has lost its access to the directory
-   (it changed its user or its root) writes to the file that it had opened at its start, if it is root.
+   The file is opened when the process starts, because the process may lose its access to the directory: it
+   may change its user or its root, or enter a sandbox that ends it when it opens a file. If the program has
+   closed the descriptor, the file is opened for each event. So a program may also fork, exec, or be killed:
+   what was written before stays. Each line is one write that begins with the end of a line, so that lines
+   never mix, not even with one that a full disk has cut.
 
-   A process may have no memory, no descriptor or no space left for an event. It then makes an empty file,
-   PID-USER.lost, which needs none of them: the report says that events are missing.
+   A process may have no memory, no descriptor or no space left for an event. It then counts the event in a
+   page that all processes of the audit share, which needs none of them: the report says that events are
+   missing.
 
    A refusal is also appended to the file of PREHEAT_EVENTS, as the same `sealed` event that preheat itself
    writes there. Whoever watches that file sees a refusal at once, and not only in the report. */
@@ -25,7 +28,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LONGEST_TEXT = 4000, CLOSING = 16, SMALL_LINE = 1024, LOWEST_FILE = 700, NAME_BYTES = 64 };
+enum { LONGEST_TEXT = 4000, CLOSING = 16, SMALL_LINE = 1024, NAME_BYTES = 64 };
+enum { LOWEST_FILE = 700, LOWER_FILE = 64 }; /* numbers that programs do not expect to get */
 enum { RECENT_FILES = 16, RECENT_BYTES = 65536 }; /* of events that may be dropped */
 
 char audit_directory[PATH_BYTES];
@@ -41,8 +45,8 @@ typedef struct {
     dev_t device;
     ino_t inode;
 } Kept;
-static Kept opened_early = {-1, 0, 0}, standard_error = {-1, 0, 0};
-static atomic_int lost; /* events that could not be written, and that no file tells of */
+static Kept kept_events = {-1, 0, 0}, standard_error = {-1, 0, 0};
+static atomic_uint* losses; /* of all processes of the audit, in its file `losses` */
 
 static void keep(Kept* kept, int file) {
     struct stat status;
@@ -154,7 +158,7 @@ static void put_escaped(Line* line, const char* text, size_t most) {
 static int put_key(Line* line, const char* key, size_t needed) {
     if (strlen(key) + 8 + needed > room(line))
         return 0;
-    if (line->length > 1)
+    if (line->data[line->length - 1] != '{')
         put(line, ", ", 2);
     put(line, "\"", 1);
     put(line, key, strlen(key));
@@ -239,31 +243,45 @@ void line_site(Line* line, const char* site) {
 
 void line_begin(Line* line, char* buffer, size_t size, const char* event, double time) {
     *line = (Line){buffer, size, 0, 0};
-    put(line, "{", 1);
+    put(line, "\n{", 2);
     line_text(line, "event", event);
     line_seconds(line, "time", time);
     line_integer(line, "pid", getpid());
 }
 
-/* Write the path of a file of this process into `path`, which has room for the directory and NAME_BYTES. */
-static void name_file(char* path, const char* before, unsigned number, const char* after) {
+/* Append texts to a path. It has room for the directory and NAME_BYTES. */
+static void name_file(char* path, const char* const parts[]) {
     size_t length = strlen(audit_directory);
     memcpy(path, audit_directory, length);
     path[length++] = '/';
-    memcpy(path + length, before, strlen(before));
-    length += strlen(before);
-    length += put_digits(path + length, number, 1);
-    path[length++] = '-';
-    length += put_digits(path + length, geteuid(), 1);
-    memcpy(path + length, after, strlen(after) + 1);
+    for (int i = 0; parts[i]; i++) {
+        size_t more = strlen(parts[i]);
+        memcpy(path + length, parts[i], more);
+        length += more;
+    }
+    path[length] = 0;
 }
 
-/* Open the file of this process. Users have their own files, because a process may change its user and
-   cannot write to its former file any more. */
+/* Name a file of this process. Users have their own files, because a process may change its user and cannot
+   write to its former file any more. */
+static void name_own_file(char* path, const char* before, unsigned number, const char* after) {
+    char pid[24], user[24];
+    pid[put_digits(pid, number, 1)] = 0;
+    user[put_digits(user, geteuid(), 1)] = 0;
+    name_file(path, (const char* const[]){before, pid, "-", user, after, NULL});
+}
+
+/* Open the file for the events of this process. With refusals alone, there are too few for a file of each
+   process. */
 static int open_events(int recent) {
     char path[strlen(audit_directory) + NAME_BYTES];
     unsigned pid = (unsigned)getpid();
-    name_file(path, recent ? "recent-" : "", recent ? pid % RECENT_FILES : pid, ".jsonl");
+    if (recent)
+        name_own_file(path, "recent-", pid % RECENT_FILES, ".jsonl");
+    else if (audit_reports)
+        name_own_file(path, "", pid, ".jsonl");
+    else
+        name_file(path, (const char* const[]){"refusals.jsonl", NULL});
     int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     struct stat status;
     if (file >= 0 && recent && !fstat(file, &status) && status.st_size > RECENT_BYTES &&
@@ -274,14 +292,31 @@ static int open_events(int recent) {
     return file;
 }
 
-/* Note that an event cannot be written. */
+/* Map the counter of lost events. Its page was written when the file was made, so that a full disk does not
+   matter later. */
+static void map_losses(void) {
+    char path[strlen(audit_directory) + NAME_BYTES];
+    struct stat status;
+    name_file(path, (const char* const[]){"losses", NULL});
+    int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (file < 0)
+        return;
+    if (!fstat(file, &status) && status.st_size >= (off_t)sizeof *losses) {
+        void* page = mmap(NULL, sizeof *losses, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        losses = page == MAP_FAILED ? NULL : page;
+    }
+    close(file);
+}
+
+/* Note that an event cannot be written. Without the counter, an empty file tells that there are such events. */
 static void lose_event(void) {
     int error = errno;
     char path[strlen(audit_directory) + NAME_BYTES];
-    if (audit_directory[0] && audit_reports) {
-        name_file(path, "", (unsigned)getpid(), ".lost");
-        if (mknod(path, S_IFREG | 0600, 0) && errno != EEXIST)
-            atomic_fetch_add(&lost, 1);
+    if (losses) {
+        atomic_fetch_add(losses, 1);
+    } else if (audit_directory[0]) {
+        name_own_file(path, "", (unsigned)getpid(), ".lost");
+        mknod(path, S_IFREG | 0600, 0);
     }
     errno = error;
 }
@@ -300,16 +335,15 @@ static int write_whole(int file, const char* bytes, size_t count) {
     return fits_limit(file, count) && write(file, bytes, count) == (ssize_t)count;
 }
 
-/* Append whole lines. Return 0, and note the loss, if that is not possible. */
+/* Append a line, which begins and ends with the end of a line. Return 0 if that is not possible. The loss is
+   noted, but for a line that may be dropped. */
 static int append(const char* bytes, size_t count, int recent) {
-    int file = open_events(recent);
-    int ours = file >= 0;
-    if (!ours && is_same(&opened_early))
-        file = opened_early.file;
+    int is_kept = !recent && is_same(&kept_events);
+    int file = is_kept ? kept_events.file : open_events(recent);
     int written = file >= 0 && write_whole(file, bytes, count);
-    if (ours)
+    if (file >= 0 && !is_kept)
         close(file);
-    if (!written)
+    if (!written && !recent)
         lose_event();
     return written;
 }
@@ -320,28 +354,25 @@ int line_write(Line* line) {
     int error = errno;
     memcpy(line->data + line->length, "}\n", 2);
     int written = append(line->data, line->length + 2, line->recent && !audit_reports);
-    int before = written ? atomic_exchange(&lost, 0) : 0;
-    if (before)
-        report_unseen("events", "a process could not write some of them to the directory of the audit");
     errno = error;
     return written;
 }
 
-/* Called by Python with one line of JSON. */
+/* Called by Python with one line of JSON, between two ends of lines. */
 EXPORT int preheat_audit_append(const char* bytes, size_t count) {
     return audit_directory[0] && append(bytes, count, 0);
 }
 
-/* Remember standard error. As root, open the file of the events, because root can change its user. */
+/* Remember standard error, and open what later events need. */
 void prepare_events(void) {
     keep(&standard_error, STDERR_FILENO);
-    if (geteuid())
+    map_losses();
+    int file = open_events(0);
+    if (file < 0)
         return;
-    int file = open_events(!audit_reports);
     int high = fcntl(file, F_DUPFD_CLOEXEC, LOWEST_FILE);
-    keep(&opened_early, high);
-    if (file >= 0)
-        close(file);
+    keep(&kept_events, high >= 0 ? high : fcntl(file, F_DUPFD_CLOEXEC, LOWER_FILE));
+    close(file);
 }
 
 /* With PREHEAT_AUDIT_DEBUG, write a message to the file debug.log of the directory. */

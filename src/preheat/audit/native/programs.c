@@ -109,6 +109,8 @@ static const char* not_audited_reason(const char* path, char* const env[]) {
         return "it was started in another audit";
     if (!stat(path, &status) && (status.st_mode & (S_ISUID | S_ISGID)) && getuid())
         return "it runs with the rights of another user, so the audit library was not loaded";
+    if (eaccess(audit_directory, W_OK | X_OK))
+        return "it cannot write to the directory of the audit";
     return is_static(path) ? "it is statically linked, so the audit library was not loaded" : NULL;
 }
 
