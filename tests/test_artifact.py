@@ -160,6 +160,12 @@ def test_an_entry_without_a_field_is_damaged(missing: str) -> None:
         Artifact.decode(DIGEST, meta, sections)
 
 
+def test_an_entry_with_a_label_that_no_program_has_is_damaged() -> None:
+    meta, sections = codec.unpack(DIGEST, FULL.encode())
+    with pytest.raises(codec.DamagedEntryError):
+        Artifact.decode(DIGEST, meta | {"label": "\x1b[31m.cu"}, sections)
+
+
 @pytest.mark.parametrize(("at", "equal"), [(0, False), (1, 4.0), (4, 0), (5, ["float"])])
 def test_an_equal_value_of_another_type_is_damaged(at: int, equal: object) -> None:
     parameter = Parameter(0, 4, 4, "f32", False, "float")

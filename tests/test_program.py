@@ -67,6 +67,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an option that is no string": ({"options": [1]}, "option must be text"),
     "a path as label": ({"label": "/tmp/k.cu"}, "plain name"),
     "an empty label": ({"label": ""}, "plain name"),
+    **{
+        f"a label with {what}": ({"label": f"k{character}.cu"}, "without control characters")
+        for what, character in {
+            "an escape sequence": "\x1b[31m",
+            "a line break": "\n",
+            "a tab": "\t",
+            "a NUL byte": "\0",
+            "a change of direction": "\u202e",
+            "a lone surrogate": "\ud800",
+        }.items()
+    },
     "an architecture among the options": (
         {"options": ["--gpu-architecture=sm_90"]},
         "cannot be an option of a program",

@@ -20,6 +20,18 @@ def test_without_a_terminal_long_work_says_now_and_then_how_far_it_is(
     assert capsys.readouterr().err == "baking: 2 of 4, k1.cu\nbaking: 4 of 4, k3.cu\n"
 
 
+@pytest.mark.parametrize("show", [None, True])
+def test_what_is_being_done_cannot_control_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, show: bool | None
+) -> None:
+    monkeypatch.setattr("preheat.progress._EVERY", 0.0)
+    with progress("baking", 1, show=show) as bar:
+        bar.step("a\x1b]0;owned\x07b")
+    shown = capsys.readouterr().err
+    assert "\x1b]0" not in shown
+    assert r"a\x1b]0;owned\x07b" in shown
+
+
 def test_a_progress_bar_is_shown_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("working", 3) as bar:
         bar.step("one")

@@ -424,6 +424,8 @@ def _fields(
     joined = "".join((*texts, *names, *names.values(), *templates))
     if not joined.isascii():
         joined.encode()  # as in `codec.text`
+    if not label.isprintable():
+        raise ValueError(f"{label!r} is not the label of a program")
     rows(parts, 2)
     log.decode()
     if sources is not None:

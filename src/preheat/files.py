@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "MAX_FILE_BYTES",
     "OTHERS_WRITE",
     "Descriptor",
     "lock_open_file",
@@ -24,6 +25,7 @@ __all__ = [
     "read_whole",
 ]
 
+MAX_FILE_BYTES = 1 << 30  # Larger files are not read at once.
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH  # The bits of a mode that let other users write.
 
 
@@ -86,9 +88,11 @@ def others_can_replace(directory: os.stat_result) -> bool:
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a regular file; `OSError` for anything else, such as an endless device."""
-    with _opened_regular(path) as file, open(file, "rb", closefd=False) as stream:
-        return stream.read()
+    """Return the content of a regular file of at most `MAX_FILE_BYTES`.
+
+    Raises `OSError` for a larger one, and for anything else, such as an endless device.
+    """
+    return read_part(path, MAX_FILE_BYTES)
 
 
 def read_part(
@@ -105,7 +109,7 @@ def read_part(
             raise OSError(errno.EPERM, "it belongs to another user or has several names")
         size = min(size or status.st_size, max(status.st_size - offset, 0))
         if size > most:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            raise OSError(errno.EFBIG, f"{size:,} bytes are too many")
         with open(file, "rb", closefd=False) as stream:
             stream.seek(offset)
             return stream.read(size)

@@ -14,7 +14,8 @@ from typing import Any
 from preheat.errors import InputError, short_repr
 from preheat.key import Key, program_rows
 from preheat.lazy import lazy
-from preheat.program import Program, file_of, list_argument, read_input
+from preheat.messages import printable
+from preheat.program import Program, file_of, list_argument, read_input, require_label
 
 __all__ = ["BinaryPart", "LinkedProgram", "RelocatableProgram"]
 
@@ -103,7 +104,7 @@ class BinaryPart:
             'cubin'
         """
         path = Path(path)
-        made = cls.of(read_input(path), kind=kind, label=label or path.name)
+        made = cls.of(read_input(path), kind=kind, label=label or printable(path.name))
         return replace(made, path=os.path.abspath(path))
 
     def __post_init__(self) -> None:
@@ -111,8 +112,7 @@ class BinaryPart:
             raise InputError(f"{self.kind!r} is not a kind of part; these are: {', '.join(KINDS)}")
         if not self.data:
             raise InputError(f"{self.label}: the part is empty")
-        if "/" in self.label or not self.label or "\0" in self.label:
-            raise InputError(f"label {self.label!r} must be a plain name without '/'")
+        require_label(self.label)
 
     @lazy
     def digest(self) -> str:

@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from preheat.locks import no_fork
 
-__all__ = ["Diagnostic", "SourceLine", "count", "did_you_mean", "kernel_hint", "short_repr"]
+__all__ = [
+    "Diagnostic",
+    "SourceLine",
+    "count",
+    "did_you_mean",
+    "kernel_hint",
+    "printable",
+    "short_repr",
+]
 
 
 class Diagnostic(NamedTuple):
@@ -65,6 +73,16 @@ def count(number: int, noun: str) -> str:
     """Format a count: `1 entry`, `2 entries`, `3 files`."""
     plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return a text with unprintable characters escaped, except those in `keep`.
+
+    A text from a file or a server then cannot control a terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

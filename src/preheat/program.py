@@ -15,6 +15,7 @@ from preheat.errors import InputError, short_repr
 from preheat.files import read_whole
 from preheat.lazy import lazy
 from preheat.locks import no_fork
+from preheat.messages import printable
 from preheat.portable_paths import spelled
 
 __all__ = ["Program"]
@@ -173,7 +174,7 @@ class Program:
                 hint=f"{path.name} must be CUDA C++ or PTX source, not a compiled file",
             ) from None
         include = [path.parent, *list_argument("include", more.pop("include", ()))]
-        own = {"label": path.name, "language": language, "path": os.path.abspath(path)}
+        own = {"label": printable(path.name), "language": language, "path": os.path.abspath(path)}
         return cls.of(source, **{**own, **more}, include=include)
 
     @classmethod
@@ -230,14 +231,9 @@ class Program:
         """Raise `InputError` for a source, label, header or name that no compiler takes."""
         if not self.source.strip() and self.language == "cuda":
             raise InputError(f"{self.label}: the source is empty")
-        label = self.label if isinstance(self.label, str) else _text("label", self.label)
-        if "/" in label or not label:
-            raise InputError(
-                f"label {self.label!r} must be a plain name without '/'",
-                hint="the label reaches the binary and the key: a path would differ per machine",
-            )
+        require_label(self.label)
         headers = tuple(chain.from_iterable(self.headers)) if self.headers else ()
-        everything = "".join((self.source, *self.options, *self.names, *headers, self.label))
+        everything = "".join((self.source, *self.options, *self.names, *headers))
         if "\0" in everything or not (everything.isascii() or _is_unicode(everything)):
             raise self._text_error(headers)
         if self.language == "ptx" and (self.headers or self.names):
@@ -257,8 +253,7 @@ class Program:
                     return InputError(f"{self.label!r}: {what} contains a NUL byte")
                 if not _is_unicode(text):
                     return InputError(f"{self.label!r}: {what} is not valid Unicode text")
-        problem = "contains a NUL byte" if "\0" in self.label else "is not valid Unicode text"
-        return InputError(f"{self.label!r}: label {problem}")
+        raise AssertionError("one of the texts has a NUL byte or is not valid Unicode")
 
     def _check_options(self) -> None:
         """Raise `InputError` for an option that contradicts what preheat does."""
@@ -342,6 +337,21 @@ def file_of(source: object) -> Path | None:
     if isinstance(source, str):
         return Path(source) if source.endswith((".cu", ".ptx")) and "\n" not in source else None
     return Path(source) if isinstance(source, os.PathLike) else None
+
+
+def require_label(label: object) -> None:
+    """Raise `InputError` unless `label` can name a program: it is printable and has no slash."""
+    name = label if isinstance(label, str) else _text("label", label)
+    if "/" in name or not name:
+        raise InputError(
+            f"label {name!r} must be a plain name without '/'",
+            hint="the label reaches the binary and the key: a path would differ per machine",
+        )
+    if not name.isprintable():
+        raise InputError(
+            f"label {name!r} must be a plain name without control characters",
+            hint="messages and lists show the label on terminals",
+        )
 
 
 def list_argument(what: str, given: object) -> tuple[Any, ...]:

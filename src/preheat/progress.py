@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
+from preheat.messages import printable
+
 __all__ = ["DelayedProgress", "Progress", "progress"]
 
 _EVERY = 10.0  # seconds between two lines without a terminal
@@ -36,7 +38,7 @@ class _LineProgress:
         self._count += advance
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._every
-            message = f"{self._title}: {self._count:,} of {self._total:,}, {doing}"
+            message = f"{self._title}: {self._count:,} of {self._total:,}, {printable(doing)}"
             sys.stderr.write(f"{message}\n")
             sys.stderr.flush()
 
@@ -76,7 +78,7 @@ def progress(
             def step(self, doing: str, advance: int = 1, work: float | None = None) -> None:
                 self.count += advance
                 done = advance if work is None else work
-                bar.update(task, advance=done, doing=doing, count=self.count)
+                bar.update(task, advance=done, doing=printable(doing), count=self.count)
 
         yield _BarProgress()
 

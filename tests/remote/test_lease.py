@@ -412,7 +412,8 @@ def test_a_lease_that_other_hosts_keep_creating_is_no_fault(
     """A poll that sees a holder shows that the server creates leases."""
     create, waiting = engine.create, host.request()
 
-    def lose(name: str, _: bytes, *, seconds: float) -> bool:
+    def lose(name: str, data: bytes, *, seconds: float) -> bool:
+        del data
         create(name, b"other host at %f 0" % clock.now, seconds=seconds)
         return False
 

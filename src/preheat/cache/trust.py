@@ -19,10 +19,9 @@ from pathlib import Path
 
 from preheat.cache.transient import TRANSIENT, retried
 from preheat.events import Events
-from preheat.files import OTHERS_WRITE, Descriptor, opened, others_can_replace
+from preheat.files import MAX_FILE_BYTES, OTHERS_WRITE, Descriptor, opened, others_can_replace
 
 __all__ = [
-    "MAX_FILE_BYTES",
     "DistrustedError",
     "NotAFileError",
     "distrust_reason",
@@ -42,7 +41,6 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FILE_ITSELF = _FILE | os.O_NOFOLLOW
 _KIND_AND_WRITERS = 0o170000 | OTHERS_WRITE  # the bits of a mode that identify a private regular file
 _MOST_STEPS = 1000  # bounds a cycle of links
-MAX_FILE_BYTES = 1 << 30  # of a file that is read at once
 
 
 class DistrustedError(PermissionError):

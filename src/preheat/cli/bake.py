@@ -17,7 +17,16 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.base import Filled
 from preheat.cli.check import run_check
-from preheat.cli.output import columns, count, duration, print_error, print_json, print_message, size
+from preheat.cli.output import (
+    columns,
+    count,
+    duration,
+    print_error,
+    print_json,
+    print_line,
+    print_message,
+    size,
+)
 from preheat.cli.programs import archs_option, coverage_option
 from preheat.cli.signatures import signing_key
 from preheat.config import Config
@@ -181,11 +190,11 @@ def _report(manifest: Manifest, baked: BakeResult, output: Path, *, as_json: boo
         print_json(_as_dict(baked))
     elif baked.rows:
         for line in columns(_summary(baked), right=(1, 2, 3, 4, 5)):
-            click.echo(line)
+            print_line(line)
         if any(row.worker for row in baked.rows):
-            click.echo()
+            print_line()
             for line in columns(_by_worker(baked), right=(1, 2, 3, 4)):
-                click.echo(line)
+                print_line(line)
     requests = {item.title for item in manifest.foreign}
     for item in manifest.programs:
         if item.changed:

@@ -15,7 +15,7 @@ from preheat.cache.bundle import Bundle
 from preheat.cli.bundle_file import BUNDLE, LocalFile
 from preheat.cli.bundle_transfer import pull_command, push_command
 from preheat.cli.details import details_as_json
-from preheat.cli.output import columns, count, print_json, print_message, size
+from preheat.cli.output import columns, count, print_json, print_line, print_message, size
 from preheat.cli.signatures import claimed_key, require_signable, signature_faults, signing_key
 from preheat.cli.stored import CUDA
 from preheat.config import Config
@@ -67,7 +67,7 @@ def ls(file: Path, as_json: bool) -> None:
             print_json({**bundle.meta, **about, "signed_by": claimed_key(bundle), **lists})
             return
         for line in _listed(bundle, rows, foreign):
-            click.echo(line)
+            print_line(line)
         what = f"{count(len(rows) + len(foreign), 'entry')}, {size(bundle.nbytes)}"
         by = ", ".join(sorted({entry.artifact.toolchain for entry in rows}))
         print_message(f"{what}, made by {by}" if by else what)
@@ -159,7 +159,7 @@ def verify(files: tuple[Path, ...], as_json: bool) -> int:
         print_json(found)
     for file, wrong in () if as_json else found.items():
         for line in wrong:
-            click.echo(f"{file}: {line}")
+            print_line(f"{file}: {line}")
     damaged = sum(map(bool, found.values()))
     print_message(f"Checked {count(len(found), 'bundle')}: {damaged} damaged")
     return 1 if damaged else 0

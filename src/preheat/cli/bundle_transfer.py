@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from preheat.cli.bundle_file import LocalFile
-from preheat.cli.output import print_json, print_message, size
+from preheat.cli.output import print_json, print_line, print_message, size
 from preheat.sync.bundle_objects import pull, push
 
 __all__ = ["pull_command", "push_command"]
@@ -33,7 +33,7 @@ def push_command(file: Path, url: str, as_json: bool) -> None:
     if as_json:
         print_json({"bundle": file, "pin": f"sha256:{digest}", "written": written})
     else:
-        click.echo(f"sha256:{digest}")
+        print_line(f"sha256:{digest}")
         print_message(f"{file} {'written' if written else 'was there already'}")
 
 

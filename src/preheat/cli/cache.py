@@ -17,7 +17,16 @@ from preheat.cache import DiskTier
 from preheat.cache.layer import Item
 from preheat.cli import cache_metrics, cache_sync
 from preheat.cli.details import details, details_as_json, file_of, ptx_of
-from preheat.cli.output import columns, count, duration, print_json, print_message, size
+from preheat.cli.output import (
+    columns,
+    count,
+    duration,
+    print_json,
+    print_line,
+    print_message,
+    print_raw,
+    size,
+)
 from preheat.cli.programs import (
     LinkOptions,
     ProgramOptions,
@@ -83,7 +92,7 @@ def directory() -> None:
     Example:
       du -sh "$(preheat cache dir)"
     """
-    click.echo(str(open_cache().root))
+    print_line(str(open_cache().root))
 
 
 @command.command()
@@ -127,7 +136,7 @@ def stats(reset: bool, as_json: bool) -> None:
         *_counter_rows(counters),
     ]
     for line in columns(rows):
-        click.echo(line)
+        print_line(line)
 
 
 def _counter_rows(counters: Stats) -> Iterator[tuple[str, str]]:
@@ -214,7 +223,7 @@ def ls(kind: str | None, as_json: bool) -> None:
     )
     head = ("KEY", "KIND", "PROGRAM", "ARCH", "SIZE", "USED", "KERNELS")
     for line in columns([head, *table], right=(4,)):
-        click.echo(line)
+        print_line(line)
     print_message(f"{count(len(rows), 'entry')}, {size(sum(item.bytes for item, _ in rows))}")
 
 
@@ -267,14 +276,14 @@ def show(key: str, ptx: bool, name: str | None, headers: bool, as_json: bool) ->
     """
     entry = entry_at(key)
     if name is not None:
-        click.echo(file_of(entry, name), nl=False)
+        print_raw(file_of(entry, name))
     elif ptx:
-        click.echo(ptx_of(entry).decode("utf-8", "replace"))
+        print_raw(f"{ptx_of(entry).decode('utf-8', 'replace')}\n")
     elif as_json:
         print_json(details_as_json(entry))
     else:
         for line in details(entry, all_headers=headers):
-            click.echo(line)
+            print_line(line)
 
 
 @command.command()
@@ -314,7 +323,7 @@ def why(
             print_json({"differences": list(differences)})
             return
         for line in differences:
-            click.echo(line)
+            print_line(line)
         if not differences:
             print_message("The two entries have the same key parts")
         return
@@ -335,7 +344,7 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
         if as_json:
             print_json({"hit": True, "key": found.digest})
         else:
-            click.echo(f"{program.label} for {arch} is cached: {found.digest[:12]}")
+            print_line(f"{program.label} for {arch} is cached: {found.digest[:12]}")
         return
     stored = (artifact for _, artifact in artifacts("comparing"))
     near = nearest(builder.key(program, arch).table, program.label, stored)
@@ -348,12 +357,12 @@ def _print_miss(reason: str, near: Near | None, as_json: bool) -> None:
         row = {"hit": False, "reason": reason, "nearest": key, "differences": list(differences)}
         print_json(row)
         return
-    click.echo(f"not cached: {reason}")
+    print_line(f"not cached: {reason}")
     if near is None:
         return
-    click.echo(f"nearest entry: {near}")
+    print_line(f"nearest entry: {near}")
     for line in near.differences or ("all key parts are equal; a header file differs",):
-        click.echo(f"  {line}")
+        print_line(f"  {line}")
 
 
 @command.command()
@@ -395,7 +404,7 @@ def verify(repair: bool, remote: bool, kind: str | None, as_json: bool) -> int:
         print_json({"checked": len(items), "damaged": damaged, "repaired": repair})
     else:
         for digest, reason in damaged.items():
-            click.echo(f"{digest}  {reason}")
+            print_line(f"{digest}  {reason}")
         removed = ", removed" if repair and damaged else ""
         print_message(f"Checked {count(len(items), 'file')}: {len(damaged)} damaged{removed}")
     return 1 if damaged and not repair else 0

@@ -8,6 +8,7 @@ import click
 
 from preheat._version import __version__
 from preheat.cache import DiskTier
+from preheat.cli.output import print_raw
 from preheat.cli.stored import items_by_kind, open_cache
 from preheat.config import Config
 from preheat.telemetry.exposition import exposition
@@ -30,7 +31,7 @@ def command() -> None:
     """
     disk = open_cache()
     families = [*_gauges(disk, Config.from_env()), *counter_families(disk.journal().total())]
-    click.echo(exposition(families), nl=False)
+    print_raw(exposition(families))
 
 
 def _gauges(disk: DiskTier, config: Config) -> Iterator[Family]:

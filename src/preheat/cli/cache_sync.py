@@ -10,7 +10,7 @@ import click
 from preheat.ahead.bundles import merge
 from preheat.arch import Arch
 from preheat.cache.bundle import Bundle
-from preheat.cli.output import count, print_json, print_message, size
+from preheat.cli.output import count, print_json, print_line, print_message, size
 from preheat.config import Config
 from preheat.errors import InputError
 from preheat.sync.copy import Choice, SyncResult, sync
@@ -116,7 +116,7 @@ def _as_dict(source: str, target: str, result: SyncResult, *, dry_run: bool) -> 
 
 def _print(source: str, target: str, result: SyncResult, *, dry_run: bool) -> None:
     for digest, refusal in sorted(result.refused.items()):
-        click.echo(f"{digest}  {refusal.what}: {refusal.reason}")
+        print_line(f"{digest}  {refusal.what}: {refusal.reason}")
     for reason, number in result.skipped.items():
         print_message(f"{count(number, 'entry')} not copied: {reason}")
     parts = [

@@ -13,7 +13,7 @@ from preheat.ahead.check import CheckResult, check
 from preheat.ahead.foreign import RECORD_AGAIN
 from preheat.ahead.manifest import require_programs, with_coverage
 from preheat.build.builder import Builder
-from preheat.cli.output import count, print_json, print_message
+from preheat.cli.output import count, print_json, print_line, print_message
 from preheat.cli.programs import archs_option, coverage_option
 from preheat.config import Config, SealMode
 
@@ -100,7 +100,7 @@ def _report(
         )
     else:
         for title, arch, reason in checked.missing:
-            click.echo(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
+            print_line(f"{title}: {reason}" if arch is None else f"{title} {arch}: {reason}")
     if checked.unchecked_headers:
         here = count(len(checked.unchecked_headers), "header file")
         example = checked.unchecked_headers[0]

@@ -14,7 +14,7 @@ from preheat.build.builder import Builder
 from preheat.build.key_locks import Deferral
 from preheat.build.lookup import Hit
 from preheat.build.parallel import Task, run_all
-from preheat.cli.output import count, duration, print_error, print_json, print_message, size
+from preheat.cli.output import count, duration, print_error, print_json, print_line, print_message, size
 from preheat.cli.programs import (
     LinkOptions,
     ProgramOptions,
@@ -188,7 +188,7 @@ def _report(
         seconds = duration(row["seconds"])
         place = _place(tier)
         how = f"compiled in {seconds}" if tier == "compiler" else f"found {place}, {seconds} saved"
-        click.echo(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
+        print_line(f"{row['file']}  {row['arch']}  {row['key'][:12]}  {size(row['bytes'])}  {how}")
         if row["uncached"]:
             print_message(f"{row['file']} was not cached: {row['uncached']}")
     for _, _, error in failures:

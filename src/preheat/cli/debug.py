@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from preheat.artifact import Artifact
-from preheat.cli.output import columns, count, print_json, print_message
+from preheat.cli.output import columns, count, print_json, print_line, print_message
 from preheat.cli.stored import artifact_at, artifacts
 from preheat.errors import InputError, PreheatError
 from preheat.toolchain.sources import HEADER_DIRECTORY, SOURCE_DIRECTORY
@@ -72,7 +72,7 @@ def sources(directory: Path, keys: tuple[str, ...], as_json: bool) -> None:
     for line in columns(
         [(row["key"][:12], row["program"], row["arch"], _summary(row)) for row in rows]
     ):
-        click.echo(line)
+        print_line(line)
     print_message(f"Wrote {count(len(written), 'file')} to {directory}; for cuda-gdb:")
     for name, place in places.items():
         print_message(f"  set substitute-path {name} {place}")

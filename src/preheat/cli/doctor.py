@@ -26,7 +26,7 @@ from preheat.cache.filesystem import filesystem_of
 from preheat.cache.remote.url import name_of
 from preheat.cache.trust import unusable_reason
 from preheat.cli.findings import Finding
-from preheat.cli.output import columns, count, duration, print_json, print_message, size
+from preheat.cli.output import columns, count, duration, print_json, print_line, print_message, size
 from preheat.cli.triton_checks import triton_findings
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
@@ -94,7 +94,7 @@ def command(as_json: bool) -> int:
         print_json([asdict(finding) for finding in findings])
         return 1 if failed else 0
     for line in columns((f.verdict, f.what, f.detail) for f in findings):
-        click.echo(line)
+        print_line(line)
     for finding in findings:
         if finding.fix:
             print_message(f"\nhint: {finding.what}: {finding.fix}")

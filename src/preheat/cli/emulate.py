@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from preheat.cli.output import columns, count, print_json, print_message
+from preheat.cli.output import columns, count, print_json, print_line, print_message
 from preheat.errors import InputError
 from preheat.files import read_whole
 from preheat.toolchain import ptx
@@ -54,7 +54,7 @@ def command(file: Path, as_json: bool) -> int:
     else:
         rows = [(form.opcode, str(form.count), "yes" if form.supported else "no") for form in forms]
         for row in columns([("instruction", "count", "supported"), *rows], right=[1]):
-            click.echo(row)
+            print_line(row)
         known = f"{count(len(forms) - len(missing), 'instruction')} supported"
         print_message(f"{known}, {len(missing)} not supported" if missing else known)
         for form in missing:

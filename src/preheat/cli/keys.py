@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from preheat.cli.output import print_json, print_message
+from preheat.cli.output import print_json, print_line, print_message, print_raw
 from preheat.signing import PublicKey, SigningKey, load_public, require_absent
 
 __all__ = ["command"]
@@ -79,8 +79,8 @@ def _print(keys: Iterable[tuple[Path, PublicKey]], *, as_json: bool) -> None:
         print_json([{"id": key.id.hex(), "public": key.pem(), "file": file} for file, key in keys])
         return
     for file, key in keys:
-        click.echo(_comment(file, key))
-        click.echo(key.pem(), nl=False)
+        print_line(_comment(file, key))
+        print_raw(key.pem())
 
 
 def _comment(file: Path, key: PublicKey) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from preheat.config import environ
-from preheat.messages import count
+from preheat.messages import count, printable
 
 __all__ = [
     "attempt",
@@ -20,7 +20,9 @@ __all__ = [
     "duration",
     "print_error",
     "print_json",
+    "print_line",
     "print_message",
+    "print_raw",
     "size",
 ]
 
@@ -30,17 +32,33 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=str))
 
 
+def print_line(text: str = "") -> None:
+    """Print a line of data to stdout."""
+    click.echo(_safe(text))
+
+
+def print_raw(data: str | bytes) -> None:
+    """Print data for other programs to stdout as it is, without a line break after it."""
+    click.echo(data, nl=False)
+
+
 def print_message(text: str) -> None:
     """Print a message to stderr."""
-    click.echo(text, err=True)
+    click.echo(_safe(text), err=True)
 
 
 def print_error(text: str, hint: str | None = None) -> None:
     """Print an error to stderr and, after a blank line, its hint."""
     color = False if environ().get("NO_COLOR") else None  # None: only on a terminal
-    click.echo(f"{click.style('error', fg='red', bold=True)}: {text}", err=True, color=color)
+    click.echo(f"{click.style('error', fg='red', bold=True)}: {_safe(text)}", err=True, color=color)
     if hint:
-        click.echo(f"\n{click.style('hint', fg='cyan', bold=True)}: {hint}", err=True, color=color)
+        styled = click.style("hint", fg="cyan", bold=True)
+        click.echo(f"\n{styled}: {_safe(hint)}", err=True, color=color)
+
+
+def _safe(text: str) -> str:
+    """Escape control characters, which may come from a file or a server, except in the layout."""
+    return printable(text, keep="\n\t")
 
 
 def attempt(show: Callable[..., None], *values: Any) -> bool:

@@ -13,7 +13,7 @@ import click
 from preheat.ahead.manifest import Manifest
 from preheat.ahead.recorder import merge_into
 from preheat.cli.manifests import require_file, require_writable
-from preheat.cli.output import count, print_json, print_message
+from preheat.cli.output import count, print_json, print_line, print_message
 from preheat.errors import InputError, did_you_mean
 from preheat.lora import MODELS, Model, Plan, Request, backward_plan
 
@@ -92,7 +92,7 @@ def lora(
     if as_json:
         print_json(_as_dict(found, plan, requests))
     else:
-        click.echo(str(plan))
+        print_line(str(plan))
     summary = f"{count(len(plan.operations), 'operation')}, {count(len(requests), 'kernel')}"
     summary += f" for every length up to {seq}" if all_lengths else ""
     print_message(summary if output is None else f"{summary} → {output}")

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import click
-
 from preheat.build.remotes import TrustPolicy, open_remotes, patient, remotes_of, trust_policy
 from preheat.cache.remote.engine import Engine, RemoteError
 from preheat.cache.remote.permissions import permissions_of
@@ -17,7 +15,7 @@ from preheat.cache.remote.tier import RemoteTier
 from preheat.cache.remote.url import Remote
 from preheat.cache.remote.verify import PROBLEMS, Verified, listed, verify
 from preheat.cli.findings import Finding
-from preheat.cli.output import count, duration, print_error, print_json, print_message
+from preheat.cli.output import count, duration, print_error, print_json, print_line, print_message
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events
@@ -175,7 +173,7 @@ def _as_json(found: list[Verified]) -> dict[str, object]:
 def _print(name: str, found: list[Verified]) -> None:
     for each in found:
         if not each.ok:
-            click.echo(f"{each.name}  {each.verdict}: {each.reason}")
+            print_line(f"{each.name}  {each.verdict}: {each.reason}")
     counted = Counter(each.verdict for each in found)
     problems = ", ".join(f"{counted[kind]} {kind}" for kind in PROBLEMS if counted[kind])
     print_message(f"{name}: checked {count(len(found), 'object')}: {problems or 'no problem'}")

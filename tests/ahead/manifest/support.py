@@ -50,7 +50,8 @@ def written(manifest: Manifest, file: Path) -> Manifest:
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 
 
-labels = texts.filter(lambda text: text and "/" not in text)
+_printable = st.characters(exclude_characters="/", exclude_categories=["C", "Z"]) | st.just(" ")
+labels = st.text(_printable, min_size=1, max_size=30)
 
 
 _REFUSED = (

@@ -159,7 +159,7 @@ def test_plan_keeps_comments(manifest: Path, monkeypatch: pytest.MonkeyPatch) ->
         'version = 1\r\n# note\r\n[[program]]\r\nfile = "add.cu"\r\n',
         'version = 1\n[[program]]\nfile = "add.cu"\n[[graph]]\nname = "g"\n[[program]]\nfile="b.cu"\n',
         'version = 1\n[[program]]\nfile = "add.cu"\n# twice\n[[program]]\nfile = "./add.cu"\n',
-        'version = 1\n[[program]]\nfile = "add.cu"\nlabel = """\n[[program]]\n"""\n',
+        'version = 1\n[[program]]\nfile = "add.cu"\nnames = ["""\n[[program]]\n"""]\n',
         '[[program]]\nfile = "add.cu"\nprogram.x = 1\n',
         "",
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,16 @@ REJECTS: dict[str, tuple[str, str, str | None]] = {
         ":4: g: key 'f(x)' is not a Python literal",
         "such as",
     ),
+    "a key of many parts": (
+        f"version = 1\n{K}" + ".".join(["a", '"b"', "'c'", "d "] * 5000) + " = 1\n",
+        ":4: a key has more than 100 parts",
+        None,
+    ),
+    "a table of many parts": (
+        f"version = 1\n[{' . '.join(['a'] * 20_000)}]\n",
+        ":2: a key has more than 100 parts",
+        None,
+    ),
     "unhashable key": (
         'version = 1\n[[graph]]\nname = "g"\nkeys = ["[1]"]\n',
         ":4: g: key '[1]' is not",
@@ -130,7 +141,7 @@ REJECTS: dict[str, tuple[str, str, str | None]] = {
     ),
     "hostile title": (
         'version = 1\n[[program]]\nlabel = "a\\nb\\u001b[31m"\nx = 1\n',
-        r":4: 'a\nb\x1b[31m': unknown key 'x'",
+        r":4: a\nb\x1b[31m: unknown key 'x'",
         None,
     ),
 }
@@ -145,6 +156,27 @@ def test_rejects(what: str, manifest_file: Path) -> None:
     assert str(caught.value).startswith(str(manifest_file))
     assert message in str(caught.value)
     assert hint is None or hint in str(caught.value.hint)
+
+
+def test_a_text_with_many_dots_is_no_key(read: Callable[[str], Manifest], kernel: Path) -> None:
+    option = "-DLIST=" + ".,".join(map(str, range(1000))) + "." * 1000 + "x" * 100_000
+    manifest = read(f'[[program]]\nfile = "kernels/k.cu"\noptions = ["{option}"]\n')
+    assert manifest.programs[0].program.options == (option,)
+    assert kernel.exists()
+
+
+def test_a_source_that_is_too_large_is_not_read(
+    read: Callable[[str], Manifest], kernel: Path, tmp_path: Path
+) -> None:
+    """A file with a hole takes no space on the disk."""
+    os.truncate(kernel, 20 << 30)
+    ((_, error),) = read('[[program]]\nfile = "kernels/k.cu"\n').unreadable
+    assert "21,474,836,480 bytes are too many" in str(error)
+    manifest = tmp_path / "large.toml"
+    manifest.touch()
+    os.truncate(manifest, 20 << 30)
+    with pytest.raises(InputError, match="21,474,836,480 bytes are too many"):
+        Manifest.read(manifest)
 
 
 def test_rejects_a_manifest_that_is_not_there_or_not_text(tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ from preheat.ahead.manifest.items import (
     ManifestProgram,
     UnreadableProgram,
     key_literal,
-    printable,
 )
 from preheat.ahead.manifest.reader import Reader
 from preheat.ahead.manifest.writer import write_manifest
@@ -207,7 +206,7 @@ class Manifest:
         return [
             (item, arch)
             for item in self.merged().programs
-            for arch in _targets(printable(item.program.label), archs, item.archs)
+            for arch in _targets(item.program.label, archs, item.archs)
         ]
 
     def foreign_jobs(

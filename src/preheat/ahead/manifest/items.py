@@ -21,7 +21,6 @@ __all__ = [
     "ManifestProgram",
     "UnreadableProgram",
     "key_literal",
-    "printable",
 ]
 
 #: Which variants of a recorded request of another library are baked: the recorded one, all that other
@@ -198,8 +197,3 @@ def key_literal(text: str) -> str | None:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return canonical
-
-
-def printable(text: str) -> str:
-    """Return `text` for an error message, with control characters escaped."""
-    return text if text.isprintable() else repr(text)

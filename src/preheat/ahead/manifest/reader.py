@@ -19,13 +19,13 @@ from preheat.ahead.manifest.items import (
     ManifestProgram,
     UnreadableProgram,
     key_literal,
-    printable,
 )
 from preheat.arch import Arch
 from preheat.cache.bundle import MAGIC
 from preheat.errors import InputError, did_you_mean
 from preheat.files import read_whole
 from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
+from preheat.messages import printable
 from preheat.pins import split_pin
 from preheat.portable_paths import is_spelling, spelled_in_manifest
 from preheat.program import Program
@@ -35,6 +35,13 @@ __all__ = ["DIGEST_DIGITS", "VERSION", "Reader", "language_of", "sha256"]
 VERSION = 1
 DIGEST_DIGITS = 16  # of a SHA-256 in the name of a stored text
 _RECORDED_HINT = "'preheat record' writes this line; it ends with @sha256: and 64 digits"
+
+
+# The time and the memory of a parser grow with the square of the parts of a dotted key. A quantifier
+# with a second plus never gives characters back, so that the search takes linear time.
+_MAX_KEY_PARTS = 100
+_KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{_MAX_KEY_PARTS}}}")
 
 
 def sha256(text: str) -> str:
@@ -173,6 +180,9 @@ class Reader:
         """Parse the file and check its version and its top-level keys."""
         import tomllib
 
+        if long := _LONG_KEY.search(self.text):
+            above = self.text.count("\n", 0, long.start())
+            raise self._error(f"a key has more than {_MAX_KEY_PARTS} parts", line=above + 1)
         try:
             top = tomllib.loads(self.text)
         except (ValueError, RecursionError) as bad:  # ValueError also for a number of 5000 digits

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from preheat.cache.remote.names import printable
-from preheat.cache.trust import MAX_FILE_BYTES
+from preheat.files import MAX_FILE_BYTES
+from preheat.messages import printable
 
 __all__ = [
     "CERTIFICATES_HINT",

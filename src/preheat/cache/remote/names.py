@@ -12,7 +12,7 @@ import re
 
 from preheat.cache.layer import FORMAT
 
-__all__ = ["BUNDLES", "LEASES", "PROBE", "ROOT", "digest_of", "entry_name", "printable"]
+__all__ = ["BUNDLES", "LEASES", "PROBE", "ROOT", "digest_of", "entry_name"]
 
 ROOT = f"{FORMAT}/"
 LEASES = f"{ROOT}leases/"
@@ -30,11 +30,3 @@ def digest_of(name: str) -> str | None:
     """Return the digest of the entry in the object `name`; None for an object that is not an entry."""
     match = _ENTRY.fullmatch(name)
     return None if match is None else match[2]
-
-
-def printable(text: str) -> str:
-    """Return text from a server with unprintable characters escaped.
-
-    The text then cannot control a terminal.
-    """
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -15,9 +15,9 @@ from preheat.cache.remote.engine import (
     ObjectError,
     RemoteError,
 )
-from preheat.cache.remote.names import printable
 from preheat.cache.remote.resp import Connection, OversizeError, ServerError
 from preheat.cache.remote.url import Remote
+from preheat.messages import printable
 
 __all__ = ["RedisEngine"]
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from preheat.cache import codec
 from preheat.cache.remote import envelope
 from preheat.cache.remote.engine import Engine, ObjectError, names_of
-from preheat.cache.remote.names import BUNDLES, LEASES, PROBE, digest_of, printable
+from preheat.cache.remote.names import BUNDLES, LEASES, PROBE, digest_of
 from preheat.cache.signatures import UntrustedError, Verifier
 from preheat.locks import no_fork, wait_before_logging
+from preheat.messages import printable
 
 __all__ = ["PROBLEMS", "Verified", "listed", "verify"]
 
