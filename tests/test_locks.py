@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -82,6 +83,48 @@ def test_a_lock_that_its_holder_lost_is_taken_over_and_says_so() -> None:
         assert lock.locked()
     with lock as lost:
         assert not lost
+
+
+class Large:
+    """Something that a function uses."""
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def lose_with_frame(lock: Lock) -> weakref.ref[Large]:
+    """Lose a lock as `lose` does, and return what the function has used."""
+    used = Large()
+    lock.acquire(sys._getframe())
+    return weakref.ref(used)
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_what_a_thread_uses_that_took_a_lost_lock_over_needs_no_garbage_collection() -> None:
+    lock = Lock()
+    lose(lock)
+
+    def take() -> weakref.ref[Large]:
+        used = Large()
+        with lock:
+            return weakref.ref(used)
+
+    assert take()() is None
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_a_lost_holder_is_forgotten_though_nobody_needs_its_place() -> None:
+    lock = Lock(holders=2)
+    with lock:
+        kept = lose_with_frame(lock)
+    assert kept() is not None  # Its frame tells whether it still runs.
+    with lock:
+        assert kept() is None
 
 
 def test_a_lock_that_another_thread_holds_is_waited_for() -> None:

@@ -63,7 +63,9 @@ class Call:
             return False
         try:
             _pause_collections()
-            running = (sys._current_frames() if frames is None else frames).get(self.thread)
+            if frames is None:
+                frames = _frames_of_threads(sys._getframe(1))
+            running = frames.get(self.thread)
             while running is not None and running is not frame:
                 running = running.f_back
             return running is not None
@@ -86,11 +88,15 @@ class Call:
         return before._after.setdefault(None, self) is self
 
 
-def _current_frames() -> dict[int, FrameType]:
-    """Return the frame that each thread runs."""
+def _frames_of_threads(frame: FrameType) -> dict[int, FrameType]:
+    """Return the frame that each thread runs, and for this thread `frame`, that of a caller.
+
+    The frame of a function that keeps the result would be a cycle of references, and everything in the
+    frames below it would stay in memory until the next garbage collection.
+    """
     try:
         _pause_collections()
-        return sys._current_frames()
+        return {**sys._current_frames(), get_ident(): frame}
     finally:
         _resume_collections()
 
@@ -155,7 +161,8 @@ class Lock:
     def __enter__(self) -> bool:
         frame = sys._getframe(1)
         last = self._holders[0]
-        if last.frame is None and not last._after:  # The lock is free, as it is most of the time.
+        # The lock is free, as it is most of the time. With more holders, one of them may be lost.
+        if last.frame is None and not last._after and len(self._holders) == 1:
             mine = Call(frame)
             if last._after.setdefault(None, mine) is mine:
                 self._holders[0] = mine
@@ -184,22 +191,16 @@ class Lock:
         waited = False
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            nested = False
-            frames = None
             # Read all holders before the frames, which would not include the frame of a later holder.
-            for index, last in enumerate([holder.last() for holder in self._holders]):
-                was_held = last.frame is not None
-                if was_held and frames is None:
-                    frames = _current_frames()  # Once for all holders: it has an item for each thread.
-                if was_held and last.alive(frames):
-                    nested = nested or last.thread == mine.thread
-                elif mine.take_over_from(last):
-                    self._holders[index] = mine
-                    if waited and len(self._holders) > 1:
-                        # Two calls that release the lock at about the same time wake only one thread.
-                        # That thread wakes the next one, which finds the other free place.
-                        self._wake()
-                    return was_held  # The call has ended without releasing the lock.
+            held = [holder.last() for holder in self._holders]
+            frames = _frames_of_threads(frame) if any(last.frame for last in held) else {}
+            nested, lost = self._take_place(mine, held, frames)
+            if lost is not None:
+                if waited and len(self._holders) > 1:
+                    # Two calls that release the lock at about the same time wake only one thread.
+                    # That thread wakes the next one, which finds the other free place.
+                    self._wake()
+                return lost
             if nested:  # This thread would wait for itself.
                 return False
             if deadline is not None and time.monotonic() >= deadline:
@@ -207,6 +208,27 @@ class Lock:
             self._freed.acquire(timeout=pause)
             waited = True
             pause = min(2 * pause, longest)
+
+    def _take_place(
+        self, mine: Call, held: list[Call], frames: dict[int, FrameType]
+    ) -> tuple[bool, bool | None]:
+        """Take a free place, or that of a lost holder, and forget the other lost holders.
+
+        The first value is True if this thread holds a place already. The second one says whether the
+        last holder of the place was lost. It is None if no place was taken.
+        """
+        nested = False
+        lost = None
+        for index, last in enumerate(held):
+            was_held = last.frame is not None
+            if was_held and last.alive(frames):
+                nested = nested or last.thread == mine.thread
+            elif lost is None and mine.take_over_from(last):
+                self._holders[index] = mine
+                lost = was_held  # The call has ended without releasing the lock.
+            elif lost is not None:
+                last.end()  # Its frame keeps everything in memory that its callers use.
+        return nested, lost
 
     def release(self, frame: FrameType) -> None:
         """Release the lock if the function of `frame` holds it."""
