@@ -75,6 +75,20 @@ def test_bake_writes_the_bundle_beside_the_manifest_and_sums_up(cli: Cli) -> Non
     assert again.json()["bytes"] == Path("again.heat").stat().st_size
 
 
+def test_a_bundle_loses_no_architecture_without_replace(cli: Cli) -> None:
+    manifest(ONE)
+    assert cli("bake", "k.toml", "--arch", "sm_80", "--arch", "sm_90").code == 0
+    ran = cli("bake", "k.toml", "--arch", "sm_90")
+    assert ran == Ran(
+        2,
+        "",
+        "error: k.heat has code for sm_80, which this bake does not make: it would be lost\n\n"
+        "hint: bake for sm_80 as well, name another file, or pass --replace (replace=True)\n",
+    )
+    assert cli("bake", "k.toml", "--arch", "sm_90", "--replace").code == 0
+    assert cli("bundle", "ls", "k.heat", "--json").json()["archs"] == ["sm_90"]
+
+
 def test_every_column_of_the_table_is_explained_by_the_help_and_the_page(cli: Cli) -> None:
     page = (Path(__file__).parents[2] / "docs" / "bake.md").read_text()
     help_text = cli("bake", "--help").out

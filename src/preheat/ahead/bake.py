@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preheat.ahead.bundles import merge_entries, meta, require_place
+from preheat.ahead.bundles import merge_entries, meta
 from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_foreign, plan_foreign
 from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job
 from preheat.ahead.manifest import GraphKeys, Manifest, require_programs
 from preheat.ahead.manifest.recorded import RecordedEntries
+from preheat.ahead.output import BundleOutput
 from preheat.ahead.shards import Shard
 from preheat.ahead.shared_entries import fill_stores
 from preheat.arch import Arch
@@ -25,7 +27,6 @@ from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
 from preheat.build.together import estimate
 from preheat.cache.base import Filled
-from preheat.cache.bundle import write
 from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError
@@ -88,6 +89,7 @@ def bake(
     archs: Archs = None,
     *,
     output: str | os.PathLike[str] | None = None,
+    replace: bool = False,
     builder: Builder | None = None,
     jobs: int | None = None,
     executor: Executor | Callable[[], Executor] | str | None = None,
@@ -108,6 +110,7 @@ def bake(
         archs: The architectures to compile for. By default, each program is compiled for the
             architectures of its recording.
         output: The path of the bundle. Without it, programs are only compiled into the cache.
+        replace: Replace a bundle at this path even if it has code for other architectures.
         builder: The builder that compiles. The default is that of the process.
         jobs: The number of compiles at the same time. The default is one for each processor.
         executor: Run the compiles in the processes of this executor of `concurrent.futures` instead.
@@ -125,8 +128,8 @@ def bake(
         The result. A program that fails is listed in it, and the others are baked.
 
     Raises:
-        InputError: The manifest cannot be read or has no programs, an architecture does not exist, or
-            the bundle cannot be written.
+        InputError: The manifest cannot be read or has no programs, an architecture does not exist, the
+            bundle cannot be written, or it has code for architectures that this bake does not make.
 
     Examples:
         >>> result = preheat.bake("kernels.toml", ["sm_80", "sm_90"], output="kernels.heat")
@@ -136,14 +139,17 @@ def bake(
     started = time.perf_counter()
     if jobs is not None and jobs < 1:
         raise InputError(f"jobs must be at least 1, not {jobs}")
-    if output is not None:  # Fail now and not after an hour of compiling.
-        require_place(output)
     # Bundles, a seal and a recording are settings for runs.
-    config = replace(config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None)
+    config = dataclasses.replace(
+        config or Config.from_env(), bundles=(), sealed=SealMode.OFF, record=None
+    )
     archs = parse_archs(archs)
     require_known(archs or (), builder, config)
     manifest = require_programs(manifest)
-    todo = plan_all(manifest, archs, shard)
+    everything = plan_all(manifest, archs)
+    todo = _select(everything, shard)
+    # Fail now and not after an hour of compiling.
+    place = None if output is None else BundleOutput(output, everything, todo, replace=replace)
     recorded = RecordedEntries(manifest.recorded)
     results = _Results(on_done)
     used = _BakeBuilder(builder, config)
@@ -162,8 +168,13 @@ def bake(
     foreign = sorted(
         results.foreign, key=lambda each: (each.job.item.identity, each.job.arch or Arch(0, 0))
     )
-    path = Path(output) if output is not None and (outputs or foreign or not failures) else None
-    nbytes = 0 if path is None else _write(path, outputs, foreign, manifest.graphs, key)
+    path, nbytes = None, 0
+    if place is not None and (outputs or foreign or not failures):
+        written = _write(place, outputs, foreign, manifest.graphs, key)
+        if isinstance(written, InputError):
+            failures.append(FailedProgram(str(place.path), None, written))
+        else:
+            path, nbytes = place.path, written
     rows = (*sorted(each.row for each in outputs), *map(_foreign_row, foreign))
     stores = _fill_stores(outputs, foreign, used)
     return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes, stores)
@@ -177,6 +188,10 @@ def plan_all(
         *plan(manifest, archs),
         *plan_foreign(manifest, parse_archs(archs)),
     ]
+    return _select(everything, shard)
+
+
+def _select(everything: list[Job | ForeignJob], shard: Shard | str | None) -> list[Job | ForeignJob]:
     if shard is None:
         return everything
     return (Shard.parse(shard) if isinstance(shard, str) else shard).select(everything)
@@ -256,12 +271,12 @@ def _ambiguous(jobs: Sequence[Job]) -> InputError:
 
 
 def _write(
-    path: Path,
+    place: BundleOutput,
     outputs: Sequence[Output],
     foreign: Sequence[BakedForeign],
     graphs: Iterable[GraphKeys],
     key: Signer | None,
-) -> int:
+) -> int | InputError:
     by_key: dict[str, BundleEntry] = {}
     for _, entry, _ in outputs:
         known = by_key.get(entry.key)
@@ -276,7 +291,7 @@ def _write(
         *(each.job.arch for each in foreign),
     ]
     archs = (arch for arch in targets if arch is not None)
-    return write(path, entries, meta(toolchains, archs, graphs), key)
+    return place.write(entries, meta(toolchains, archs, graphs), targets, key)
 
 
 def _foreign_row(baked: BakedForeign) -> BakedProgram:

@@ -51,6 +51,9 @@ A bake needs no GPU. Programs in the cache are not compiled again, so a bake tha
 continues where it stopped. The exit status is 1 if a program could not be baked; the bundle then has
 the other programs. It is 2 if the manifest lists nothing.
 
+A bundle that has code for an architecture that this bake does not make is not replaced without
+--replace. To add architectures, bake for all of them: programs in the cache are not compiled again.
+
 The table has one row for each ARCH: the number of PROGRAMS that were baked, how many of them were
 COMPILED now, how many were FOUND in a cache or in the recording, the sum of the times of COMPILING, and
 the SIZE in the bundle.
@@ -89,6 +92,11 @@ change the exit status: a message says what the store lacks, and --json has it u
     type=click.Path(path_type=Path),
     help="Bundle to write. Default: the manifest's name with .heat, or with .I-of-N.heat for a shard.",
 )
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Replace the bundle even if it has code for architectures that this bake does not make.",
+)
 @click.option("--sign", is_flag=True, help="Sign the bundle with the key in PREHEAT_SIGNING_KEY.")
 @click.option("--check", is_flag=True, help="Compile nothing; check that the bundle has every program.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
@@ -100,6 +108,7 @@ def command(
     address: str | None,
     shard: str | None,
     output: Path | None,
+    replace: bool,
     sign: bool,
     check: bool,
     as_json: bool,
@@ -120,8 +129,9 @@ def command(
     key = signing_key() if sign else None  # Fail now and not after an hour of compiling.
     listed = with_coverage(require_programs(manifest), coverage)
     _show_closures(listed)
-    settings = {"jobs": jobs, "executor": address, "shard": part, "output": output, "key": key}
-    baked = _bake(listed, [Arch.parse(arch) for arch in archs], **settings)
+    settings = {"jobs": jobs, "executor": address, "shard": part, "key": key}
+    where = {"output": output, "replace": replace}
+    baked = _bake(listed, [Arch.parse(arch) for arch in archs], **settings, **where)
     _report(listed, baked, output, as_json=as_json)
     return 0 if baked.ok else 1
 
