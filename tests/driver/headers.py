@@ -92,6 +92,13 @@ def attributes(headers: Path = HEADERS) -> dict[str, int]:
     return {name: int(number) for name, number in found}
 
 
+def version(headers: Path = HEADERS) -> int:
+    """Return the version of CUDA that headers are of."""
+    found = re.search(r"#define CUDA_VERSION (\d+)", (headers / "cuda.h").read_text())
+    assert found is not None
+    return int(found[1])
+
+
 def declared_symbols(headers: Path = HEADERS) -> set[str]:
     """Return the names that the newest versions of the functions have in the library."""
     text = _cuda(headers)

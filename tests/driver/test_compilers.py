@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from preheat.audit.events import read_events
 from preheat.audit.library import LIBRARY as AUDIT
 from preheat.toolchain import ptx
 from preheat.toolchain.ptx_merge import PtxPart, merge
@@ -67,9 +68,7 @@ def test_an_audit_sees_the_same_compiles(audit_is_first: bool, tmp_path: Path) -
     preloads = (AUDIT, SHIM) if audit_is_first else (SHIM, AUDIT)
     found = texts(*preloads, env={"PREHEAT_AUDIT": str(tmp_path), "PREHEAT_AUDIT_LIBRARY": str(AUDIT)})
     assert {name: defined(parts) for name, parts in found.items()} == DEFINED
-    lines = "".join(file.read_text() for file in tmp_path.glob("*.jsonl")).splitlines()
-    events = [json.loads(line) for line in lines]
-    compilers = [event["compiler"] for event in events if event["event"] == "compile"]
+    compilers = [event.fields["compiler"] for event in read_events(tmp_path).named("compile")]
     assert compilers.count("NVRTC") == 6
     assert compilers.count("nvJitLink") == 6  # The second link is no compile of the program.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ATTRIBUTES", "MODEL", "VERSION", "Gpu"]
 
 #: The version of the driver API: that of the headers from which the table of functions was made.
-VERSION = 13040
+VERSION = 13050
 MODEL = "NVIDIA GPU emulated by preheat"
 _INVALID_VALUE = 1
 _INVALID_DEVICE = 101
