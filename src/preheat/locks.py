@@ -28,6 +28,7 @@ import os
 import sys
 import time
 from _thread import allocate_lock, get_ident
+from operator import attrgetter
 
 TYPE_CHECKING = False  # `typing` and `types` cost more than the rest
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ class Call:
             return False
         try:
             _pause_collections()
-            if frames is None:
-                frames = _frames_of_threads(sys._getframe(1))
+            if frames is None:  # The caller's frame, for the reason that `_frames_of_threads` gives.
+                frames = {**sys._current_frames(), get_ident(): sys._getframe(1)}
             running = frames.get(self.thread)
             while running is not None and running is not frame:
                 running = running.f_back
@@ -105,6 +106,7 @@ def _frames_of_threads(frame: FrameType) -> dict[int, FrameType]:
 # threads run, and they leave the frames that are being read: the interpreter crashes. A collection
 # inside `sys._current_frames` deadlocks with a thread that starts or ends (fixed in 3.11.9). Since
 # Python 3.12, collections run only between instructions.
+_HELD_BY = attrgetter("frame")  # A lookup in C: each call of Python on this path is counted by a test.
 _COLLECTS_ANYWHERE = sys.version_info < (3, 12)
 _reading: dict[int, int] = {}  # the threads that read stacks, and how many calls of each do
 _paused = False  # whether collections are disabled because of them
@@ -161,8 +163,8 @@ class Lock:
     def __enter__(self) -> bool:
         frame = sys._getframe(1)
         last = self._holders[0]
-        # The lock is free, as it is most of the time. With more holders, one of them may be lost.
-        if last.frame is None and not last._after and len(self._holders) == 1:
+        # The lock is free, as it is most of the time. Another holder may be lost, if there are several.
+        if last.frame is None and not last._after and not any(map(_HELD_BY, self._holders[1:])):
             mine = Call(frame)
             if last._after.setdefault(None, mine) is mine:
                 self._holders[0] = mine

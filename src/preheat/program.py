@@ -231,7 +231,9 @@ class Program:
         """Raise `InputError` for a source, label, header or name that no compiler takes."""
         if not self.source.strip() and self.language == "cuda":
             raise InputError(f"{self.label}: the source is empty")
-        require_label(self.label)
+        label = self.label
+        if type(label) is not str or not label or "/" in label or not label.isprintable():
+            require_label(label)  # It says what is wrong. A valid label costs no call.
         headers = tuple(chain.from_iterable(self.headers)) if self.headers else ()
         everything = "".join((self.source, *self.options, *self.names, *headers))
         if "\0" in everything or not (everything.isascii() or _is_unicode(everything)):

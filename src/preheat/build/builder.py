@@ -413,7 +413,8 @@ class Builder:
         With `local`, only the tiers of this machine are searched.
         """
         mode = self.sealed
-        self._bundles.require_all(mode)
+        if self._bundles.rejected:
+            self._bundles.require_all(mode)
         found = self._stored.find(request, sealed=mode is not SealMode.OFF, local=local)
         if isinstance(found, Hit):
             artifact = found.artifact

@@ -243,7 +243,10 @@ class MountedBundles:
             self.rejected[split_pin(path)[0]] = error
 
     def require_all(self, mode: SealMode) -> None:
-        """Raise `BundleError` in a sealed process if a bundle of the settings could not be mounted."""
+        """Raise `BundleError` in a sealed process if a bundle of the settings could not be mounted.
+
+        Callers look at `rejected` first, because nearly every lookup has nothing to raise.
+        """
         if self.rejected and mode is SealMode.ERROR:
             raise with_others([*map(_error_when_sealed, self.rejected.values())])
 
