@@ -455,7 +455,7 @@ def test_each_setting_is_explained(cli: Cli, tmp_path: Path) -> None:
     assert done.code == 0
     assert names == [
         "PREHEAT_ADAPTERS", "PREHEAT_BUNDLE", "PREHEAT_SEALED", "PREHEAT_SEALED_BY",
-        "CUDA_DISABLE_PTX_JIT", "CUDA_CACHE_DISABLE", "FLASHINFER_DISABLE_JIT",
+        "CUDA_DISABLE_PTX_JIT", "CUDA_CACHE_DISABLE",
         "JAX_RAISE_PERSISTENT_CACHE_ERRORS", "TRITON_CACHE_AUTOTUNING",
     ]  # fmt: skip
     assert all(line.startswith("    ") and len(line) > 20 for line in lines[1::2])

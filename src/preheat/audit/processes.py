@@ -28,14 +28,18 @@ Shells = dict[int, list[Event]]
 
 _MOST_PARENTS = 64
 _SHELLS = ("sh", "bash", "dash", "zsh")
+#: Roles by rank. A process that has had several of them has the highest one.
+_RANKS = {"build tool": 1, "probe": 2, "compiler": 3}
+_COMPILING = ("probe", "compiler")
 #: The file that starts the compiler processes of preheat, whose compiles preheat itself reports.
 _WORKER = "/preheat/toolchain/process.py"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A program in a process. `role` is `compiler`, `probe` (a compiler that is asked a question) or
-    empty. `by` is the call that started it. `program` is the path of the program that ran last.
+    """A program in a process. `role` is `compiler`, `probe` (a compiler that is asked a question),
+    `build tool` (it starts compilers) or empty. `by` is the call that started it. `program` is the path
+    of the program that ran last.
     """
 
     pid: int
@@ -156,7 +160,7 @@ def _next(event: Event, known: Process) -> Process:
         by = Caller(known.name, known.name)  # The program became the compiler.
     known = replace(known, by=by)
     # A compiler may be a script: its interpreter has no role, and the process stays a compiler.
-    if not known.role or (known.role == "probe" and role == "compiler"):
+    if not known.role or _RANKS.get(role, 0) > _RANKS.get(known.role, 0):
         known = replace(
             known, path=event.text("path"), argv=event.words("argv"), role=role, role_since=event.time
         )
@@ -197,21 +201,23 @@ def _has(argv: tuple[str, ...], command: str) -> bool:
 def compilers(processes: Processes) -> Iterator[Process]:
     """Yield the compilers and probes, with the call that led to them, in the order of their starts."""
     for process in sorted(processes, key=lambda each: each.started):
-        if process.role:
+        if process.role in _COMPILING:
             by, started_by_compiler = _origin(process, processes)
             yield replace(process, by=by, started_by_compiler=started_by_compiler)
 
 
 def _origin(process: Process, processes: Processes) -> tuple[Caller, bool]:
-    """Return the call at the top of a chain of shells and compilers, and if a compiler is in it."""
+    """Return the call that led to a process by way of shells, build tools and compilers, and whether a
+    compiler was among them.
+    """
     started_by_compiler, at = False, process
     for _ in range(_MOST_PARENTS):
         parent = processes.at(at.parent, at.started)
         if parent is None or parent.pid == at.pid:
             break
-        if parent.role and parent.role_since <= at.started:
+        if parent.role in _COMPILING and parent.role_since <= at.started:
             started_by_compiler = True  # Also where it called `system`, which has a caller of its own.
-        elif at.by is not None:
+        elif at.by is not None and parent.role != "build tool":  # which may be a script in Python
             return at.by, started_by_compiler
         elif not parent.role and parent.name not in _SHELLS:
             return Caller(parent.name, parent.name), started_by_compiler
@@ -240,7 +246,7 @@ def still_running(log: EventLog, processes: Processes) -> tuple[Process, ...]:
         for pid in running_in(log.directory)
         if pid not in pids and birth_of(pid) is not None
     )
-    return tuple(each for each in found if not each.role)
+    return tuple(each for each in found if each.role not in _COMPILING)
 
 
 def _forked(pid: int) -> Process:

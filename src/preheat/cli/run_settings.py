@@ -40,9 +40,6 @@ _SEALED = (
         "the driver does not answer from its own cache of compiled PTX, which would hide such a load",
     ),
     Setting(
-        "FLASHINFER_DISABLE_JIT", "1", "FlashInfer uses only kernels that were built ahead of time"
-    ),
-    Setting(
         "JAX_RAISE_PERSISTENT_CACHE_ERRORS",
         "1",
         "JAX does not compile when its cache fails, which it otherwise does with a warning",

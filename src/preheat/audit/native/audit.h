@@ -122,7 +122,7 @@ void report_device(void);
 int device_capability(void); /* such as 90; 0 if it is not known */
 
 /* roles.c */
-const char* role_of(const char* path, char* const argv[]); /* "compiler", "probe", or "" */
+const char* role_of(const char* path, char* const argv[]); /* "compiler", "probe", "build tool", or "" */
 const char* base_name(const char* path);
 
 /* loads.c */

@@ -1,10 +1,10 @@
-/* Which programs are compilers, and which of their runs only answer a question. */
+/* Which programs are compilers or build tools, and which runs of a compiler only answer a question. */
 #define _GNU_SOURCE
 #include "audit.h"
 
 #include <string.h>
 
-typedef enum { NO_TOOL, DRIVER, LINKER, ASSEMBLER, FRONT_END, NVIDIA, NVCC, NINJA } Family;
+typedef enum { NO_TOOL, DRIVER, LINKER, ASSEMBLER, FRONT_END, NVIDIA, NVCC, BUILD_TOOL } Family;
 
 static const struct {
     const char* name;
@@ -17,7 +17,10 @@ static const struct {
     {"ld", LINKER},       {"ld.bfd", LINKER},     {"ld.gold", LINKER},   {"ld.lld", LINKER},
     {"lld", LINKER},      {"mold", LINKER},       {"nvcc", NVCC},        {"ptxas", NVIDIA},
     {"ptxas-blackwell", NVIDIA}, {"fatbinary", NVIDIA}, {"nvlink", NVIDIA}, {"tileiras", NVIDIA},
-    {"ninja", NINJA},
+    /* These start compilers, and run where nothing has to be built. */
+    {"ninja", BUILD_TOOL}, {"ninja-build", BUILD_TOOL}, {"samu", BUILD_TOOL}, {"make", BUILD_TOOL},
+    {"gmake", BUILD_TOOL}, {"cmake", BUILD_TOOL}, {"ccache", BUILD_TOOL}, {"sccache", BUILD_TOOL},
+    {"distcc", BUILD_TOOL},
 };
 
 /* Options after which the tool answers and compiles nothing, wherever they are. */
@@ -39,7 +42,6 @@ static const struct {
     {NVCC, "--version"}, {NVCC, "-V"}, {NVCC, "--help"}, {NVCC, "-h"}, {NVCC, "--dryrun"},
     {NVCC, "-dryrun"}, {NVCC, "--list-gpu-arch"}, {NVCC, "-arch-ls"}, {NVCC, "--list-gpu-code"},
     {NVCC, "-code-ls"},
-    {NINJA, "--version"}, {NINJA, "--help"}, {NINJA, "-h"}, {NINJA, "-n"}, {NINJA, "-t"},
 };
 
 /* Options that are a question only without any other argument. */
@@ -139,7 +141,7 @@ static int is_probe(Family family, char* const argv[]) {
         for (size_t k = 0; k < sizeof questions / sizeof *questions; k++)
             if (questions[k].family == family && matches(argv[i], questions[k].option))
                 return 1;
-        if (family != NINJA && takes_value(argv[i]) && argv[i + 1])
+        if (takes_value(argv[i]) && argv[i + 1])
             i++;
     }
     for (size_t k = 0; !argv[2] && k < sizeof lone_questions / sizeof *lone_questions; k++)
@@ -154,5 +156,9 @@ const char* role_of(const char* path, char* const argv[]) {
     Family family = family_of(path);
     if (family == NO_TOOL && argv && argv[0])
         family = family_of(argv[0]);
-    return family == NO_TOOL ? "" : is_probe(family, argv) ? "probe" : "compiler";
+    if (family == NO_TOOL)
+        return "";
+    if (family == BUILD_TOOL)
+        return "build tool";
+    return is_probe(family, argv) ? "probe" : "compiler";
 }
