@@ -14,6 +14,7 @@ from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.captured_streams import CapturedStreams
 from preheat.graph.foreign import ForeignLibraries
+from preheat.graph.idle_streams import give_back_stream, take_stream
 from preheat.graph.nodes import Node, Record
 from preheat.graph.shared_pool import SharedPool
 from preheat.runtime.active_capture import Allocator, Operation, RecordedLaunch
@@ -25,6 +26,7 @@ from preheat.runtime.uses import Uses, add_use
 
 __all__ = ["MODES", "Capture"]
 
+_CAPTURE_ERRORS = range(900, 910)  # the driver's errors about captures
 _INVALIDATED = 901  # the driver's error for work in a capture that is invalid already
 _UNJOINED = 904  # its error for a forked stream that the captured one does not wait for
 
@@ -75,7 +77,7 @@ class Capture:
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
         self._shared = shared
-        self.stream = context.capture_stream() if shared is None else shared.stream
+        self.stream = take_stream(context) if shared is None else shared.stream
         self.streams = CapturedStreams(context, self.stream, requested, self._began)
         self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
 
@@ -110,7 +112,7 @@ class Capture:
                 hint="end it in the thread that began it",
             )
         try:
-            self._check_joined()
+            self._join_streams()
             graph = self._end()
         except ContextLostError:
             raise
@@ -142,8 +144,12 @@ class Capture:
             raise
         return self._end_at_device()
 
-    def _check_joined(self) -> None:
-        """Remember the error for a forked stream of preheat that was not joined."""
+    def _join_streams(self) -> None:
+        """Join the forked streams of preheat.
+
+        The errors for one that the program did not join, and for one that cannot be joined, are
+        remembered, because the device has to end the capture nevertheless.
+        """
         for branch in self.streams.unjoined():
             error = CaptureError(
                 f"{branch.title} was forked from the captured stream and is not joined",
@@ -151,10 +157,15 @@ class Capture:
                 hint="join it before the end of the capture: gpu.wait(stream)",
             )
             self.remember_error(error)
+        for branch in self.streams.forked:
+            try:
+                self.streams.join(branch)
+            except DeviceError as fault:
+                text = f"{branch.title} cannot be joined at the end of the capture: {fault}"
+                self.remember_error(CaptureError(text, where=format_site(branch.site)))
 
     def _end_at_device(self) -> base.Graph:
         try:
-            self.streams.join_all()
             graph = self.stream.end_capture()
         except DeviceError:
             self._at_device = False
@@ -187,7 +198,8 @@ class Capture:
         except ContextLostError:
             self._at_device = False  # A lost context has no captures.
         except DeviceError as error:
-            self.remember_error(self._invalidated(error, self.last_site))
+            if not _is_unjoined(error):  # An aborted capture need not be joined.
+                self.remember_error(self._invalidated(error, self.last_site))
         finally:
             self._close()
             self.release_pools()
@@ -201,7 +213,7 @@ class Capture:
         if self.context.remove_capture(self) or not self._opened:
             self.streams.close()
             if self._shared is None:
-                self.context.idle_capture_streams.append(self.stream)
+                give_back_stream(self.context, self.stream)
         if self._shared is not None:
             self._shared.end_turn(self.streams.token)
 
@@ -224,13 +236,15 @@ class Capture:
         return self._invalidated(error, self.last_site)
 
     def _invalidated(self, error: Exception, where: CallSite) -> CaptureError:
-        if isinstance(error, DriverError) and error.code == _UNJOINED:
+        if _is_unjoined(error):
             return CaptureError(
                 f"another library forked a stream from the captured one and did not join it: {error}",
                 where=format_site(where),
                 hint="join it before the end of the capture, in torch by "
                 "torch.cuda.current_stream().wait_stream(side)",
             )
+        if isinstance(error, DriverError) and error.code not in _CAPTURE_ERRORS:
+            return CaptureError(f"the capture cannot be ended: {error}", where=format_site(where))
         after = "" if where == self.last_site else f", after {format_site(self.last_site)}"
         return CaptureError(
             f"a call of another library invalidated the capture{after}: {error}",
@@ -357,6 +371,10 @@ class Capture:
         self._num_other_nodes += pieces
         end = self.stream.num_captured_nodes()
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
+
+
+def _is_unjoined(error: Exception) -> bool:
+    return isinstance(error, DriverError) and error.code == _UNJOINED
 
 
 def _merged_dependencies(

@@ -16,6 +16,7 @@ from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
 from preheat.errors import CaptureError
 from preheat.graph.branches import Branch, BranchOrder, Mark
+from preheat.graph.idle_streams import give_back_stream, take_stream
 from preheat.runtime.context import Context
 from preheat.runtime.libraries import current_streams
 from preheat.runtime.uses import Uses
@@ -41,6 +42,7 @@ class CapturedStreams:
         self._requested = requested
         self._main = Branch(main, self.token, "the captured stream", site)
         self._forked: dict[int, Branch] = {}  # by the id of the stream that the program names
+        self._taken: list[base.Stream] = []  # those that represent streams of preheat
         self._order = BranchOrder(self._main)
 
     # Which streams take part
@@ -51,9 +53,9 @@ class CapturedStreams:
         return not self._order.begun
 
     @property
-    def forked(self) -> list[base.Stream]:
-        """The streams that represent forked streams of preheat."""
-        return [branch.stream for branch in self._forked.values()]
+    def forked(self) -> list[Branch]:
+        """The forked streams of preheat."""
+        return list(self._forked.values())
 
     def includes(self, stream: base.Stream | None) -> bool:
         """Return True if work for this stream becomes part of the capture."""
@@ -143,10 +145,16 @@ class CapturedStreams:
                 hint="wait for an event of the same capture",
             )
         if stream is not None and not self.includes(stream):
-            title = f"<Stream {stream.id} on {self._context.device.name}>"
-            inside = self._context.capture_stream()
-            self._forked[stream.id] = Branch(inside, self.token, title, call_site())
+            self._fork(stream, point)
         self._branch(stream).wait(point)
+
+    def _fork(self, stream: base.Stream, point: Mark) -> None:
+        title = f"<Stream {stream.id} on {self._context.device.name}>"
+        inside = take_stream(self._context)
+        self._taken.append(inside)
+        branch = Branch(inside, self.token, title, call_site())
+        branch.wait(point)  # If this fails, the stream takes no part, and has nothing to join.
+        self._forked[stream.id] = branch
 
     def wait_before_export(self, uses: Uses) -> None:
         """Let the current streams of other libraries wait for the earlier uses of memory."""
@@ -161,14 +169,14 @@ class CapturedStreams:
         """Return the forked branches with work that the captured stream does not wait for."""
         return [each for each in self._forked.values() if not self._main.has_seen(each, each.worked)]
 
-    def join_all(self) -> None:
-        """Join what was forked, so that a valid capture can end."""
-        if self._forked and self.main.capture_status() == "active":
-            for branch in self._forked.values():
-                self._order.join(branch)
+    def join(self, branch: Branch) -> None:
+        """Let the captured stream wait for a branch, so that a valid capture can end."""
+        if self.main.capture_status() == "active":
+            self._order.join(branch)
 
     def close(self) -> None:
-        """Release the events and the streams, after the end of the capture."""
-        self._context.idle_capture_streams.extend(self.forked)
+        """Release the events and the streams but the captured one, after the end of the capture."""
+        for stream in self._taken:
+            give_back_stream(self._context, stream)
         if self._order.begun:
             self._context.deferred_cleanups.append(self._order.close)

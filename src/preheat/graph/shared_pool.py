@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from preheat import fork
 from preheat.devices import base
 from preheat.errors import InputError
+from preheat.graph.idle_streams import is_released, take_stream
 from preheat.graph.pool import Pool
 from preheat.runtime.context import Context
 from preheat.runtime.libraries import Library, PoolId, StreamHandle, Torch, current_streams
@@ -37,8 +38,7 @@ class SharedPool:
         self.uses = context.order.new_uses(context.stream)
         self._given = given  # a pool of torch, or the id of one
         self._pools: dict[Library, Any] = {}
-        # torch and CuPy reuse memory only in the stream that freed it, so a pool has one stream.
-        self.stream: base.Stream = context.capture_stream()
+        self._stream: base.Stream | None = take_stream(context)
         self._turn: dict[None, object] = {}  # the capture that uses the pool now
         fork.register(self)
 
@@ -69,6 +69,13 @@ class SharedPool:
 
     # Captures take turns.
 
+    @property
+    def stream(self) -> base.Stream:
+        """The stream of its captures: torch and CuPy reuse memory only in the stream that freed it."""
+        if self._stream is None:
+            self._stream = take_stream(self.context)
+        return self._stream
+
     def begin_turn(self, capture: object) -> None:
         """Wait until no other capture uses the pool."""
         while self._turn.setdefault(None, capture) is not capture:
@@ -78,6 +85,8 @@ class SharedPool:
     def end_turn(self, capture: object) -> None:
         """Let other captures use the pool, if this one did."""
         if self._turn.get(None) is capture:
+            if self._stream is not None and not is_released(self.context, self._stream):
+                self._stream = None  # The next capture takes another one.
             del self._turn[None]
 
     def after_fork(self) -> None:
@@ -94,7 +103,8 @@ class SharedPool:
             # captures.
             held = [self._given, self._pools]
             self.context.deferred_cleanups.append(held.clear)
-            self.context.idle_capture_streams.append(self.stream)
+            if self._stream is not None:
+                self.context.idle_capture_streams.append(self._stream)
 
 
 class TorchPool(Protocol):

@@ -101,7 +101,7 @@ class Context:
         self.deferred_cleanups: deque[Callable[[], None]] = deque()
         self.unused_modules: deque[base.Module] = deque()
         self.idle_streams: deque[tuple[int, base.Stream]] = deque()
-        self.idle_capture_streams: deque[base.Stream] = deque()  # Nothing but captures uses these.
+        self.idle_capture_streams: deque[base.Stream] = deque()  # see `preheat.graph.idle_streams`
         self._held_until_done: deque[tuple[Completion, object]] = deque()
         self.modules: weakref.WeakSet[UserModule] = weakref.WeakSet()  # what users or the session hold
         self.resources: weakref.WeakSet[Resource] = weakref.WeakSet()  # memory, graphs and the like
@@ -129,12 +129,6 @@ class Context:
                     return idle[1]
                 self.idle_streams.append(idle)
         return self.order.register_stream(self.device.stream(priority=priority))
-
-    def capture_stream(self) -> base.Stream:
-        """Return a stream for a capture, which returns it to `idle_capture_streams`."""
-        with suppress(IndexError):
-            return self.idle_capture_streams.popleft()
-        return self.order.register_capture_stream(self.device.stream())
 
     # Captures
 

@@ -61,6 +61,13 @@ class Order:
         self._by_handle[stream.handle] = timeline
         return stream
 
+    def destroy_capture_stream(self, stream: base.Stream) -> None:
+        """Destroy a stream of `register_capture_stream`, which ends its capture."""
+        timeline = self._capture_streams.pop(stream.id)
+        del self._by_handle[stream.handle]
+        timeline.close()
+        stream.close()
+
     def owns(self, stream: base.Stream) -> bool:
         """Return True for a stream of ours."""
         return stream.id in self._own_streams
@@ -74,7 +81,7 @@ class Order:
         return self._timeline_of(handle).stream
 
     def _timeline_of(self, handle: int) -> Timeline:
-        # These streams are never destroyed, so a handle identifies one.
+        # These streams are not destroyed without a removal here, so a handle identifies one.
         timeline = self._by_handle.get(handle)
         if timeline is None:
             timeline = self.timeline(self._device.adopt(handle))
