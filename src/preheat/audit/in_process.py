@@ -107,22 +107,26 @@ class Reporter:
 def _wrap_triton(module: Any, report: Reporter) -> None:
     """Report each call of `compile` that makes IR, which a call that finds a file does not."""
     made = threading.local()
+    wrapped: set[type] = set()
 
-    def wrap_source(cls: Any) -> None:
-        make_ir = cls.make_ir
+    def wrap_source(source: Any) -> None:
+        """Wrap the function by which a source makes IR. Gluon has a class of sources of its own."""
+        owner: Any = next((cls for cls in type(source).__mro__ if "make_ir" in vars(cls)), None)
+        if owner is None or owner in wrapped:
+            return
+        wrapped.add(owner)
+        make_ir = owner.make_ir
 
         def counted(*args: Any, **more: Any) -> Any:
             made.any = True
             return make_ir(*args, **more)
 
-        cls.make_ir = counted
+        owner.make_ir = counted
 
     original = module.compile
-    for name in ("ASTSource", "IRSource"):
-        if hasattr(getattr(module, name, None), "make_ir"):
-            wrap_source(getattr(module, name))
 
     def compile(src: Any, *args: Any, **more: Any) -> Any:
+        wrap_source(src)
         made.any = False
         started = time.monotonic()
         result = 1  # until it returns

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
+from triton.experimental.gluon import language as gl
 
 from preheat.adapters.triton.values import (
     NotPortableError,
@@ -25,6 +26,8 @@ from preheat.adapters.triton.values import (
     resolve,
     tuples,
 )
+
+LAYOUTS = "triton.experimental.gluon.language._layouts"
 
 plain = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
 constants = st.recursive(plain, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6)
@@ -66,6 +69,25 @@ def test_values_of_triton_survive_a_round_trip() -> None:
     assert decode(encode(tl.constexpr(3))).value == 3
     assert decode(encode(scale)) is scale
     assert decode(encode((scale, (tl.float32, 1)))) == (scale, (tl.float32, 1))
+
+
+def test_layouts_of_gluon_survive_a_round_trip() -> None:
+    parent = gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])
+    layouts = [
+        parent,
+        gl.SliceLayout(1, parent),
+        gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2),
+        gl.DistributedLinearLayout([[1]], [[2]] * 5, [[64], [128]], [], [256]),
+    ]
+    for layout in layouts:
+        again = decode(json.loads(json.dumps(encode(layout))))
+        assert (type(again), again, str(again)) == (type(layout), layout, str(layout))
+
+
+@pytest.mark.parametrize("name", ["os:system", f"{LAYOUTS}:List", f"{LAYOUTS}:missing"])
+def test_only_layouts_of_gluon_are_made(name: str) -> None:
+    with pytest.raises(NotPortableError, match="layout"):
+        decode({"layout": {"type": name, "fields": {}}})
 
 
 class Color(Enum):

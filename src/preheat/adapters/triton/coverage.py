@@ -14,6 +14,7 @@ from typing import Any
 
 from preheat.adapters.base import Row
 from preheat.adapters.triton import values
+from preheat.adapters.triton.rows import source_class
 from preheat.errors import InputError
 
 __all__ = ["MOST_VARIANTS", "WEAK", "closure", "closure_size", "weaker"]
@@ -32,9 +33,8 @@ def weaker(source: Any) -> Iterator[Any]:
 
     First nothing is assumed of integers, then nothing of pointers either; then integers have 64 bits.
     """
-    from triton.compiler import ASTSource
-
     function = source.fn
+    make_source = source_class(function)
     for wide, pointers in ((False, False), (False, True), (True, False), (True, True)):
         constants = dict(source.constants)
         attributes = dict(source.attrs)
@@ -45,7 +45,7 @@ def weaker(source: Any) -> Iterator[Any]:
             )
             for index, parameter in enumerate(function.params)
         }  # fmt: skip
-        yield ASTSource(function, signature, constants, dict(sorted(attributes.items())))
+        yield make_source(function, signature, constants, dict(sorted(attributes.items())))
 
 
 def _weakened(
@@ -142,7 +142,6 @@ def closure(row: Row, function: Any, backend: Any) -> Iterator[Any]:
     Triton's own binder makes them from representative values, so that they are exact in every version.
     Raises `InputError` when there are too many.
     """
-    from triton.compiler import ASTSource
     from triton.runtime.jit import create_function_from_signature
 
     size = closure_size(row, function)
@@ -151,6 +150,7 @@ def closure(row: Row, function: Any, backend: Any) -> Iterator[Any]:
             f"the closure of {row['function']} has {size:,} variants, of at most {MOST_VARIANTS:,}",
             hint='use coverage = "weak" for this function: four kernels serve every launch',
         )
+    make_source = source_class(function)
     bind = create_function_from_signature(function.signature, function.params, backend)
     seen: set[str] = set()
     for arguments in itertools.product(*_domains(row, function)):
@@ -159,7 +159,7 @@ def closure(row: Row, function: Any, backend: Any) -> Iterator[Any]:
         _, signature, constants, attributes = function._pack_args(
             backend, keywords, bound, specialisation, options
         )
-        source = ASTSource(function, signature, constants, attributes)
+        source = make_source(function, signature, constants, attributes)
         if source.hash() not in seen:
             seen.add(source.hash())
             yield source

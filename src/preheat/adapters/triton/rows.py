@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "changed_environment", "changes", "chosen_options", "enter_root", "facts_of", "other_parameters",
-    "outdated", "row_of", "source_of",
+    "outdated", "row_of", "source_class", "source_of",
 ]  # fmt: skip
 
 # Options that the backend derives from the architecture. They are derived again for another one.
@@ -100,13 +100,19 @@ def enter_root(row: Row) -> None:
         sys.path.insert(0, root)
 
 
+def source_class(function: Any) -> Any:
+    """Return the class of the sources that `triton.compile` takes for a function."""
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource if function.is_gluon() else ASTSource
+
+
 def source_of(row: Row) -> Any:
     """Return the source that `triton.compile` takes. Raises `NotPortableError` if it cannot be made."""
-    from triton.compiler import ASTSource
-
     enter_root(row)
     function = values.resolve(row["function"])
-    return ASTSource(
+    return source_class(function)(
         function,
         {name: values.tuples(kind) for name, kind in row["signature"]},
         {tuple(path): values.decode(value) for path, value in row["constants"]},

@@ -1,4 +1,4 @@
-"""Constants of Triton kernels as JSON values, and as text that keeps their types.
+"""Constants of Triton and Gluon kernels as JSON values, and as text that keeps their types.
 
 Triton joins the constants of a kernel as text in its key, so `1` and `"1"` have one key.
 """
@@ -8,11 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from preheat.adapters.modules import RECORD_AGAIN, NotPortableError, import_object
 
 __all__ = ["NotPortableError", "constants_digest", "decode", "encode", "resolve", "tuples"]
+
+
+#: The package of Gluon that has the classes of layouts. They are frozen dataclasses.
+_LAYOUTS = "triton.experimental.gluon.language."
 
 
 def encode(value: Any) -> Any:
@@ -36,6 +41,8 @@ def encode(value: Any) -> Any:
             return {"tuple": [encode(each) for each in value]}
         case JITCallable():
             return {"function": name_of(value)}
+    if _is_layout(type(value)):
+        return {"layout": _encode_layout(value)}
     raise NotPortableError(f"a constant is a {type(value).__qualname__}")
 
 
@@ -52,8 +59,34 @@ def decode(value: Any) -> Any:
         "float": float.fromhex,
         "tuple": lambda parts: tuple(map(decode, parts)),
         "function": resolve,
+        "layout": _decode_layout,
+        "list": lambda parts: list(map(decode, parts)),
     }
     return makers[kind](content)
+
+
+def _is_layout(kind: Any) -> bool:
+    """Return whether a class is one of the layouts of Gluon."""
+    return is_dataclass(kind) and kind.__module__.startswith(_LAYOUTS)
+
+
+def _encode_layout(layout: Any) -> dict[str, Any]:
+    values = {each.name: getattr(layout, each.name) for each in fields(layout) if each.init}
+    name = f"{type(layout).__module__}:{type(layout).__qualname__}"
+    return {"type": name, "fields": {key: _encode_field(value) for key, value in values.items()}}
+
+
+def _encode_field(value: Any) -> Any:
+    """Return a field of a layout as JSON values. Other constants have no lists."""
+    return {"list": list(map(_encode_field, value))} if isinstance(value, list) else encode(value)
+
+
+def _decode_layout(content: dict[str, Any]) -> Any:
+    name = str(content["type"])
+    kind: Any = import_object(name, noun="layout") if name.startswith(_LAYOUTS) else None
+    if not _is_layout(kind):
+        raise NotPortableError(f"{name} is not a layout of Gluon")
+    return kind(**{name: decode(value) for name, value in content["fields"].items()})
 
 
 def tuples(value: Any) -> Any:
