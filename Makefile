@@ -37,7 +37,7 @@ $(INSTALLED): pyproject.toml
 	$(PIP) install --editable '.[cu13]'
 	@touch $(INSTALLED)
 
-$(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c $(wildcard src/preheat/audit/native/* src/preheat/driver/native/*)
+$(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c src/preheat/native_build.py src/preheat/native_mark.c $(wildcard src/preheat/audit/native/* src/preheat/driver/native/*)
 	$(BIN)/python hatch_build.py || true    # Without a compiler, Python code does the same.
 	@touch $(READY)
 

@@ -9,6 +9,7 @@ of them into the source tree.
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ AUDIT = SOURCE.parent / "audit"
 AUDIT_SOURCES = AUDIT / "native"
 DRIVER = SOURCE.parent / "driver"
 DRIVER_SOURCES = DRIVER / "native"
+MARK = SOURCE.parent / "native_mark.c"
 SECONDS = 120  # A compiler that takes longer than this hangs.
 
 
@@ -37,7 +39,7 @@ def build_native(directory: Path = SOURCE.parent) -> Path | None:
         "-std=c11", "-Wno-missing-field-initializers", "-Wno-cast-function-type",
         *shlex.split(os.environ.get("CFLAGS", "")), f"-I{sysconfig.get_paths()['include']}",
     ]  # fmt: skip
-    return _build(target, [*options, str(SOURCE)], "its native core")
+    return _build(target, [*options, str(SOURCE)], "its native core", [SOURCE])
 
 
 def build_audit(directory: Path = AUDIT) -> Path | None:
@@ -45,10 +47,9 @@ def build_audit(directory: Path = AUDIT) -> Path | None:
 
     It is loaded into programs of every kind, so that it uses neither Python nor CUDA.
     """
-    sources = sorted(map(str, AUDIT_SOURCES.glob("*.c")))
     options = ["-std=gnu11", "-fvisibility=hidden", *shlex.split(os.environ.get("CFLAGS", ""))]
     target = directory / "libpreheat_audit.so"
-    return _build(target, [*options, *sources, "-ldl", "-lpthread"], "the audit library")
+    return _build_from(AUDIT_SOURCES, target, options, "the audit library")
 
 
 def build_driver(directory: Path = DRIVER) -> Path | None:
@@ -56,21 +57,31 @@ def build_driver(directory: Path = DRIVER) -> Path | None:
 
     It finds Python in the process that loads it, so that one build serves every version.
     """
-    sources = sorted(map(str, DRIVER_SOURCES.glob("*.c")))
     options = [
         "-std=gnu11", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1",
         *shlex.split(os.environ.get("CFLAGS", "")),
     ]  # fmt: skip
     target = directory / "libcuda.so.1"
-    return _build(target, [*options, *sources, "-ldl", "-lpthread"], "the CPU driver")
+    return _build_from(DRIVER_SOURCES, target, options, "the CPU driver")
 
 
-def _build(target: Path, words: list[str], what: str) -> Path | None:
-    """Compile a shared library; None, with a message, if that fails."""
+def _build_from(directory: Path, target: Path, options: list[str], what: str) -> Path | None:
+    """Compile all sources of a directory into a shared library, with the mark of this build."""
+    sources = _marks()["sources_in"](directory)
+    files = [str(file) for file in (*sources, MARK) if file.suffix == ".c"]
+    return _build(target, [*options, *files, "-ldl", "-lpthread"], what, sources)
+
+
+def _build(target: Path, words: list[str], what: str, sources: list[Path]) -> Path | None:
+    """Compile a shared library; None, with a message, if that fails.
+
+    It contains the hash of `sources`, so that preheat refuses it once they have changed.
+    """
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     try:
+        marks = _marks()
         target.parent.mkdir(parents=True, exist_ok=True)
-        _compile(unfinished, words)
+        _compile(unfinished, [f'-D{marks["MACRO"]}="{marks["hash_of"](sources)}"', *words])
         unfinished.replace(target)  # A process that uses the old file keeps it.
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"preheat is used without {what}: {error}\n")
@@ -79,6 +90,11 @@ def _build(target: Path, words: list[str], what: str) -> Path | None:
                 file.unlink()
         return None
     return target
+
+
+def _marks() -> dict[str, Any]:
+    """Return what preheat itself uses to recognise an old build. The package cannot be imported yet."""
+    return runpy.run_path(str(SOURCE.parent / "native_build.py"))
 
 
 def _compile(target: Path, words: list[str]) -> None:

@@ -24,7 +24,7 @@ LAYERS = (
     {"messages"},
     {"progress"},
     {"errors", "callsite"},
-    {"link_errors", "pins"},
+    {"link_errors", "native_build", "pins"},
     {"events", "config", "arch", "dtypes"},
     {"misspelled", "native", "process_counters"},
     {"telemetry"},

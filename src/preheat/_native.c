@@ -23,7 +23,9 @@
 #include <structmember.h>
 #include <sys/stat.h>
 
-#define INTERFACE 4 /* `preheat.native` refuses an extension with another number. */
+#ifndef PREHEAT_SOURCES /* the hash of this file: `preheat.native` refuses an extension with another one */
+#error "build it by: python hatch_build.py"
+#endif
 
 enum { MOST_PARAMS = 64, MOST_BYTES = 8 * MOST_PARAMS, MOST_TYPES = 8, MOST_SCALARS = 16 };
 enum { RELAXED = 2 }; /* CU_STREAM_CAPTURE_MODE_RELAXED */
@@ -1262,7 +1264,7 @@ static int fill_module(PyObject* made) {
         if (PyModule_AddType(made, types[at]))
             return -1;
     return !zero || !no_error || !empty || !unfit_errors || intern_names() ||
-           PyModule_AddIntConstant(made, "INTERFACE", INTERFACE) ||
+           PyModule_AddStringConstant(made, "SOURCES", PREHEAT_SOURCES) ||
            PyModule_AddIntConstant(made, "MOST_PARAMS", MOST_PARAMS) ||
            PyModule_AddIntConstant(made, "MOST_BYTES", MOST_BYTES) ||
            PyModule_AddIntConstant(made, "MOST_SCALARS", MOST_SCALARS);

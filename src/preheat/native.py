@@ -1,22 +1,26 @@
 """The native core, `preheat._native`: a C extension for loads, launches and replays, if it was built.
 
 `core` is that module, or None, and then `reason` says why. Without the native core, Python code gives
-the same results and errors.
+the same results and errors. A build of another source is not used either, because what it takes for
+granted about the Python code may be wrong; a warning says so.
 """
 
 from __future__ import annotations
 
 import importlib
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from preheat.config import VARIABLES, environ
 from preheat.errors import ConfigError
+from preheat.native_build import BUILD_AGAIN, hash_of
 
-__all__ = ["SWITCHED_OFF", "core", "reason"]
+__all__ = ["STALE", "SWITCHED_OFF", "core", "reason"]
 
 SWITCHED_OFF = "PREHEAT_NATIVE is off"
-_INTERFACE = 4  # the constant of the same name in `_native.c`
+STALE = "it was built from another source"
+_SOURCE = Path(__file__).with_name("_native.c")  # A wheel has none.
 
 
 def _load() -> tuple[Any, str]:
@@ -29,8 +33,12 @@ def _load() -> tuple[Any, str]:
         module = importlib.import_module("preheat._native")
     except ImportError as error:
         return None, f"it was not built: {error}"
-    if module.INTERFACE != _INTERFACE:
-        return None, "it was built from another version of preheat"
+    with suppress(FileNotFoundError):
+        if getattr(module, "SOURCES", None) != hash_of([_SOURCE]):
+            from preheat.events import warn  # A process with a current build does not need it here.
+
+            warn(f"preheat does not use its native core, because {STALE}: {BUILD_AGAIN}")
+            return None, STALE
     return module, ""
 
 

@@ -595,22 +595,30 @@ def test_doctor_flags_a_misspelt_variable(cli: Cli, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("quick_doctor")
 @pytest.mark.parametrize(
-    ("core", "reason", "verdict", "detail"),
+    ("core", "reason", "verdict", "detail", "fix"),
     [
-        (object(), "", "ok", "in use"),
-        (None, native.SWITCHED_OFF, "ok", "not in use: PREHEAT_NATIVE is off; launches"),
-        (None, "it was not built: no such file", "warn", "not in use: it was not built: no such file;"),
+        (object(), "", "ok", "in use", ""),
+        (None, native.SWITCHED_OFF, "ok", "not in use: PREHEAT_NATIVE is off; launches", ""),
+        (None, "it was not built: none", "warn", "not in use: it was not built: none;", "C compiler"),
+        (None, native.STALE, "warn", "not in use: it was built from another source;", "run make in"),
     ],
 )
 def test_doctor_says_whether_the_native_core_is_in_use(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, core: object, reason: str, verdict: str, detail: str
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    core: object,
+    reason: str,
+    verdict: str,
+    detail: str,
+    fix: str,
 ) -> None:
     monkeypatch.setattr(native, "core", core)
     monkeypatch.setattr(native, "reason", reason)
     (row,) = (row for row in cli("doctor", "--json").json() if row["what"] == "native core")
     assert row["verdict"] == verdict
     assert row["detail"].startswith(detail)
-    assert ("C compiler" in row["fix"]) == (verdict == "warn")
+    assert fix in row["fix"]
+    assert bool(fix) == bool(row["fix"])
     assert f"native core  {row['detail']}" in re.sub(" {2,}", "  ", cli("doctor").out)
 
 

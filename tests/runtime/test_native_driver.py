@@ -386,4 +386,3 @@ def test_no_object_takes_names_or_has_subclasses(kind: str) -> None:
 
 def test_the_limits_are_those_that_python_code_respects() -> None:
     assert (native.core.MOST_PARAMS, native.core.MOST_BYTES, native.core.MOST_SCALARS) == (64, 512, 16)
-    assert native.core.INTERFACE == native._INTERFACE

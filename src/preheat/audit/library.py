@@ -14,10 +14,12 @@ from typing import NamedTuple
 from preheat.audit.nested import outer_audit
 from preheat.config import Config, SealMode
 from preheat.errors import InputError
+from preheat.native_build import BUILD_AGAIN, is_stale
 
 __all__ = ["LIBRARY", "Audited", "audited_environment", "loadable_library", "require_library"]
 
 LIBRARY = Path(__file__).with_name("libpreheat_audit.so")
+_SOURCES = Path(__file__).with_name("native")
 _INJECTION = "CUDA_INJECTION64_PATH"
 #: LD_PRELOAD separates paths by colons and white space, and expands names after a dollar sign.
 _UNSAFE = frozenset(": \t\n$")
@@ -32,11 +34,16 @@ class Audited(NamedTuple):
 
 
 def require_library() -> Path:
-    """Return the path of the library. Raises `InputError` where it was not built."""
+    """Return the path of the library. Raises `InputError` if it was not built from these sources."""
     if not LIBRARY.is_file():
         raise InputError(
             "the audit library was not built when preheat was installed",
             hint="install preheat again where there is a C compiler, such as gcc",
+        )
+    if is_stale(LIBRARY, _SOURCES):
+        raise InputError(
+            "the audit library was built from other sources, and might overlook something",
+            hint=BUILD_AGAIN,
         )
     return LIBRARY
 

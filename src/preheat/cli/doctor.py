@@ -31,6 +31,7 @@ from preheat.cli.triton_checks import triton_findings
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.events import Events
+from preheat.native_build import BUILD_AGAIN
 from preheat.program import Program
 from preheat.progress import progress
 from preheat.signing import Keys
@@ -144,6 +145,8 @@ def _native_core() -> Finding:
     if native.reason == native.SWITCHED_OFF:
         return Finding("native core", "ok", detail)
     fix = "install preheat again where there is a C compiler and Python.h, or set PREHEAT_NATIVE=0"
+    if native.reason == native.STALE:
+        fix = BUILD_AGAIN
     return Finding("native core", "warn", detail, fix)
 
 

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from preheat.config import environ
@@ -14,12 +15,14 @@ from preheat.driver.driver import Driver
 from preheat.driver.entry_points import KINDS, EntryPoint, read_table
 from preheat.driver.faults import say
 from preheat.driver.settings import DriverSettings
+from preheat.native_build import BUILD_AGAIN, is_stale
 
 __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 
 #: The modules that register functions when they are imported.
 SUBJECTS = (contexts, devices)
 
+_SOURCES = Path(__file__).with_name("native")
 _WITHOUT_RUNTIME = (
     "this program contains NVIDIA's CUDA runtime (libcudart, also inside other libraries), which works "
     "with NVIDIA's own driver alone, because it requires private tables of it; programs that use the "
@@ -73,15 +76,16 @@ def install(library: str) -> None:
     Threads that call this at the same time wait for the first one.
     """
     with _installing:
-        if not _installed:
-            _install(ctypes.PyDLL(library))
+        if _installed:
+            return
+        if is_stale(Path(library), _SOURCES):
+            raise RuntimeError(f"{library} was built from other sources: {BUILD_AGAIN}")
+        _install(ctypes.PyDLL(library))
 
 
 def _install(shim: ctypes.PyDLL) -> None:
     driver = Driver(DriverSettings.from_env(environ()), _ShimThreads(shim))
     table = list(read_table())
-    if shim.preheat_driver_slots() != len(table):
-        raise RuntimeError("the library of the CPU driver was not built from this version of preheat")
     functions = (ctypes.c_void_p * len(table))()
     for slot, point in enumerate(table):
         found = calls.find(point, table)

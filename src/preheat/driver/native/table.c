@@ -172,7 +172,6 @@ __attribute__((constructor)) static void prepare(void) {
 
 /* For Python. A slot that is not installed is refused. */
 
-EXPORT int preheat_driver_slots(void) { return SLOTS; }
 
 EXPORT void preheat_driver_install(void* const* functions) {
     for (int i = 0; i < SLOTS; i++) driver_table[i] = functions[i] ? functions[i] : (void*)driver_refuse;
