@@ -47,7 +47,11 @@ def build_audit(directory: Path = AUDIT) -> Path | None:
 
     It is loaded into programs of every kind, so that it uses neither Python nor CUDA.
     """
-    options = ["-std=gnu11", "-fvisibility=hidden", *shlex.split(os.environ.get("CFLAGS", ""))]
+    options = [
+        "-std=gnu11", "-fvisibility=hidden", "-Wl,-soname,libpreheat_audit.so",
+        f"-Wl,--version-script={AUDIT_SOURCES / 'exports.map'}",
+        *shlex.split(os.environ.get("CFLAGS", "")),
+    ]  # fmt: skip
     target = directory / "libpreheat_audit.so"
     return _build_from(AUDIT_SOURCES, target, options, "the audit library")
 

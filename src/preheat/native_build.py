@@ -30,8 +30,8 @@ def hash_of(sources: Iterable[Path]) -> str:
 
 
 def sources_in(directory: Path) -> list[Path]:
-    """Return the C sources in a directory, and the files that they include."""
-    return sorted(file for file in directory.iterdir() if file.suffix in (".c", ".h", ".def"))
+    """Return the C sources in a directory, the files that they include, and lists of exported names."""
+    return sorted(file for file in directory.iterdir() if file.suffix in (".c", ".h", ".def", ".map"))
 
 
 def is_stale(library: Path, sources: Path) -> bool:

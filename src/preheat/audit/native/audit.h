@@ -10,7 +10,9 @@
      image.c    the kind, the size and the place of a module
      roles.c    which programs are compilers, and which of their runs compile nothing
      programs.c the wrapped functions that start programs
-     loads.c    the wrapped functions of the driver and of compilers
+     loads.c    the wrapped functions of the driver
+     compilers.c the wrapped functions of compilers in the process
+     symbols.c  `dlsym` and `dlvsym`, which return the wrapped functions
      cupti.c    the subscriber of CUPTI
 
    PREHEAT_AUDIT names the directory of the events. Without it, the library does nothing. With
@@ -125,9 +127,21 @@ int device_capability(void); /* such as 90; 0 if it is not known */
 const char* role_of(const char* path, char* const argv[]); /* "compiler", "probe", "build tool", or "" */
 const char* base_name(const char* path);
 
-/* loads.c */
+/* symbols.c */
 void* real_dlsym(void* handle, const char* name);
+/* Return the compile function that a linked program calls without this library: of a version, or NULL for
+   functions without versions. Programs may pass its address on, so `caller` need not be linked to it. */
+void* find_linked(const char* name, const char* version, const char* soname, const void* caller);
+
+/* compilers.c */
+int is_compile_call(const char* name);
+void* wrap_compile_call(const char* name, void* real);
+
+/* loads.c */
 void* find_driver(const char* name);
+int is_driver_call(const char* name);
+/* Return the wrapper of a function of the driver; NULL in a program that has not loaded the driver. */
+void* find_driver_call(void* handle, const char* name);
 extern _Thread_local const void* load_caller; /* who called the wrapped load that is under way, or NULL */
 
 /* cupti.c */

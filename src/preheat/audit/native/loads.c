@@ -1,39 +1,15 @@
-/* Loads of the driver, and compilers in the process.
-
-   Callers reach the driver by its symbols, by `dlsym`, or by `cuGetProcAddress`; all three lead here.
-   Libraries of compilers are wrapped where `dlsym` finds them, because several versions of one may be
-   loaded. */
+/* Loads of the driver. Callers reach it by its symbols, by `dlsym`, or by `cuGetProcAddress`; all three lead
+   here. */
 #define _GNU_SOURCE
 #include "audit.h"
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { JIT_DISABLED = 223, NOT_FOUND = 500 }; /* CUresult */
-enum { NVRTC_ERROR_COMPILATION = 6 };
-
-typedef void* (*Find)(void*, const char*);
-
-static Find real_find; /* the `dlsym` of the next library: of the CPU driver, or of the C library */
-
-static Find find_real(void) {
-    static const char* const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17", NULL};
-    Find last = NULL;
-    for (int i = 0; !last && versions[i]; i++)
-        *(void**)&last = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-    Find next = last ? (Find)last(RTLD_NEXT, "dlsym") : NULL;
-    real_find = next ? next : last;
-    return real_find;
-}
-
-void* real_dlsym(void* handle, const char* name) {
-    Find find = find_real();
-    return find ? find(handle, name) : NULL;
-}
 
 /* The loads of the driver */
 
@@ -269,101 +245,13 @@ EXPORT int cuGetProcAddress_v2(const char* name, void** found, int version, uint
     return result;
 }
 
-/* Compilers in the process */
+/* Lookups by `dlsym` */
 
-/* Report a compile that took place. */
-static int report_compile(const char* library, double started, int result, const void* caller) {
-    int error = errno;
-    Scratch* scratch = audit_reports && audit_directory[0] ? map_memory(sizeof *scratch) : NULL;
-    if (!scratch)
-        return result;
-    Line line;
-    line_begin(&line, scratch->text, sizeof scratch->text, "compile", audit_now());
-    line_text(&line, "compiler", library);
-    line_seconds(&line, "seconds", audit_now() - started);
-    line_integer(&line, "result", result);
-    line_text(&line, "caller", calling_library(caller, scratch->object, sizeof scratch->object));
-    audit_site(scratch->site, sizeof scratch->site);
-    line_site(&line, scratch->site);
-    line_write(&line);
-    unmap_memory(scratch, sizeof *scratch);
-    errno = error;
-    return result;
-}
-
-static int permit_compile(const char* library, const void* caller) {
-    Scratch* scratch = audit_seal == SEAL_OFF ? NULL : map_memory(sizeof *scratch);
-    if (scratch) {
-        audit_site(scratch->site, sizeof scratch->site);
-        calling_library(caller, scratch->object, sizeof scratch->object);
-        report_refusal(scratch, REFUSED_COMPILE, library, scratch->object);
-        unmap_memory(scratch, sizeof *scratch);
-    }
-    return audit_seal != SEAL_ERROR;
-}
-
-/* A process may have several versions of a library. Each has its own wrapper. */
-enum { VERSIONS = 4 };
-#define COMPILE(name, library, refused, number, parameters, arguments) \
-    static int name##_##number parameters { \
-        if (!permit_compile(library, CALLER)) \
-            return refused; \
-        double started = audit_now(); \
-        int result = ((int(*) parameters)name##_real[number])arguments; \
-        return report_compile(library, started, result, CALLER); \
-    }
-#define COMPILER(name, library, refused, parameters, arguments) \
-    static void* _Atomic name##_real[VERSIONS]; \
-    COMPILE(name, library, refused, 0, parameters, arguments) \
-    COMPILE(name, library, refused, 1, parameters, arguments) \
-    COMPILE(name, library, refused, 2, parameters, arguments) \
-    COMPILE(name, library, refused, 3, parameters, arguments) \
-    static void* const name##_wrappers[VERSIONS] = {(void*)name##_0, (void*)name##_1, (void*)name##_2, \
-                                                    (void*)name##_3};
-
-COMPILER(nvrtcCompileProgram, "NVRTC", NVRTC_ERROR_COMPILATION,
-         (void* program, int count, const char* const* options), (program, count, options))
-COMPILER(nvJitLinkComplete, "nvJitLink", 6, (void* handle), (handle))
-COMPILER(nvvmCompileProgram, "libNVVM", 9, (void* program, int count, const char** options),
-         (program, count, options))
-
-static void* _Atomic unwrapped; /* a function of a fifth version */
-
-static void* compiler_wrapper(void* _Atomic* reals, void* const* wrappers, void* real) {
-    prepare_backtraces();
-    for (int i = 0; i < VERSIONS; i++) {
-        void* empty = NULL;
-        if (atomic_compare_exchange_strong(&reals[i], &empty, real) || empty == real)
-            return wrappers[i];
-    }
-    if (real == unwrapped)
-        return real;
-    unwrapped = real;
-    report_unseen("compiles in the process", "it has loaded more than four versions of one compiler library");
-    return real;
-}
-
-static int is_compile_call(const char* name) {
-    return !strcmp(name, "nvrtcCompileProgram") || !strcmp(name, "nvvmCompileProgram") ||
-           !strcmp(name, "nvJitLinkComplete") || !strncmp(name, "__nvJitLinkComplete_", 20);
-}
-
-static void* wrap_compile_call(const char* name, void* real) {
-    if (!strcmp(name, "nvrtcCompileProgram"))
-        return compiler_wrapper(nvrtcCompileProgram_real, nvrtcCompileProgram_wrappers, real);
-    if (!strcmp(name, "nvvmCompileProgram"))
-        return compiler_wrapper(nvvmCompileProgram_real, nvvmCompileProgram_wrappers, real);
-    return compiler_wrapper(nvJitLinkComplete_real, nvJitLinkComplete_wrappers, real);
-}
-
-static int is_wrapped(const char* name) {
-    if (name[0] == 'c' && name[1] == 'u') {
-        for (size_t i = 0; i < sizeof wrapped_calls / sizeof *wrapped_calls; i++)
-            if (!strcmp(name, wrapped_calls[i].name))
-                return 1;
-        return 0;
-    }
-    return (name[0] == 'n' || name[0] == '_') && is_compile_call(name);
+int is_driver_call(const char* name) {
+    for (size_t i = 0; i < sizeof wrapped_calls / sizeof *wrapped_calls; i++)
+        if (!strcmp(name, wrapped_calls[i].name))
+            return 1;
+    return 0;
 }
 
 static int is_own(const void* function) {
@@ -373,30 +261,12 @@ static int is_own(const void* function) {
     return 0;
 }
 
-/* A program that has not loaded the driver must not find it here. */
-static __attribute__((noinline)) void* find_wrapper(void* handle, const char* name) {
-    void* real = name[0] == 'c' && handle == RTLD_DEFAULT ? NULL : real_dlsym(handle, name);
-    if (name[0] != 'c')
-        return real ? wrap_compile_call(name, real) : NULL;
+void* find_driver_call(void* handle, const char* name) {
+    void* real = handle == RTLD_DEFAULT ? NULL : real_dlsym(handle, name);
     if (handle == RTLD_DEFAULT || is_own(real)) {
         real = find_driver(name);
         if (!real)
             real = real_dlsym(RTLD_NEXT, name); /* It sets the error that the caller reads by `dlerror`. */
     }
     return real ? wrapper_of(name, real) : NULL;
-}
-
-/* RTLD_NEXT depends on the library that calls: the real function must see the return address of the
-   caller. Therefore it is called as the last step, which the compiler turns into a jump. */
-#if defined(__GNUC__) && !defined(__clang__)
-__attribute__((optimize("O2")))
-#endif
-EXPORT void* dlsym(void* handle, const char* name) {
-    Find real = real_find ? real_find : find_real();
-    if (handle != RTLD_NEXT && audit_directory[0] && is_wrapped(name)) {
-        void* wrapper = find_wrapper(handle, name);
-        if (wrapper || name[0] == 'c')
-            return wrapper;
-    }
-    return real(handle, name); /* RTLD_DEFAULT depends on the caller, too. */
 }
