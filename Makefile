@@ -174,6 +174,7 @@ sanitize-gpu:          ## the shipped kernels under each tool of compute-sanitiz
 carry: $(READY)        ## what a bare GPU machine with Python 3.12 lacks
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: 'tomlkit>=0.12' 'xxhash>=3.4'
 	$(BIN)/python -m pip install --quiet --upgrade --target .carry --python-version 3.12 --only-binary=:all: --no-deps 'nvmath-python>=1.0,<2'
+	git rev-parse --short=8 HEAD > .carry/COMMIT
 
 # Two targets for a machine with many cores: `make carry-fleet` here, then `make bench-scaling` there.
 carry-fleet: $(READY)  ## what `make bench-scaling` needs on a bare machine with Python 3.12

@@ -60,6 +60,7 @@ def machine() -> dict[str, Any]:
     )
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit(),
         "cpu": cpu,
         "cores": os.cpu_count(),
         "load before": round(_LOAD, 1),
@@ -68,6 +69,22 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": packages,
     }
+
+
+def commit() -> str:
+    """Return the measured commit, with a `+` if its source was changed, or `-` if it is unknown.
+
+    On a machine without the repository, it is what `make carry` has written to `.carry/COMMIT`.
+    """
+    root = Path(__file__).parents[1]
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.check_output([*git, "rev-parse", "--short=8", "HEAD"], text=True)
+    except (OSError, subprocess.CalledProcessError):
+        carried = root / ".carry" / "COMMIT"
+        return carried.read_text().strip() if carried.is_file() else "-"
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src"], check=False).returncode
+    return head.strip() + ("+" if changed else "")
 
 
 def gpu() -> str:

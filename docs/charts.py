@@ -1,7 +1,7 @@
 """Draw the charts of docs/pictures from benchmarks/results: python docs/charts.py
 
 A chart has all rows of one column of a results file, the best first. Peers stand beside preheat also
-where they lead. The caption has the machine, the date and the versions from the same file.
+where they lead. The caption has the machine, the date, the commit and the versions from the same file.
 """
 
 from __future__ import annotations
@@ -237,11 +237,12 @@ def caption(chart: Chart) -> list[str]:
     """Return the lines below a chart: what is meant, where it was measured, with which versions."""
     machine = load(chart)["machine"]
     gpu = "no GPU" if machine["gpu"] == "-" else machine["gpu"]
+    commit = f", commit {machine['commit']}" if "commit" in machine else ""
     spread = any(bar.spread != "-" for bar in bars(chart))
     meaning = "Less is better." + (" Medians; a spread is the interquartile range." if spread else "")
     where = (
         f"{gpu}; {machine['cpu']}, {machine['cores']} cores; {machine['system']}; "
-        f"Python {machine['python']}; {machine['date']}."
+        f"Python {machine['python']}; {machine['date']}{commit}."
     )
     versions = [f"{name} {found}" for name, found in machine["packages"].items() if found != "-"]
     texts = (

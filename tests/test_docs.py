@@ -23,7 +23,7 @@ from tests.test_stories import PAGES as STORIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.M | re.S)
+CODE = re.compile(r"^```.*?^```|<!--.*?-->|`[^`\n]+`", re.M | re.S)
 GUIDES = ROOT / "docs" / "guides"
 #: Pages that tests/adapters run, where the library is installed.
 RUN_WITH_LIBRARIES = ("cpp-extension.md", "cupy.md", "numba.md", "torch-compile-kernel.md")

@@ -1,7 +1,7 @@
 """Ed25519 on bytes: the functions of the package `cryptography` that preheat uses.
 
-Only `preheat.signing` imports this module, when a key is used: `cryptography` is an extra, and its
-import takes about 35 ms.
+Only `preheat.signing` imports this module, when a key is used: `cryptography` is an extra, and takes
+long to import.
 """
 
 from __future__ import annotations
