@@ -63,7 +63,7 @@ def test_a_compiler_that_a_shell_starts_is_refused(cli: Cli, script: Script) -> 
 
 
 def test_a_compiler_refuses_itself_where_its_start_was_not_seen(cli: Cli, standins: Standins) -> None:
-    """A program may start another one by a system call, which no library sees."""
+    """A program may start another one by an instruction, which no library sees."""
     done = cli(
         "run", "--sealed", "--", str(standins.loader), "exec", str(standins.programs / "nvcc"), "a.cu"
     )
@@ -71,6 +71,20 @@ def test_a_compiler_refuses_itself_where_its_start_was_not_seen(cli: Cli, standi
     assert f"running the compiler {standins.programs.parent}" not in done.err  # It is a link.
     assert "this process is sealed: running the compiler /" in done.err
     assert "tried to run a compiler" in done.err
+
+
+@pytest.mark.parametrize("how", ["syscall", "at", "raw"])
+def test_a_compiler_that_a_system_call_starts_is_refused(
+    cli: Cli, standins: Standins, how: str
+) -> None:
+    compiler = str(standins.programs / "nvcc")
+    if how == "raw" and os.uname().machine != "x86_64":
+        pytest.skip("there is no such system call")
+    done = cli("run", "--sealed", "--", str(standins.loader), how, compiler, "a.cu")
+    assert done.code != 0
+    assert f"starting the compiler {compiler} was refused" in done.err
+    done = cli("audit", "--json", "--", str(standins.loader), how, compiler, "a.cu")
+    assert (done.code, [row["library"] for row in done.compilers]) == (0, ["loader"])
 
 
 def test_ptx_is_refused_and_machine_code_is_not(cli: Cli, script: Script) -> None:

@@ -188,6 +188,35 @@ static int start_with_limit(int resource, rlim_t most, char **words) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+// Execute a program by an instruction, which no library sees.
+static int execute(char **words) {
+    long result = SYS_execve;
+#if defined(__x86_64__)
+    __asm__ volatile("syscall" : "+a"(result) : "D"(words[0]), "S"(words), "d"(environ) : "rcx", "r11", "memory");
+#elif defined(__aarch64__)
+    register long number __asm__("x8") = SYS_execve;
+    register long path __asm__("x0") = (long)words[0];
+    register char **arguments __asm__("x1") = words, **env __asm__("x2") = environ;
+    __asm__ volatile("svc 0" : "+r"(path) : "r"(number), "r"(arguments), "r"(env) : "memory");
+    result = path;
+#endif
+    return (int)result;
+}
+
+#ifdef SYS_fork
+// Start a program by the function `syscall` alone, and wait for it.
+static int start_by_number(char **words) {
+    int status = 0;
+    long child = syscall(SYS_fork);
+    if (!child) {
+        syscall(SYS_execve, words[0], words, environ);
+        syscall(SYS_exit_group, 99);
+    }
+    syscall(SYS_wait4, child, &status, 0, NULL);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 9;
+}
+#endif
+
 int main(int count, char **words) {
     void *module;
     if (count < 2) return 9;
@@ -215,7 +244,12 @@ int main(int count, char **words) {
         waitpid(child, &status, 0);
         return WEXITSTATUS(status);
     }
-    if (!strcmp(words[1], "exec")) return (int)syscall(SYS_execve, words[2], words + 2, environ);
+    if (!strcmp(words[1], "exec")) return execute(words + 2);
+    if (!strcmp(words[1], "syscall")) return (int)syscall(SYS_execve, words[2], words + 2, environ);
+    if (!strcmp(words[1], "at")) return (int)syscall(SYS_execveat, AT_FDCWD, words[2], words + 2, environ, 0);
+#ifdef SYS_fork
+    if (!strcmp(words[1], "raw")) return start_by_number(words + 2);
+#endif
     if (!strcmp(words[1], "execlp")) return execlp(words[2], words[2], words[3], (char *)NULL);
     if (!strcmp(words[1], "execveat")) return execveat(AT_FDCWD, words[2], words + 2, environ, 0);
     if (!strcmp(words[1], "unset")) return unsetenv("PATH") || execlp(words[2], words[2], "a.c", (char *)NULL);

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +30,7 @@ enum { SMALL_LINE = 512 };
 typedef int (*Spawn)(pid_t*, const char*, const posix_spawn_file_actions_t*, const posix_spawnattr_t*,
                      char* const[], char* const[]);
 
+static long first_syscall(long number, long a, long b, long c, long d, long e, long f);
 static int (*real_execve)(const char*, char* const[], char* const[]);
 static int (*real_execv)(const char*, char* const[]);
 static int (*real_execvp)(const char*, char* const[]);
@@ -37,6 +39,7 @@ static int (*real_fexecve)(int, char* const[], char* const[]);
 static int (*real_execveat)(int, const char*, char* const[], char* const[], int);
 static Spawn real_posix_spawn;
 static Spawn real_posix_spawnp;
+static long (*real_syscall)(long, long, long, long, long, long, long) = first_syscall;
 static int (*real_system)(const char*);
 static FILE* (*real_popen)(const char*, const char*);
 static pid_t (*real_wait)(int*);
@@ -54,9 +57,15 @@ static void resolve(void) {
         return;
 #define NEXT(name) *(void**)&real_##name = real_dlsym(RTLD_NEXT, #name)
     NEXT(execve), NEXT(execv), NEXT(execvp), NEXT(execvpe), NEXT(fexecve), NEXT(execveat);
-    NEXT(posix_spawn), NEXT(posix_spawnp), NEXT(system), NEXT(popen), NEXT(wait), NEXT(wait3);
+    NEXT(posix_spawn), NEXT(posix_spawnp), NEXT(syscall), NEXT(system), NEXT(popen), NEXT(wait), NEXT(wait3);
     NEXT(waitpid), NEXT(wait4), NEXT(waitid), NEXT(_Exit), NEXT(_exit);
 #undef NEXT
+}
+
+/* A library that starts before this one may make a system call. */
+static long first_syscall(long number, long a, long b, long c, long d, long e, long f) {
+    resolve();
+    return real_syscall(number, a, b, c, d, e, f);
 }
 
 /* Programs that are started */
@@ -331,10 +340,11 @@ static int is_below(int place, const char* path) {
     return path && path[0] != '/' && (place != AT_FDCWD || !path[0]);
 }
 
-EXPORT int execveat(int place, const char* path, char* const argv[], char* const env[], int flags) {
+static int execute_at(int place, const char* path, char* const argv[], char* const env[], int flags,
+                      const void* caller) {
     resolve();
     char full[PATH_BYTES];
-    Start start = {"execveat", path, argv, env, CALLER};
+    Start start = {"execveat", path, argv, env, caller};
     if (!real_execveat) { /* The C library is too old to have it. */
         errno = ENOSYS;
         return -1;
@@ -344,6 +354,30 @@ EXPORT int execveat(int place, const char* path, char* const argv[], char* const
         start.path = full;
     }
     EXECUTE(0, real_execveat(place, path, argv, env, flags));
+}
+
+EXPORT int execveat(int place, const char* path, char* const argv[], char* const env[], int flags) {
+    return execute_at(place, path, argv, env, flags, CALLER);
+}
+
+typedef struct {
+    long number, a, b, c, d, e;
+} SystemCall;
+
+static __attribute__((noinline)) long execute_by_number(const SystemCall* call, const void* caller) {
+    if (call->number == SYS_execve)
+        return execute_ve((const char*)call->a, (char* const*)call->b, (char* const*)call->c, "execve", caller);
+    return execute_at((int)call->a, (const char*)call->b, (char* const*)call->c, (char* const*)call->d,
+                      (int)call->e, caller);
+}
+
+/* The C library declares it with `...`. All other system calls go on by a jump that leaves the stack alone:
+   where the caller has not given all arguments, they are memory of the caller. */
+EXPORT long system_call(long number, long a, long b, long c, long d, long e, long f) __asm__("syscall");
+LAST_CALL_IS_A_JUMP long system_call(long number, long a, long b, long c, long d, long e, long f) {
+    if (number == SYS_execve || number == SYS_execveat)
+        return execute_by_number(&(SystemCall){number, a, b, c, d, e}, CALLER);
+    return real_syscall(number, a, b, c, d, e, f);
 }
 
 /* Collect the arguments of `execl` into an array on the stack; for `execle`, the environment follows. */

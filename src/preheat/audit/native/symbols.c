@@ -154,12 +154,6 @@ void* find_linked(const char* name, const char* version, const char* soname, con
     return found;
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
-#define LAST_CALL_IS_A_JUMP __attribute__((optimize("O2")))
-#else
-#define LAST_CALL_IS_A_JUMP
-#endif
-
 LAST_CALL_IS_A_JUMP EXPORT void* dlsym(void* handle, const char* name) {
     Find real = real_find ? real_find : find_real();
     if (audit_directory[0] && name[0] == 'c' && handle != RTLD_NEXT && is_driver_call(name))
