@@ -1,6 +1,7 @@
 """Draw the report of an audit as a terminal: python docs/audit_picture.py OUT.svg -- COMMAND [ARG]...
 
-It runs `preheat audit` on the command, and draws what that prints.
+It runs `preheat audit` on the command, and draws what that prints. The driver is the stand-in of
+tests/audit, as the title says: without a GPU, a module cannot be loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import terminal
 
+TITLE = "preheat audit, with a stand-in for the driver of a GPU"
 #: Parts of a report that stand out, and how.
 STYLES = {
     r"^\$ .*": "bold",
@@ -33,7 +35,7 @@ def main() -> None:
     shown = shlex.join([os.path.basename(command[0]), *map(os.path.basename, command[1:])])
     report = done.stderr.strip().replace(shlex.join(command), shown)
     text = f"$ preheat audit -- {shown}\n{report}"
-    Path(target).write_text(terminal.draw(text, "preheat audit", STYLES))
+    Path(target).write_text(terminal.draw(text, TITLE, STYLES))
 
 
 if __name__ == "__main__":

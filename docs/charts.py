@@ -114,7 +114,7 @@ CHARTS = (
         table="End to end, 320 kernels (60 times and one wait)",
         column="a replay",
         left_out=("native C, process of its own",),
-        note="This GPU has two states, in which a replay takes 288 µs and 345 µs. Which of them a row "
+        note="This GPU has two states, in which a replay takes different times. Which of them a row "
         "meets is chance.",
     ),
     Chart(

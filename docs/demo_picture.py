@@ -15,7 +15,7 @@ STYLES = {
     r"^\d/6 .*": "bold cyan",
     r"^ *\$ .*": "bold",
     r"^STEP .*": "dim",
-    r"^\* .*|^  launch of its last.*": "dim",
+    r"^\* .*|^  process to the first launch.*": "dim",
     r"preheat\.errors\.SealedError|SealedError": "bold red",
     r"done( in)?(?=[: ])": "green",
     r"\d[\d.,]* (µs|ms|s)\b": "yellow",

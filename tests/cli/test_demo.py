@@ -123,7 +123,7 @@ def test_the_closing_table_has_measured_figures_where_there_is_no_gpu(reported: 
     assert [row.split()[0] for row in table] == STEPS
     assert [row.split()[-1] for row in table if "launches" in row] == ["launches", "launches"]
     assert all(re.search(r" -  [\d.]+ [mµ]s for 320 launches$", row) for row in table[2:4])
-    assert rest[1].startswith("* Measured on 2026-11-16, in benchmarks/results: ")
+    assert rest[1].startswith("* Measured on 2026-11-16 at commit 6dbb71d7, in benchmarks/results: ")
     assert rest[-2] == "Ran on emulator:0, PTX emulator, sm_90."
     assert rest[-1].startswith("Every result agrees with NumPy in float64")
 
@@ -152,6 +152,7 @@ def test_measured_figures_are_those_of_the_committed_results() -> None:
         assert row[table["head"].index(figure.column)] == figure.value
         assert figure.what.split()[0] in figure.table
         assert results["machine"]["date"] == demo_measured.DATE
+        assert results["machine"]["commit"] == demo_measured.COMMIT
         assert results["machine"]["gpu"].startswith(f"{demo_measured.GPU},")
 
 

@@ -21,7 +21,7 @@ import click
 
 from preheat.ahead.manifest import Manifest
 from preheat.arch import Arch
-from preheat.cli.demo_measured import DATE, GPU, MEASURED
+from preheat.cli.demo_measured import COMMIT, DATE, GPU, MEASURED
 from preheat.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.cli.programs import require_known_archs
 from preheat.config import environ
@@ -122,8 +122,8 @@ def closing(rows: Iterable[Row], facts: Mapping[str, Any]) -> Iterator[str]:
         table = [_emulated_row(row) for row in rows]
         yield from columns([("STEP", "WHAT HAPPENED", "HERE", f"ON AN {GPU} *"), *table], right=(2,))
         yield ""
-        yield f"* Measured on {DATE}, in benchmarks/results: from the start of a process to the first"
-        yield "  launch of its last kernel, and launches from end to end."
+        yield f"* Measured on {DATE} at commit {COMMIT}, in benchmarks/results: from the start of a"
+        yield "  process to the first launch of its last kernel, and launches from end to end."
     else:
         table = [(row.step, row.what, duration(row.seconds), row.note) for row in rows]
         yield from columns([("STEP", "WHAT HAPPENED", "TIME", "NOTE"), *table], right=(2,))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DATE", "GPU", "MEASURED", "Measured"]
+__all__ = ["COMMIT", "DATE", "GPU", "MEASURED", "Measured"]
 
 GPU = "NVIDIA H200"
 DATE = "2026-11-16"
+COMMIT = "6dbb71d7"
 
 
 class Measured(NamedTuple):
