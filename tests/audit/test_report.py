@@ -16,7 +16,7 @@ from preheat.audit.images import Image, Load, read_loads
 from preheat.audit.library_caches import LibraryCaches
 from preheat.audit.origins import Origins
 from preheat.audit.processes import compilers, read_processes
-from preheat.audit.report import Compile, make_report, total_seconds
+from preheat.audit.report import Compile, covered_seconds, make_report
 from preheat.audit.sites import Caller, caller_of, package_of
 from preheat.cli.audit_text import report_lines
 from tests.audit.modules import cubin
@@ -74,7 +74,7 @@ def compiled(started: float, ended: float, library: str = "a") -> Compile:
 def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
     """The same as counting the seconds that any of them covers."""
     covered = {second for start, length in spans for second in range(start, start + length)}
-    assert total_seconds(compiled(s, s + n) for s, n in spans) == len(covered)
+    assert covered_seconds((s, s + n) for s, n in spans) == len(covered)
 
 
 def test_a_process_that_is_known_by_its_parent_alone() -> None:
@@ -96,7 +96,7 @@ def test_a_process_that_is_known_by_its_parent_alone() -> None:
     (row,) = report.libraries()
     assert (row.library, row.compiles, row.seconds, row.bake) == ("app", 1, 2.5, None)
     text = "\n".join(report_lines(report))
-    assert f"nvcc     2.5 s  {APP + 1}  {APP}  app  app" in text
+    assert "nvcc         1  2.5 s  app  app" in text
 
 
 def test_a_compiler_inside_a_compile_counts_once() -> None:
@@ -116,6 +116,82 @@ def test_a_compiler_inside_a_compile_counts_once() -> None:
     assert (row.library, row.compiles, row.seconds) == ("triton", 1, 2.0)
     assert row.bake == "preheat record -- x && preheat bake kernels.toml"
     assert [each.name for each in report.compilers] == ["ptxas"]
+
+
+def test_equal_compilers_are_one_row_and_their_parts_are_named() -> None:
+    """ninja builds two files at a time. What runs below nvcc is a part of its time."""
+    started = {
+        (20, "ninja"): (1.0, 9.0, "build tool", 10, frames(f"{SITE}/torch/a.py", "/app/serve.py")),
+        (30, "nvcc"): (2.0, 6.0, "compiler", 20, ""),
+        (31, "nvcc"): (3.0, 8.0, "compiler", 20, ""),
+        (40, "cicc"): (2.5, 5.0, "compiler", 30, ""),
+        (41, "ptxas"): (5.0, 5.5, "compiler", 30, ""),
+        (42, "cicc"): (4.0, 6.0, "compiler", 31, ""),
+        (43, "gcc"): (7.0, 7.5, "compiler", 31, ""),
+        (50, "cc1plus"): (7.1, 7.4, "compiler", 43, ""),
+    }
+    events = [event("process", 0.0, APP + 10, parent=1, path="/bin/python", argv=["python"])]
+    for (pid, name), (at, end, role, parent, site) in started.items():
+        events += [
+            event("exec", at, APP + pid, parent=APP + parent, path=f"/x/{name}", argv=[name],
+                  role=role, site=site),
+            event("exit", end, APP + pid),
+        ]  # fmt: skip
+    log = EventLog(tuple(sorted(events, key=lambda each: each.time)))
+    report = make_report(log, (), Origins((), None, log, 0.0, {}), command=["x"], status=0, seconds=9)
+    (row,) = report.libraries()
+    assert (row.library, row.compiles, row.seconds) == ("torch", 2, 6.0)
+    lines = [" ".join(line.split()) for line in report_lines(report)]
+    first = lines.index("Compilers that were started")
+    assert lines[first + 1 : first + 11] == [
+        "PROGRAM COUNT TIME BY LIBRARY",
+        "nvcc 2 6.0 s serve.py:2 torch",
+        "",
+        "Compilers that those started, as a part of their time",
+        "PROGRAM COUNT TIME STARTED BY LIBRARY",
+        "cicc 2 3.5 s nvcc torch",
+        "ptxas 1 500 ms nvcc torch",
+        "gcc 1 500 ms nvcc torch",
+        "cc1plus 1 300 ms gcc torch",
+        "",
+    ]
+    json_rows = {(row["path"], row["compiler"]) for row in report.json()["compilers"]}
+    assert json_rows >= {("/x/nvcc", ""), ("/x/cicc", "nvcc"), ("/x/cc1plus", "gcc")}
+
+
+def test_equal_compiles_inside_processes_are_one_row() -> None:
+    """Two of them overlap, and one second of them counts once."""
+    log = EventLog(
+        tuple(
+            event(
+                "compile", at, 1, compiler="NVRTC", seconds=2.0, site=frames(f"{SITE}/cupy/a.py", app)
+            )
+            for at, app in ((2.0, "/app/a.py"), (3.0, "/app/a.py"), (9.0, "/app/b.py"))
+        )
+    )
+    report = make_report(log, (), Origins((), None, log, 0.0, {}), command=["x"], status=0, seconds=9)
+    lines = [" ".join(line.split()) for line in report_lines(report)]
+    assert lines[3:6] == [
+        "COMPILER NAME COUNT TIME BY LIBRARY",
+        "NVRTC 2 3.0 s a.py:2 cupy",
+        "NVRTC 1 2.0 s b.py:2 cupy",
+    ]
+
+
+def test_a_compiler_whose_end_was_not_seen_took_longer_than_is_known() -> None:
+    log = EventLog(
+        tuple(
+            event(name, at, APP + pid, parent=1, path=f"/x/{program}", argv=[program], role="compiler")
+            for name, at, pid, program in (
+                ("exec", 1.0, 1, "nvcc"), ("exit", 2.0, 1, "nvcc"), ("exec", 3.0, 2, "nvcc"),
+                ("exec", 4.0, 3, "gcc"),
+            )
+        )
+    )  # fmt: skip
+    report = make_report(log, (), Origins((), None, log, 0.0, {}), command=["x"], status=0, seconds=9)
+    lines = [" ".join(line.split()) for line in report_lines(report)]
+    assert "nvcc 2 > 1.0 s nvcc nvcc" in lines
+    assert "gcc 1 ? gcc gcc" in lines
 
 
 def test_an_id_that_is_used_again_is_another_process() -> None:

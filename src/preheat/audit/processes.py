@@ -60,7 +60,7 @@ class Process:
     hidden: str = ""  # why it was not
     skipped: tuple[tuple[str, str], ...] = ()  # earlier programs that were not seen, and why
     worker: bool = False  # It is a compiler process of preheat.
-    started_by_compiler: bool = False
+    compiler: str = ""  # the name of the compiler that started it, if one did
 
     @property
     def name(self) -> str:
@@ -70,6 +70,11 @@ class Process:
     def ran(self, path: str) -> bool:
         """Return whether the program that ran last is the file at a path."""
         return self.reported and os.path.realpath(path) == self.program
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The start and the end of its role. They are equal if its end was not seen."""
+        return self.role_since, self.role_since if self.ended is None else self.ended
 
     @property
     def seconds(self) -> float | None:
@@ -202,29 +207,27 @@ def compilers(processes: Processes) -> Iterator[Process]:
     """Yield the compilers and probes, with the call that led to them, in the order of their starts."""
     for process in sorted(processes, key=lambda each: each.started):
         if process.role in _COMPILING:
-            by, started_by_compiler = _origin(process, processes)
-            yield replace(process, by=by, started_by_compiler=started_by_compiler)
+            by, compiler = _origin(process, processes)
+            yield replace(process, by=by, compiler=compiler)
 
 
-def _origin(process: Process, processes: Processes) -> tuple[Caller, bool]:
-    """Return the call that led to a process by way of shells, build tools and compilers, and whether a
-    compiler was among them.
+def _origin(process: Process, processes: Processes) -> tuple[Caller, str]:
+    """Return the call that led to a process by way of shells, build tools and compilers, and the name
+    of the last compiler among them.
     """
-    started_by_compiler, at = False, process
+    compiler, at = "", process
     for _ in range(_MOST_PARENTS):
         parent = processes.at(at.parent, at.started)
         if parent is None or parent.pid == at.pid:
             break
         if parent.role in _COMPILING and parent.role_since <= at.started:
-            started_by_compiler = True  # Also where it called `system`, which has a caller of its own.
+            compiler = compiler or parent.name  # also if it called `system`, which has a caller itself
         elif at.by is not None and parent.role != "build tool":  # which may be a script in Python
-            return at.by, started_by_compiler
+            return at.by, compiler
         elif not parent.role and parent.name not in _SHELLS:
-            return Caller(parent.name, parent.name), started_by_compiler
+            return Caller(parent.name, parent.name), compiler
         at = parent
-    if at.by is not None:
-        return at.by, started_by_compiler
-    return Caller(at.name, at.name), started_by_compiler
+    return at.by or Caller(at.name, at.name), compiler
 
 
 def starter(event: Event, processes: Processes) -> Caller:

@@ -26,7 +26,7 @@ from preheat.audit.processes import (
 from preheat.audit.sites import Caller, caller_of_event
 from preheat.config import SealMode
 
-__all__ = ["Compile", "LibraryRow", "Module", "Refusal", "Report", "make_report", "total_seconds"]
+__all__ = ["Compile", "LibraryRow", "Module", "Refusal", "Report", "covered_seconds", "make_report"]
 
 #: Programs of the system that describe the machine. Some are statically linked. They load no module.
 _HARMLESS = {"ldconfig", "ldconfig.real", "nvidia-smi", "uname", "lscpu", "file", "getconf"}
@@ -54,6 +54,11 @@ class Compile:
     ended: float
     pid: int
     rejected: bool = False  # The compiler returned an error.
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Its start and its end."""
+        return self.started, self.ended
 
     @property
     def seconds(self) -> float:
@@ -125,7 +130,8 @@ class Report:
         for name in names:
             mine = [each for each in self.compiles if each.by.library == name]
             bake = self._bake(name, mine)
-            rows.append(LibraryRow(name, len(mine), total_seconds(mine), loads[name], bake))
+            seconds = covered_seconds(each.span for each in mine)
+            rows.append(LibraryRow(name, len(mine), seconds, loads[name], bake))
         return tuple(sorted(rows, key=lambda row: (-row.seconds, row.library)))
 
     def _bake(self, library: str, compiles: Sequence[Compile]) -> str | None:
@@ -158,12 +164,12 @@ class Report:
         }
 
 
-def total_seconds(compiles: Iterable[Compile]) -> float:
-    """Return how long at least one of the compiles ran: those that overlap count once."""
+def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how long at least one of the spans of time lasted: those that overlap count once."""
     total, until = 0.0, float("-inf")
-    for each in sorted(compiles, key=lambda each: each.started):
-        total += max(0.0, each.ended - max(each.started, until))
-        until = max(until, each.ended)
+    for started, ended in sorted(spans):
+        total += max(0.0, ended - max(started, until))
+        until = max(until, ended)
     return total
 
 
@@ -261,13 +267,12 @@ def _started(
 ) -> Iterator[Compile]:
     """Yield the compilers that were started, except those that are a part of another compile."""
     for process in started:
-        if process.role != "compiler" or process.started_by_compiler or process.by is None:
+        if process.role != "compiler" or process.compiler or process.by is None:
             continue
         parents, since = _parents(process, processes), process.role_since
         if any(c.pid in parents and c.started <= since <= c.ended for c in compiles):
             continue
-        ended = since if process.ended is None else process.ended
-        yield Compile("program", process.name, process.by, since, ended, process.pid)
+        yield Compile("program", process.name, process.by, *process.span, process.pid)
 
 
 def _without_refused(started: Iterable[Process], log: EventLog) -> list[Process]:
@@ -430,7 +435,8 @@ def _process_json(process: Process) -> dict[str, Any]:
         "path": process.path,
         "argv": list(process.argv),
         "probe": process.role == "probe",
-        "started_by_compiler": process.started_by_compiler,
+        "started_by_compiler": bool(process.compiler),
+        "compiler": process.compiler,
         "seconds": None if process.seconds is None else round(process.seconds, 6),
         "status": process.status,
         **_by_json(process.by),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from preheat.audit.processes import Process
-from preheat.audit.report import Compile, Module, Refusal, Report, total_seconds
+from preheat.audit.report import Compile, Module, Refusal, Report, covered_seconds
 from preheat.cli.output import columns, count, duration, size
 
 __all__ = ["report_lines"]
 
 _MOST_ROWS = 15
+#: Compiles or compilers that a reader does not tell apart, by the cells that they have in common.
+_Groups = Mapping[tuple[str, ...], Sequence[Compile | Process]]
 
 
 def report_lines(report: Report) -> Iterator[str]:
@@ -98,13 +100,31 @@ def _short(text: str) -> str:
 
 
 def _compiles(compiles: Iterable[Compile]) -> Iterator[str]:
-    rows = [
-        [each.kind, _name(each), duration(each.seconds), str(each.by), each.by.library]
-        for each in sorted(compiles, key=lambda each: -each.seconds)
-        if each.kind not in ("program", "driver")
-    ]
-    head = ["COMPILER", "NAME", "TIME", "BY", "LIBRARY"]
-    yield from _table("Compiles inside processes", head, rows, (2,))
+    groups: dict[tuple[str, ...], list[Compile]] = {}
+    for each in compiles:
+        if each.kind not in ("program", "driver"):
+            row = each.kind, _name(each), str(each.by), each.by.library
+            groups.setdefault(row, []).append(each)
+    head = ["COMPILER", "NAME", "COUNT", "TIME", "BY", "LIBRARY"]
+    yield from _table("Compiles inside processes", head, _rows(groups, 2), (2, 3))
+
+
+def _rows(groups: _Groups, at: int) -> list[list[str]]:
+    """Return a row for each group, the longest first, with its count and time from column `at` on."""
+    ordered = sorted(groups.items(), key=lambda group: -_seconds(group[1]))
+    return [[*cells[:at], f"{len(found):,}", _time(found), *cells[at:]] for cells, found in ordered]
+
+
+def _seconds(group: Iterable[Compile | Process]) -> float:
+    return covered_seconds(each.span for each in group)
+
+
+def _time(group: Sequence[Compile | Process]) -> str:
+    """Return the time of a group. It is longer than what is known if an end was not seen."""
+    seconds = _seconds(group)
+    if all(each.seconds is not None for each in group):
+        return duration(seconds)
+    return f"> {duration(seconds)}" if seconds else "?"
 
 
 def _name(compile: Compile) -> str:
@@ -112,24 +132,20 @@ def _name(compile: Compile) -> str:
 
 
 def _compilers(processes: Sequence[Process]) -> Iterator[str]:
-    roots = [each for each in processes if not each.started_by_compiler and each.role == "compiler"]
-    more = sum(each.started_by_compiler for each in processes)
-    rows = [
-        [
-            each.name,
-            "?" if each.seconds is None else duration(each.seconds),
-            str(each.pid),
-            str(each.parent),
-            str(each.by),
-            each.by.library if each.by else "",
-        ]
-        for each in sorted(roots, key=lambda each: -(each.seconds or 0))
-    ]
-    head = ["PROGRAM", "TIME", "PROCESS", "PARENT", "BY", "LIBRARY"]
-    yield from _table("Compilers that were started", head, rows, (1, 2, 3))
-    if rows and more:
-        yield f"  These compilers started {more:,} more."
-    probes = [each for each in processes if each.role == "probe" and not each.started_by_compiler]
+    roots: dict[tuple[str, ...], list[Process]] = {}
+    parts: dict[tuple[str, ...], list[Process]] = {}
+    for each in processes:
+        library = each.by.library if each.by else ""
+        if each.role == "compiler" and not each.compiler:
+            roots.setdefault((each.name, str(each.by), library), []).append(each)
+        elif each.role == "compiler":
+            parts.setdefault((each.name, each.compiler, library), []).append(each)
+    head = ["PROGRAM", "COUNT", "TIME", "BY", "LIBRARY"]
+    yield from _table("Compilers that were started", head, _rows(roots, 1), (1, 2))
+    head = ["PROGRAM", "COUNT", "TIME", "STARTED BY", "LIBRARY"]
+    title = "Compilers that those started, as a part of their time"
+    yield from _table(title, head, _rows(parts, 1), (1, 2))
+    probes = [each for each in processes if each.role == "probe" and not each.compiler]
     if probes:
         names = sorted({f"{each.name} {' '.join(each.argv[1:2])}".strip() for each in probes})
         queries = (
@@ -174,7 +190,7 @@ def _libraries(report: Report) -> Iterator[str]:
     ]
     head = ["LIBRARY", "COMPILES", "TIME LOST", "MODULES"]
     yield from columns([head, *rows], right=(1, 2, 3))
-    total = duration(total_seconds(report.compiles))
+    total = duration(_seconds(report.compiles))
     yield f"{count(len(report.compiles), 'compile')}, during {total} of {duration(report.seconds)}"
     bakes = {row.bake: row.library for row in reversed(libraries) if row.bake}
     for command, library in bakes.items():
