@@ -91,6 +91,15 @@ def imported(file: Path) -> Iterator[str]:
         yield from (name.split(".")[1] for name in names if name.startswith("preheat."))
 
 
+def packages(file: Path) -> Iterator[str]:
+    """Yield the packages that a file imports, wherever it does."""
+    for node in nodes_of(file):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
 FILES = sorted(
     file for file in SOURCE.rglob("*.py") if file.name != "__init__.py" or file.parent != SOURCE
 )
@@ -110,7 +119,7 @@ def test_imports_point_down(file: Path) -> None:
 
 def test_devices_do_not_know_each_other() -> None:
     for mine, other in (("cuda", "emulator"), ("emulator", "cuda")):
-        for file in (SOURCE / "devices" / mine).glob("*.py"):
+        for file in (SOURCE / "devices" / mine).rglob("*.py"):
             assert f"preheat.devices.{other}" not in file.read_text(), file
 
 
@@ -121,11 +130,13 @@ def test_only_the_edges_know_the_cpu_driver() -> None:
 
 
 def test_the_cache_knows_nothing_of_cuda() -> None:
+    """It maps digests to bytes, and can be used for anything."""
     below = {"cache", "events", "errors", "fork", "locks", "files", "messages", "pins"}
     for file in (SOURCE / "cache").rglob("*.py"):
         # Credentials of servers come from the environment, and settings show URLs as messages do.
         more = {"config"} if file.parent.name == "remote" else set()
         assert set(imported(file)) <= below | more, file
+        assert not set(packages(file)) & {"cuda", "numpy", "torch", "cupy", "triton", "numba"}, file
 
 
 def test_commands_print_by_the_functions_that_escape_control_characters() -> None:

@@ -718,18 +718,24 @@ static PyObject* library_submit(Launcher* self, const ExchangeApi* api) {
     return prepared_in(self, failed ? NULL : PyLong_FromVoidPtr(stream));
 }
 
-/* Submit, and let Python raise the error of a status. A capture remembers every error. */
+/* Raise the error that is set, or the one that a status means, after the capture has remembered it. */
+static PyObject* raise_in_capture(Launcher* self, PyObject* capture, PyObject* status) {
+    PyObject* error = take_error();
+    PyObject* raised = PyObject_CallFunctionObjArgs(
+        self->raise_in_capture, capture, status ? status : Py_None, error ? error : Py_None, NULL);
+    Py_XDECREF(error);
+    return raised;
+}
+
+/* Submit, and let Python raise the error of a status. */
 static Outcome submit_packed(Launcher* self, PyObject* prepared, void** pointers, PyObject* capture) {
     PyObject* status = submit(prepared, pointers);
     int failed = has_failed(status);
     if (failed) {
         PyObject* raised = NULL;
-        if (capture) {
-            PyObject* error = take_error();
-            raised = PyObject_CallFunctionObjArgs(self->raise_in_capture, capture, status ? status : Py_None,
-                                                  error ? error : Py_None, NULL);
-            Py_XDECREF(error);
-        } else if (failed > 0)
+        if (capture)
+            raised = raise_in_capture(self, capture, status);
+        else if (failed > 0)
             raised = PyObject_CallOneArg(self->raise_for_status, status);
         failed = !raised;
         Py_XDECREF(raised);
@@ -767,26 +773,23 @@ static PyObject* find_site(Launcher* self) {
 }
 
 /* Append a `RecordedLaunch` to the capture. */
-static Outcome append_record(Launcher* self, PyObject* capture, PyObject* const* args,
+static Outcome append_record(Launcher* self, PyObject* capture, PyObject* const* args, PyObject* site,
                              const unsigned char* data) {
     Outcome outcome = FAILED;
     PyObject *record = NULL, *records = NULL;
-    PyObject* site = find_site(self);
     PyObject* bytes = PyBytes_FromStringAndSize((const char*)data, self->size);
     PyObject* given = PyTuple_New(self->num_params);
-    if (!site || !bytes || !given)
+    if (!bytes || !given)
         goto done;
     for (int at = 0; at < self->num_params; at++)
         PyTuple_SET_ITEM(given, at, Py_NewRef(args[at]));
     record = PyTuple_Pack(5, self->launch, bytes, given, site, empty);
     records = PyObject_GetAttr(capture, name.records);
-    if (record && records && !PyList_Append(records, record) &&
-        !PyObject_SetAttr(capture, name.last_site, site))
+    if (record && records && !PyList_Append(records, record))
         outcome = DONE;
 done:
     Py_XDECREF(record);
     Py_XDECREF(records);
-    Py_XDECREF(site);
     Py_XDECREF(bytes);
     Py_XDECREF(given);
     return outcome;
@@ -812,6 +815,21 @@ static PyObject* captured_submit(Launcher* self, PyObject* capture) {
     return prepared_in(self, handle);
 }
 
+/* Record a launch, and submit it. The record comes first, because it keeps the memory of the node. */
+static Outcome submit_recorded(Launcher* self, PyObject* capture, PyObject* const* args, PyObject* prepared,
+                               Packed* packed) {
+    PyObject* site = find_site(self);
+    Outcome outcome = site ? append_record(self, capture, args, site, packed->data) : FAILED;
+    if (outcome == DONE) {
+        outcome = submit_packed(self, prepared, packed->pointers, capture);
+        if (outcome == DONE && PyObject_SetAttr(capture, name.last_site, site))
+            outcome = FAILED;
+    } else
+        Py_XDECREF(raise_in_capture(self, capture, NULL));
+    Py_XDECREF(site);
+    return outcome;
+}
+
 /* Make a launch of a thread that captures part of its graph. */
 static Outcome record_launch(Launcher* self, PyObject* const* args) {
     Packed packed;
@@ -827,11 +845,9 @@ static Outcome record_launch(Launcher* self, PyObject* const* args) {
     }
     if (outcome == DONE) {
         PyObject* prepared = captured_submit(self, capture);
-        outcome = prepared ? submit_packed(self, prepared, packed.pointers, capture) : unfit_or_failed();
+        outcome = prepared ? submit_recorded(self, capture, args, prepared, &packed) : unfit_or_failed();
         Py_XDECREF(prepared);
     }
-    if (outcome == DONE)
-        outcome = append_record(self, capture, args, packed.data);
     Py_DECREF(capture);
     return outcome;
 }

@@ -19,6 +19,7 @@ from preheat.arch import Arch
 from preheat.audit import library
 from preheat.cli import run as run_command
 from preheat.cli.gpus import gpu_archs
+from preheat.toolchain.fatbin import compiled_on, parse_fatbin
 from tests.audit.conftest import PREHEAT, Cli, Standins
 from tests.audit.modules import PTX, cubin, entry, fatbin
 from tests.audit.test_modules import LOAD, NVRTC
@@ -101,6 +102,50 @@ def test_ptx_is_refused_and_machine_code_is_not(cli: Cli, script: Script) -> Non
     assert warned.out.split() == ["0", "0", "0", "0"]
     assert "is sealed (warning only): loading PTX was permitted (the driver has to" in warned.err
     assert "error" not in warned.err
+
+
+SPECIFIC = 0x100011  # the flags of code for an architecture with the suffix `a`
+
+#: Images by the compute capability of the device, each with the decision whether the driver compiles.
+FATBINS: dict[int, list[tuple[bytes, bool]]] = {
+    90: [
+        (fatbin(entry(2, 90), entry(1, 90)), False),
+        (fatbin(entry(2, 90, flags=SPECIFIC), entry(1, 90)), False),
+        (fatbin(entry(1, 80), entry(1, 100)), True),
+        (fatbin(entry(1, 90)), True),
+        (fatbin(entry(1, 100)), False),  # The driver cannot compile it, and says so itself.
+        (fatbin(entry(2, 80), entry(1, 100)), False),
+        (fatbin(entry(2, 80), entry(1, 80)), True),
+        (fatbin(entry(2, 100), entry(1, 90)), True),
+    ],
+    86: [
+        (fatbin(entry(2, 80), entry(1, 80)), False),  # of the same family
+        (fatbin(entry(2, 80, flags=SPECIFIC), entry(1, 80)), True),
+        (fatbin(entry(2, 89), entry(1, 86)), True),
+        (fatbin(entry(2, 89), entry(1, 87)), False),
+    ],
+    121: [
+        (fatbin(entry(2, 120), entry(1, 120)), False),
+        (fatbin(entry(2, 120, flags=SPECIFIC), entry(1, 120)), True),
+        (fatbin(entry(2, 120, flags=SPECIFIC), entry(2, 121, flags=SPECIFIC), entry(1, 120)), False),
+    ],
+    0: [  # not known
+        (fatbin(entry(2, 100, flags=SPECIFIC), entry(1, 90)), False),
+        (fatbin(entry(1, 100)), True),
+    ],
+}
+
+
+@pytest.mark.parametrize("capability", FATBINS)
+def test_a_fat_binary_is_refused_if_the_driver_would_compile_its_ptx_for_this_device(
+    cli: Cli, script: Script, monkeypatch: pytest.MonkeyPatch, capability: int
+) -> None:
+    monkeypatch.setenv("STANDIN_CAPABILITY", str(capability))
+    images, compiled = zip(*FATBINS[capability], strict=True)
+    code = LOAD + "".join(f"print(load({image!r}))\n" for image in images)
+    done = cli("run", "--sealed", "--", *script(code))
+    assert done.out.split() == ["223" if each else "0" for each in compiled]
+    assert [compiled_on(parse_fatbin(image), capability or None) for image in images] == [*compiled]
 
 
 def test_without_a_verdict_only_refusals_are_kept(cli: Cli, script: Script) -> None:

@@ -165,6 +165,14 @@ RESOLVES = [
 ]  # fmt: skip
 
 
+def test_the_attributes_have_the_numbers_of_the_bindings() -> None:
+    """The native core has no header of CUDA, and is tested against these numbers."""
+    from cuda.bindings.driver import CUfunction_attribute as Attribute
+
+    named = {name: int(getattr(Attribute, f"CU_FUNC_ATTRIBUTE_{name}")) for name in ATTRIBUTES}
+    assert named == ATTRIBUTES
+
+
 @pytest.mark.usefixtures("core")
 def test_a_kernel_is_loaded_by_the_same_calls(driver: Driver) -> None:
     function = load()

@@ -23,7 +23,7 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
 from tests.driver_errors import illegal_address, not_supported, out_of_memory
-from tests.faulty import FaultyGpu
+from tests.faulty import FaultyDevice, FaultyGpu
 from tests.graph.support import KERNELS, InterruptedByTestError, axpy_case, line_here, nothing_left_open
 from tests.runtime.support import KERNELS as RUNTIME_KERNELS
 from tests.threads import run_in_thread
@@ -91,6 +91,76 @@ def test_an_end_that_fails_frees_what_was_captured(faulty: FaultyGpu) -> None:
         faulty.gpu.synchronize()
     assert calls == {"allocate": 1, "free": 1}
     assert graph.state is State.FAILED
+
+
+class _NoRecords:
+    """Takes the place of the records of a capture, and takes none."""
+
+
+def test_a_launch_that_cannot_be_recorded_is_not_submitted_and_fails_the_capture(
+    faulty: FaultyGpu,
+) -> None:
+    """A node without a record would not keep its memory."""
+    made = axpy_case(faulty.gpu)
+    made.launch(times=4)  # From here on launches are fast.
+    graph = faulty.gpu.capture().begin()
+    capture: Any = faulty.gpu._context.active_capture()
+    made.launch()
+    nodes, capture.records = capture.records, _NoRecords()
+    with pytest.raises((SystemError, AttributeError)) as raised:
+        made.launch()
+    capture.records = nodes
+    assert capture.stream.num_captured_nodes() == 1
+    with pytest.raises(CaptureError, match="the capture failed: ") as caught:
+        graph.end()
+    assert caught.value.__cause__ is raised.value
+    made.check_usable(4)
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_launch_that_is_interrupted_fails_the_capture(
+    submitted: bool, faulty: FaultyGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether its node exists."""
+    call, armed = FaultyDevice._call, list[bool]()
+
+    def interrupt(self: FaultyDevice, verb: str, *args: Any, **more: Any) -> Any:
+        launches = armed and verb == "launch"
+        if not launches or submitted:
+            done = call(self, verb, *args, **more)
+        if launches:
+            armed.clear()
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(FaultyDevice, "_call", interrupt)
+    made = axpy_case(faulty.gpu)
+    made.launch(times=4)
+    graph = faulty.gpu.capture().begin()
+    made.launch()
+    armed.append(True)
+    with pytest.raises(KeyboardInterrupt):
+        made.launch()
+    made.launch()
+    with pytest.raises(CaptureError, match="the capture failed: KeyboardInterrupt") as caught:
+        graph.end()
+    assert isinstance(caught.value.__cause__, KeyboardInterrupt)
+    made.check_usable(4)
+
+
+def test_an_interrupt_that_ends_the_body_has_no_note_about_itself(device: Gpu) -> None:
+    made = axpy_case(device)
+
+    def body() -> None:
+        capture = device._context.active_capture()
+        assert capture is not None
+        with capture:  # as during the work
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught, device.capture():
+        body()
+    assert not hasattr(caught.value, "__notes__")
+    made.check_usable()
 
 
 # Instantiation and upload

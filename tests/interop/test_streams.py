@@ -210,14 +210,17 @@ def test_a_new_stream_with_an_old_number_waits_for_what_its_arrays_need(warm: in
         while len(tried) < 64 and (not tried or tried[-1].handle != first.handle):
             tried.append(Created(gpu))
         second = tried[-1]
-        if second.handle != first.handle:
-            pytest.skip(f"the number did not come again in {len(tried)} streams")
         for value in (4.0, 5.0):
             work.linger()
             work.put(x, value)  # pending in the device's own stream
             work.copy(x, out, second)
             second.synchronize()
             assert distinct(out.numpy()) == {value}
+        if second.handle != first.handle:  # The numbers of the emulator always come again.
+            pytest.xfail(
+                f"no stream of {len(tried)} got the number of the destroyed one, so this driver shows "
+                "nothing about old numbers; tests/runtime/test_ordering.py does"
+            )
     finally:
         for stream in tried:
             stream.destroy()

@@ -320,6 +320,31 @@ def test_two_graphs_never_share_a_workspace_and_reuse_handles(
     assert len(cublas.named("create")) <= 3  # the stream's, a capture's, a spare one
 
 
+@pytest.mark.parametrize("first", ["captured stream", "branch"])
+def test_products_in_two_branches_of_a_capture_are_ordered_by_their_workspace(
+    blas: Blas, cublas: Cublas, emulator: Gpu, first: str
+) -> None:
+    """The stand-in makes no nodes, so that the launches after the products show the order."""
+    one, two = Product(emulator), Product(emulator)
+    one(blas)
+    side = emulator.stream()
+    ops, x = Ops(emulator), [emulator.zeros(5) for _ in range(4)]
+    ops.silu(x[0], out=x[1])
+    with emulator.capture() as graph:
+        side.wait(emulator.record())
+        streams = [None, side] if first == "captured stream" else [side, None]
+        ops.silu(x[0], out=x[1], stream=streams[0])
+        one(blas, stream=streams[0])
+        two(blas, stream=streams[1])
+        ops.silu(x[2], out=x[3], stream=streams[1])
+        emulator.wait(side)
+    assert [node.after for node in graph.nodes] == [(), (0,)]
+    (handle,) = {call[0] for call in cublas.named("gemm_ex")[1:]}
+    bound = [stream for each, stream in cublas.named("set_stream") if each == handle][-2:]
+    assert len(set(bound)) == 2
+    assert len({address for each, address, _ in cublas.named("set_workspace") if each == handle}) == 1
+
+
 def test_a_capture_without_a_workspace_is_refused_and_reserve_helps(
     blas: Blas, emulator: Gpu, launched: Callable[[], None]
 ) -> None:
@@ -499,6 +524,34 @@ def test_a_captured_product_is_replayed_with_new_data_beside_another_graph(real:
         graph.replay()
     for result in results:
         product_agrees("gemm", exact(result), exact(a), exact(b), "float32")
+
+
+@pytest.mark.gpu
+def test_products_in_branches_of_one_graph_do_not_disturb_each_other(real: Gpu) -> None:
+    """They share a workspace, in which cuBLAS adds up the parts of such long products."""
+    rng = np.random.default_rng(12)
+    ops, sides = Ops(real, blas=Blas(real)), [real.stream() for _ in range(3)]
+    products = []
+    for _ in range(8):
+        a, b = (
+            real.array(rng.standard_normal(shape, dtype=np.float32))
+            for shape in ((64, 16384), (16384, 64))
+        )
+        products.append((a, b, real.zeros((64, 64))))
+    ops.gemm(*products[0][:2], out=products[0][2])
+    with real.capture() as graph:
+        for side in sides:
+            side.wait(real.record())
+        for number, (a, b, out) in enumerate(products):
+            ops.gemm(a, b, out=out, stream=[None, *sides][number % 4])
+        for side in sides:
+            real.wait(side)
+    for _ in range(20):
+        for _, _, out in products:
+            out.fill(0)
+        graph.replay()
+        for a, b, out in products:
+            product_agrees("gemm", exact(out), exact(a), exact(b), "float32")
 
 
 def as_stored(gpu: Gpu, host: Any, dtype: str) -> Array:

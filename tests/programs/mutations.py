@@ -281,6 +281,16 @@ MUTATIONS = (
         "        return not known and self._last_writes.keys() == {timeline.stream.id}\n",
         "        return bool(self._last_writes) or bool(known)\n",
     ),
+    Mutation(
+        "a write of a variable does not wait for earlier work", "runtime/module.py",
+        "        context.wait_for_work()\n        context.device.copy_in(",
+        "        context.device.copy_in(",
+    ),
+    Mutation(
+        "a read of a variable does not wait for earlier work", "runtime/module.py",
+        "        context.wait_for_work()  # Any stream may have written it.\n",
+        "",
+    ),
 )  # fmt: skip
 
 

@@ -127,6 +127,27 @@ def test_shared_memory_is_ordered_with_the_side_stream_of_its_consumer(
 
 @every_consumer
 @every_schedule
+def test_a_quick_launch_with_shared_memory_is_ordered_with_its_consumer(
+    world: World, consumer: str
+) -> None:
+    """In a capture, a quick launch waits for no side stream, unless a library may use its memory."""
+    a, b, c, out = (world.zeros() for _ in range(4))
+    library: Any = world.torch if consumer == "torch" else world.cupy
+    t = shared(world, consumer, a)
+    for _ in range(4):
+        world.copy[1, 64](b, c, N)
+    with world.gpu.capture() as graph:
+        world.copy[1, 64](b, c, N)  # prepares the launch for the captured stream
+        with aside(library):
+            fill(t, 3)
+            world.copy[1, 64](a, out, N)
+            fill(t, 4)
+        world.put[1, 64](a, 7, N)
+    replayed(graph, lambda: [int(x.numpy()[0]) for x in (a, out)], [7, 3])
+
+
+@every_consumer
+@every_schedule
 def test_an_export_inside_a_capture_waits_for_branches(world: World, consumer: str) -> None:
     a = world.zeros()
     library: Any = world.torch if consumer == "torch" else world.cupy

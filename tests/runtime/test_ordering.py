@@ -244,17 +244,56 @@ def test_frames_of_a_pool_follow_one_another_in_any_stream(world: World) -> None
     assert [out.numpy().tolist() for out in outs] == [[value] * N for value in range(5)]
 
 
+# Variables of modules
+
+
+VARIABLE = """
+__device__ int setting = 1;
+extern "C" __global__ void get(int* out, int n) { if (threadIdx.x < n) out[threadIdx.x] = setting; }
+extern "C" __global__ void change(int value) { setting = value; }
+"""
+
+
+@every_schedule
+def test_a_variable_is_written_from_the_host_between_earlier_and_later_work(world: World) -> None:
+    """No use of a variable is known, so that a write waits for all streams."""
+    module = world.gpu.module(VARIABLE)
+    get, setting = module["get"], module.symbol("setting", "int32")
+    streams = [None, *(world.gpu.stream() for _ in range(3))]
+    outs = []
+    for value in (5, 6, 7):
+        setting.write([value])
+        for stream in streams:
+            outs.append((value, world.zeros()))
+            get.launch(outs[-1][1], N, grid=1, block=64, stream=stream)
+    setting.write([8])
+    assert [out.numpy().tolist() for _, out in outs] == [[value] * N for value, _ in outs]
+
+
+@every_schedule
+def test_a_variable_is_read_after_all_work(world: World) -> None:
+    module = world.gpu.module(VARIABLE)
+    change, setting = module["change"], module.symbol("setting", "int32")
+    side = world.gpu.stream()
+    for value, stream in ((5, side), (6, None), (7, side)):
+        change.launch(value, grid=1, block=1, stream=stream)
+        assert setting.numpy().tolist() == [value]
+
+
 # Identity
 
 
 @every_schedule
 def test_a_new_stream_with_the_handle_of_a_destroyed_one_is_another_stream(world: World) -> None:
     x = world.zeros()
+    handles = set()
     for value in range(1, 5):
         theirs = world.torch.new_stream()
+        handles.add(theirs.handle)
         world.set(x, value)
         assert world.read(x, StreamHandle(theirs.handle)) == [value] * N
         world.torch.destroy(theirs)
+    assert len(handles) == 1
 
 
 @every_schedule

@@ -30,7 +30,7 @@ _CAPTURE_ERRORS = range(900, 910)  # the driver's errors about captures
 _INVALIDATED = 901  # the driver's error for work in a capture that is invalid already
 _UNJOINED = 904  # its error for a forked stream that the captured one does not wait for
 
-E = TypeVar("E", bound=Exception)
+E = TypeVar("E", bound=BaseException)
 MODES = ("thread_local", "global", "relaxed")
 
 
@@ -71,7 +71,7 @@ class Capture:
         self.foreign: dict[tuple[int, int, int], Operand] = {}
         self.libraries: set[str] = set()
         self.modules: dict[LoadedModule, None] = {}
-        self.first_error: tuple[str, Exception] | None = None
+        self.first_error: tuple[str, BaseException] | None = None
         self._began = self.last_site = self._place = call_site()
         self._placed: dict[int, Node] = {}  # fills and copies, which have no name, by position
         self._opened = False  # True once the context lists the capture
@@ -226,16 +226,16 @@ class Capture:
         if pools:
             self.context.deferred_cleanups.append(partial(_release, pools))
 
-    def _failure(self, error: DeviceError | Exception) -> CaptureError:
+    def _failure(self, error: BaseException) -> CaptureError:
         if self.first_error is not None:
             where, first = self.first_error
-            text = str(first).removeprefix(f"{where}: ")
+            text = str(first).removeprefix(f"{where}: ") or type(first).__name__
             return CaptureError(
                 f"the capture failed: {text}", where=where, hint=getattr(first, "hint", None)
             )
         return self._invalidated(error, self.last_site)
 
-    def _invalidated(self, error: Exception, where: CallSite) -> CaptureError:
+    def _invalidated(self, error: BaseException, where: CallSite) -> CaptureError:
         if _is_unjoined(error):
             return CaptureError(
                 f"another library forked a stream from the captured one and did not join it: {error}",
@@ -314,7 +314,7 @@ class Capture:
             self.last_site = self._place
         elif isinstance(error, DriverError) and error.code == _INVALIDATED:
             raise self.remember_error(self._invalidated(error, self._place)) from error
-        elif isinstance(error, Exception):
+        else:  # After an interrupt nobody knows whether the work became part of the graph.
             self.remember_error(error)
 
     def remember_error(self, error: E) -> E:
@@ -373,7 +373,7 @@ class Capture:
         self._placed |= dict.fromkeys(range(end - pieces, end), node)
 
 
-def _is_unjoined(error: Exception) -> bool:
+def _is_unjoined(error: BaseException) -> bool:
     return isinstance(error, DriverError) and error.code == _UNJOINED
 
 

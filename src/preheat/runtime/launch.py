@@ -309,15 +309,17 @@ class Launch(Call):
         """Add a launch with checked and packed arguments, all of them ours, to a capture."""
         stream = capture.stream
         submit = self.submits.get(stream.handle) or self.prepared(stream)
+        site = call_site()
         try:
+            data = bytes(buffer.data[: self.signature.layout.size])
+            # Before the launch, because the record keeps the memory of the node.
+            capture.records.append((self, data, args, site, ()))
             status = submit(buffer.pointers, 0)
             if status[0]:
                 self.raise_for_status(status)
-        except Exception as error:
+        except BaseException as error:
             self.raise_in_capture(capture, None, error)
-        capture.last_site = site = call_site()
-        data = bytes(buffer.data[: self.signature.layout.size])
-        capture.records.append((self, data, args, site, ()))
+        capture.last_site = site
 
     def raise_in_capture(
         self, capture: ActiveCapture, status: tuple[int, ...] | None, error: BaseException | None
