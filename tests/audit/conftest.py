@@ -20,6 +20,13 @@ from tests.processes import SOURCE
 
 STANDIN = Path(__file__).parent / "standin"
 COMPILER = shutil.which("gcc") or shutil.which("cc")
+#: Each compiler library, and its result. The functions of all but libNVVM have versions.
+COMPILER_LIBRARIES = {
+    "libnvrtc.so.12": 12,
+    "libnvrtc.so.13": 13,
+    "libnvJitLink.so.13": 14,
+    "libnvvm.so.4": 15,
+}
 # A program that compiles and loads one kernel of preheat.
 PREHEAT = """\
 import preheat
@@ -59,6 +66,52 @@ def standins(tmp_path_factory: pytest.TempPathFactory) -> Standins:
     for name in ("nvcc", "ptxas", "g++-13", "x86_64-linux-gnu-gcc", "ld", "tool"):
         (programs / name).symlink_to(shutil.which("true") or "/bin/true")
     return Standins(place, loader, programs)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Stand-ins for compiler libraries, and programs that use them.
+
+    `program` is linked against none of the libraries, and `linked` against the newest. `spawner` starts
+    other programs.
+    """
+
+    place: Path
+    program: str
+    linked: str
+    spawner: str
+
+    def compiler(self, name: str) -> str:
+        return str(self.place / name)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    if COMPILER is None or not LIBRARY.is_file():
+        pytest.skip("the audit library needs a C compiler")
+    place = tmp_path_factory.mktemp("linked")
+
+    def build(made: str, source: str, *options: str) -> None:
+        words = [str(COMPILER), "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", *options]
+        files = [str(STANDIN / source), "-Wl,--no-as-needed", *links, "-ldl", "-o", str(place / made)]
+        subprocess.run([*words, *files], check=True)
+
+    links: list[str] = []
+    for name, result in COMPILER_LIBRARIES.items():
+        script = place / "versions"
+        kind = name.partition(".")[0]
+        script.write_text(f"{name if kind != 'libnvvm' else ''} {{ global: *; }};")
+        shared = ("-shared", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}")
+        build(name, "compilers.c", f"-D{kind}", f"-DRESULT={result}", *shared)
+    build("program", "linked.c")
+    build("spawner", "spawner.c")
+    newest = ["libnvrtc.so.13", "libnvJitLink.so.13", "libnvvm.so.4"]
+    links = [str(place / name) for name in newest]
+    build("linked", "linked.c", "-DLINKED", f"-Wl,-rpath,{place}")
+    build("newest.so", "linked.c", "-DLINKED", "-DLIBRARY", "-shared", f"-Wl,-rpath,{place}")
+    links[0] = str(place / "libnvrtc.so.12")
+    build("oldest.so", "linked.c", "-DLINKED", "-DLIBRARY", "-shared", f"-Wl,-rpath,{place}")
+    return Programs(place, str(place / "program"), str(place / "linked"), str(place / "spawner"))
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,15 @@ import ctypes
 import importlib.util
 import json
 import re
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from preheat.audit.library import LIBRARY
-from tests.audit.conftest import COMPILER, STANDIN, Cli
+from tests.audit.conftest import COMPILER_LIBRARIES, Cli, Programs
 
-#: Each compiler library, and its result. The functions of all but libNVVM have versions.
-COMPILERS = {"libnvrtc.so.12": 12, "libnvrtc.so.13": 13, "libnvJitLink.so.13": 14, "libnvvm.so.4": 15}
 FUNCTIONS = {
     "nvrtcCompileProgram": ("libnvrtc.so.13", "NVRTC", 6),
     "nvJitLinkComplete": ("libnvJitLink.so.13", "nvJitLink", 6),
@@ -26,57 +22,6 @@ FUNCTIONS = {
     "nvvmCompileProgram": ("libnvvm.so.4", "libNVVM", 9),
 }
 EXPORTED = re.compile(r"libnv(rtc|JitLink|vm)")
-
-
-@dataclass(frozen=True)
-class Programs:
-    """Stand-ins for compilers; `program` is linked against none of them, and `linked` against all."""
-
-    place: Path
-    program: str
-    linked: str
-
-    def compiler(self, name: str) -> str:
-        return str(self.place / name)
-
-
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    if COMPILER is None or not LIBRARY.is_file():
-        pytest.skip("the audit library needs a C compiler")
-    place = tmp_path_factory.mktemp("linked")
-
-    def build(made: str, source: str, *options: str) -> None:
-        words = [
-            COMPILER,
-            "-O1",
-            "-fPIC",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            *options,
-            "-o",
-            str(place / made),
-        ]
-        subprocess.run(
-            [*map(str, words), str(STANDIN / source), "-Wl,--no-as-needed", *links, "-ldl"], check=True
-        )
-
-    links: list[str] = []
-    for name, result in COMPILERS.items():
-        script = place / "versions"
-        kind = name.partition(".")[0]
-        script.write_text(f"{name if kind != 'libnvvm' else ''} {{ global: *; }};")
-        shared = ("-shared", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}")
-        build(name, "compilers.c", f"-D{kind}", f"-DRESULT={result}", *shared)
-    build("program", "linked.c")
-    newest = ["libnvrtc.so.13", "libnvJitLink.so.13", "libnvvm.so.4"]
-    links = [str(place / name) for name in newest]
-    build("linked", "linked.c", "-DLINKED", f"-Wl,-rpath,{place}")
-    build("newest.so", "linked.c", "-DLINKED", "-DLIBRARY", "-shared", f"-Wl,-rpath,{place}")
-    links[0] = str(place / "libnvrtc.so.12")
-    build("oldest.so", "linked.c", "-DLINKED", "-DLIBRARY", "-shared", f"-Wl,-rpath,{place}")
-    return Programs(place, str(place / "program"), str(place / "linked"))
 
 
 def compiles(cli: Cli, *words: str) -> tuple[str, list[str], Any]:
@@ -104,7 +49,7 @@ def test_a_call_of_a_linked_compiler_is_seen_and_refused(
     words = [programs.linked, "call", function]
     if by == "library":
         words = [programs.program, "library", programs.compiler("newest.so"), "compile_with", function]
-    result = str(COMPILERS[library])
+    result = str(COMPILER_LIBRARIES[library])
     name = "linked" if by == "program" else "newest.so"
     assert compiles(cli, *words) == (result, [compiler], [name])
     assert refused(cli, *words) == (str(error), [compiler])
@@ -122,7 +67,7 @@ def test_each_caller_gets_its_own_version(cli: Cli, programs: Programs) -> None:
 def test_a_library_may_pass_the_address_on(cli: Cli, programs: Programs, function: str) -> None:
     library, compiler, error = FUNCTIONS[function]
     words = [programs.program, "pointer", programs.compiler("newest.so"), function]
-    assert compiles(cli, *words)[:2] == (str(COMPILERS[library]), [compiler])
+    assert compiles(cli, *words)[:2] == (str(COMPILER_LIBRARIES[library]), [compiler])
     assert refused(cli, *words) == (str(error), [compiler])
 
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from preheat.audit.events import EventLog, prepare_losses, read_events
 from preheat.audit.images import read_loads
+from preheat.audit.known_compilers import list_compilers
 from preheat.audit.library import audited_environment, loadable_library
 from preheat.audit.nested import announced_bundles, hand_over, outer_audit, outer_seal
 from preheat.audit.origins import Origins
@@ -47,6 +48,7 @@ class AuditSession:
         self._config = Config.from_env(env)
         self._directory = directory
         prepare_losses(directory)
+        list_compilers(directory, library, env)
         self._outer = outer_audit(env)
         if self._outer is not None and "PREHEAT_AUDIT_ONLY" not in env:  # The outer audit reports all.
             cupti = cupti if reports else "PREHEAT_AUDIT_CUPTI" in env

@@ -4,7 +4,9 @@
 //     loader embedded            load a fat binary that is a part of this program, in its wrapper
 //     loader popen COMMAND       run a command by popen
 //     loader spawn PROGRAM ARG   start a program by posix_spawn
-//     loader exec PROGRAM ARG    start a program by the system call alone
+//     loader exec PROGRAM ARG    execute a program by an instruction
+//     loader syscall PROGRAM ARG execute a program by syscall(SYS_execve); with `at`, by SYS_execveat
+//     loader raw PROGRAM ARG     start a program by syscall alone
 //     loader versions DIR        find the compile function of five copies of a compiler library
 //     loader stack               wait for a child on a stack of 16 KiB
 //     loader fork                run a command in a child while another thread holds the loader

@@ -9,6 +9,7 @@
      site.c     the Python line, or the library, that made a call
      image.c    the kind, the size and the place of a module
      roles.c    which programs are compilers, and which of their runs compile nothing
+     copies.c   compilers under other names
      programs.c the wrapped functions that start programs
      loads.c    the wrapped functions of the driver
      compilers.c the wrapped functions of compilers in the process
@@ -133,6 +134,9 @@ int device_capability(void); /* such as 90; 0 if it is not known */
 /* roles.c */
 const char* role_of(const char* path, char* const argv[]); /* "compiler", "probe", "build tool", or "" */
 const char* base_name(const char* path);
+
+/* copies.c */
+const char* role_of_copy(const char* path, char* const argv[]); /* as role_of(), by the content of the file */
 
 /* symbols.c */
 void* real_dlsym(void* handle, const char* name);

@@ -571,6 +571,8 @@ static void report_process(char* const argv[]) {
     ssize_t length = readlink("/proc/self/exe", scratch->path, sizeof scratch->path - 1);
     scratch->path[length > 0 ? length : 0] = 0;
     own_role = role_of(scratch->path, argv);
+    if (!own_role[0])
+        own_role = role_of_copy("/proc/self/exe", argv);
     if (own_role[0] && getenv(PROBE))
         own_role = "probe";
     int preloaded = is_preloaded();
@@ -596,6 +598,14 @@ static void report_process(char* const argv[]) {
     unmap_memory(scratch, sizeof *scratch);
 }
 
+/* Return whether the audit of this process uses another copy of this library, as inside another audit. */
+static int is_other_copy(void) {
+    const char* path = getenv("PREHEAT_AUDIT_LIBRARY");
+    struct stat used, own;
+    return path && !stat(path, &used) && !stat(audit_library, &own) &&
+           (used.st_dev != own.st_dev || used.st_ino != own.st_ino);
+}
+
 __attribute__((constructor)) static void begin(int count, char** argv, char** env) {
     (void)count, (void)env;
     resolve();
@@ -607,6 +617,8 @@ __attribute__((constructor)) static void begin(int count, char** argv, char** en
         return;
     if (dladdr((void*)begin, &self) && self.dli_fname && !realpath(self.dli_fname, audit_library))
         snprintf(audit_library, sizeof audit_library, "%s", self.dli_fname);
+    if (is_other_copy())
+        return;
     audit_reports = !getenv("PREHEAT_AUDIT_ONLY");
     if (seal)
         audit_seal = !strcmp(seal, "error") ? SEAL_ERROR : !strcmp(seal, "warn") ? SEAL_WARN : SEAL_OFF;
