@@ -1,12 +1,14 @@
-"""Measure the cost of header files: hits with 1, 31 and 421 headers, and scanning a text.
+"""Measure the cost of header files: hits with 1, 31 and 421 headers, sealed starts, scanning a text.
 
     git archive OLD_COMMIT src | tar x -C /tmp/before
     PYTHONPATH=src python benchmarks/bench_headers.py --before /tmp/before/src
 
 The two versions take turns, a process each, for a number of rounds; each row has the median of the
 rounds. "New builder" is a lookup as a new process does it, with the stamps on disk; "same builder" the
-next one in that process. Without --before the new version is measured alone. The text is a megabyte of
-the headers that come with CUDA; the program is made, checked for clocks and read for its kernels.
+next one in that process. Without --before the new version is measured alone. A sealed start is the
+first request of a builder with a bundle and without a cache, for headers of the program's own; with
+PREHEAT_SEALED_HEADERS=error and ignore, in turns, a process each. The text is a megabyte of the headers
+that come with CUDA; the program is made, checked for clocks and read for its kernels.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import preheat
 from common import options, ratio, report, us
+from preheat.cache.bundle import write
+from preheat.config import SealMode
 from preheat.program import Program
 
 ROUNDS, SETTLED = 5, 2.1  # Seconds after which a time stamp is trusted.
@@ -75,6 +80,65 @@ def measure() -> dict[str, float]:
     return rows
 
 
+def own_programs(root: Path) -> dict[int, Program]:
+    """Return programs that open 1, 31 and 421 headers of their own, of 4 KiB each."""
+    filler = f"// {'x' * 76}\n" * 51
+    for nth in range(421):
+        (root / f"own{nth}.h").write_text(f"{filler}__device__ int v{nth};\n")
+    return {
+        count: Program.of(
+            "".join(f'#include "own{nth}.h"\n' for nth in range(count)) + KERNEL,
+            label=f"{count}.cu",
+            include=[root],
+        )
+        for count in (1, 31, 421)
+    }
+
+
+def sealed_starts(root: Path, policy: str) -> dict[str, float]:
+    """Return the microseconds of the first and of a later request in a sealed process."""
+    config = replace(
+        preheat.Config.from_env({"PREHEAT_CACHE": "off", "HOME": str(root)}),
+        bundles=(root / "own.heat",),
+        sealed=SealMode.ERROR,
+        sealed_headers=policy,
+    )
+    rows = {}
+    for count, program in own_programs(root).items():
+        first: list[float] = []
+        again: list[float] = []
+        for _ in range(30):
+            builder = preheat.Builder.open(config)
+            for into in (first, again):
+                started = time.perf_counter()
+                builder.build(program, "sm_90")
+                into.append((time.perf_counter() - started) * 1e6)
+        rows[f"{count} headers, first request"] = statistics.median(first)
+        rows[f"{count} headers, next request"] = statistics.median(again)
+    return rows
+
+
+def sealed_table() -> list[tuple[str, str, str, str]]:
+    """Return the cost of both policies, which take turns."""
+    seen: dict[str, list[dict[str, float]]] = {"error": [], "ignore": []}
+    with tempfile.TemporaryDirectory() as place:
+        builder = preheat.Builder.open(cache_dir=f"{place}/cache")
+        entries: dict[str, bytes] = {}
+        for program in own_programs(Path(place)).values():
+            entries |= builder.bundle_entry(program, "sm_90")[0].encode()
+        write(Path(place, "own.heat"), entries, {})
+        for _ in range(ROUNDS):
+            for policy, results in seen.items():
+                command = [sys.executable, __file__, "--sealed", place, policy]
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                results.append(json.loads(done.stdout))
+    rows = []
+    for row in seen["error"][0]:
+        error, ignore = (statistics.median(ran[row] for ran in seen[name]) for name in seen)
+        rows.append((row, us(error), us(ignore), us(error - ignore)))
+    return rows
+
+
 def version(source: str) -> dict[str, float]:
     """Return the results of `measure` in a process that imports preheat from `source`."""
     env = {**os.environ, "PYTHONPATH": source}
@@ -118,9 +182,15 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--before", help="the source directory of another version")
     parser.add_argument("--one", action="store_true", help="measure this version, as JSON")
+    parser.add_argument(
+        "--sealed", nargs=2, metavar=("PLACE", "POLICY"), help="measure sealed starts, as JSON"
+    )
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure()))
+        return
+    if given.sealed:
+        print(json.dumps(sealed_starts(Path(given.sealed[0]), given.sealed[1])))
         return
     sources = {"before": given.before, "after": str(Path(__file__).parents[1] / "src")}
     seen: dict[str, list[dict[str, float]]] = {"before": [], "after": []}
@@ -138,8 +208,10 @@ def main() -> None:
     else:
         plain = [(row, us(cost)) for row, cost in after.items()]
         report("bench_headers", "A hit", ("lookup", "after"), plain, into=given.json)
-    head = ("reading", "half a megabyte", "a megabyte")
-    report("bench_headers", "A megabyte of CUDA source", head, reading(), into=given.json)
+    policies = ("a sealed request", "error", "ignore", "difference")
+    report("bench_headers", "A sealed start", policies, sealed_table(), into=given.json)
+    sizes = ("reading", "half a megabyte", "a megabyte")
+    report("bench_headers", "A megabyte of CUDA source", sizes, reading(), into=given.json)
 
 
 if __name__ == "__main__":

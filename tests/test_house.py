@@ -25,6 +25,7 @@ LAYERS = (
     {"progress"},
     {"errors", "callsite"},
     {"link_errors", "native_build", "pins"},
+    {"setting_values"},
     {"events", "config", "arch", "dtypes"},
     {"misspelled", "native", "process_counters"},
     {"telemetry"},

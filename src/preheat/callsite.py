@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = [
     "CallSite", "acting_for", "call_site", "caller", "exclude_library", "file_and_line", "format_site",
-    "outside_files", "warn_caller",
+    "outside_files", "shown_path", "warn_caller",
 ]  # fmt: skip
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -105,6 +105,22 @@ def format_site(site: CallSite) -> str:
     if _is_command(file):
         return f"preheat {os.path.basename(file).removesuffix('.py')}"
     return f"{os.path.basename(file)}:{line}" if line else file
+
+
+def shown_path(path: str) -> str:
+    """Return an absolute path as messages show it: from the working directory, if that is shorter.
+
+    A file of an installed package is shown by its path in the directory of packages.
+    """
+    if not os.path.isabs(path):  # such as "<stdin>"
+        return path
+    installed = path.rpartition("-packages/")[2]
+    if installed != path:
+        return installed
+    try:
+        return min(os.path.relpath(path), path, key=len)
+    except OSError:  # The working directory was removed.
+        return path
 
 
 def caller() -> str:

@@ -47,6 +47,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from preheat import messages
 from preheat.messages import Diagnostic, SourceLine, count, did_you_mean, kernel_hint, short_repr
 
 __all__ = [
@@ -314,6 +315,7 @@ class SealedError(PreheatError):
         entry: The kernel that was requested, or None.
         caller: The line that requested it.
         reason: The reason why no stored program can be used.
+        evidence: What is known about the reason, such as the line that includes a changed header.
         nearest: The most similar stored program, or None.
         differences: The parts in which the request differs from it.
     """
@@ -326,30 +328,29 @@ class SealedError(PreheatError):
         reason: str,
         caller: str,
         entry: str | None = None,
+        evidence: tuple[str, ...] = (),
         nearest: str | None = None,
         differences: tuple[str, ...] = (),
         hint: str = "record and bake what the process needs",
     ) -> None:
         self.program, self.arch, self.entry = program, arch, entry
-        self.caller, self.reason = caller, reason
+        self.caller, self.reason, self.evidence = caller, reason, evidence
         self.nearest, self.differences = nearest, differences
-        what = f"{program} ({arch})" if entry is None else f"{entry} ({program}, {arch})"
-        kind, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
-        verb = "measured" if kind == "unmeasured" else "compiled"
-        lines = [f"{caller}: {what} cannot be {verb} in this sealed process: {why or reason}"]
-        if nearest is not None:
-            lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
+        kind = reason.partition(": ")[0]
         if kind in ("damaged", "unreadable"):
             hint = "copy the bundle again, and check it: preheat bundle verify FILE"
         elif kind == "unmeasured":
             hint = f"record a launch with these values on a GPU of {arch}, and bake"
-        super().__init__("\n  ".join([*lines, *(f"  {line}" for line in differences)]), hint=hint)
+        what = f"{program} ({arch})" if entry is None else f"{entry} ({program}, {arch})"
+        text = messages.sealed_message(caller, what, reason, evidence, nearest, differences)
+        super().__init__(text, hint=hint)
 
     def naming(self, entry: str) -> SealedError:
         """Return the same error for one kernel of the program."""
         return SealedError(
             program=self.program, arch=self.arch, reason=self.reason, caller=self.caller, entry=entry,
-            nearest=self.nearest, differences=self.differences, hint=str(self.hint),
+            evidence=self.evidence, nearest=self.nearest, differences=self.differences,
+            hint=str(self.hint),
         )  # fmt: skip
 
 

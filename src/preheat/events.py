@@ -41,6 +41,7 @@ EVENTS: Mapping[str, str] = {
     "recall": "a remembered rejection was raised again without compiling [key, program, count]",
     "uncached": "an artifact was made and not stored [program, arch, reason]",
     "sealed": "a sealed process would have to compile or measure [mode, program, arch, caller, reason]",
+    "stale": "a sealed process uses code of other header files [program, arch, caller, header, reason]",
     "put": "a tier stored an artifact or a list of header states [tier, key, bytes]",
     "fault": "a tier or file could not be used [where, verb, error]",
     "damaged": "an entry failed its check and counts as absent [tier, key, reason]",
@@ -387,7 +388,7 @@ def log_events() -> Sink:
 
 
 #: The events that `_problem` has a message for.
-_PROBLEMS = ("fault", "refused", "sealed", "damaged", "untrusted")
+_PROBLEMS = ("fault", "refused", "sealed", "stale", "damaged", "untrusted")
 
 
 def _problem(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | None:
@@ -405,6 +406,10 @@ def _problem(name: str, fields: Mapping[str, Any]) -> tuple[str, str, str] | Non
             done = "measured" if fields["reason"].startswith("unmeasured:") else "compiled"
             what = f"{where} is {done} although this process is sealed"
             return "sealed", where, f"{fields['caller']}: {what}: {fields['reason']}"
+        case "stale":
+            where = f"{fields['program']} for {fields['arch']}"
+            what = f"{where} is used as it was baked"
+            return "stale", str(fields["header"]), f"{fields['caller']}: {what}, but {fields['reason']}"
         case "untrusted":
             where = str(fields["tier"])
             message = f"{where}: entry {fields['key'][:12]} is not used: {fields['reason']}"

@@ -127,8 +127,8 @@ def _shared_start(toolchain: str, arch: str, language: str) -> bytes:
 def bundle_key(program: Program, arch: Arch) -> Key:
     """Return the key of one request in a bundle, which does not depend on the compiler.
 
-    A sealed process checks no header, so the include directories of a program that may include a file
-    are part of it, as `preheat.portable_paths` spells them.
+    A sealed process need not have header files, so the include directories of a program that may
+    include a file are part of it, as `preheat.portable_paths` spells them.
     """
     include = include_parts(program.include_spellings) if program.may_include else ()
     target = _target_parts(arch.name, program.language)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from preheat.locks import no_fork
@@ -15,6 +15,7 @@ __all__ = [
     "did_you_mean",
     "kernel_hint",
     "printable",
+    "sealed_message",
     "short_repr",
 ]
 
@@ -73,6 +74,23 @@ def count(number: int, noun: str) -> str:
     """Format a count: `1 entry`, `2 entries`, `3 files`."""
     plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def sealed_message(
+    caller: str,
+    what: str,
+    reason: str,
+    evidence: Iterable[str],
+    nearest: str | None,
+    differences: Collection[str],
+) -> str:
+    """Return the message of a `SealedError`: a sentence, and lines of evidence."""
+    kind, _, why = reason.partition(": ")  # The word before the colon is for counters and events.
+    verb = "measured" if kind == "unmeasured" else "compiled"
+    lines = [f"{caller}: {what} cannot be {verb} in this sealed process: {why or reason}", *evidence]
+    if nearest is not None:
+        lines.append(f"most similar: {nearest}{'; the request differs in' if differences else ''}")
+    return "\n  ".join([*lines, *(f"  {line}" for line in differences)])
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -336,16 +336,6 @@ def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
     assert not isinstance(builder.why(here, "sm_90"), Miss)
 
 
-def test_sealed_a_changed_header_file_is_not_looked_at_but_why_reports_it(
-    baked: Baked, config: Config, open_builder: Callable[..., Builder], tmp_path: Path
-) -> None:
-    here = on_disk(tmp_path / "include")
-    (tmp_path / "include" / "inner.h").write_text("#define BY 6\n")
-    builder = open_builder(replace(config, bundles=(baked.path,), sealed=SealMode.ERROR))
-    assert builder.build(here, "sm_90").label == "file.cu"
-    assert builder.why(here, "sm_90") == Miss("headers: header inner.h changed")
-
-
 # Warning instead
 
 

@@ -22,9 +22,10 @@ from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
 from preheat.build.key_locks import Busy, Deferral, KeyLocks
 from preheat.build.look_ahead import look_ahead
-from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
+from preheat.build.lookup import HEADERS, HeaderMemos, Hit, Lookup, Miss
 from preheat.build.monitoring import expose_counters
 from preheat.build.request import Request
+from preheat.build.sealed_headers import SealedHeaders
 from preheat.build.signers import required_signers
 from preheat.build.turn import Turn, Turns
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
@@ -92,6 +93,7 @@ class Builder:
         sealed: SealMode = SealMode.OFF,
         trust: bool = False,
         signers: Callable[[], Verifier] | None = None,
+        sealed_headers: str = "error",
     ) -> None:
         self.toolchain = toolchain
         self.cache = cache
@@ -99,7 +101,8 @@ class Builder:
         self.disk = disk
         self.cache_dir = None if disk is None else disk.root
         self._bundles = MountedBundles(events, trust=trust, signers=signers)
-        self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events)
+        own_headers = SealedHeaders(sealed_headers, events)
+        self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events, own_headers)
         self._counters = Counters(events, disk.journal() if disk else None)
         self._failures = Failures(events)
         self._flights: SingleFlight[Hit] = SingleFlight(events)
@@ -157,6 +160,7 @@ class Builder:
             sealed=config.sealed,
             trust=config.trust_cache_dir,
             signers=required_signers(config),
+            sealed_headers=config.sealed_headers,
         )
         for path in config.bundles:
             builder._bundles.mount_or_reject(path)
@@ -363,7 +367,8 @@ class Builder:
     def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
         """Return the artifact that a build would find now, or the reason why it would compile.
 
-        Header files are compared, even in a sealed process, where a build trusts bundles.
+        All header files are compared as they are now. A build in a sealed process compares only the
+        program's own ones, and each of them once.
 
         Examples:
             >>> program = preheat.Program.of(SAXPY)
@@ -456,12 +461,14 @@ class Builder:
         if mode is SealMode.WARN:
             return
         self._counters.write()  # A forked child may end without running exit handlers.
-        near = self.nearest(request.program, request.arch)
+        changed = miss.reason.startswith(HEADERS)
+        near = None if changed else self.nearest(request.program, request.arch)
         raise SealedError(
             reason="; ".join([miss.reason, *unasked_stores(self.cache)]),
+            evidence=self._stored.sealed_headers.evidence(request) if changed else (),
             nearest=None if near is None else str(near),
             differences=() if near is None else near.differences,
-            hint=seal.hint(has_bundle=bool(self._bundles)),
+            hint=seal.hint(has_bundle=bool(self._bundles), headers_changed=changed),
             **where,
         )
 
@@ -507,7 +514,7 @@ class Builder:
         if baked is not None:
             return replace(baked, artifact=artifact, entries=entries, include=include), tier
         note = program.uncacheable or self._compiler.untracked(artifact)
-        state = self._stored.header_state(request, artifact)
+        state = self._compiler.header_state(request, artifact)
         key = request.bundle_key.digest
         return BundleEntry(key, artifact, state, entries, note, include), tier
 

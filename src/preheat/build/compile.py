@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header, Provenance
@@ -20,7 +20,7 @@ from preheat.linked_program import LinkedProgram
 from preheat.program import Program
 from preheat.toolchain.absent_names import Untrackable
 from preheat.toolchain.headers import HeaderState, decode_states, joined, pack_states
-from preheat.toolchain.observe import Unexpected, observe
+from preheat.toolchain.observe import Unexpected, observe, observe_roughly
 from preheat.toolchain.sources import sources_of
 from preheat.toolchain.survey import Survey
 
@@ -32,6 +32,14 @@ __all__ = ["ArtifactCompiler"]
 _STATES = 16  # header states that are kept for one program
 _UNTRACKED = 1024  # unstored artifacts whose reason is remembered
 _ATTEMPTS = 3  # compiles of one program, until all files that the compiler opens were scanned before
+_NO_HEADERS = HeaderState((), ())
+
+
+class _Untracked(NamedTuple):
+    """Why no key describes a compile, and what is known of its header files."""
+
+    reason: str
+    state: HeaderState = _NO_HEADERS
 
 
 class ArtifactCompiler:
@@ -49,19 +57,19 @@ class ArtifactCompiler:
         self._events = events
         self._disk = disk
         self._obtain = obtain
-        self._untracked: OrderedDict[str, str] = OrderedDict()
+        self._untracked: OrderedDict[str, _Untracked] = OrderedDict()
 
     def compile(self, request: Request) -> Artifact:
         """Run the compiler, and store the artifact if a key can describe what its code depends on."""
         compiled, state = self._tracked(request)
         program = request.program.label
         arch = str(request.arch)
-        if isinstance(state, Untrackable):
-            self._events.emit("uncached", program=program, arch=arch, reason=str(state))
+        if isinstance(state, _Untracked):
+            self._events.emit("uncached", program=program, arch=arch, reason=state.reason)
             # The code itself is part of the digest, because no key describes what the code depends on.
             code = (("cubin", compiled.cubin), ("ptx", compiled.ptx))
             artifact = self._artifact(request, request.key.extended(code), compiled, ())
-            self._untracked[artifact.digest] = str(state)
+            self._untracked[artifact.digest] = state
             while len(self._untracked) > _UNTRACKED:
                 self._untracked.popitem(last=False)
         else:
@@ -76,9 +84,15 @@ class ArtifactCompiler:
 
     def untracked(self, artifact: Artifact) -> str:
         """Return why this artifact was not stored; empty when it was."""
-        return self._untracked.get(artifact.digest, "")
+        known = self._untracked.get(artifact.digest)
+        return "" if known is None else known.reason
 
-    def _tracked(self, request: Request) -> tuple[Compiled, HeaderState | Untrackable]:
+    def header_state(self, request: Request, artifact: Artifact) -> HeaderState:
+        """Return the header files that `artifact` was made from; not all, if it was not stored."""
+        known = self._untracked.get(artifact.digest)
+        return self._lookup.header_state(request, artifact) if known is None else known.state
+
+    def _tracked(self, request: Request) -> tuple[Compiled, HeaderState | _Untracked]:
         """Compile, and return the header files that were read, or why they are not known.
 
         A file is known if its content was the same before and after the compile. If the compiler opens
@@ -88,37 +102,37 @@ class ArtifactCompiler:
         toolchain = request.toolchain
         if isinstance(program, LinkedProgram):
             return self._linked(request, program)
-        if program.uncacheable:
-            return toolchain.compile(program, arch), Untrackable(program.uncacheable)
-        if program.language == "ptx":
-            return toolchain.compile(program, arch), HeaderState((), ())
-        if not program.may_include:
+        if program.language == "ptx" or not program.may_include:
             compiled = toolchain.compile(program, arch)
-            if not compiled.opened:
-                return compiled, HeaderState((), ())
+            if program.uncacheable:
+                return compiled, _Untracked(program.uncacheable)
+            if program.language == "ptx" or not compiled.opened:
+                return compiled, _NO_HEADERS
         memo = self._lookup.memos.of(request.key)
         survey = Survey(program, request.roots, toolchain.located.roots, memo)
         for _ in range(_ATTEMPTS):
             compiled = toolchain.compile(program, arch)
             opened = compiled.opened
             if opened is None and program.may_include:
-                why = "the compiler did not report which headers it opened"
-                return compiled, Untrackable(why)
+                return compiled, _Untracked("the compiler did not report which headers it opened")
+            if program.uncacheable:
+                rough = observe_roughly(survey, opened or (), memo)
+                return compiled, _Untracked(program.uncacheable, rough)
             try:
                 state = observe(survey, opened or (), memo)
             except Unexpected as names:
-                surprise = Untrackable(f"the compiler opens other files each time: {names}")
+                surprise = f"the compiler opens other files each time: {names}"
             except Untrackable as why:
-                return compiled, why
+                return compiled, _Untracked(str(why), observe_roughly(survey, opened or (), memo))
             else:
                 if state.headers:
                     self._lookup.memos.keep(request.key, memo)
                 return compiled, state
-        return compiled, surprise
+        return compiled, _Untracked(surprise, observe_roughly(survey, opened or (), memo))
 
     def _linked(
         self, request: Request, program: LinkedProgram
-    ) -> tuple[Compiled, HeaderState | Untrackable]:
+    ) -> tuple[Compiled, HeaderState | _Untracked]:
         """Link, and return the header files that the parts were made from, or why they are not known.
 
         Each CUDA C++ part is a separate entry, so only a part that has changed is compiled again.
@@ -129,16 +143,17 @@ class ArtifactCompiler:
         compiled = toolchain.link(program, request.arch, parts)
         if toolchain.identity(program.language) != identity:
             raise ToolchainChangedError("a compiler was replaced between the parts of a link")
-        if program.uncacheable:
-            return compiled, Untrackable(program.uncacheable)
+        why = program.uncacheable
         states = {}
         for index, artifact in parts.items():
             part = program.sources[index]
-            if why := self.untracked(artifact):
-                return compiled, Untrackable(f"{part.label}: {why}")
-            states[index] = self._lookup.header_state(Request(part, request.arch, toolchain), artifact)
+            if reason := self.untracked(artifact):
+                why = why or f"{part.label}: {reason}"
+            states[index] = self.header_state(Request(part, request.arch, toolchain), artifact)
         state = joined(states, request.roots)
-        return compiled, state if state.headers else HeaderState((), ())
+        if why:
+            return compiled, _Untracked(why, state)
+        return compiled, state if state.headers else _NO_HEADERS
 
     def _artifact(
         self, request: Request, key: Key, compiled: Compiled, headers: tuple[Header, ...]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.request import Request
+from preheat.build.sealed_headers import SealedHeaders
 from preheat.cache import Chain, DiskTier, codec
 from preheat.errors import ToolchainError
 from preheat.events import Events
@@ -27,7 +28,10 @@ from preheat.toolchain.headers import (
 )
 from preheat.weak_values import WeakValues
 
-__all__ = ["HeaderMemos", "Hit", "Lookup", "Miss"]
+__all__ = ["HEADERS", "HeaderMemos", "Hit", "Lookup", "Miss"]
+
+#: The beginning of the reason for code that was made from other header files.
+HEADERS = "headers: "
 
 _MEMOS = 256  # requests whose header states and stamps are kept in memory
 
@@ -71,11 +75,17 @@ class Lookup:
     """Looks requests up in the mounted bundles and then in the tiers of the cache."""
 
     def __init__(
-        self, cache: Chain, bundles: MountedBundles, memos: HeaderMemos, events: Events
+        self,
+        cache: Chain,
+        bundles: MountedBundles,
+        memos: HeaderMemos,
+        events: Events,
+        sealed_headers: SealedHeaders,
     ) -> None:
         self.cache = cache
         self.bundles = bundles
         self.memos = memos
+        self.sealed_headers = sealed_headers
         self._events = events
         self._refused: set[str] = set()
         # Lists of header states by the digest of the request, with the bytes they were decoded from.
@@ -89,8 +99,9 @@ class Lookup:
         """Return the stored artifact of `request`, or why there is none that can be used.
 
         With `verify`, an artifact from a bundle is used only if its header files have not changed. This
-        is the default unless the process is `sealed`: a sealed process trusts its bundles. With
-        `local`, only the bundles and the tiers of this machine are searched.
+        is the default unless the process is `sealed`, which may have no compiler: it compares only the
+        program's own header files, once. With `local`, only the bundles and the tiers of this machine
+        are searched.
         """
         miss = _ABSENT
         if self.bundles.mounted:
@@ -107,7 +118,10 @@ class Lookup:
             raise
         if miss is _IN_NO_BUNDLE:
             miss = _NOWHERE
-        return self._in_cache(request, digest, miss, self.cache.local if local else None)
+        cached = self._in_cache(request, digest, miss, self.cache.local if local else None)
+        if isinstance(cached, Miss) and sealed and miss.reason.startswith(HEADERS):
+            return miss  # The user named the bundle, so its header files are the ones to report.
+        return cached
 
     def _in_cache(
         self, request: Request, digest: str, miss: Miss, end: int | None = None
@@ -135,6 +149,7 @@ class Lookup:
         """Forget decoded entries and header stamps, so that lookups decode and compare again."""
         self.in_use.clear()
         self.memos.clear()
+        self.sealed_headers.clear()
         self._states.clear()
 
     def refuse(self, artifact: Artifact) -> None:
@@ -164,12 +179,13 @@ class Lookup:
         """Return why `entry` cannot be used in this process now, or None if it can."""
         if entry.artifact.digest in self._refused:
             return "invalid: a device refused the code in the bundle"
-        if entry.untracked_reason:  # It cannot be verified, so only a sealed process may use it.
-            return None if sealed else f"untracked: {entry.untracked_reason}"
-        if verify and entry.state.headers:
-            changed = self._changed(request, entry.state, mismatch)
-            return None if changed is None else f"headers: {changed}"
-        return None
+        if entry.untracked_reason and not sealed:  # It cannot be verified.
+            return f"untracked: {entry.untracked_reason}"
+        if not verify or entry.untracked_reason:
+            changed = self.sealed_headers.rejection(request, entry)
+        else:
+            changed = self._changed(request, entry.state, mismatch) if entry.state.headers else None
+        return None if changed is None else f"{HEADERS}{changed}"
 
     def bundle_entry(self, request: Request, artifact: Artifact) -> BundleEntry | None:
         """Return the entry of a bundle that holds `artifact`; None when no bundle does."""
@@ -229,7 +245,7 @@ class Lookup:
                 self.memos.keep(request.key, memo)
                 return digest
             reason = changed
-        return Miss(f"headers: {reason}")
+        return Miss(f"{HEADERS}{reason}")
 
     # Header files
 

@@ -8,7 +8,7 @@ from preheat.arch import Arch
 from preheat.key import Key, bundle_key, request_digest, request_key
 from preheat.lazy import lazy
 from preheat.program import Program
-from preheat.toolchain.compiler import Toolchain
+from preheat.toolchain.compiler import Toolchain, own_roots
 
 __all__ = ["Request"]
 
@@ -49,6 +49,11 @@ class Request:
         """
         include = self.program.include if self.program.may_include else ()
         return (self.digest, *include)
+
+    @property
+    def own_roots(self) -> Mapping[str, str]:
+        """The include directories of the program by label, without those of the toolkit."""
+        return own_roots(self.program) if "cuda" in self.program.language else {}
 
     @lazy
     def roots(self) -> Mapping[str, str]:

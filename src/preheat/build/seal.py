@@ -66,11 +66,14 @@ def sealed(mode: str = "error") -> Iterator[None]:
         _inside.remove(wanted)
 
 
-def hint(*, has_bundle: bool) -> str:
+def hint(*, has_bundle: bool, headers_changed: bool = False) -> str:
     """Return the hint of a `SealedError`: it names what has sealed this process, in the mode "warn".
 
-    `has_bundle` is False if no bundle is mounted.
+    `has_bundle` is False if no bundle is mounted. `headers_changed` is True if a bundle has code
+    from other header files.
     """
+    if headers_changed:
+        return "bake again, or use the code in the bundle with PREHEAT_SEALED_HEADERS=warn"
     lifted_by = "PREHEAT_SEALED=warn"
     if SealMode.ERROR in _inside:
         lifted_by = 'preheat.sealed("warn")'

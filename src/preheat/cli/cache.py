@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from preheat import config as settings
+from preheat import setting_values
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
@@ -427,7 +427,7 @@ def prune(limit: str | None, files: int | None, kind: str | None, as_json: bool)
       preheat cache prune --limit 2G
       preheat cache prune --kind triton --limit 500M
     """
-    most = None if limit is None else settings.size("--limit", limit)
+    most = None if limit is None else setting_values.size("--limit", limit)
     disk = open_cache()
     removed = (0, 0) if kind is None else _prune_kind(disk, kind, most, files)
     swept = disk.sweep() if kind is not None else disk.sweep(limit=most, max_files=files)

@@ -91,8 +91,7 @@ class AbsentNames:
         Raises `Untrackable` if they are not known.
         """
         survey = self._survey
-        user_files = [survey.files[place].text or "" for place in filter(survey.is_user_file, opened)]
-        texts = [*user_files, *survey.program.texts]
+        texts = self._user_texts(opened)
         operators = [*QUERIES, *survey.macros]
         if name := pasted(texts, operators):
             raise Untrackable(f"{name} may be composed by ##, which cannot be tracked")
@@ -116,6 +115,23 @@ class AbsentNames:
                     continue
                 if (place := self._ask(asked)) is not None:
                     yield place
+
+    def add_known_queries(self, opened: Sequence[Place]) -> Iterator[Place]:
+        """Do the same for the queries in user files whose name is known, and ignore the others."""
+        survey = self._survey
+        operators = [*QUERIES, *survey.macros]
+        for text in self._user_texts(opened):
+            for asked in has_include_queries(text, operators):
+                place, passed = survey.find(Include(asked, quoted=False), None)
+                self.absent.update(passed)
+                if place is not None:
+                    yield place
+
+    def _user_texts(self, opened: Iterable[Place]) -> list[str]:
+        """Return the texts of opened files outside the toolkit, and those of the program."""
+        survey = self._survey
+        files = (survey.files[place].text or "" for place in filter(survey.is_user_file, opened))
+        return [*files, *survey.program.texts]
 
     def _ask(self, name: str) -> Place | None:
         """Return the file that `__has_include` of `name` finds, if any."""

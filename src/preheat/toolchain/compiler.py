@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # Imported only when something must be compiled.
     from preheat.toolchain.pool import WorkerPool
     from preheat.toolchain.translate import Compiled
 
-__all__ = ["Toolchain"]
+__all__ = ["Toolchain", "own_roots"]
 
 # The compilers of each language. A link of sources needs both.
 _COMPILERS = {
@@ -295,7 +295,21 @@ class _EarlyPrograms:
         return translate.early_request(self._guessed.library, program, arch, roots)
 
 
+def own_roots(program: Program) -> dict[str, str]:
+    """Return the include directories of a program by label, without those of the toolkit.
+
+    This needs no compiler.
+    """
+    if program.language != "cuda+link":
+        return {str(index): directory for index, directory in enumerate(program.include)}
+    assert isinstance(program, _linked_program())
+    return {
+        f"{index}.{label}": directory
+        for index, part in program.sources.items()
+        for label, directory in own_roots(part).items()
+    }
+
+
 def _with_toolkit(program: Program, toolkit: Mapping[str, str]) -> dict[str, str]:
     """Return the include directories of a program by label, and those of the toolkit after them."""
-    own = {str(index): directory for index, directory in enumerate(program.include)}
-    return {**own, **toolkit}
+    return {**own_roots(program), **toolkit}

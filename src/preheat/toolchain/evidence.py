@@ -26,10 +26,11 @@ from preheat import native
 from preheat.files import opened
 from preheat.locks import no_fork
 
-__all__ = ["Evidence", "FileHasher", "Memo"]
+__all__ = ["Evidence", "FileHasher", "Memo", "file_digest"]
 
 _SETTLED = 2.0  # Seconds. The time stamps of every file system in use are finer.
 _MOST_BYTES = 1 << 26  # The largest header. A larger file is data.
+_BLOCK = 1 << 20  # bytes that are read at once
 _TRIES = 3  # Attempts to read a file while another process writes it.
 _NO_PROOF = -1  # Instead of a mount id: stamps on this mount prove nothing.
 _MOUNT_ID_UNIQUE = 0x4000  # STATX_MNT_ID_UNIQUE, since Linux 6.8.
@@ -171,21 +172,7 @@ class FileHasher:
         stamp = self._stamp(path, os.stat(path))
         if digest := self._memo.known(path, stamp):
             return Evidence(stamp, digest)
-        for _ in range(_TRIES):
-            # Without O_NONBLOCK, opening a pipe would wait for its writer.
-            with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
-                before = os.fstat(descriptor)
-                if not stat.S_ISREG(before.st_mode):
-                    raise OSError("it is not a regular file")
-                if before.st_size > _MOST_BYTES:
-                    raise OSError(f"{before.st_size:,} bytes are too many for a header")
-                with open(descriptor, "rb", closefd=False) as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                after = os.fstat(descriptor)
-            if _times(before) == _times(after):
-                break
-        else:
-            raise OSError("it changes while it is read")
+        digest, after = _read(path)
         stamp = self._stamp(path, after)
         if stamp[-1] != _NO_PROOF:
             self._memo.learn(path, stamp, digest)
@@ -215,6 +202,31 @@ class FileHasher:
         if directory not in self._mounts:
             self._mounts[directory] = _mount(directory)
         return (*_times(status), self._mounts[directory])
+
+
+def file_digest(path: str) -> str:
+    """Return the SHA-256 of a regular file, or raise `OSError`."""
+    return _read(path)[0]
+
+
+def _read(path: str) -> tuple[str, os.stat_result]:
+    """Return the SHA-256 of a regular file, and its status after it was read."""
+    for _ in range(_TRIES):
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
+            before = os.fstat(descriptor)
+            if not stat.S_ISREG(before.st_mode):
+                raise OSError("it is not a regular file")
+            if before.st_size > _MOST_BYTES:
+                raise OSError(f"{before.st_size:,} bytes are too many for a header")
+            content = hashlib.sha256()
+            # `hashlib.file_digest` would clear a large buffer for each small file.
+            while block := os.read(descriptor, min(before.st_size + 1, _BLOCK)):
+                content.update(block)
+            after = os.fstat(descriptor)
+        if _times(before) == _times(after):
+            return content.hexdigest(), after
+    raise OSError("it changes while it is read")
 
 
 def _mount(directory: str) -> int:

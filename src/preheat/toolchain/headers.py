@@ -34,6 +34,8 @@ __all__ = [
     "joined",
     "mismatch",
     "pack_states",
+    "part_of",
+    "path_of",
 ]
 
 #: The root of names that were included by absolute path.
@@ -73,7 +75,7 @@ class HeaderState:
         """Return the path, directory and hash of every header whose include root is in `roots`."""
         key = tuple(roots.items())
         if key not in self._files:
-            paths = [(_path(roots, root, name), digest) for root, name, digest in self.headers]
+            paths = [(path_of(roots, root, name), digest) for root, name, digest in self.headers]
             self._files[key] = [
                 (path, os.path.dirname(path), digest) for path, digest in paths if path is not None
             ]
@@ -160,7 +162,7 @@ def change(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | No
     if len(files) == len(state.headers) and view.proves(files):
         return _appeared(state, roots)
     for root, name, digest in state.headers:
-        path = _path(roots, root, name)
+        path = path_of(roots, root, name)
         if path is None:
             return f"header {name}: its include directory is gone"
         try:
@@ -181,9 +183,9 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
         # With the same include roots, check the place where it was found, which may be beside another
         # header.
         same_root = root == ABSOLUTE or (tuple(roots) == state.roots and root in roots)
-        candidates = [root] if same_root else [each for each in roots if _part(each) == _part(root)]
+        candidates = [root] if same_root else [each for each in roots if part_of(each) == part_of(root)]
         for candidate in candidates:
-            path = _path(roots, candidate, name)
+            path = path_of(roots, candidate, name)
             if path is not None and os.path.isfile(path):
                 try:
                     if view.evidence(path).digest != digest:
@@ -197,7 +199,7 @@ def mismatch(state: HeaderState, roots: Mapping[str, str], memo: Memo) -> str | 
 def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
     """Return a message about a new file that would hide a tracked header, or None."""
     for root, name in state.absent:
-        path = _path(roots, root, name)
+        path = path_of(roots, root, name)
         if path is None:
             continue
         if name.endswith("/"):
@@ -209,12 +211,13 @@ def _appeared(state: HeaderState, roots: Mapping[str, str]) -> str | None:
     return None
 
 
-def _part(root: str) -> str:
+def part_of(root: str) -> str:
     """Return the index of the part of a link that an include root belongs to, or an empty text."""
     return root.rpartition(".")[0]
 
 
-def _path(roots: Mapping[str, str], root: str, name: str) -> str | None:
+def path_of(roots: Mapping[str, str], root: str, name: str) -> str | None:
+    """Return the path of a place; None if its include root is not in `roots`."""
     if root == ABSOLUTE:
         return f"/{name}"
     return f"{roots[root]}/{name}" if root in roots else None

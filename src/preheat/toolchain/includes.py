@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from preheat.lexer import joined, strip_if_unambiguous, stripped, trigraph_variants
 
-__all__ = ["QUERIES", "Include", "has_include_macros", "has_include_queries", "includes", "line_names"]
+__all__ = [
+    "QUERIES",
+    "Include",
+    "has_include_macros",
+    "has_include_queries",
+    "include_lines",
+    "includes",
+    "line_names",
+]
 
 #: Operators that test whether a file exists. The compiler does not report their results.
 QUERIES = ("__has_include", "__has_include_next")
@@ -49,6 +57,16 @@ def includes(text: str, *, exact: bool = True) -> Iterator[Include]:
             code = stripped(reading, strings=True)
         for angled, quoted in _DIRECTIVE.findall(code):
             yield Include(angled or quoted or None, quoted=not angled)
+
+
+def include_lines(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield number, text and name of each line of `text` that is an include of a literal name."""
+    found = {each.name for each in includes(text)}
+    for number, line in enumerate(text.splitlines(), 1):
+        directive = _DIRECTIVE.match(line)
+        name = None if directive is None else directive[1] or directive[2]
+        if name is not None and name in found:
+            yield number, line.strip(), name
 
 
 def line_names(text: str) -> set[str]:

@@ -8,6 +8,7 @@ only: to learn at which names a new file would be found first, and to scan the f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from preheat.artifact import Header
 from preheat.program import clock_macro
@@ -16,7 +17,7 @@ from preheat.toolchain.evidence import FileHasher, Memo
 from preheat.toolchain.headers import ABSOLUTE, HeaderState, Place
 from preheat.toolchain.survey import Survey
 
-__all__ = ["Unexpected", "observe"]
+__all__ = ["Unexpected", "observe", "observe_roughly"]
 
 
 class Unexpected(Exception):  # noqa: N818  (The compile itself succeeded.)
@@ -49,6 +50,30 @@ def observe(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
     for place in headers:
         if place in survey.files and not _same(survey, place, view):
             raise Untrackable(f"header {place[1]} changed while the program was compiled")
+    return HeaderState(tuple(headers.values()), tuple(sorted(names.absent)), tuple(survey.roots))
+
+
+def observe_roughly(survey: Survey, opened: Iterable[str], memo: Memo) -> HeaderState:
+    """Return what is known of the user's header files after a compile that `observe` cannot describe.
+
+    No cache may rely on it. A sealed process compares it, to find files that certainly differ.
+    """
+    places: list[Place] = []
+    for name in filter(survey.is_real, opened):
+        with suppress(Untrackable):
+            places.append(_place(name, survey.roots))
+    names = AbsentNames(survey)
+    scanned = [place for place in places if place in survey.files]
+    places += names.add_known_queries(scanned)
+    with suppress(Untrackable):
+        names.add_includes(scanned)
+    view = FileHasher(memo)
+    headers: dict[Place, Header] = {}
+    for place in filter(survey.is_user_file, places):
+        with suppress(Untrackable):
+            file = survey.files.get(place)
+            digest = _digest(survey, place, view) if file is None else file.evidence.digest
+            headers[place] = Header(*place, digest)
     return HeaderState(tuple(headers.values()), tuple(sorted(names.absent)), tuple(survey.roots))
 
 
