@@ -158,9 +158,12 @@ docs-check: $(TESTING) ## run every snippet of the docs
 		tests/test_docstrings.py tests/test_reference.py tests/test_names_in_docs.py
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
-test-gpu:              ## the tests that need a GPU or torch, with the Python that is there
+# The run is recorded in benchmarks/results, whether tests pass or fail.
+test-gpu: export PYTHONPATH := $(CURDIR)/src:$(CURDIR)/.carry
+test-gpu:              ## the tests that need a GPU or torch, with the Python that is there, and a record of the run
 	$(PYTHON) hatch_build.py || true
-	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m pytest -m "gpu or torch"
+	$(PYTHON) -m pytest -m "gpu or torch" --junit-xml=.proof/gpu-tests.xml; status=$$?; \
+	$(PYTHON) benchmarks/gpu_tests.py .proof/gpu-tests.xml && exit $$status
 
 # The files go to the directory OUT, which may be a variable of the environment.
 prove-audit-gpu: OUT ?= .proof
