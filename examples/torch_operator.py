@@ -2,8 +2,8 @@
 
     python torch_operator.py
 
-With a GPU, it runs there. Without one, set PREHEAT_DEVICE=emulator: the emulator computes the
-operator on tensors of the host, so that a test in CI needs no GPU.
+With a GPU, it runs there. Without one, set PREHEAT_DEVICE='emulator[host_arrays]': that emulator
+computes the operator on tensors of the host, so that a test in CI needs no GPU.
 """
 
 import torch

@@ -291,6 +291,7 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
         builder: Builder = shared_builder,
         arch: str = "sm_90",
         schedule: int | None = None,
+        host_arrays: bool = False,
         **more: Any,
     ) -> Gpu:
         kind, _, index = name.partition(":")
@@ -298,7 +299,7 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
         if kind == "emulator":
             from preheat.devices.emulator.device import EmulatorDevice
 
-            made = EmulatorDevice(int(index or 0), arch, schedule=schedule)
+            made = EmulatorDevice(int(index or 0), arch, schedule=schedule, host_arrays=host_arrays)
         else:
             from preheat.devices.cuda.device import CudaDevice
 
@@ -315,6 +316,12 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
 def device(request: pytest.FixtureRequest, open_device: Callable[..., Gpu]) -> Gpu:
     """Return each kind of device."""
     return open_device(request.param)
+
+
+@pytest.fixture
+def permissive(open_device: Callable[..., Gpu]) -> Gpu:
+    """Return an emulator that uses arrays of the host, which stand for tensors of other libraries."""
+    return open_device("emulator", host_arrays=True)
 
 
 @pytest.fixture

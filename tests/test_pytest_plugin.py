@@ -184,7 +184,7 @@ def test_marked():
     [
         ("emulater", "did you mean 'emulator'?"),
         ("emulator:9", "they are numbered 0 to 7"),
-        ("emulator[sanitise]", "the settings of an emulator are sanitize, schedule=3"),
+        ("emulator[sanitise]", "the settings of an emulator are sanitize, host_arrays"),
         ("al", "did you mean 'all'?"),
     ],
 )
@@ -485,6 +485,24 @@ def test_an_endless_loop_names_the_option_of_pytest(suite: Path) -> None:
     ran = run_pytest(suite, "--preheat-device=emulator[patience=1000]")
     assert outcomes(ran) == {"failed": 1}
     assert "hint: for pytest, --preheat-device='emulator[patience=50000000]'" in ran.stdout
+
+
+def test_a_test_that_passes_host_arrays_names_the_option_of_pytest(suite: Path) -> None:
+    (suite / "test_kernels.py").write_text(
+        "import numpy as np\n"
+        "import preheat\n"
+        "def test_twice(preheat_device):\n"
+        "    source = 'extern \"C\" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }'\n"
+        "    x = np.arange(4, dtype='int32')\n"
+        "    preheat.device().kernel(source, 'twice')[1, 4](x)\n"
+        "    assert x.tolist() == [0, 2, 4, 6]\n"
+    )
+    ran = run_pytest(suite, "--preheat-device=emulator")
+    assert outcomes(ran) == {"failed": 1}
+    assert "twice, argument 0: ndarray is in host memory, the kernel is on emulator:0" in ran.stdout
+    assert "hint: for pytest, --preheat-device='emulator[host_arrays]'" in ran.stdout
+    ran = run_pytest(suite, "--preheat-device=emulator[host_arrays]")
+    assert outcomes(ran) == {"passed": 1}
 
 
 def test_the_environment_chooses_the_device_and_the_option_counts_more(suite: Path) -> None:

@@ -539,6 +539,7 @@ def device(
     patience: int | None = None,
     schedule: int | None = None,
     sanitize: bool | None = None,
+    host_arrays: bool | None = None,
     jit: bool | None = None,
     blocking: bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -555,6 +556,8 @@ def device(
         schedule: The seed of an emulator whose streams defer their work.
         sanitize: Stop an emulated kernel at a value that CUDA leaves undefined, and at a barrier that
             not all threads of a block reach. The default is `PREHEAT_EMULATOR_SANITIZE`.
+        host_arrays: Let emulated kernels use host memory in place: NumPy arrays and tensors on the CPU.
+            By default they are refused, because a GPU cannot use them.
         jit: Let a GPU that is newer than the compiler run PTX through its driver.
         blocking: Wait after every launch, so that an error names the kernel that caused it.
         cache_dir: The directory of the cache, instead of the one that the environment sets.
@@ -574,11 +577,13 @@ def device(
         >>> preheat.device("emulator", arch="sm_100").name
         'emulator:0[sm_100]'
     """
-    for setting, wanted in (("sanitize", sanitize), ("jit", jit), ("blocking", blocking)):
+    switches = {"sanitize": sanitize, "host_arrays": host_arrays, "jit": jit, "blocking": blocking}
+    for setting, wanted in switches.items():
         if not isinstance(wanted, bool | None):
             raise InputError(f"{setting} must be True or False, not {wanted!r}")
     config = Config.from_env()
-    given = {"arch": arch, "patience": patience, "schedule": schedule, "sanitize": sanitize}
+    given = {"arch": arch, "patience": patience, "schedule": schedule}
+    given |= {"sanitize": sanitize, "host_arrays": host_arrays}
     settings = {setting: value for setting, value in given.items() if value is not None}
     with _opening:
         description = registry.find(which, settings, config)

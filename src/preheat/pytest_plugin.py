@@ -40,7 +40,12 @@ _VARIABLE = "PREHEAT_DEVICE"
 _PACKAGE = os.path.dirname(__file__) + os.sep
 #: Names that need no check, so that the start of a run does not import the devices.
 _COMMON = re.compile(r"auto|all|emulator(:[0-7])?|cuda(:\d+)?")
-_SETTINGS = "the settings of an emulator are sanitize, schedule=3, patience=100000 and an architecture"
+_SETTINGS = (
+    "the settings of an emulator are sanitize, host_arrays, schedule=3, patience=100000 and an "
+    "architecture"
+)
+#: The emulator for pytest that a hint about a setting of `preheat.device` has.
+_FOR_PYTEST = {"patience=": "emulator[patience=50000000]", "host_arrays=": "emulator[host_arrays]"}
 _RUN = pytest.StashKey[Run]()
 
 # Options, and what the whole run needs
@@ -305,8 +310,9 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     error = call.excinfo.value
     if not isinstance(error, errors.PreheatError):
         return
-    if "patience=" in (error.hint or ""):
-        error.add_note(f"hint: for pytest, {_OPTION}='emulator[patience=50000000]'")
+    for setting, name in _FOR_PYTEST.items():
+        if setting in (error.hint or ""):
+            error.add_note(f"hint: for pytest, {_OPTION}='{name}'")
     last = frame = error.__traceback__
     while frame is not None:
         if not frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):

@@ -61,7 +61,11 @@ def test_the_page_does_what_it_shows_on_the_emulator(tmp_path: Path) -> None:
     place.mkdir()
     (standin / "cupy.py").write_text(STANDIN)
     env = environment(tmp_path, standin)
-    env |= {"PREHEAT_DEVICE": "emulator", "PREHEAT_ADAPTERS": "off", "PYTHONWARNINGS": "error"}
+    env |= {
+        "PREHEAT_DEVICE": "emulator[host_arrays]",
+        "PREHEAT_ADAPTERS": "off",
+        "PYTHONWARNINGS": "error",
+    }
     assert run_page(PAGE, place, env) > len(PROGRAMS)
 
 

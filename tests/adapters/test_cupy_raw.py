@@ -156,13 +156,13 @@ def test_a_capture_needs_a_kernel_that_was_compiled_or_launched(
 @pytest.fixture
 def emulator(open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """Return an emulator as the default device. It uses arrays of NumPy as memory."""
-    made = open_device("emulator")
+    made = open_device("emulator", host_arrays=True)
     monkeypatch.setattr(place, "device", lambda *_: made)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     return made
 
 
-def test_arrays_of_numpy_are_memory_on_the_emulator(emulator: Gpu) -> None:
+def test_arrays_of_numpy_are_memory_on_an_emulator_that_permits_it(emulator: Gpu) -> None:
     del emulator
     a, out = np.arange(8, dtype="float32"), np.zeros(8, "float32")
     RawKernel(SOURCE, "add")((1,), (8,), (a, a, out, a.size))

@@ -81,8 +81,8 @@ def connected(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Bridge:
 
 
 @pytest.fixture
-def bridge(device: Gpu, monkeypatch: pytest.MonkeyPatch) -> Bridge:
-    return connected(device, monkeypatch)
+def bridge(kind: str, open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch) -> Bridge:
+    return connected(open_device(kind, host_arrays=kind == "emulator"), monkeypatch)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_types_and_shapes_are_refused_by_name(bridge: Bridge) -> None:
         kernels.matmul(x, gamma)
 
 
-OPS = "preheat.Ops(gpu) has these kernels for arrays, and on the emulator for arrays of the host"
+OPS = "preheat.Ops(gpu) has these kernels for arrays of preheat, also on the emulator"
 
 
 @pytest.mark.parametrize("installed", [True, False])

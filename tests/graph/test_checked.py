@@ -251,11 +251,10 @@ def test_copied_inputs_are_no_difference(device: Gpu) -> None:
     np.testing.assert_array_equal(y.numpy(), want)
 
 
-def test_memory_of_other_libraries_is_checked_by_its_address(open_device: Callable[..., Gpu]) -> None:
-    gpu = open_device("emulator")
-    made = axpy_case(gpu, 31)
+def test_memory_of_other_libraries_is_checked_by_its_address(permissive: Gpu) -> None:
+    made = axpy_case(permissive, 31)
     outs = [made.ys.copy(), made.ys.copy()]
-    graphs = gpu.graphs(checked=True)
+    graphs = permissive.graphs(checked=True)
 
     def step() -> None:
         made.axpy[1, 32](3, made.x, outs[-1], 31)

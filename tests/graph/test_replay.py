@@ -153,14 +153,13 @@ def test_arrays_may_be_allocated_in_other_streams(device: Gpu) -> None:
     np.testing.assert_array_equal(y.numpy(), 45 * xs)
 
 
-def test_numpy_operands_are_kept_and_lent_to_every_replay(open_device: Callable[..., Gpu]) -> None:
-    gpu = open_device("emulator")
-    axpy = gpu.kernel(KERNELS, "axpy")
+def test_numpy_operands_are_kept_and_lent_to_every_replay(permissive: Gpu) -> None:
+    axpy = permissive.kernel(KERNELS, "axpy")
     xs = np.arange(1, 34, dtype=np.int32)
     x = xs.copy()
     y = np.full(33, 5, np.int32)
     kept = weakref.ref(x)
-    with gpu.capture() as graph:
+    with permissive.capture() as graph:
         axpy[1, 64](2, x, y, 33)
     assert (y == 5).all()
     del x
@@ -173,7 +172,7 @@ def test_numpy_operands_are_kept_and_lent_to_every_replay(open_device: Callable[
     gc.collect()
     assert kept() is None
     with pytest.raises(EmulatorFault):  # and lent no longer than that
-        axpy[1, 64](2, preheat.Pointer(y.ctypes.data), gpu.array(xs), 33)
+        axpy[1, 64](2, preheat.Pointer(y.ctypes.data), permissive.array(xs), 33)
 
 
 # What cannot be replayed

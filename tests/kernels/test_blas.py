@@ -438,13 +438,14 @@ def test_the_next_product_gives_the_workspaces_of_closed_graphs_back(
 
 
 def test_a_graph_keeps_operands_of_other_libraries_and_orders_its_replays_with_them(
-    blas: Blas, emulator: Gpu, launched: Callable[[], None]
+    permissive: Gpu, cublas: Cublas
 ) -> None:
-    product = Product(emulator)
+    blas = Blas(permissive, found=Found(cublas, "13.0.0"))
+    product, filled = Product(permissive), permissive.zeros(5)
     host = np.zeros((5, 7), "float32")
     before = sys.getrefcount(host)
-    with emulator.capture() as graph:
-        launched()
+    with permissive.capture() as graph:
+        filled.fill(1)  # An empty graph is an error.
         blas._multiply(product.op, product.dtype, host, *product.arrays[1:])
     assert [operand.owner is host for operand in replayer(graph).work.foreign] == [True]
     graph.close()

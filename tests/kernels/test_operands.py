@@ -53,8 +53,8 @@ class OnGpu:
         return {"data": address, "shape": shape, "strides": strides, "typestr": "<f4", "version": 3}
 
 
-def test_memory_lent_by_dlpack_serves(emulator: Gpu) -> None:
-    ops = Ops(emulator)
+def test_memory_lent_by_dlpack_serves(permissive: Gpu) -> None:
+    ops = Ops(permissive)
     x = np.linspace(-3, 3, 60, dtype="float32").reshape(6, 10)
     out = np.empty_like(x)
     ops.silu(Lent(x), out=Lent(out))
@@ -156,8 +156,8 @@ class Counted:
         return self.array.__dlpack_device__()
 
 
-def test_operands_are_asked_once_by_the_checks_and_once_by_the_launch(emulator: Gpu) -> None:
-    ops = Ops(emulator, blas=False)
+def test_operands_are_asked_once_by_the_checks_and_once_by_the_launch(permissive: Gpu) -> None:
+    ops = Ops(permissive, blas=False)
     arrays = [Counted(3, 3) for _ in range(5)]
     a, b, c, d, e = arrays
     calls: list[Callable[[], object]] = [

@@ -90,7 +90,7 @@ def test_arrays_that_do_not_fit_are_named(
     gpu, arrays = given
     far = open_device("emulator:1")
     freed = gpu.zeros((10, 12))
-    gaps = np.zeros((10, 24), "float32")
+    on_host = np.zeros((10, 24), "float32")
     freed.close()
     for change, message in (
         ({"q": gpu.zeros((10, 11))}, "q is float32 of shape (10, 11), not float32 of shape (10, 12)"),
@@ -98,7 +98,8 @@ def test_arrays_that_do_not_fit_are_named(
         ({"x": gpu.zeros((5, 10), "int32")}, "x: the shipped kernels do not take int32"),
         ({"o": quantize(np.ones((12, 10)))}, "o is Nf4 of shape (12, 10), not float32"),
         ({"x": [1.0, 2.0]}, "x is list, not an array"),
-        ({"q": gaps[:, ::2]}, "q is not contiguous"),
+        ({"q": on_host[:, ::2]}, "q is not contiguous"),
+        ({"q": on_host[:, :12].copy()}, "q is in host memory, which kernels on emulator:0 cannot use"),
         ({"q": far.zeros((10, 12))}, "q is <Array float32[10, 12] on emulator:1>, which kernels on"),
         ({"q": freed}, "q: <Array float32[10, 12] on emulator:0, freed>: "),
     ):

@@ -71,7 +71,9 @@ class World:
 
     def __init__(self, builder: Builder, core: Any, *, schedule: int | None = None) -> None:
         self.core = core
-        self.gpu = gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=schedule), builder)
+        # Arrays of the host, which stand for tensors of a library without streams, need work at once.
+        device = EmulatorDevice(0, "sm_90", schedule=schedule, host_arrays=schedule is None)
+        self.gpu = gpu = Gpu(device, builder)
         self.elsewhere = Gpu(EmulatorDevice(1, "sm_90"), builder)
         self.torch = FakeTorch(gpu)
         self.streams = [self.torch.default, self.torch.new_stream(), self.torch.new_stream()]

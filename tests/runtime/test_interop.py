@@ -223,8 +223,8 @@ class Interface:
 
 
 @pytest.mark.parametrize("warm", [0, 4])
-def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> None:
-    made = saxpy_case(emulator)
+def test_any_tensor_with_dlpack_is_used_in_place(warm: int, permissive: Gpu) -> None:
+    made = saxpy_case(permissive)
     made.launch(warm)
     x, y = Tensor(made.xs), Tensor(made.ys.copy())
     made.saxpy[5, 64](2.0, x, y, made.n)
@@ -241,9 +241,9 @@ def test_any_tensor_with_dlpack_is_used_in_place(warm: int, emulator: Gpu) -> No
 
 @pytest.mark.torch
 @pytest.mark.parametrize("warm", [0, 4])
-def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -> None:
+def test_torch_tensors_of_the_host_are_used_in_place(warm: int, permissive: Gpu) -> None:
     torch = import_or_skip("torch")
-    made = saxpy_case(emulator)
+    made = saxpy_case(permissive)
     made.launch(warm)
     x, y = torch.from_numpy(made.xs), torch.from_numpy(made.ys.copy())
     for given in (x, x.clone().requires_grad_()):
@@ -256,7 +256,7 @@ def test_torch_tensors_of_the_host_are_used_in_place(warm: int, emulator: Gpu) -
         }
     """
     small = torch.arange(32).to(torch.bfloat16)
-    emulator.kernel(source, "twice")[1, 32](small)
+    permissive.kernel(source, "twice")[1, 32](small)
     assert torch.equal(small, (torch.arange(32) * 2).to(torch.bfloat16))
     with pytest.raises(LaunchError, match=r"cannot take a Tensor of float64") as caught:
         made.saxpy[5, 64](2.0, x.double(), y, made.n)
@@ -299,10 +299,10 @@ def test_our_own_arrays_are_no_other_librarys(device: Gpu) -> None:
     assert tensor_kind(device.scalar("int32")) is None
 
 
-def test_strided_host_arrays_can_be_reached_to_their_last_element(emulator: Gpu) -> None:
+def test_strided_host_arrays_can_be_reached_to_their_last_element(permissive: Gpu) -> None:
     table = np.arange(40, dtype=np.int32).reshape(4, 10)
-    out = emulator.zeros(31, "int32")
-    add = emulator.kernel(KERNELS, "add")
+    out = permissive.zeros(31, "int32")
+    add = permissive.kernel(KERNELS, "add")
     add[1, 32](strided(table[:, 0]), 1, out, 31)  # spans 31 elements
     assert np.array_equal(out.numpy(), np.arange(31) + 1)
 
@@ -320,10 +320,10 @@ def test_strided_host_arrays_can_be_reached_to_their_last_element(emulator: Gpu)
     ],
     ids=["column", "every second row", "transposed", "reversed", "Fortran", "broadcast"],
 )
-def test_arrays_that_are_not_contiguous_are_refused(make: Any, warm: int, emulator: Gpu) -> None:
+def test_arrays_that_are_not_contiguous_are_refused(make: Any, warm: int, permissive: Gpu) -> None:
     table = np.arange(40, dtype=np.int32).reshape(4, 10)
-    out = emulator.zeros(40, "int32")
-    add = emulator.kernel(KERNELS, "add")
+    out = permissive.zeros(40, "int32")
+    add = permissive.kernel(KERNELS, "add")
     for _ in range(warm):
         add[1, 32](np.arange(32, dtype=np.int32), 0, out, 32)
     before = out.numpy()
@@ -356,11 +356,11 @@ def test_strided_takes_arrays_of_preheat_as_they_are_and_nothing_else(emulator: 
 
 
 @pytest.mark.parametrize("step", [1, 3, -1, -4])
-def test_a_strided_array_is_passed_by_its_first_element(step: int, emulator: Gpu) -> None:
+def test_a_strided_array_is_passed_by_its_first_element(step: int, permissive: Gpu) -> None:
     table = np.arange(40, dtype=np.int32)
-    out = emulator.zeros(40, "int32")
+    out = permissive.zeros(40, "int32")
     part = table[::step]
-    columns = emulator.kernel(STRIDES, "columns")
+    columns = permissive.kernel(STRIDES, "columns")
     for _ in range(4):
         columns[1, 64](strided(part), step, out, len(part))
         assert np.array_equal(out.numpy()[: len(part)], part)

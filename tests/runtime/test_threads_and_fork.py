@@ -195,8 +195,8 @@ import numpy as np
 import preheat
 gpu = preheat.device("emulator")
 kernel = gpu.kernel(Path(sys.argv[1]).read_text(), "saxpy")
-y = gpu.zeros(3)
-kernel[1, 4](2.0, np.arange(3, dtype=np.float32), y, 3)
+x, y = gpu.array(np.arange(3, dtype=np.float32)), gpu.zeros(3)
+kernel[1, 4](2.0, x, y, 3)
 maps = Path("/proc/self/maps").read_text()
 print(json.dumps({"y": y.numpy().tolist(), "nvrtc": "libnvrtc" in maps, "cuda": "libcuda" in maps}))
 """

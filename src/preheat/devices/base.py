@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # Only errors need it.
 __all__ = [
     "DEFAULT_STREAMS", "LEGACY_STREAMS", "NOT_SUBMITTED", "ON_GPU", "ON_HOST", "PER_THREAD_STREAM",
     "Attributes", "BlockSize", "Device", "Dim3", "Event", "Executable", "FindLines", "Function",
-    "Geometry", "Graph", "GraphNode", "Limits", "MemoryInfo", "Module", "Occupancy", "Replay", "Setter",
-    "Stream", "Submit", "Symbol",
+    "Geometry", "Graph", "GraphNode", "HostMemory", "Limits", "MemoryInfo", "Module", "Occupancy",
+    "Replay", "Setter", "Stream", "Submit", "Symbol",
 ]  # fmt: skip
 
 Dim3 = tuple[int, int, int]
@@ -364,6 +364,16 @@ class Module(Protocol):
         """Unload the module. None of its kernels may be running or be launched again."""
 
 
+class HostMemory(Protocol):
+    """Memory of the host as arguments of kernels, on a device that works in such memory."""
+
+    def accepts(self, address: int, size: int) -> bool:
+        """Return True if these bytes may be an argument of a kernel."""
+
+    def register(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
+        """Let kernels use these bytes for a while."""
+
+
 class Device(Protocol):
     """One GPU, or a device that behaves like one."""
 
@@ -413,11 +423,12 @@ class Device(Protocol):
     def fill(self, address: int, value: bytes, count: int, stream: Stream) -> int:
         """Write `value` (1, 2, 4 or 8 bytes) `count` times; return the number of operations used."""
 
+    @property
+    def host_memory(self) -> HostMemory | None:
+        """Memory of the host as arguments of kernels, or None if no kernel can use it."""
+
     def setter(self, places: Sequence[tuple[int, int]], stream: Stream) -> Setter:
         """Prepare a write to several addresses, each given with its size: 1, 2, 4, 8 or 16 bytes."""
-
-    def register_host(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
-        """Let kernels use host memory of the caller for a while, on a device that can."""
 
     def owner(self, address: int) -> object:
         """Return an object that keeps this memory valid, on a device that works in host memory."""

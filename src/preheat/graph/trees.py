@@ -60,7 +60,7 @@ def memory_of(value: Any, device: base.Device) -> Memory | None:
         address = value.data_ptr()
         return Memory(_text(value.dtype), tuple(value.shape), tuple(value.stride()), (hex(address),))
     operand = kind.read(value, UNORDERED)
-    if not operand.is_usable_on(device.dlpack):
+    if not operand.is_usable_on(device):
         return None
     return Memory(str(value.dtype), tuple(value.shape), _strides(value), (hex(operand.address),))
 

@@ -210,6 +210,7 @@ def _check_nf4(gpu: Gpu, name: str, array: Any, size: tuple[int, ...]) -> None:
 def _require_here(gpu: Gpu, name: str, array: Any) -> None:
     """Raise for memory that kernels on `gpu` cannot use."""
     context = gpu._context
+    hint: str | None = "copy it to the device first: gpu.array(…)"
     if isinstance(array, Array):
         if array.buffer.lost is not None:
             raise StaleBufferError(name, f"{array!r}: {array.buffer.lost}")
@@ -217,8 +218,8 @@ def _require_here(gpu: Gpu, name: str, array: Any) -> None:
         what = repr(array)
     else:
         foreign = foreign_operand(name, array)
-        usable = foreign.is_usable_on(context.device.dlpack)
+        usable = foreign.is_usable_on(context.device)
         what = f"in {foreign.place}"
+        hint = foreign.remedy(context.device)
     if not usable:
-        hint = "copy it to the device first: gpu.array(…)"
         raise InputError(f"{name} is {what}, which kernels on {gpu.name} cannot use", hint=hint)

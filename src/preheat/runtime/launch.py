@@ -182,6 +182,7 @@ class Call(ABC):
         if param.pointer and (kind := tensor_kind(tensor)) is not None:
             operand = kind.read(tensor, stream)
             name = type(tensor).__name__
+            self._require_here(operand, name)
             if not operand.contiguous and tensor is given:
                 raise ArgumentMismatch(f"{name} is not contiguous", _CONTIGUOUS)
             return self._foreign(param, kind, operand, name, arguments)
@@ -214,20 +215,23 @@ class Call(ABC):
             raise ArgumentMismatch(f"{param.title} cannot take an array of {array.dtype}", hint)
         return array.address
 
+    def _require_here(self, operand: Operand, name: str) -> None:
+        """Raise for memory that kernels on this device cannot use."""
+        here = self.context.device
+        if not operand.is_usable_on(here):
+            why = f"{name} is in {operand.place}, the kernel is on {here.name}"
+            raise ArgumentMismatch(why, operand.remedy(here))
+
     def _foreign(
         self, param: ParamSpec, kind: TensorKind, operand: Operand, name: str, args: LaunchArguments
     ) -> int:
-        here = self.context.device
-        if not operand.is_usable_on(here.dlpack):
-            hint = "copy it first: gpu.array(…)" if operand.device[0] == ON_HOST else None
-            raise ArgumentMismatch(f"{name} is in {operand.place}, the kernel is on {here.name}", hint)
         if param.dtypes is not None and operand.dtype not in (None, *param.dtypes):
             article = "an" if name == "ndarray" else "a"
             why = f"{param.title} cannot take {article} {name} of {operand.dtype}"
             raise ArgumentMismatch(why, _conversion(kind.library, param.dtypes[0]))
         if not operand.writable and param.writes and param.parameter.type is not None:
             raise ArgumentMismatch(f"{name} is read-only, and {param.title} may be written", _READ_ONLY)
-        in_library_order = args.order_with(kind, operand, here)
+        in_library_order = args.order_with(kind, operand, self.context.device)
         args.foreign.append(operand)
         if self.stream is not None or not in_library_order:
             args.keep_alive.append(operand.owner)
@@ -354,11 +358,13 @@ class Launch(Call):
 
 def registered_operands(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
     """Let a device that works in host memory use the foreign operands during one launch."""
-    if not arguments.foreign or context.device.dlpack[0] != ON_HOST:
+    host = context.device.host_memory
+    if host is None or not arguments.foreign:
         return _NOTHING
     with ExitStack() as stack:
         for each in arguments.foreign:
-            stack.enter_context(context.device.register_host(each.start, each.nbytes, each.writable))
+            if each.device[0] == ON_HOST:
+                stack.enter_context(host.register(each.start, each.nbytes, each.writable))
         return stack.pop_all()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from preheat import native
 from preheat.artifact import Parameter
 from preheat.callsite import call_site, outside_files
+from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType
 from preheat.runtime.arguments import ParamSpec, param_specs
 from preheat.runtime.array import Array
@@ -25,7 +26,7 @@ def native_launcher(launch: Launch, fallback: Callable[..., None]) -> Callable[.
     """Return the native function for a launch, or None if the launch has too many parameters.
 
     It takes arrays of preheat, Python numbers, and tensors of torch since 2.10, which offers the C
-    functions of DLPack 1.3. `fallback` gets all other calls.
+    functions of DLPack 1.3. `fallback` gets all other calls, and those with tensors of the host.
     """
     signature = launch.signature
     size = signature.layout.size
@@ -34,11 +35,12 @@ def native_launcher(launch: Launch, fallback: Callable[..., None]) -> Callable[.
         return None
     context = launch.context
     stream = launch.stream or context.stream
+    takes_tensors = launch.stream is None and context.device.dlpack[0] != ON_HOST
     references = (  # in the order of the fields of `Launcher` in `_native.c`
         launch, fallback, launch.prepared, launch.raise_for_status, launch.raise_in_capture,
         context, context.thread_state, launch.submits,
         stream, stream.id, stream.handle,
-        exchange_apis if launch.stream is None else {},
+        exchange_apis if takes_tensors else {},
         call_site, outside_files,
         Context, Array, Uses, Buffer,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from preheat.devices.base import LEGACY_STREAMS, ON_GPU, ON_HOST
+from preheat.devices.base import LEGACY_STREAMS, ON_GPU, ON_HOST, Device
 from preheat.dtypes import DType, dtype_of, dtype_of_typestr
 from preheat.errors import InputError
 from preheat.runtime import dlpack
@@ -20,6 +20,11 @@ __all__ = [
 ]  # fmt: skip
 
 _MANAGED = {3, 13}  # pinned host memory and managed memory: every GPU reaches them
+_COPY = "pass a copy on the device: gpu.array(x)"
+_PERMIT = (
+    '; for tests, preheat.device("emulator", host_arrays=True) or PREHEAT_DEVICE='
+    "'emulator[host_arrays]' accepts host memory"
+)
 _text = functools.cache(str)  # of the layouts of torch, which are few
 
 
@@ -29,8 +34,7 @@ class Pointer(NamedTuple):
     Examples:
         >>> SET = 'extern "C" __global__ void set(int* x) { *x = 1; }'
         >>> x = gpu.zeros(1, "int32")
-        >>> address = x.__array_interface__["data"][0]  # or tensor.data_ptr()
-        >>> gpu.kernel(SET, "set")[1, 1](preheat.Pointer(address))
+        >>> gpu.kernel(SET, "set")[1, 1](preheat.Pointer(x.address))  # or tensor.data_ptr()
         >>> x.numpy()
         array([1], dtype=int32)
     """
@@ -90,9 +94,19 @@ class Operand(NamedTuple):
     writable: bool = True
     offset: int = 0
 
-    def is_usable_on(self, device: tuple[int, int]) -> bool:
-        """Return True when kernels on a device, given as for DLPack, can use the memory."""
-        return self.device == device or (device[0] == ON_GPU and self.device[0] in _MANAGED)
+    def is_usable_on(self, device: Device) -> bool:
+        """Return True when kernels on a device can use the memory."""
+        if self.device[0] == ON_HOST:
+            host = device.host_memory
+            return host is not None and host.accepts(self.start, self.nbytes)
+        on_gpu = device.dlpack[0] == ON_GPU
+        return self.device == device.dlpack or (on_gpu and self.device[0] in _MANAGED)
+
+    def remedy(self, device: Device) -> str | None:
+        """Return the hint for memory that kernels on a device cannot use."""
+        if self.device[0] != ON_HOST:
+            return None
+        return _COPY + (_PERMIT if device.dlpack[0] == ON_HOST else "")
 
     @property
     def place(self) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 
 from preheat.adapters.torch import op
 
-__all__ = ["SOURCE", "blocks", "operators"]
+__all__ = ["EMULATOR", "SOURCE", "blocks", "operators"]
 
 SOURCE = Path(__file__).parent / "kernels.cu"
 BLOCK = 64
+EMULATOR = "emulator[host_arrays]"  # It computes tensors of the host.
 
 
 def blocks(x: Any, *_: object) -> int:
@@ -28,7 +29,7 @@ def operators() -> SimpleNamespace:
     """Register the operators, and return them."""
     import torch
 
-    common: dict[str, Any] = {"grid": blocks, "block": BLOCK, "device": "emulator"}
+    common: dict[str, Any] = {"grid": blocks, "block": BLOCK, "device": EMULATOR}
     like = torch.empty_like
 
     def keep_factor(ctx: Any, inputs: Any, output: Any) -> None:
@@ -58,7 +59,7 @@ def operators() -> SimpleNamespace:
     made.mix = op(
         "preheat_test::mix(Tensor x, Tensor? bias, int shift, float a=1.0, *, bool negate=False)"
         " -> Tensor",
-        SOURCE, out=lambda x, *_: like(x), grid=1, block=lambda x, *_: x.numel(), device="emulator",
+        SOURCE, out=lambda x, *_: like(x), grid=1, block=lambda x, *_: x.numel(), device=EMULATOR,
     )  # fmt: skip
     made.twice = op(
         "preheat_test::twice(Tensor x) -> Tensor",

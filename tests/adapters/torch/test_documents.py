@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="a CPU build of torch is installed by `make test-torch`")
 
 from tests.adapters.torch.applications import Application, import_path
+from tests.adapters.torch.operators import EMULATOR
 from tests.shown_output import compare
 from tests.stories import blocks, run_page
 from tests.test_docs import ROOT
@@ -67,8 +68,8 @@ def test_the_module_before_compiles(pages: Application) -> None:
 
 
 def test_the_module_after_runs_on_the_emulator(pages: Application) -> None:
-    ((_, shown),) = (row for row in commands() if row[0].startswith("PREHEAT_DEVICE=emulator"))
-    ran = pages.python("after.py", PREHEAT_DEVICE="emulator").ok()
+    ((_, shown),) = (row for row in commands() if row[0].startswith("PREHEAT_DEVICE="))
+    ran = pages.python("after.py", PREHEAT_DEVICE=EMULATOR).ok()
     compare(shown, ran.out)
 
 
@@ -111,7 +112,7 @@ def test_an_extension_and_the_operator_compute_the_same_on_a_gpu(name: str, tmp_
     assert ran.out.splitlines()[-2:] == ["[[0.0, 0.5, 0.0], [2.5, 0.0, 2.0]]", "torch.float64"]
 
 
-@pytest.mark.parametrize("device", ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", [EMULATOR, pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_example_of_an_operator_agrees_with_torch(device: str, tmp_path: Path) -> None:
     made = Application(tmp_path / "app")
     example = ROOT / "examples" / "torch_operator.py"

@@ -20,7 +20,7 @@ from preheat.build.builder import Builder
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, LaunchError, SealedError
 from tests.adapters.torch.applications import import_path
-from tests.adapters.torch.operators import SOURCE, blocks, operators
+from tests.adapters.torch.operators import EMULATOR, SOURCE, blocks, operators
 
 # Warnings of torch about itself do not fail a test.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(r"ignore::Warning:torch(\..*)?")]
@@ -33,7 +33,8 @@ def place(
     request: pytest.FixtureRequest, open_device: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """Return a device of torch. Its tensors are computed by a device of the test's own."""
-    gpu = open_device("emulator" if request.param == "cpu" else "cuda")
+    on_host = request.param == "cpu"
+    gpu = open_device("emulator" if on_host else "cuda", host_arrays=on_host)
     monkeypatch.setattr(operator_kernel, "_gpu", lambda *_: gpu)
     torch.manual_seed(20261117)
     yield request.param
@@ -115,7 +116,8 @@ def test_a_tensor_that_is_not_contiguous_is_refused(place: str, ops: SimpleNames
 
 
 def test_a_loaded_kernel_is_an_operator(place: str, open_device: Callable[..., Gpu]) -> None:
-    gpu = open_device("emulator" if place == "cpu" else "cuda")
+    on_host = place == "cpu"
+    gpu = open_device("emulator" if on_host else "cuda", host_arrays=on_host)
     kernel = gpu.kernel(SOURCE, "scale_inplace")
     made = op(
         f"preheat_test::loaded_{place}(Tensor(a!) x, float a, int n) -> ()", kernel, grid=1, block=64
@@ -230,7 +232,7 @@ def test_shapes_may_be_dynamic(place: str, ops: SimpleNamespace) -> None:
 def test_a_graph_with_a_break_does_not_trace_the_launch(place: str) -> None:
     made = op(
         f"preheat_test::broken_{place}(Tensor x, float a) -> Tensor", (SOURCE, "scale"),
-        out=empty, args=lambda x, a, y: (x, a, y, x.numel()), grid=blocks, block=64, device="emulator",
+        out=empty, args=lambda x, a, y: (x, a, y, x.numel()), grid=blocks, block=64, device=EMULATOR,
     )  # fmt: skip
     traced: list[str] = []
 
@@ -319,7 +321,7 @@ def test_a_source_that_is_not_there_is_refused_at_once() -> None:
 
 
 def test_a_count_of_arguments_that_cannot_fit_is_refused(open_device: Callable[..., Gpu]) -> None:
-    kernel = open_device("emulator").kernel(SOURCE, "scale")
+    kernel = open_device("emulator", host_arrays=True).kernel(SOURCE, "scale")
     with pytest.raises(
         InputError, match=r"the kernel scale takes 4 arguments, and the schema has 2 and 1 result"
     ) as no:
@@ -332,7 +334,7 @@ def test_a_count_of_arguments_that_cannot_fit_is_refused(open_device: Callable[.
 def test_a_count_that_is_known_later_is_refused_at_the_first_call(place: str) -> None:
     made = op(
         f"preheat_test::short_{place}(Tensor x, float a) -> Tensor", (SOURCE, "scale"),
-        out=empty, grid=1, block=64, device="emulator",
+        out=empty, grid=1, block=64, device=EMULATOR,
     )  # fmt: skip
     with pytest.raises(InputError, match="the kernel scale takes 4 arguments, and the schema has 2"):
         made(torch.ones(3, device=place), 1.0)
@@ -352,24 +354,32 @@ def test_results_that_do_not_fit_the_schema_are_refused(
     place: str, request: pytest.FixtureRequest, out: Any, problem: str
 ) -> None:
     name = f"preheat_test::wrong_{request.node.callspec.id.replace('-', '_')}"
-    made = op(f"{name}(Tensor x) -> Tensor", SOURCE, out=out, grid=1, block=1, device="emulator")
+    made = op(f"{name}(Tensor x) -> Tensor", SOURCE, out=out, grid=1, block=1, device=EMULATOR)
     with pytest.raises(InputError) as refused:
         made(torch.ones(3, device=place))
     assert problem in str(refused.value)
 
 
-def test_tensors_of_the_host_need_an_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_the_host_need_an_emulator_that_accepts_them(
+    monkeypatch: pytest.MonkeyPatch, open_device: Callable[..., Gpu]
+) -> None:
     given: dict[str, Any] = {"out": empty, "grid": blocks, "block": 64}
     alone = op("preheat_test::gpu_alone(Tensor x) -> Tensor", SOURCE, **given)
     with pytest.raises(NotImplementedError, match="CPU"):
         alone(torch.ones(3))
+    opened = {
+        "emulator": open_device("emulator"), EMULATOR: open_device("emulator", host_arrays=True)
+    }  # fmt: skip
+    monkeypatch.setattr(operator_kernel, "device", opened.get)
+    given["args"] = lambda x, y: (x, 2.0, y, x.numel())
     monkeypatch.setenv("PREHEAT_DEVICE", "emulator")
-    asked: list[str | None] = []
-    monkeypatch.setattr(operator_kernel, "device", asked.append)
-    made = op("preheat_test::on_emulator(Tensor x) -> Tensor", SOURCE, **given)
-    with pytest.raises(AttributeError, match="kernel"):
-        made(torch.ones(3))
-    assert asked == ["emulator"]
+    refused = op("preheat_test::refused(Tensor x) -> Tensor", (SOURCE, "scale"), **given)
+    with pytest.raises(LaunchError, match="scale, argument 0: Tensor is in host memory") as caught:
+        refused(torch.ones(3))
+    assert EMULATOR in str(caught.value.hint)
+    monkeypatch.setenv("PREHEAT_DEVICE", EMULATOR)
+    made = op("preheat_test::on_emulator(Tensor x) -> Tensor", (SOURCE, "scale"), **given)
+    assert made(torch.ones(3)).tolist() == [2.0] * 3
 
 
 # Sealed processes, and start-up
@@ -383,7 +393,7 @@ def test_a_sealed_process_names_the_kernel_and_the_line(
     made = op(
         "preheat_test::unbaked(Tensor x) -> Tensor",
         ('extern "C" __global__ void unbaked(float* x, float* y) { *y = *x; }', "unbaked"),
-        out=empty, grid=1, block=1, device="emulator",
+        out=empty, grid=1, block=1, device=EMULATOR,
     )  # fmt: skip
     builder = open_builder(replace(config, sealed=SealMode.ERROR))
     with Gpu(EmulatorDevice(0, "sm_90"), builder) as gpu:
@@ -402,7 +412,7 @@ STARTS = """
 import sys, torch
 from preheat.adapters.torch import op
 made = op("my::one(Tensor(a!) x) -> ()", 'extern "C" __global__ void one(float* x) { *x = 1; }',
-          grid=1, block=1, device="emulator")
+          grid=1, block=1, device="emulator[host_arrays]")
 assert "preheat.devices.emulator.device" not in sys.modules  # Nothing is compiled so far.
 x = torch.zeros(2)
 made(x)

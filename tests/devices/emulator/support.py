@@ -66,7 +66,7 @@ class Machine:
             values = []
             for arg in args:
                 if isinstance(arg, np.ndarray):
-                    lend = self.device.register_host(
+                    lend = self.device.host_memory.register(
                         arg.ctypes.data, arg.nbytes, bool(arg.flags.writeable)
                     )
                     lent.enter_context(lend)

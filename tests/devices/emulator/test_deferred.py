@@ -181,7 +181,7 @@ def test_lent_memory_is_used_before_it_is_taken_back() -> None:
         host = np.full(SIZE, 3, np.uint8)
         address = ready(device, 0)
         stream = device.stream()
-        with device.register_host(host.ctypes.data, SIZE, False):
+        with device.host_memory.register(host.ctypes.data, SIZE, False):
             device.copy(address, host.ctypes.data, SIZE, stream)
         host[:] = 4
         assert contents(device, address, stream) == b"\x03" * SIZE

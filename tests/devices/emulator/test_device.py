@@ -397,7 +397,7 @@ def test_parameters_are_read_before_a_launch_returns(compiler: Builder) -> None:
     value = ctypes.c_int(5)
     address = ctypes.c_uint64(out.ctypes.data)
     pointers = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(value))
-    with machine.device.register_host(out.ctypes.data, out.nbytes, True):
+    with machine.device.host_memory.register(out.ctypes.data, out.nbytes, True):
         for number in (5, 6):
             value.value = number
             assert submit(ctypes.addressof(pointers), 0)[0] == 0

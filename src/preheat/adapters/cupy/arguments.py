@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from preheat.devices.base import Device
 from preheat.dtypes import DType, dtype_of_typestr
 from preheat.runtime.arguments import ParamSpec
 from preheat.runtime.array import Array
@@ -21,13 +22,11 @@ _AS_THEY_ARE = {int, float, bool, complex, type(None), Strided, Pointer}
 _Convert = Callable[[ParamSpec, Any], Any]
 
 
-def converted(
-    params: Sequence[ParamSpec], args: Sequence[Any], *, on_host: bool = False
-) -> Sequence[Any]:
+def converted(params: Sequence[ParamSpec], args: Sequence[Any], device: Device) -> Sequence[Any]:
     """Return arguments of a raw kernel as arguments of a kernel of preheat.
 
-    `on_host` says that the device uses host memory, so that arrays of NumPy are memory. A wrong number
-    of arguments is left to the launch, which knows the message.
+    Arrays of NumPy are memory on a device that accepts them. A wrong number of arguments is left to the
+    launch, which knows the message.
     """
     if len(params) != len(args):
         return args
@@ -36,7 +35,7 @@ def converted(
         kind = type(given)
         if kind in _AS_THEY_ARE:
             values.append(given)
-        elif on_host and param.pointer and issubclass(kind, _numpy_array_type()):
+        elif param.pointer and issubclass(kind, _numpy_array_type()) and _is_memory(given, device):
             values.append(_cupy_array(param, given))
         else:
             values.append(_converter(kind)(param, given))
@@ -50,6 +49,12 @@ def has_stream(args: Iterable[Any]) -> bool:
         if kind is not None and kind.source is not None:
             return True
     return False
+
+
+def _is_memory(array: Any, device: Device) -> bool:
+    """Return True for an array of NumPy that kernels on a device use in place."""
+    host = device.host_memory
+    return host is not None and host.accepts(array.ctypes.data, array.nbytes)
 
 
 def _numpy_array_type() -> type:

@@ -18,7 +18,7 @@ from preheat.adapters.cupy.place import Place, current_stream, gpu_at, place_of
 from preheat.adapters.cupy.source import RawSource
 from preheat.artifact import check_name
 from preheat.callsite import warn_caller
-from preheat.devices.base import ON_GPU, ON_HOST
+from preheat.devices.base import ON_GPU
 from preheat.errors import InputError, LaunchError, PreheatError, SealedError, UnknownEntryError
 from preheat.program import file_of, list_argument
 from preheat.runtime.arguments import param_specs
@@ -144,8 +144,8 @@ class RawKernel:
         except PreheatError as error:
             shorten_traceback(error)
             raise
-        on_host = kernel.module.context.device.dlpack[0] == ON_HOST
-        values = converted(param_specs(kernel.entry.parameters), args, on_host=on_host)
+        device = kernel.module.context.device
+        values = converted(param_specs(kernel.entry.parameters), args, device)
         if stream is None and not has_stream(values):
             stream = current_stream(kernel.module.context)
         grid, block = _sizes(grid), _sizes(block)

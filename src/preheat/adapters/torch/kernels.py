@@ -27,7 +27,7 @@ from preheat.runtime.libraries import LIBRARIES
 __all__ = ["linear", "matmul", "rms_norm", "silu", "softmax", "swiglu"]
 
 Tensor = Any  # torch is imported by the caller
-_OPS = "preheat.Ops(gpu) has these kernels for arrays, and on the emulator for arrays of the host"
+_OPS = "preheat.Ops(gpu) has these kernels for arrays of preheat, also on the emulator"
 
 
 def silu(x: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def op(
     """Register an operator of torch that launches a kernel, and return it.
 
     Tensors of a GPU are computed there, in torch's current stream. Tensors of the host are refused
-    unless `device`, or else `PREHEAT_DEVICE`, is an emulator.
+    unless `device`, or else `PREHEAT_DEVICE`, is an emulator that accepts them.
 
     Args:
         schema: A schema of `torch.library`: the name, the arguments, of which `Tensor(a!) x` is written
@@ -95,7 +95,7 @@ def op(
         options: See `Gpu.kernel`.
         include: See `Gpu.kernel`.
         headers: See `Gpu.kernel`.
-        device: The emulator for tensors of the host.
+        device: The emulator for tensors of the host: `"emulator[host_arrays]"`.
 
     Raises:
         InputError: The schema is wrong or does not fit the other arguments, or the operator exists.
@@ -105,7 +105,8 @@ def op(
         >>> from preheat.adapters.torch import op
         >>> SCALE = 'extern "C" __global__ void scale(float* x, float a) { x[threadIdx.x] *= a; }'
         >>> schema = "mine::scale(Tensor(a!) x, float a) -> ()"
-        >>> scale = op(schema, SCALE, grid=1, block=lambda x, a: len(x))
+        >>> on = "emulator[host_arrays]"
+        >>> scale = op(schema, SCALE, grid=1, block=lambda x, a: len(x), device=on)
         >>> x = torch.tensor([1.0, 2.0])
         >>> scale(x, 3.0)
         >>> x

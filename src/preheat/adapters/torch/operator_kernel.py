@@ -101,7 +101,7 @@ def _host(schema: Schema, named: str | None) -> str | None:
     if named is not None:
         raise schema.error(
             f"device={named!r} is not an emulator, and tensors of a GPU are computed there",
-            'leave it out, or write device="emulator" for tensors of the host',
+            'leave it out, or write device="emulator[host_arrays]" for tensors of the host',
         )
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
@@ -125,6 +125,7 @@ class CudaDevice:
 
     survives_fork = False
     recovers = False
+    host_memory = None
 
     def __init__(self, index: int = 0) -> None:
         available = count()
@@ -338,11 +339,6 @@ class CudaDevice:
             return status
 
         return self.in_context(set_words, stream)
-
-    def register_host(self, address: int, size: int, writable: bool) -> AbstractContextManager[object]:
-        """Do nothing: kernels reach host memory only if the driver has pinned it."""
-        del address, size, writable
-        return nullcontext()
 
     def owner(self, address: int) -> object:
         """Return None: device memory belongs to the driver."""

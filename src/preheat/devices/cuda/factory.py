@@ -35,7 +35,12 @@ def describe(index: int, settings: Mapping[str, Any], config: Config) -> DeviceD
         raise InputError(
             "sanitize belongs to the emulator", hint="on a GPU, run the program in compute-sanitizer"
         )
-    if set(settings) - {"sanitize"}:
+    if settings.get("host_arrays"):
+        raise InputError(
+            "host_arrays belongs to the emulator: kernels on a GPU cannot use arrays of the host",
+            hint="pass copies on the device: gpu.array(x)",
+        )
+    if set(settings) - {"sanitize", "host_arrays"}:
         raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
     from preheat.devices.cuda.device import CudaDevice
 

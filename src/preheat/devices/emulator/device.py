@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from preheat.devices import base
 from preheat.devices.emulator.capture import Branch, Captures
 from preheat.devices.emulator.driver_errors import error_of
 from preheat.devices.emulator.heap import Heap
+from preheat.devices.emulator.host_memory import HostMemory
 from preheat.devices.emulator.image import image
 from preheat.devices.emulator.limits import launch_limits, multiprocessor
 from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory, align_up
@@ -52,6 +52,9 @@ class EmulatorDevice:
     With `sanitize`, a kernel also stops where it uses a value that CUDA leaves undefined: shared memory
     that was never written, or the value of a lane that does not take part in a shuffle. It also stops
     at a barrier that not all threads of its block reach.
+
+    With `host_arrays`, kernels also use memory of the host that no GPU could use: arrays of NumPy and
+    tensors on the CPU.
     """
 
     def __init__(
@@ -62,8 +65,9 @@ class EmulatorDevice:
         patience: int = PATIENCE,
         schedule: int | None = None,
         sanitize: bool = False,
+        host_arrays: bool = False,
     ) -> None:
-        self.name = device_name(index, arch, patience, schedule, sanitize)
+        self.name = device_name(index, arch, patience, schedule, sanitize, host_arrays)
         self.index = index
         self.arch = Arch.parse(arch)
         self.model = "PTX emulator"
@@ -76,12 +80,14 @@ class EmulatorDevice:
         self.patience = patience
         self.schedule = schedule
         self.sanitize = sanitize
+        self.host_arrays = host_arrays
         self.lock = threading.RLock()
         self._reset_state()
 
     def _reset_state(self) -> None:
         self._memory = Memory()
         self.heap = Heap(self._memory)
+        self.host_memory = HostMemory(self, self._memory)
         self.scheduler = None
         if self.schedule is not None:
             self.scheduler = Scheduler(self.schedule, self.lock, lambda fault: self.on_loss(fault))
@@ -205,20 +211,6 @@ class EmulatorDevice:
             self._check_allocated("free", buffer.start, size)
             ctypes.memset(buffer.start, FREED, size)
             self._memory.free(buffer)
-
-    @contextmanager
-    def register_host(self, address: int, size: int, writable: bool) -> Iterator[None]:
-        """Let kernels use host memory inside a `with` statement."""
-        with self.lock:
-            memory = self._memory
-            buffer = memory.add(address, size, writable=writable)
-        try:
-            yield
-        finally:
-            with self.lock:
-                if self.scheduler is not None:
-                    self.scheduler.run_all()  # Queued work may use the memory.
-                memory.remove(buffer)
 
     def copy_in(self, address: int, data: memoryview, stream: base.Stream) -> None:
         """Copy bytes from the host."""
@@ -391,6 +383,7 @@ def device_name(
     patience: int = PATIENCE,
     schedule: int | None = None,
     sanitize: bool = False,
+    host_arrays: bool = False,
 ) -> str:
     """Return the name of an emulator with all its settings, such as `emulator:1[sm_100]`."""
     if not 0 <= index < COUNT:
@@ -399,11 +392,17 @@ def device_name(
         raise InputError(f"schedule {short_repr(schedule)} is not a seed", hint="pass an integer")
     if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
         raise InputError(f"patience {short_repr(patience)} is not a number of basic blocks")
+    if schedule is not None and host_arrays:
+        raise InputError(
+            "an emulator with a schedule cannot use arrays of the host, because its work is queued",
+            hint="leave out host_arrays, and pass copies on the device: gpu.array(x)",
+        )
     settings = [
         *([] if (target := Arch.parse(arch)) == Arch.parse(ARCH) else [str(target)]),
         *([] if patience == PATIENCE else [f"patience={patience}"]),
         *([] if schedule is None else [f"schedule={schedule}"]),
         *(["sanitize"] if sanitize else []),
+        *(["host_arrays"] if host_arrays else []),
     ]
     return f"emulator:{index}" + (f"[{','.join(settings)}]" if settings else "")
 

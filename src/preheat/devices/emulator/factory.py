@@ -12,7 +12,9 @@ from preheat.devices.registry import DeviceDescription
 
 __all__ = ["available", "describe", "parse_setting"]
 
-_SETTING = re.compile(r"(?P<arch>sm_\w+)|(?P<name>patience|schedule)=(?P<value>-?\d+)|sanitize")
+_SETTING = re.compile(
+    r"(?P<arch>sm_\w+)|(?P<name>patience|schedule)=(?P<value>-?\d+)|sanitize|host_arrays"
+)
 
 
 def available() -> bool:
