@@ -1,8 +1,9 @@
 """The Python side of an audit: it runs at the start of every Python of an audited command.
 
 `sitecustomize` loads it by its path, so that it works in a Python that has no preheat. It uses nothing
-but the standard library, and the import hook that `sitecustomize` loads in the same way. It lets the
-audit library name Python lines, and reports compiles of Triton.
+but the standard library, and two more files that `sitecustomize` loads in the same way: the import hook
+and the hooks of compilers. It lets the audit library name Python lines, and reports compiles of Triton
+and of other libraries.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from preheat.adapters.import_hook import ImportHook
 
 __all__ = ["Reporter", "start"]
@@ -31,23 +34,28 @@ _SIGNAL = signal.SIGRTMIN + 13
 _TRITON = "triton.compiler.compiler"
 
 
-def start(env: Mapping[str, str], hook: type[ImportHook]) -> None:
-    """Connect this interpreter to the audit that `env` describes. `hook` is the class `ImportHook`.
+def start(env: Mapping[str, str], hook: type[ImportHook], compile_hooks: ModuleType) -> None:
+    """Connect this interpreter to the audit that `env` describes.
 
-    A part that fails is left out and reported, and the program continues.
+    `hook` is the class `ImportHook`, and `compile_hooks` is the module with that name. A part that
+    fails is left out and reported, and the program continues.
     """
     report = Reporter(env.get("PREHEAT_AUDIT", ""))
     with report.failures("Python lines"):
         # It is loaded already, unless the program has another LD_PRELOAD.
         report.library = ctypes.CDLL(env["PREHEAT_AUDIT_LIBRARY"])
         _name_lines(report.library)
-    if "PREHEAT_AUDIT_ONLY" not in env:
+    timed = "PREHEAT_AUDIT_ONLY" not in env
+    waiting = compile_hooks.waiting(report, timed=timed) if report.library is not None else {}
+    if timed:
 
         def wrap_triton(module: Any) -> None:
             with report.failures("compiles by Triton"):
                 _wrap_triton(module, report)
 
-        sys.meta_path.insert(0, hook({_TRITON: wrap_triton}))
+        waiting[_TRITON] = wrap_triton
+    if waiting:
+        sys.meta_path.insert(0, hook(waiting))
 
 
 def _name_lines(library: ctypes.CDLL) -> None:
@@ -90,6 +98,20 @@ class Reporter:
         name = f"{os.getpid()}-{os.geteuid()}.lost"
         with suppress(OSError):  # The audit has ended, and its directory is gone.
             os.mknod(os.path.join(self._directory, name), 0o600 | stat.S_IFREG)
+
+    def hooked(self, compiler: str) -> None:
+        """Report that the compiles of a library are seen from now on."""
+        self.library.preheat_audit_hooked(compiler.encode())
+
+    def permit(self, compiler: str) -> bool:
+        """Return whether a compile may run. A sealed process reports it as refused."""
+        return bool(self.library.preheat_audit_permit(compiler.encode(), _frames(3).encode()))
+
+    def compiled(self, compiler: str, name: str, started: float, result: int) -> None:
+        """Report a compile that a wrapped function of a library has made."""
+        seconds = round(time.monotonic() - started, 6)
+        event = {"event": "compile", "compiler": compiler, "seconds": seconds, "result": result}
+        self({**event, "name": name, "site": _frames(3)})
 
     @contextmanager
     def failures(self, what: str) -> Iterator[None]:
@@ -143,10 +165,10 @@ def _wrap_triton(module: Any, report: Reporter) -> None:
     module.compile = functools.wraps(original)(compile)
 
 
-def _frames() -> str:
-    """Return the frames of the caller, innermost first, in the words of `faulthandler`."""
+def _frames(above: int = 2) -> str:
+    """Return the frames above this one, innermost first, in the words of `faulthandler`."""
     lines: list[str] = []
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(above)
     while frame is not None and len(lines) < 60:
         code = frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from preheat.audit.compiler_libraries import file_patterns
 from preheat.audit.nested import outer_audit
 from preheat.config import Config, SealMode
 from preheat.errors import InputError
@@ -95,6 +96,7 @@ def audited_environment(
         "PREHEAT_AUDIT": str(directory),
         "PREHEAT_AUDIT_LIBRARY": str(library),
         "PREHEAT_AUDIT_SEAL": seal.name.lower(),
+        "PREHEAT_AUDIT_COMPILERS": file_patterns(),
         "LD_PRELOAD": ":".join(filter(None, (str(library), env.get("LD_PRELOAD")))),
     }
     for name in ("PREHEAT_AUDIT_CUPTI", "PREHEAT_AUDIT_PROBE"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from preheat import adapters
+from preheat.audit.compiler_libraries import MappedLibrary, mapped_libraries
 from preheat.audit.events import EventLog
 from preheat.audit.images import Load
 from preheat.audit.origins import Origin, Origins
@@ -106,6 +107,13 @@ class Report:
     capability: int | None = None
     resident: int = 0  # modules that a device got, as CUPTI counts them
     cupti: bool = False
+    mapped: tuple[MappedLibrary, ...] = ()  # libraries with a compiler inside
+    allowed: tuple[str, ...] = ()  # the names of libraries whose compiles need not be seen
+
+    @property
+    def hidden(self) -> tuple[MappedLibrary, ...]:
+        """The libraries that may have compiled without being seen, and are not allowed to."""
+        return tuple(each for each in self.mapped if each.why and each.name not in self.allowed)
 
     @property
     def loaded(self) -> tuple[Module, ...]:
@@ -119,8 +127,8 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was compiled, nothing was refused, and every module is accounted for."""
-        return not (self.compiles or self.refusals or self.unaccounted)
+        """Whether nothing was compiled, refused or unaccounted for, or could compile unseen."""
+        return not (self.compiles or self.refusals or self.unaccounted or self.hidden)
 
     def libraries(self) -> tuple[LibraryRow, ...]:
         """Return the totals of each library that compiled, the one that lost the most time first."""
@@ -160,6 +168,7 @@ class Report:
             "compiles": [_compile_json(each) for each in self.compiles],
             "refused": [_refusal_json(each) for each in self.refusals],
             "libraries": [vars(row) for row in self.libraries()],
+            "compiler_libraries": [each.json(self.allowed) for each in self.mapped],
             "unseen": list(self.unseen),
         }
 
@@ -186,11 +195,13 @@ def make_report(
     parent: int | None = None,
     static: str | None = None,
     seal: SealMode = SealMode.OFF,
+    allowed: Sequence[str] = (),
 ) -> Report:
     """Join what the processes of a command have written.
 
     `cupti` says whether CUPTI was asked for. `parent` is the process that started the command, `static`
     is the path of its program if that is statically linked, and `seal` is the seal of the command.
+    `allowed` has the names of libraries whose compiles need not be seen.
     """
     processes = read_processes(log)
     started = tuple(compilers(processes))
@@ -200,6 +211,8 @@ def make_report(
     unseen = [*notes, *_root_unseen(processes, command, parent, static), *_without_cupti(log, cupti)]
     unseen += _without_seal(log, seal)
     capability = next((int(event.number("capability")) for event in log.named("device")), None)
+    mapped = mapped_libraries(log)
+    unseen += [str(each) for each in mapped if each.why and each.name not in allowed]
     return Report(
         tuple(command),
         status,
@@ -213,6 +226,8 @@ def make_report(
         capability,
         sum(1 for _ in log.named("resident")),
         any(True for _ in log.named("cupti")),
+        mapped,
+        tuple(allowed),
     )
 
 

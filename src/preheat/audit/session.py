@@ -61,8 +61,11 @@ class AuditSession:
         self._started = time.monotonic()
         self._since = time.time()
 
-    def report(self, command: Sequence[str], status: int) -> Report:
-        """Read what the processes of the command have reported until now."""
+    def report(self, command: Sequence[str], status: int, allowed: Sequence[str] = ()) -> Report:
+        """Read what the processes of the command have reported until now.
+
+        `allowed` has the names of libraries whose compiles need not be seen.
+        """
         seconds = time.monotonic() - self._started
         log = self._read()
         bundles, notes = [], list(self._notes)
@@ -77,7 +80,7 @@ class AuditSession:
         return make_report(
             log, loads, origins, command=command, status=status, seconds=seconds, notes=notes,
             cupti="PREHEAT_AUDIT_CUPTI" in self.env, parent=os.getpid(),
-            static=static_program(command, self.env), seal=self._seal,
+            static=static_program(command, self.env), seal=self._seal, allowed=allowed,
         )  # fmt: skip
 
     def close(self) -> None:

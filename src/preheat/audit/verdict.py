@@ -58,7 +58,8 @@ def _identity(path: Path) -> tuple[int, ...]:
 def make_verdict(report: Report, bundles: Sequence[BundleFile], seal: SealMode) -> dict[str, Any]:
     """Return the verdict as JSON values.
 
-    `accounted` is True when nothing was compiled, refused, unaccounted for or unseen.
+    `accounted` is True when nothing was compiled, refused, unaccounted for or unseen. The verdict is
+    "not proven" if something was unseen and nothing else is wrong.
     """
     changed = [each.path for each in bundles if not each.is_unchanged()]
     unseen = [
@@ -66,6 +67,7 @@ def make_verdict(report: Report, bundles: Sequence[BundleFile], seal: SealMode) 
         *(f"the content of {path}: it changed during the run" for path in changed),
     ]
     origins = Counter(each.origin.kind for each in report.loaded)
+    failed = bool(report.compiles or report.refusals or report.unaccounted)
     return {
         "version": 1,
         "preheat": __version__,
@@ -75,7 +77,8 @@ def make_verdict(report: Report, bundles: Sequence[BundleFile], seal: SealMode) 
         "bundles": [
             {"path": str(each.path), "sha256": each.digest, "bytes": each.bytes} for each in bundles
         ],
-        "accounted": report.clean and not unseen,
+        "accounted": not failed and not unseen,
+        "verdict": "not accounted" if failed else "not proven" if unseen else "accounted",
         "modules": {
             "loaded": len(report.loaded),
             "accounted": len(report.loaded) - len(report.unaccounted),
@@ -108,4 +111,6 @@ def make_verdict(report: Report, bundles: Sequence[BundleFile], seal: SealMode) 
             for each in report.refusals
         ],
         "unseen": unseen,
+        "allowed_unseen": list(report.allowed),
+        "compiler_libraries": [each.json(report.allowed) for each in report.mapped],
     }

@@ -182,7 +182,8 @@ def _libraries(report: Report) -> Iterator[str]:
     yield ""
     if not libraries:
         loaded = count(len(report.loaded), "module")
-        yield f"Nothing was compiled. {loaded} loaded, {len(report.unaccounted):,} not accounted for."
+        nothing = "No compile was seen" if report.hidden else "Nothing was compiled"
+        yield f"{nothing}. {loaded} loaded, {len(report.unaccounted):,} not accounted for."
         return
     rows = [
         [row.library, f"{row.compiles:,}", duration(row.seconds), f"{row.modules:,}"]

@@ -12,10 +12,11 @@ import click
 
 from preheat.ahead.manifest import require_programs
 from preheat.arch import Arch
+from preheat.audit.compiler_libraries import require_names
 from preheat.audit.library import LIBRARY, require_library
 from preheat.audit.nested import announce_bundles
 from preheat.audit.report import Report
-from preheat.audit.session import AuditSession, audit_session
+from preheat.audit.session import audit_session
 from preheat.audit.verdict import BundleFile, describe_bundles, make_verdict
 from preheat.cache.publish import publish, unwritable_reason
 from preheat.cache.trust import unusable_reason
@@ -42,6 +43,7 @@ Examples:
   preheat run --bundle kernels.heat --sealed -- python serve.py --port 8000
   preheat run --bundle kernels.heat --sealed --manifest kernels.toml -- python serve.py
   preheat run --bundle kernels.heat --sealed --verdict verdict.json -- python batch.py
+  preheat run --sealed --verdict verdict.json --allow-unseen XLA -- python train.py
   preheat run --bundle kernels.heat --sealed --empty-cache -- python serve.py
   preheat run --bundle kernels.heat --sealed --explain
 
@@ -57,7 +59,7 @@ Kernels come from bundles and from caches. With --sealed and --empty-cache, they
 The exit status is that of the command. It is 126 or 127 if the command cannot be run, 1 if the command
 succeeded and the verdict cannot be written, 2 if an argument or a file cannot be used, 3 if the bundles
 lack something that --manifest lists (the command was not started), and 4 if the command succeeded but
---verdict says that something was compiled or is not accounted for.
+--verdict says that something was compiled, is not accounted for or was not seen.
 """
 
 
@@ -98,6 +100,14 @@ lack something that --manifest lists (the command was not started), and 4 if the
     metavar="FILE",
     help="Write to FILE which modules were loaded, and whether all are accounted for.",
 )
+@click.option(
+    "--allow-unseen",
+    "allowed",
+    multiple=True,
+    metavar="NAME",
+    help="Accept that nobody sees what this library, such as XLA, compiles inside itself; repeatable. "
+    "The verdict lists it.",
+)
 @click.option("--explain", is_flag=True, help="Print each variable that is set, with the reason.")
 def command(
     words: tuple[str, ...],
@@ -108,11 +118,13 @@ def command(
     archs: tuple[str, ...],
     coverage: str | None,
     verdict: Path | None,
+    allowed: tuple[str, ...],
     explain: bool,
 ) -> int:
     """Run COMMAND with kernels from bundles and the cache, including kernels of other libraries."""
     if not words and not explain:
         raise click.UsageError("there is no COMMAND to run", click.get_current_context())
+    allowed = require_names(allowed)
     listed = None if manifest is None else require_programs(manifest)
     seal = None if sealed is None else SealMode.of(sealed)
     with _temporary_cache(empty_cache) as cache:
@@ -122,7 +134,7 @@ def command(
         env = _environment(settings, explain=explain)
         if not words:
             return 0
-        return _run_checked(words, env, manifest, archs, coverage, verdict)
+        return _run_checked(words, env, manifest, archs, coverage, verdict, allowed)
 
 
 @contextmanager
@@ -157,6 +169,7 @@ def _run_checked(
     archs: tuple[str, ...],
     coverage: str | None,
     verdict: Path | None,
+    allowed: tuple[str, ...],
 ) -> int:
     """Check the verdict file and the bundles, and run the command if they are in order."""
     if verdict is not None:
@@ -169,7 +182,7 @@ def _run_checked(
             print_error("the command was not started, because programs of the manifest are missing")
             return NOT_STARTED
     try:
-        return _run(words, env, config, verdict)
+        return _run(words, env, config, verdict, allowed)
     except CannotRunError as error:
         print_error(str(error), error.hint)
         return error.status
@@ -195,7 +208,13 @@ def _require_writable(verdict: Path) -> None:
         raise InputError(f"cannot write {verdict}: {why}", hint="name another file with --verdict")
 
 
-def _run(words: Sequence[str], env: dict[str, str], config: Config, verdict: Path | None) -> int:
+def _run(
+    words: Sequence[str],
+    env: dict[str, str],
+    config: Config,
+    verdict: Path | None,
+    allowed: Sequence[str],
+) -> int:
     """Run the command, in an audit if it is sealed or a verdict is wanted."""
     announce_bundles(environ(), config.bundles)
     if verdict is None and (config.sealed is SealMode.OFF or not LIBRARY.is_file()):
@@ -206,21 +225,18 @@ def _run(words: Sequence[str], env: dict[str, str], config: Config, verdict: Pat
     bundles = describe_bundles(config.bundles) if wants_verdict else ()
     with audit_session(env, seal=config.sealed, cupti=wants_verdict, reports=wants_verdict) as session:
         status = run_command(words, session.env)
-        return _conclude(session, words, status, config, verdict, bundles)
+        return _conclude(session.report(words, status, allowed), config, verdict, bundles)
 
 
 def _conclude(
-    session: AuditSession,
-    words: Sequence[str],
-    status: int,
-    config: Config,
-    verdict: Path | None,
-    bundles: Sequence[BundleFile],
+    report: Report, config: Config, verdict: Path | None, bundles: Sequence[BundleFile]
 ) -> int:
     """Say what was refused, write the verdict, and return the exit status."""
-    report = session.report(words, status)
+    status = report.status
     for each in dict.fromkeys(each for each in report.refusals if each.refused):
         attempt(print_error, f"the run is sealed: {each.by} tried to {each.what}: {each.name}")
+    for hidden in report.hidden:
+        attempt(print_message, f"not proven: {hidden}")
     if verdict is None:
         return status
     made = make_verdict(report, bundles, config.sealed)
@@ -231,7 +247,7 @@ def _conclude(
         return status or 1
     if config.bundles and config.sealed is not SealMode.OFF:
         _report_cached(made["modules"]["by_origin"].get("store", 0))
-    attempt(print_message, f"{_summary(report, accounted=made['accounted'])} → {verdict}")
+    attempt(print_message, f"{_summary(report, made['verdict'])} → {verdict}")
     return NOT_ACCOUNTED if not status and not made["accounted"] else status
 
 
@@ -242,13 +258,13 @@ def _report_cached(modules: int) -> None:
         attempt(print_message, f"{came}: --empty-cache runs with the bundles alone")
 
 
-def _summary(report: Report, *, accounted: bool) -> str:
+def _summary(report: Report, verdict: str) -> str:
     loaded = count(len(report.loaded), "module")
-    if accounted:
+    if verdict == "accounted":
         return f"nothing was compiled, and {loaded} loaded, all accounted for"
     parts = [
-        f"{count(len(report.compiles), 'compile')}, {len(report.refusals):,} refused",
+        f"{verdict}: {count(len(report.compiles), 'compile')}, {len(report.refusals):,} refused",
         f"{len(report.unaccounted):,} of {loaded} not accounted for",
-        *(["some activity not seen"] if report.unseen or report.clean else []),
+        *(["some activity not seen"] if report.unseen or verdict == "not proven" else []),
     ]
     return ", ".join(parts)

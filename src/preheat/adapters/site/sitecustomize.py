@@ -30,7 +30,8 @@ def _join_audit() -> None:
     """Run the Python side of the audit."""
     hook = _load("adapters", "import_hook.py")
     audit = _load("audit", "in_process.py")
-    audit.start(os.environ, hook.ImportHook)
+    compile_hooks = _load("audit", "compile_hooks.py")
+    audit.start(os.environ, hook.ImportHook, compile_hooks)
 
 
 def _load(*path: str) -> ModuleType:

@@ -14,6 +14,7 @@
      loads.c    the wrapped functions of the driver
      compilers.c the wrapped functions of compilers in the process
      symbols.c  `dlsym` and `dlvsym`, which return the wrapped functions
+     libraries.c the mapped libraries that have a compiler inside
      cupti.c    the subscriber of CUPTI
 
    PREHEAT_AUDIT names the directory of the events. Without it, the library does nothing. With
@@ -154,6 +155,11 @@ int is_driver_call(const char* name);
 /* Return the wrapper of a function of the driver; NULL in a program that has not loaded the driver. */
 void* find_driver_call(void* handle, const char* name);
 extern _Thread_local const void* load_caller; /* who called the wrapped load that is under way, or NULL */
+
+/* libraries.c */
+void prepare_libraries(void);       /* reports those that are mapped at the start */
+void report_opened_libraries(void); /* those that `dlopen` has loaded; costs nothing if it was not called */
+void report_all_libraries(void);    /* all that are mapped; nothing between vfork and exec */
 
 /* cupti.c */
 extern int cupti_active; /* CUPTI reports the loads of this process */

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 /* What a refused call returns */
@@ -38,6 +39,17 @@ static int permit_compile(const char* library, const void* caller) {
         audit_site(scratch->site, sizeof scratch->site);
         calling_library(caller, scratch->object, sizeof scratch->object);
         report_refusal(scratch, REFUSED_COMPILE, library, scratch->object);
+        unmap_memory(scratch, sizeof *scratch);
+    }
+    return audit_seal != SEAL_ERROR;
+}
+
+/* Called by Python before a wrapped function of a library compiles. `site` has the frames of the call. */
+EXPORT int preheat_audit_permit(const char* compiler, const char* site) {
+    Scratch* scratch = audit_seal == SEAL_OFF || !audit_directory[0] ? NULL : map_memory(sizeof *scratch);
+    if (scratch) {
+        snprintf(scratch->site, sizeof scratch->site, "%s", site);
+        report_refusal(scratch, REFUSED_COMPILE, compiler, NULL);
         unmap_memory(scratch, sizeof *scratch);
     }
     return audit_seal != SEAL_ERROR;

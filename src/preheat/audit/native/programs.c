@@ -256,6 +256,7 @@ static int before_exec(Start* start, int searching) {
     if (searching)
         start->path = search_path(start->path, scratch->path, sizeof scratch->path);
     if (is_executable(start->path)) {
+        report_all_libraries();
         const char* role = role_in_child(start->path, start->argv);
         find_starter(scratch, start);
         result = permit_start(scratch, start, role, 1) ? 1 : -1;
@@ -629,6 +630,8 @@ __attribute__((constructor)) static void begin(int count, char** argv, char** en
     prepare_events();
     prepare_sites();
     report_process(argv);
+    if (!own_role[0])
+        prepare_libraries();
 }
 
 static void report_exit(void) {
@@ -640,10 +643,14 @@ static void report_exit(void) {
     line_write(&line);
 }
 
-__attribute__((destructor)) static void end(void) { report_exit(); }
+__attribute__((destructor)) static void end(void) {
+    report_all_libraries();
+    report_exit();
+}
 
 EXPORT void _exit(int status) {
     resolve();
+    report_all_libraries();
     report_exit();
     real__exit(status);
     __builtin_unreachable();
@@ -651,6 +658,7 @@ EXPORT void _exit(int status) {
 
 EXPORT void _Exit(int status) {
     resolve();
+    report_all_libraries();
     report_exit();
     real__Exit(status);
     __builtin_unreachable();

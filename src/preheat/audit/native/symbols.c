@@ -156,6 +156,7 @@ void* find_linked(const char* name, const char* version, const char* soname, con
 
 LAST_CALL_IS_A_JUMP EXPORT void* dlsym(void* handle, const char* name) {
     Find real = real_find ? real_find : find_real();
+    report_opened_libraries();
     if (audit_directory[0] && name[0] == 'c' && handle != RTLD_NEXT && is_driver_call(name))
         return find_driver_call(handle, name);
     if (audit_directory[0] && is_compile_call(name)) {
@@ -168,6 +169,7 @@ LAST_CALL_IS_A_JUMP EXPORT void* dlsym(void* handle, const char* name) {
 
 LAST_CALL_IS_A_JUMP EXPORT void* dlvsym(void* handle, const char* name, const char* version) {
     FindVersion real = real_find_version ? real_find_version : find_real_version();
+    report_opened_libraries();
     if (audit_directory[0] && is_compile_call(name)) {
         void* found = find_compile_call(handle, name, version, CALLER);
         if (found)
