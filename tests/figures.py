@@ -71,7 +71,9 @@ _SHOWN = re.compile(
 )
 _TIME = r"(?:milli|micro|nano)seconds?"
 _NAMED = re.compile(rf"\b({'|'.join(_WORDS)}) ({_TIME}|seconds?|minutes?|hours?|times)\b", re.I)
-_ABOUT = re.compile(rf"\b(a|few|hundred|several|some|half a|tens of) ({_TIME})\b", re.I)
+_ABOUT = re.compile(
+    rf"\b(a {_TIME}|(?:hundred|few|several|some|half a|tens of) (?:{_TIME}|seconds?|minutes?))\b", re.I
+)
 _MEASURED = re.compile(rf"([+-]?(?:{_NUMBER}))(?: ?({_UNIT}){_AFTER})?")
 _COMMENT = re.compile(r"^ *<!-- (bench_\w+): (.*?)\n(.*?)-->$", re.M | re.S)
 _HIDDEN = re.compile(r"^( *)```.*?^\1```$|<!--.*?-->|`[^`\n]+`|\]\([^)\s]+\)", re.M | re.S)
@@ -172,8 +174,8 @@ def quantities(text: str) -> Iterator[Quantity]:
             yield Quantity(number, unit)
     for word, unit in _NAMED.findall(text):
         yield Quantity(_WORDS[word.lower()], unit)
-    for word, unit in _ABOUT.findall(text):
-        yield Quantity(word.lower(), unit)
+    for words in _ABOUT.findall(text):
+        yield Quantity(*words.lower().rsplit(" ", 1))
     yield from _in_columns(text)
 
 
