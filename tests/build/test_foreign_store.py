@@ -52,6 +52,21 @@ def test_what_is_put_is_found_by_every_builder(
     assert recorder.named("hit")[0]["program"] == "triton kernels:add"
 
 
+def test_the_directory_of_a_builder_is_where_its_entries_are_found(builder: Builder) -> None:
+    builder.foreign.put(ENTRY)
+    assert preheat.get_entry(REQUEST.kind, REQUEST.key, cache_dir=builder.cache_dir) == ENTRY
+
+
+def test_what_is_put_is_read_from_disk_after_the_memory_was_cleared(
+    builder: Builder, recorder: Recorder
+) -> None:
+    builder.foreign.put(ENTRY)
+    builder.clear_memory()
+    for tier in ("disk", "memory"):
+        assert builder.foreign.get(REQUEST) == ENTRY
+        assert recorder.named("hit")[-1]["tier"] == tier
+
+
 def test_an_entry_is_made_once_and_counted(builder: Builder) -> None:
     made = []
 

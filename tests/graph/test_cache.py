@@ -469,6 +469,19 @@ def test_owners_do_not_see_each_others_cached_graphs(device: Gpu) -> None:
     made.check(total + 100)
 
 
+def test_devices_do_not_see_each_others_cached_graphs(open_device: Callable[..., Gpu]) -> None:
+    cases = [axpy_case(open_device(f"emulator:{number}")) for number in range(2)]
+    caches = [made.gpu.graphs() for made in cases]
+    for factor, made, graphs in zip((3, 5), cases, caches, strict=True):
+        for _ in range(3):
+            graphs.run("k", lambda made=made, factor=factor: made.launch(factor))  # type: ignore[misc]
+    caches[0].invalidate()
+    assert not caches[0].replay("k")
+    assert caches[1].replay("k")
+    cases[0].check(3 * 3)
+    cases[1].check(5 * 4)
+
+
 def test_all_keys_of_an_owner_can_be_invalidated_at_once(device: Gpu) -> None:
     made = axpy_case(device)
     graphs = device.graphs()

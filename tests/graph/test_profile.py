@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import preheat
+from preheat.config import Config
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import ConfigError, InputError
 from preheat.gpu import Gpu
@@ -224,6 +225,32 @@ def test_the_environment_switches_everything_on(
     row = json.loads(capsys.readouterr().err)
     assert row["key"] == "seen"
     assert {"upload_us", "launch_us", "sync_us", "total_us"} < row.keys()
+
+
+@pytest.mark.parametrize("name", ["PROFILE", "UPLOAD", "SYNC"])
+def test_each_variable_switches_its_own_option_alone(name: str) -> None:
+    options = ("PROFILE", "UPLOAD", "SYNC")
+    settings = {f"PREHEAT_GRAPH_{each}": "1" if each == name else "0" for each in options}
+    for env in ({}, settings):
+        config = Config.from_env(env)
+        on = [config.graph_profile, config.graph_upload, config.graph_sync]
+        assert on == [bool(env) and each == name for each in options]
+
+
+def test_a_profile_goes_to_the_file_of_the_events_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "events.jsonl"
+    monkeypatch.setenv("PREHEAT_GRAPH_PROFILE", "1")
+    monkeypatch.setenv("PREHEAT_EVENTS", str(file))
+    with preheat.device("emulator:7", cache_dir=tmp_path / "cache") as gpu:
+        graph = counting(gpu, "seen")
+        for _ in range(65):
+            graph.replay()
+    events = map(json.loads, file.read_text().splitlines())
+    rows = [row for row in events if row["event"] == "replay"]
+    assert [(row["key"], row["count"]) for row in rows] == [("seen", 1), ("seen", 65)]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["PROFILE", "UPLOAD", "SYNC"])

@@ -112,6 +112,22 @@ def test_a_state_is_set_between_replays_and_the_graph_continues_from_there(devic
     np.testing.assert_allclose(made.out.numpy(), exact.step(), rtol=2e-4, atol=2e-5)
 
 
+def test_a_cache_of_graphs_serves_a_loop_that_sets_the_state_before_every_step(device: Gpu) -> None:
+    cached, eager = (model(device, [5], [0]) for _ in range(2))
+    graphs = device.graphs()
+    assert not graphs.replay("step")
+    for at, token in enumerate((5, 11, 2, 7, 11, 3)):
+        for made in (cached, eager):
+            made.state.set(token, at)
+        if not graphs.replay("step"):
+            graphs.run("step", cached.step)
+        eager.step()
+        assert cached.bits() == eager.bits()
+        assert cached.state.read() == eager.state.read()
+    graphs.invalidate("step")
+    assert not graphs.replay("step")
+
+
 # The state
 
 
@@ -207,6 +223,7 @@ def test_without_a_limit_the_position_does_not_overflow(device: Gpu) -> None:
         ([1, 2, 3], [0, -1, 0], "position -1 is outside 0 to 9"),
         ([1, 2, 3], [0, 10, 0], "position 10 is outside 0 to 9"),
         ([1, 2**31, 3], [0, 0, 0], "token 2147483648 is outside"),
+        ([1, 2**32 - 1, 3], [0, 0, 0], "token 4294967295 is outside"),
         ([1, 2.5, 3], [0, 0, 0], "not one integer for each sequence"),
         (np.array(3), [0, 0, 0], "not one integer for each sequence"),
     ],
