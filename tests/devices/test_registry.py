@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from preheat import gpu as module
@@ -17,6 +18,7 @@ from preheat.config import Config
 from preheat.devices import registry
 from preheat.devices.cuda import device as cuda
 from preheat.devices.cuda import driver
+from preheat.devices.cuda import factory as cuda_factory
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.devices.emulator.factory import parse_setting
 from preheat.devices.registry import DeviceDescription
@@ -292,6 +294,7 @@ def test_the_emulator_has_the_architecture_it_was_given() -> None:
         ({"patience": 7, "arch": "sm_120f"}, "emulator:2[sm_120f,patience=7]"),
         ({"schedule": -3}, "emulator:2[schedule=-3]"),
         ({"sanitize": True, "arch": "sm_100"}, "emulator:2[sm_100,sanitize]"),
+        ({"host_arrays": True, "sanitize": True}, "emulator:2[sanitize,host_arrays]"),
     ],
 )
 def test_an_emulator_has_a_name_of_its_own_that_finds_it_again(
@@ -314,6 +317,46 @@ def test_an_emulator_has_a_name_of_its_own_that_finds_it_again(
     with pytest.raises(ContextLostError) as lost:
         gpu.empty(3)
     assert f"preheat.device({name!r})" in str(lost.value.hint)
+
+
+def test_an_emulator_with_host_arrays_is_a_device_of_its_own() -> None:
+    plain, permissive = device("emulator"), device("emulator", host_arrays=True)
+    assert permissive.name == "emulator:0[host_arrays]"
+    assert device("emulator[host_arrays]") is permissive is not plain
+    assert device("emulator", host_arrays=False) is plain
+    x = np.ones(4, "float32")
+    source = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
+    permissive.kernel(source, "twice")[1, 4](x)
+    with pytest.raises(LaunchError, match="argument 0: ndarray is in host memory"):
+        plain.kernel(source, "twice")[1, 4](x)
+    assert x.tolist() == [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("which", "settings", "message"),
+    [
+        ("cuda", {"host_arrays": True}, "host_arrays belongs to the emulator"),
+        ("emulator", {"host_arrays": 1}, "host_arrays must be True or False, not 1"),
+        ("emulator", {"host_arrays": True, "schedule": 3}, "an emulator with a schedule cannot use"),
+        ("emulator[schedule=3,host_arrays]", {}, "an emulator with a schedule cannot use"),
+    ],
+)
+def test_host_arrays_are_refused_where_no_kernel_could_use_them(
+    which: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        device(which, **settings)
+
+
+def test_auto_takes_host_arrays_where_it_opens_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_factory, "available", lambda: False)
+    assert device("auto", host_arrays=True).name == "emulator:0[host_arrays]"
+    monkeypatch.setattr(cuda_factory, "available", lambda: True)
+    with pytest.raises(InputError, match="host_arrays belongs to the emulator") as caught:
+        device("auto", host_arrays=True)
+    assert caught.value.hint == "pass copies on the device: gpu.array(x)"
+    monkeypatch.setenv("PREHEAT_DEVICE", "emulator[host_arrays]")
+    assert device("auto").name == device().name == "emulator:0[host_arrays]"
 
 
 @pytest.mark.parametrize("patience", ["7", 0, 1.5, True])

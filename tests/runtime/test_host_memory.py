@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat import gpu as facade
 from preheat.adapters.cupy import RawKernel, place
-from preheat.devices.cuda import factory
-from preheat.errors import InputError, LaunchError
+from preheat.errors import LaunchError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
 from preheat.runtime.operands import exchange_apis, strided
@@ -228,46 +226,3 @@ def test_copies_and_variables_take_data_of_the_host(device: Gpu) -> None:
     table = device.module(KERNELS).symbol("weights", "int32")
     table.write(data)
     assert table.numpy().tolist() == [0, 1, 2, 3]
-
-
-# An emulator that permits it
-
-
-def test_an_emulator_that_permits_it_is_a_device_of_its_own() -> None:
-    plain, permissive = facade.device("emulator"), facade.device("emulator", host_arrays=True)
-    assert permissive.name == "emulator:0[host_arrays]"
-    assert facade.device("emulator[host_arrays]") is permissive is not plain
-    assert facade.device("emulator", host_arrays=False) is plain
-    x = np.ones(4, "float32")
-    source = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
-    permissive.kernel(source, "twice")[1, 4](x)
-    with refused(plain, kernel="twice", at=0):
-        plain.kernel(source, "twice")[1, 4](x)
-    assert x.tolist() == [2] * 4
-
-
-@pytest.mark.parametrize(
-    ("which", "settings", "message"),
-    [
-        ("cuda", {"host_arrays": True}, "host_arrays belongs to the emulator"),
-        ("emulator", {"host_arrays": 1}, "host_arrays must be True or False, not 1"),
-        ("emulator", {"host_arrays": True, "schedule": 3}, "an emulator with a schedule cannot use"),
-        ("emulator[schedule=3,host_arrays]", {}, "an emulator with a schedule cannot use"),
-    ],
-)
-def test_a_device_that_cannot_permit_it_is_refused(
-    which: str, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        facade.device(which, **settings)
-
-
-def test_auto_permits_it_where_it_opens_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "available", lambda: False)
-    assert facade.device("auto", host_arrays=True).name == "emulator:0[host_arrays]"
-    monkeypatch.setattr(factory, "available", lambda: True)
-    with pytest.raises(InputError, match="host_arrays belongs to the emulator") as caught:
-        facade.device("auto", host_arrays=True)
-    assert caught.value.hint == "pass copies on the device: gpu.array(x)"
-    monkeypatch.setenv("PREHEAT_DEVICE", "emulator[host_arrays]")
-    assert facade.device("auto").name == facade.device().name == "emulator:0[host_arrays]"
