@@ -76,6 +76,7 @@ _ABOUT = re.compile(
 )
 _MEASURED = re.compile(rf"([+-]?(?:{_NUMBER}))(?: ?({_UNIT}){_AFTER})?")
 _COMMENT = re.compile(r"^ *<!-- (bench_\w+): (.*?)\n(.*?)-->$", re.M | re.S)
+_PASSAGE = re.compile(r"(?:^.*\S.*\n?)+", re.M)
 _HIDDEN = re.compile(r"^( *)```.*?^\1```$|<!--.*?-->|`[^`\n]+`|\]\([^)\s]+\)", re.M | re.S)
 
 
@@ -108,7 +109,7 @@ class Source(NamedTuple):
         table = _table(self.results, self.title)
         rows = [row for row in table["rows"] if self.row in (row[0], f"{row[0]}, {row[1]}")]
         assert len(rows) == 1, f"{self}: {len(rows)} rows have this name"
-        at = 0
+        at = 0  # A column is looked for to the right of the one that was named before it.
         for column in self.columns:
             assert column in table["head"][at:], f"{self}: no column {column!r}"
             at = table["head"].index(column, at)
@@ -193,28 +194,30 @@ def _in_columns(text: str) -> Iterator[Quantity]:
 def passages(page: Path) -> Iterator[Passage]:
     """Yield the passages of a page, without code and links, in their order."""
     text = page.read_text()
-    sources = {match.start(): list(_sources(text, match)) for match in _COMMENT.finditer(text)}
+    comments = list(_COMMENT.finditer(text))
     plain = _HIDDEN.sub(lambda hidden: re.sub(r"[^\n]", " ", hidden[0]), text)
-    starts = [match.start() for match in re.finditer(r"(?:^(?=[^\n])[^\n]*\S[^\n]*\n?)+", plain, re.M)]
-    ends = [match.end() for match in re.finditer(r"(?:^(?=[^\n])[^\n]*\S[^\n]*\n?)+", plain, re.M)]
-    for start, end, following in zip(starts, ends, [*starts[1:], len(text)], strict=True):
-        own = [each for at, each in sources.items() if start <= at < following]
-        line = text.count("\n", 0, start) + 1
-        yield Passage(page, line, plain[start:end], tuple(source for each in own for source in each))
+    found = list(_PASSAGE.finditer(plain))
+    ends = [*(passage.start() for passage in found[1:]), len(text)]
+    for passage, end in zip(found, ends, strict=True):
+        below = (comment for comment in comments if passage.start() <= comment.start() < end)
+        sources = (source for comment in below for source in _sources(text, comment))
+        yield Passage(page, _line(text, passage.start()), passage[0], tuple(sources))
 
 
 def _sources(text: str, comment: re.Match[str]) -> Iterator[Source]:
+    """Yield what the lines of a comment name."""
     results, place, lines = comment.groups()
     title, *columns = place.split(" > ")
-    first = text.count("\n", 0, comment.start()) + 2
-    for number, line in enumerate(lines.splitlines()):
-        if not line.strip():
-            continue
-        shown, equal, path = line.strip().partition(" = ")
+    for line, content in enumerate(lines.strip().splitlines(), _line(text, comment.start()) + 1):
+        shown, equal, path = content.strip().partition(" = ")
+        assert equal, f"line {line}: not `figure = row`: {content}"
         figure = re.fullmatch(rf"({_NUMBER})(?: (.+))?", shown)
-        assert equal, f"line {first + number}: not `figure = row`: {line}"
-        assert figure is not None, f"line {first + number}: no figure: {shown}"
+        assert figure is not None, f"line {line}: no figure: {shown}"
         row, *more = path.split(" > ")
-        yield Source(
-            first + number, Quantity(figure[1], figure[2] or ""), results, title, row, (*columns, *more)
-        )
+        assert columns or more, f"line {line}: no column: {content}"
+        quantity = Quantity(figure[1], figure[2] or "")
+        yield Source(line, quantity, results, title, row, (*columns, *more))
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1

@@ -194,8 +194,9 @@ def test_a_figure_is_compared_as_it_is_printed(
     [
         ("Launches", "4.0 µs", "not `figure = row`"),
         ("Launches", "fast = one", "no figure"),
-        ("Nothing", "4.0 µs = one", "0 tables begin with 'Nothing'"),
-        ("Launches", "4.0 µs = two", "0 rows have this name"),
+        ("Launches", "4.0 µs = one", "no column"),
+        ("Nothing > a launch", "4.0 µs = one", "0 tables begin with 'Nothing'"),
+        ("Launches > a launch", "4.0 µs = two", "0 rows have this name"),
         ("Launches", "4.0 µs = one > time", "no column 'time'"),
         ("Runs > seconds", "4 s = one", "2 rows have this name"),
     ],
