@@ -248,6 +248,48 @@ def test_a_bundle_is_warmed_without_a_compiler_in_its_best_architecture(
     assert len(bare.bundles) == 1
 
 
+def test_a_bundle_without_code_for_the_device_is_a_failure(
+    builder: Builder, bare: Builder, open_faulty: Opener, tmp_path: Path
+) -> None:
+    gpu = open_faulty("emulator", bare).gpu
+    other, own = tmp_path / "other.heat", tmp_path / "own.heat"
+    wanted = manifest(program(ONE, "one.cu"), program(TWO, "two.cu"))
+    bake_all(wanted, ["sm_75", "sm_80"], output=other, builder=builder)
+    bake_all(manifest(program(ONE, "one.cu")), str(gpu.arch), output=own, builder=builder)
+    with pytest.raises(WarmError) as failed:
+        gpu.warm(other)
+    ((what, error),) = failed.value.failures
+    assert what == "other.heat"
+    assert isinstance(error, BundleError)
+    assert f"other.heat has code for sm_75 and sm_80, and none for {gpu.arch}" in str(error)
+    command = f"preheat bake MANIFEST --arch sm_75 --arch sm_80 --arch {gpu.arch} -o "
+    assert command in str(error.hint)
+    assert failed.value.report.skipped == 2
+    with pytest.raises(WarmError):  # The second bundle has code for one of the two programs only.
+        gpu.warm(other, own)
+
+
+def test_bundles_and_programs_for_other_devices_beside_those_for_this_one_are_skipped(
+    builder: Builder, bare: Builder, open_faulty: Opener, tmp_path: Path
+) -> None:
+    gpu = open_faulty("emulator", bare).gpu
+    one, two = program(ONE, "one.cu"), program(TWO, "two.cu")
+    paths = []
+    for arch in ("sm_75", str(gpu.arch)):
+        paths.append(tmp_path / f"{arch}.heat")
+        bake_all(manifest(one), arch, output=paths[-1], builder=builder)
+    assert gpu.warm(*paths).skipped == 0
+    assert gpu.warm(paths[0], manifest(one)).skipped == 0
+    entries: dict[str, bytes] = {}
+    for wanted, arch in ((one, str(gpu.arch)), (two, "sm_120")):
+        entries |= builder.bundle_entry(wanted, arch)[0].encode()
+    write(tmp_path / "both.heat", entries, {})
+    report = gpu.warm(tmp_path / "both.heat")
+    assert (report.programs, report.skipped) == (1, 1)
+    assert str(report).startswith("1 program: 1 found, 0 compiled (")
+    assert "; 1 without code for this device\n" in str(report)
+
+
 def test_programs_that_differ_in_their_include_directories_are_both_warmed(
     open_faulty: Opener, bake: Baker, bare: Builder, tmp_path: Path
 ) -> None:

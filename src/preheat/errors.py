@@ -225,7 +225,7 @@ class PtxError(InputError):
 
 
 class BundleError(InputError):
-    """A file is not a valid bundle, cannot be trusted, or cannot be written.
+    """A file is not a valid bundle, cannot be trusted or written, or has no code for the device.
 
     Copy or bake the bundle again, and check it with `preheat bundle verify FILE`. In a sealed process,
     every request raises it until each bundle of the settings can be used.

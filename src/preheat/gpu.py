@@ -76,6 +76,7 @@ class Gpu(GraphMethods):
         self._replay_options = replay_options
         self._device = device
         self._session = self._new_session()
+        builder._bundles.serve(device.name, device.arch)
         self._warmers = Warmers()
         self._closed = False
 

@@ -22,6 +22,7 @@ from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, mismatch, runnable_archs
+from preheat.build.bundle_archs import require_code, runs
 from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
 from preheat.build.key_locks import Deferral
 from preheat.build.parallel import Task, run_all
@@ -76,6 +77,9 @@ class _WarmUp:
     def __init__(self, gpu: Gpu, session: Session) -> None:
         self._session = session
         self._builder = session.builder
+        self._bundles = (
+            session.builder._bundles
+        )  # The warm-up itself reports bundles for other devices.
         self._context = session.context
         self._warmers = gpu._warmers
         self._counts: Counter[str] = Counter()
@@ -126,12 +130,12 @@ class _WarmUp:
         if isinstance(source, Manifest):
             return source
         if isinstance(source, Bundle):
-            return self._builder.mount(source.source)
+            return self._bundles.mount(source.source)
         if not isinstance(source, str | os.PathLike):
             hint = 'gpu.warm("kernels.toml"), or gpu.warm("kernels.heat")'
             raise InputError(f"{source!r} is neither a manifest nor a bundle", hint=hint)
         return (
-            require_programs(source) if Path(source).suffix == ".toml" else self._builder.mount(source)
+            require_programs(source) if Path(source).suffix == ".toml" else self._bundles.mount(source)
         )
 
     def _compile_jobs(self, sources: Iterable[Manifest | Bundle]) -> list[_Job]:
@@ -154,17 +158,38 @@ class _WarmUp:
         """Return the programs of the bundles, each for the architecture that runs best here."""
         ranks = {arch: rank for rank, arch in enumerate(runnable_archs(self._context.device.arch))}
         best: dict[object, BundleEntry] = {}
+        baked: dict[Bundle, dict[str, set[Arch]]] = {}
         for bundle in (each for each in sources if isinstance(each, Bundle)):
+            archs = baked[bundle] = {}
             for digest in bundle.digests():
                 what = f"{bundle.path.name}, entry {digest[:12]}"
-                entry = self._attempt(what, partial(_entry_for, bundle, digest, ranks))
+                entry = self._attempt(what, partial(_entry_for, bundle, digest, ranks, archs))
                 if entry is None:
                     continue
                 previous = best.setdefault(_request_without_arch(entry), entry)
                 if ranks[entry.artifact.arch] < ranks[previous.artifact.arch]:
                     best[_request_without_arch(entry)] = entry
         self._counts.update(programs=len(best), hits=len(best))
+        self._report_unsuited(sources, baked)
         return [_LoadableCode(Code(each.artifact), each.entries) for each in best.values()]
+
+    def _report_unsuited(
+        self, sources: Iterable[Manifest | Bundle], baked: Mapping[Bundle, Mapping[str, set[Arch]]]
+    ) -> None:
+        """Count the programs that have no code for the device, by the architectures of each label.
+
+        A bundle that has code for no program of its own is a failure, unless other sources have all of
+        them. A bundle may have programs for other devices beside those for this one.
+        """
+        device = self._context.device.arch
+        listed = (each.programs for each in sources if isinstance(each, Manifest))
+        known = {item.program.label for programs in listed for item in programs}
+        known |= {label for rows in baked.values() for label in rows if runs(device, rows[label])}
+        self._counts["skipped"] = len({label for rows in baked.values() for label in rows} - known)
+        for bundle, rows in baked.items():
+            archs = {arch for each in rows.values() for arch in each}
+            if not known.issuperset(rows):
+                self._attempt(bundle.path.name, partial(require_code, bundle, archs, device))
 
     def _graphs(self, sources: Iterable[Manifest | Bundle]) -> dict[str, dict[str, None]]:
         """Return the keys to capture for each name, as text."""
@@ -281,10 +306,19 @@ def _parallel_compiles(jobs: Any) -> int:
     return jobs
 
 
-def _entry_for(bundle: Bundle, digest: str, ranks: Mapping[Arch, int]) -> BundleEntry | None:
-    """Return an entry for one of these architectures; None for others and for code."""
+def _entry_for(
+    bundle: Bundle, digest: str, ranks: Mapping[Arch, int], archs: dict[str, set[Arch]]
+) -> BundleEntry | None:
+    """Return an entry for one of these architectures; None for others and for code.
+
+    `archs` gets the architecture of each entry, by the label of its program.
+    """
     meta = entry_meta(bundle, digest)
-    if meta is None or Arch.parse(meta.get("arch", "")) not in ranks:
+    if meta is None:
+        return None
+    arch = Arch.parse(meta.get("arch", ""))
+    archs.setdefault(str(meta.get("label")), set()).add(arch)
+    if arch not in ranks:
         return None
     entry = decode_entry(bundle, digest, meta)
     return entry if entry.artifact.arch in ranks else None

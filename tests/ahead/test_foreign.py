@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.bake import BakedProgram, FailedProgram, bake
-from preheat.ahead.bundles import archs as baked_archs
 from preheat.ahead.check import check
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
+from preheat.build.bundle_archs import baked_archs
 from preheat.cache import codec
 from preheat.cache.bundle import Bundle
 from preheat.config import Config

@@ -12,13 +12,13 @@ import pytest
 
 from preheat.ahead import output as output_module
 from preheat.ahead.bake import bake, plan_all
-from preheat.ahead.bundles import archs as archs_of
 from preheat.ahead.bundles import meta
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.output import BundleOutput
 from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.build.builder import Builder
+from preheat.build.bundle_archs import baked_archs
 from preheat.cache.bundle import Bundle, write
 from preheat.errors import BundleError, InputError
 from preheat.program import Program
@@ -43,7 +43,7 @@ def existing(path: Path, *archs: Arch) -> Path:
 
 def archs_in(path: Path) -> list[str]:
     with Bundle.open(path) as bundle:
-        return [str(arch) for arch in archs_of(bundle)]
+        return [str(arch) for arch in baked_archs(bundle)]
 
 
 def never(*_: object) -> None:

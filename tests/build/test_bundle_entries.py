@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +25,7 @@ from preheat.errors import (
     SealedError,
     WarmError,
 )
-from preheat.events import Events
+from preheat.events import Events, log_events
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.gpu import Gpu
 from preheat.key import bundle_key
@@ -331,3 +332,37 @@ def test_a_request_event_tells_of_every_program_that_is_returned(builder: Builde
     builder.lookup(PLAIN, "sm_86")
     assert builder.lookup(PLAIN, "sm_86", exact=True).artifact is None
     assert seen == [("saxpy.cu", "sm_80", "sm_80"), ("saxpy.cu", "sm_86", "sm_80")]
+
+
+# Bundles for other devices
+
+
+def test_a_bundle_without_code_for_a_device_is_reported_once(
+    tmp_path: Path, bare: Callable[..., Builder], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, archs in (("80", ["sm_80", "sm_75"]), ("90", ["sm_90"]), ("any", [])):
+        write(tmp_path / f"{name}.heat", {}, {"archs": archs})
+    builder = bare(bundles=(tmp_path / "80.heat", tmp_path / "any.heat"))
+    for number in range(2):
+        with Gpu(EmulatorDevice(number, "sm_90"), builder):
+            builder.mount(tmp_path / "80.heat")
+    path, why = str(tmp_path / "80.heat"), "it has code for sm_75 and sm_80, and emulator:0 is sm_90"
+    assert recorded(builder, "refused") == [{"path": path, "reason": why}]
+    with Gpu(EmulatorDevice(0, "sm_100"), builder):
+        builder.mount(tmp_path / "90.heat")
+    new = [Path(row["path"]).name for row in recorded(builder, "refused")[1:]]
+    assert new == ["80.heat", "90.heat"]
+    log = log_events()
+    with caplog.at_level(logging.INFO, "preheat"):
+        log("refused", {"path": path, "reason": why})
+    assert caplog.messages == [f"{path} is not used: {why}"]
+
+
+def test_a_bundle_for_another_device_beside_one_for_this_device_is_not_reported(
+    tmp_path: Path, bare: Callable[..., Builder]
+) -> None:
+    for arch in ("sm_80", "sm_90"):
+        write(tmp_path / f"{arch}.heat", {}, {"archs": [arch]})
+    builder = bare(bundles=(tmp_path / "sm_80.heat", tmp_path / "sm_90.heat"))
+    with Gpu(EmulatorDevice(0, "sm_90"), builder):
+        assert recorded(builder, "refused") == []

@@ -31,7 +31,6 @@ from preheat.key import explain
 __all__ = [
     "all_entries",
     "all_foreign",
-    "archs",
     "faults",
     "graphs",
     "merge",
@@ -52,14 +51,6 @@ def meta(
         "archs": [str(arch) for arch in sorted(set(targets))],
         "graphs": [{"name": graph.name, "keys": list(graph.keys)} for graph in sorted(keys)],
     }
-
-
-def archs(bundle: Bundle) -> tuple[Arch, ...]:
-    """Return the architectures of a bundle. Raises `BundleError` when the list is invalid."""
-    try:
-        return tuple(map(Arch.parse, bundle.meta.get("archs", ())))
-    except (TypeError, InputError):
-        raise BundleError(f"bundle {bundle.path} lists architectures that cannot be read") from None
 
 
 def graphs(bundle: Bundle) -> tuple[GraphKeys, ...]:

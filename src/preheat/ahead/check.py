@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from preheat.ahead.bake import Job, parse_archs, plan
-from preheat.ahead.bundles import archs as baked_archs
 from preheat.ahead.foreign import (
     COPY_AGAIN,
     DAMAGED,
@@ -23,6 +22,7 @@ from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
+from preheat.build.bundle_archs import baked_archs
 from preheat.build.bundle_entries import DAMAGED_ENTRY
 from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import Miss

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from preheat.ahead.bundles import archs as archs_of
 from preheat.ahead.bundles import require_place
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.jobs import Job
 from preheat.arch import Arch
+from preheat.build.bundle_archs import baked_archs
 from preheat.cache.bundle import Bundle, write
 from preheat.cache.lock import FileLock
 from preheat.cache.signatures import Signer
@@ -89,6 +89,6 @@ def _archs_at(path: Path) -> set[Arch]:
     """Return the architectures of the bundle at `path`. A file that no process can use has none."""
     try:
         with Bundle.open(path) as bundle:
-            return set(archs_of(bundle))
+            return set(baked_archs(bundle))
     except BundleError:
         return set()

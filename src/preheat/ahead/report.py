@@ -24,6 +24,7 @@ class WarmReport(NamedTuple):
         compiling: The part of it for lookups and compiles.
         loading: The part of it for loading.
         capturing: The part of it for captures.
+        skipped: The number of programs whose bundle has code for other devices only.
 
     Examples:
         >>> report = gpu.warm("kernels.toml")
@@ -42,11 +43,13 @@ class WarmReport(NamedTuple):
     compiling: float = 0.0
     loading: float = 0.0
     capturing: float = 0.0
+    skipped: int = 0
 
     def __str__(self) -> str:
+        skipped = f"; {self.skipped} without code for this device" if self.skipped else ""
         return (
             f"{count(self.programs, 'program')}: {self.hits} found, {self.compiles} compiled "
-            f"({self.compiling:.3f} s)\n"
+            f"({self.compiling:.3f} s){skipped}\n"
             f"{count(self.modules, 'module')} loaded: {count(self.nbytes, 'byte')}, "
             f"{count(self.entries, 'kernel')} resolved ({self.loading:.3f} s)\n"
             f"{count(self.graphs, 'graph')} captured ({self.capturing:.3f} s)\n"

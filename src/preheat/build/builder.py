@@ -489,7 +489,9 @@ class Builder:
             >>> builder.mount("kernels.heat").path.name
             'kernels.heat'
         """
-        return self._bundles.mount(path)
+        bundle = self._bundles.mount(path)
+        self._bundles.report_unsuited()
+        return bundle
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:

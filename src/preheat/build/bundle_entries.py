@@ -10,7 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from preheat.arch import Arch
 from preheat.artifact import Artifact, Provenance
+from preheat.build.bundle_archs import baked_archs, named, runs
 from preheat.cache import codec
 from preheat.cache.codec import text
 from preheat.config import SealMode
@@ -193,6 +195,8 @@ class MountedBundles:
         # artifact is in use, the entry is not read again.
         self._decoded: dict[tuple[Bundle, str], tuple[str, tuple[Any, ...]]] = {}
         self.rejected: dict[Path, BundleError] = {}
+        self._devices: dict[str, Arch] = {}  # that use the bundles, by name
+        self._unsuited: set[tuple[Path, Arch]] = set()  # which were reported
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -223,6 +227,28 @@ class MountedBundles:
         self.mounted[place] = opened
         self._decoded = {key: row for key, row in self._decoded.items() if key[0] is not known}
         return opened
+
+    def serve(self, device: str, arch: Arch) -> None:
+        """Add a device that uses the bundles, for `report_unsuited`."""
+        self._devices[device] = arch
+        self.report_unsuited()
+
+    def report_unsuited(self) -> None:
+        """Emit an event for each bundle that has no code for a device, if no other bundle has some.
+
+        Bundles of one architecture each may all be mounted on every machine.
+        """
+        archs: dict[Path, tuple[Arch, ...]] = {}
+        for bundle in self.bundles if self._devices else ():
+            with suppress(BundleError):  # An invalid list is an error where it is used.
+                archs[bundle.path] = baked_archs(bundle)
+        for device, arch in self._devices.items():
+            served = any(runs(arch, its) for its in archs.values())
+            for path, its in () if served else archs.items():
+                if its and (path, arch) not in self._unsuited:
+                    self._unsuited.add((path, arch))
+                    reason = f"it has code for {named(its)}, and {device} is {arch}"
+                    self._events.emit("refused", path=str(path), reason=reason)
 
     def _required_signers(self, place: Path) -> Verifier | None:
         try:

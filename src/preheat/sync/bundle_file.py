@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from preheat.ahead.bundles import archs, graphs, meta, require_place
+from preheat.ahead.bundles import graphs, meta, require_place
+from preheat.build.bundle_archs import baked_archs
 from preheat.build.bundle_entries import entry_meta
 from preheat.cache.bundle import Bundle, write
 from preheat.cache.codec import DamagedEntryError
@@ -105,7 +106,7 @@ class BundleTarget:
         if not self._added:
             return
         about = dict(meta((), (), ())) if self._before is None else dict(self._before.meta)
-        targets = [*(() if self._before is None else archs(self._before))]
+        targets = [*(() if self._before is None else baked_archs(self._before))]
         for digest, blob in self._added.items():
             content = decode(digest, blob)
             targets += [content.arch] if content.arch is not None else []
