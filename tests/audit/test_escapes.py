@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,9 +54,10 @@ STARTS = {
     "fork-bare": (REFUSED, UNSEEN),
     "vfork": (REFUSED, UNSEEN),
     "spawn-bare": (REFUSED, UNSEEN),
-    "instruction": (REFUSED, UNNOTICED),
-    "instruction-bare": (UNNOTICED, UNNOTICED),
-    "instruction-bare-orphan": (UNNOTICED, UNNOTICED),
+    "instruction": (REFUSED, UNSEEN),
+    "instruction-bare": (UNSEEN, UNSEEN),
+    "instruction-bare-orphan": (UNSEEN, UNSEEN),
+    "instruction-bare-unwaited": (UNNOTICED, UNNOTICED),
 }
 PYTHON = {
     "subprocess": ("import subprocess; subprocess.run(['gcc', '-c', 't.c', '-o', 't.o'])", REFUSED),
@@ -168,6 +170,38 @@ def test_a_start_by_python(cli: Cli, source: str, how: str) -> None:
     assert source == "t.c"
     code, expected = PYTHON[how]
     assert outcome(cli, sys.executable, "-I", "-S", "-c", code) == expected
+
+
+HARMLESS_WAITS = """\
+import ctypes, os, subprocess, threading
+for _ in range(3):
+    subprocess.run(["true"])
+os.system("true")
+os.popen("true").read()
+if child := os.fork():
+    os.waitpid(child, 0)
+else:
+    subprocess.run(["true"])
+    os._exit(3)
+if child := os.fork():
+    os.waitid(os.P_PID, child, os.WEXITED)
+else:
+    os._exit(3)
+try:
+    subprocess.run(["/no/such/program"])
+except OSError:
+    ctypes.CDLL(None).posix_spawnp(ctypes.byref(ctypes.c_int()), b"/no/such/program", 0, 0, 0, 0)
+threading.Thread(target=subprocess.run, args=[["true"]], daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    "command", ["{python} app.py", "sh -c 'true; (true; true); exec {python} app.py'"]
+)
+def test_children_that_were_seen_are_accounted(cli: Cli, tmp_path: Path, command: str) -> None:
+    """The C library waits for some of them itself, and a shell may become another program."""
+    (tmp_path / "app.py").write_text(HARMLESS_WAITS)
+    assert outcome(cli, *shlex.split(command.format(python=sys.executable))) == HARMLESS
 
 
 def test_a_link_with_the_name_of_a_compiler_hides_no_other_program(cli: Cli, tmp_path: Path) -> None:

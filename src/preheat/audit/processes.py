@@ -18,6 +18,7 @@ __all__ = [
     "read_processes",
     "starter",
     "still_running",
+    "with_unseen_children",
 ]
 
 #: Why a statically linked program is not seen. The audit library says the same.
@@ -237,6 +238,20 @@ def starter(event: Event, processes: Processes) -> Caller:
     if known is not None and not known.role:
         return _origin(replace(known, pid=0, parent=pid, started=event.time, by=None), processes)[0]
     return _origin(known or Process(pid, parent, "", (), "", event.time), processes)[0]
+
+
+def with_unseen_children(log: EventLog, processes: Processes) -> Iterator[str]:
+    """Yield the names of the processes that have waited for a program which has not reported itself.
+
+    A process says so when it ends. It may also have waited for a program that has reported itself, by a
+    function of the C library that starts a shell.
+    """
+    for event in log.named("unseen_children"):
+        parent = processes.at(event.pid, event.time)
+        since = 0.0 if parent is None else parent.started
+        children = (each for each in processes if each.parent == event.pid and each.status is None)
+        if not any(each.reported and since <= each.started <= event.time for each in children):
+            yield "a process" if parent is None else parent.name
 
 
 def still_running(log: EventLog, processes: Processes) -> tuple[Process, ...]:

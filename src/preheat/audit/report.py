@@ -23,6 +23,7 @@ from preheat.audit.processes import (
     read_processes,
     starter,
     still_running,
+    with_unseen_children,
 )
 from preheat.audit.sites import Caller, caller_of_event
 from preheat.config import SealMode
@@ -390,6 +391,10 @@ def _unseen(log: EventLog, processes: Processes) -> Iterator[str]:
     for event in log.named("shell"):
         if why := event.text("hidden"):
             reasons[f"activity of a shell: {why}"] += 1
+    for name in with_unseen_children(log, processes):
+        reasons[
+            f"activity of a program that {name} started: no function showed its start and its end"
+        ] += 1
     for reason, number in reasons.items():
         yield reason + (f" ({number} times)" if number > 1 else "")
     for process in still_running(log, processes):

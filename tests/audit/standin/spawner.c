@@ -62,6 +62,7 @@ int main(int count, char **words) {
                 syscall(SYS_execve, program[0], program, env);
             instruction(SYS_exit_group, 99, 0, 0, 0);
         }
+        if (strstr(way, "unwaited")) return 0;
         if (by_instruction)
             instruction(SYS_wait4, child, (long)&status, 0, 0);
         else

@@ -11,6 +11,7 @@
      roles.c    which programs are compilers, and which of their runs compile nothing
      copies.c   compilers under other names
      programs.c the wrapped functions that start programs
+     children.c the wrapped functions that wait for programs
      loads.c    the wrapped functions of the driver
      compilers.c the wrapped functions of compilers in the process
      symbols.c  `dlsym` and `dlvsym`, which return the wrapped functions
@@ -138,6 +139,12 @@ const char* base_name(const char* path);
 
 /* copies.c */
 const char* role_of_copy(const char* path, char* const argv[]); /* as role_of(), by the content of the file */
+
+/* children.c */
+void prepare_children(int preloaded);
+void note_other_wait(void);        /* A function of the C library has waited for a child. */
+void note_sandbox(void);           /* From now on, a system call may end this process. */
+void report_unseen_children(void); /* that this program has waited for, at its end */
 
 /* symbols.c */
 void* real_dlsym(void* handle, const char* name);

@@ -42,11 +42,6 @@ static Spawn real_posix_spawnp;
 static long (*real_syscall)(long, long, long, long, long, long, long) = first_syscall;
 static int (*real_system)(const char*);
 static FILE* (*real_popen)(const char*, const char*);
-static pid_t (*real_wait)(int*);
-static pid_t (*real_wait3)(int*, int, struct rusage*);
-static pid_t (*real_waitpid)(pid_t, int*, int);
-static pid_t (*real_wait4)(pid_t, int*, int, struct rusage*);
-static int (*real_waitid)(idtype_t, id_t, siginfo_t*, int);
 static void (*real__Exit)(int);
 static void (*real__exit)(int);
 
@@ -57,8 +52,8 @@ static void resolve(void) {
         return;
 #define NEXT(name) *(void**)&real_##name = real_dlsym(RTLD_NEXT, #name)
     NEXT(execve), NEXT(execv), NEXT(execvp), NEXT(execvpe), NEXT(fexecve), NEXT(execveat);
-    NEXT(posix_spawn), NEXT(posix_spawnp), NEXT(syscall), NEXT(system), NEXT(popen), NEXT(wait), NEXT(wait3);
-    NEXT(waitpid), NEXT(wait4), NEXT(waitid), NEXT(_Exit), NEXT(_exit);
+    NEXT(posix_spawn), NEXT(posix_spawnp), NEXT(syscall), NEXT(system), NEXT(popen);
+    NEXT(_Exit), NEXT(_exit);
 #undef NEXT
 }
 
@@ -262,6 +257,8 @@ static int before_exec(Start* start, int searching) {
         result = permit_start(scratch, start, role, 1) ? 1 : -1;
         if (result > 0)
             report_start(scratch, start, 0, role, audit_now());
+        if (result > 0 && audit_reports)
+            report_unseen_children();
     }
     unmap_memory(scratch, sizeof *scratch);
     errno = result < 0 ? EPERM : error;
@@ -376,6 +373,8 @@ static __attribute__((noinline)) long execute_by_number(const SystemCall* call, 
    where the caller has not given all arguments, they are memory of the caller. */
 EXPORT long system_call(long number, long a, long b, long c, long d, long e, long f) __asm__("syscall");
 LAST_CALL_IS_A_JUMP long system_call(long number, long a, long b, long c, long d, long e, long f) {
+    if (number == SYS_seccomp || number == SYS_prctl)
+        note_sandbox();
     if (number == SYS_execve || number == SYS_execveat)
         return execute_by_number(&(SystemCall){number, a, b, c, d, e}, CALLER);
     return real_syscall(number, a, b, c, d, e, f);
@@ -438,6 +437,8 @@ static int spawn(Spawn real, Start* start, int searching, pid_t* pid,
             *pid = child;
         if (!result)
             report_start(scratch, start, child, role, time);
+        else
+            note_other_wait(); /* The C library has waited for the child. */
     }
     unmap_memory(scratch, sizeof *scratch);
     return result;
@@ -467,7 +468,10 @@ static void report_shell(const char* call, const char* command, const void* call
     line_begin(&line, scratch->text, sizeof scratch->text, "shell", audit_now());
     line.recent = 1;
     line_text(&line, "call", call);
-    line_text(&line, "hidden", not_audited_reason("/bin/sh", environ));
+    const char* hidden = not_audited_reason("/bin/sh", environ);
+    if (hidden)
+        note_other_wait(); /* The C library waits for the shell, which does not report itself. */
+    line_text(&line, "hidden", hidden);
     line_text(&line, "command", command);
     line_text(&line, "caller", object_of(caller, scratch->object, sizeof scratch->object));
     audit_site(scratch->site, sizeof scratch->site);
@@ -487,69 +491,6 @@ EXPORT FILE* popen(const char* command, const char* mode) {
     resolve();
     report_shell("popen", command, CALLER);
     return real_popen(command, mode);
-}
-
-/* The ends of programs: the parent sees also those of programs that do not load this library. */
-static void report_end(pid_t child, int status) {
-    if (!audit_directory[0] || !audit_reports || child <= 0)
-        return;
-    char buffer[SMALL_LINE];
-    Line line;
-    line_begin(&line, buffer, sizeof buffer, "reaped", audit_now());
-    line_integer(&line, "child", child);
-    line_integer(&line, "status", status);
-    line_write(&line);
-}
-
-static pid_t after_wait(pid_t child, int mine, int* status) {
-    if (status && child > 0)
-        *status = mine;
-    if (child > 0 && (WIFEXITED(mine) || WIFSIGNALED(mine)))
-        report_end(child, WIFSIGNALED(mine) ? 128 + WTERMSIG(mine) : WEXITSTATUS(mine));
-    return child;
-}
-
-EXPORT pid_t wait(int* status) {
-    resolve();
-    int mine = 0;
-    pid_t child = real_wait(&mine);
-    return after_wait(child, mine, status);
-}
-
-EXPORT pid_t wait3(int* status, int options, struct rusage* usage) {
-    resolve();
-    int mine = 0;
-    pid_t child = real_wait3(&mine, options, usage);
-    return after_wait(child, mine, status);
-}
-
-EXPORT pid_t waitpid(pid_t pid, int* status, int options) {
-    resolve();
-    int mine = 0;
-    pid_t child = real_waitpid(pid, &mine, options);
-    return after_wait(child, mine, status);
-}
-
-EXPORT pid_t wait4(pid_t pid, int* status, int options, struct rusage* usage) {
-    resolve();
-    int mine = 0;
-    pid_t child = real_wait4(pid, &mine, options, usage);
-    return after_wait(child, mine, status);
-}
-
-EXPORT int waitid(idtype_t type, id_t id, siginfo_t* info, int options) {
-    resolve();
-    siginfo_t mine;
-    memset(&mine, 0, sizeof mine);
-    int result = real_waitid(type, id, info ? info : &mine, options);
-    const siginfo_t* found = info ? info : &mine;
-    if (!result && !(options & WNOWAIT) && found->si_pid) {
-        if (found->si_code == CLD_EXITED)
-            report_end(found->si_pid, found->si_status);
-        else if (found->si_code == CLD_KILLED || found->si_code == CLD_DUMPED)
-            report_end(found->si_pid, 128 + found->si_status);
-    }
-    return result;
 }
 
 /* The start and the end of this process */
@@ -577,6 +518,7 @@ static void report_process(char* const argv[]) {
     if (own_role[0] && getenv(PROBE))
         own_role = "probe";
     int preloaded = is_preloaded();
+    prepare_children(preloaded);
     Line line;
     line_begin(&line, scratch->text, sizeof scratch->text, "process", audit_now());
     line.recent = !own_role[0];
@@ -635,7 +577,10 @@ __attribute__((constructor)) static void begin(int count, char** argv, char** en
 }
 
 static void report_exit(void) {
-    if (!audit_directory[0] || !audit_reports || !own_role[0])
+    if (!audit_directory[0] || !audit_reports)
+        return;
+    report_unseen_children();
+    if (!own_role[0])
         return;
     char buffer[SMALL_LINE];
     Line line;
