@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
+from preheat.native_build import is_stale
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "preheat"
 EXTENSION = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -169,6 +171,9 @@ def test_a_wheel_with_the_native_core_is_for_one_python_and_platform(native_whee
     assert (native_wheel.content / "preheat" / EXTENSION).is_file()
     assert (native_wheel.content / "preheat" / "audit" / AUDIT_LIBRARY).is_file()
     assert (native_wheel.content / "preheat" / "driver" / DRIVER_LIBRARY).is_file()
+    for place, library in (("audit", AUDIT_LIBRARY), ("driver", DRIVER_LIBRARY)):
+        folder = native_wheel.content / "preheat" / place
+        assert not is_stale(folder / library, folder / "native")
     (described,) = native_wheel.content.glob("*.dist-info/WHEEL")
     assert "Root-Is-Purelib: false" in described.read_text()
     assert "preheat is used without" not in native_wheel.messages
