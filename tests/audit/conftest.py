@@ -102,7 +102,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
         kind = name.partition(".")[0]
         script.write_text(f"{name if kind != 'libnvvm' else ''} {{ global: *; }};")
         shared = ("-shared", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}")
-        build(name, "compilers.c", f"-D{kind}", f"-DRESULT={result}", *shared)
+        found = f"-Wl,-rpath,{place}"
+        build(name, "compilers.c", f"-D{kind}", f"-DRESULT={result}", found, *shared)
+    build("libnvrtc-builtins.so.13", "compilers.c", "-shared")
     build("program", "linked.c")
     build("spawner", "spawner.c")
     newest = ["libnvrtc.so.13", "libnvJitLink.so.13", "libnvvm.so.4"]

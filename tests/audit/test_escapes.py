@@ -26,7 +26,7 @@ IN_PROCESS = {
     "next": REFUSED,
     "program": REFUSED,
     "dlvsym-default": REFUSED,
-    "symbols": UNNOTICED,
+    "symbols": REFUSED,
 }
 #: Commands. {cc1} is a part of gcc, {cc1_copy} is a copy under another name, {file} is a source.
 COMMANDS = {
@@ -102,9 +102,8 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("how", IN_PROCESS)
 def test_a_compile_in_the_process(cli: Cli, programs: Programs, how: str) -> None:
-    expected = IN_PROCESS[how]
-    found = outcome(cli, programs.program, how, programs.compiler("libnvrtc.so.13"))
-    assert found == (HARMLESS if expected == UNNOTICED else expected)
+    words = (programs.program, how, programs.compiler("libnvrtc.so.13"))
+    assert outcome(cli, *words) == IN_PROCESS[how]
 
 
 def test_a_compile_in_a_library_with_another_name(cli: Cli, programs: Programs, tmp_path: Path) -> None:
@@ -114,6 +113,25 @@ def test_a_compile_in_a_library_with_another_name(cli: Cli, programs: Programs, 
 
 def test_a_compile_of_a_linked_program(cli: Cli, programs: Programs) -> None:
     assert outcome(cli, programs.linked, "call", "nvrtcCompileProgram") == REFUSED
+
+
+def test_nvrtc_compiles_although_its_function_was_not_looked_up(cli: Cli, programs: Programs) -> None:
+    """It opens its library of built-in functions then, and fails without it."""
+    words = (programs.program, "symbols", programs.compiler("libnvrtc.so.13"))
+    assert cli("run", "--sealed", "--", *words).out.strip() == "7"
+    warned = cli("run", "--sealed", "warn", "--", *words)
+    assert (warned.out.strip(), "was permitted" in warned.err) == ("13", True)
+    report = cli("audit", "--json", "--", *words).report
+    assert report["unseen"] == ["compiles by NVRTC: the process did not find its function by dlsym"]
+
+
+@pytest.mark.parametrize("function", ["nvrtcCompileProgram", "nvvmCompileProgram"])
+def test_a_library_that_binds_to_its_own_libraries_first_is_unnoticed(
+    cli: Cli, programs: Programs, function: str
+) -> None:
+    """The page on audits lists RTLD_DEEPBIND among what they cannot notice."""
+    words = (programs.program, "deepbind", programs.compiler("newest.so"), "compile_with", function)
+    assert outcome(cli, *words) == HARMLESS
 
 
 @pytest.mark.parametrize("env", ["env -u LD_PRELOAD", "env -i"])

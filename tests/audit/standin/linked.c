@@ -89,9 +89,9 @@ int main(int count, char **words) {
         return 0;
     }
 #endif
-    if (!strcmp(words[1], "library")) {
-        int (*call)(const char *);
-        *(void **)&call = dlsym(dlopen(words[2], RTLD_NOW), words[3]);
+    if (!strcmp(words[1], "library") || !strcmp(words[1], "deepbind")) {
+        int (*call)(const char *), mode = words[1][0] == 'd' ? RTLD_DEEPBIND : 0;
+        *(void **)&call = dlsym(dlopen(words[2], RTLD_NOW | mode), words[3]);
         printf("%d\n", call ? call(words[4]) : 98);
         return 0;
     }

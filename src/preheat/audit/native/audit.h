@@ -148,12 +148,15 @@ void report_unseen_children(void); /* that this program has waited for, at its e
 
 /* symbols.c */
 void* real_dlsym(void* handle, const char* name);
+int is_defined_at(const void* address, const char* name); /* by the library at this address */
 /* Return the compile function that a linked program calls without this library: of a version, or NULL for
    functions without versions. Programs may pass its address on, so `caller` need not be linked to it. */
 void* find_linked(const char* name, const char* version, const char* soname, const void* caller);
 
 /* compilers.c */
 int is_compile_call(const char* name);
+/* Return 0 for a library that NVRTC opens in order to compile, if that is refused. */
+int permit_open(const char* path, const void* caller);
 void* wrap_compile_call(const char* name, void* real);
 
 /* loads.c */

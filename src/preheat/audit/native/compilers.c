@@ -55,6 +55,18 @@ EXPORT int preheat_audit_permit(const char* compiler, const char* site) {
     return audit_seal != SEAL_ERROR;
 }
 
+static atomic_int compiles; /* that are seen and under way, in any thread */
+
+/* NVRTC opens its library of built-in functions when it compiles, however its function was found. */
+int permit_open(const char* path, const void* caller) {
+    if (strncmp(base_name(path), "libnvrtc-builtins", 17) || compiles ||
+        !is_defined_at(caller, "nvrtcCompileProgram"))
+        return 1;
+    if (audit_seal == SEAL_OFF)
+        report_unseen("compiles by NVRTC", "the process did not find its function by dlsym");
+    return permit_compile("NVRTC", caller);
+}
+
 /* A process may have several versions of a library. Each that `dlsym` finds has its own wrapper. */
 enum { VERSIONS = 4 };
 #define COMPILE(function, library, refused, parameters, arguments, real) \
@@ -65,7 +77,9 @@ enum { VERSIONS = 4 };
         if (!found) \
             return refused; \
         double started = audit_now(); \
+        compiles++; \
         int result = ((int(*) parameters)found)arguments; \
+        compiles--; \
         return report_compile(library, started, result, CALLER); \
     }
 #define COMPILER(name, library, refused, parameters, arguments) \

@@ -211,6 +211,8 @@ LAST_CALL_IS_A_JUMP EXPORT void* dlopen(const char* path, int mode) {
     if (!real)
         *(void**)&real = real_dlsym(RTLD_NEXT, "dlopen");
     opens++;
+    if (path && audit_directory[0] && !permit_open(path, CALLER))
+        path = "a library of NVRTC, in a sealed process"; /* There is none, so that `dlerror` has a message. */
     return real(path, mode);
 }
 

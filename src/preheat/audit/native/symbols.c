@@ -125,6 +125,18 @@ static void* find_below(const void* caller, const char* name, const char* versio
     return found && dladdr(found, &place) && place.dli_fbase != info.dli_fbase ? found : NULL;
 }
 
+int is_defined_at(const void* address, const char* name) {
+    Dl_info info, place;
+    struct link_map* map = NULL;
+    if (!dladdr1(address, &info, (void**)&map, RTLD_DL_LINKMAP) || !map)
+        return 0;
+    void* library = dlopen(map->l_name[0] ? map->l_name : NULL, RTLD_LAZY | RTLD_NOLOAD);
+    void* found = library ? real_dlsym(library, name) : NULL;
+    if (library)
+        dlclose(library);
+    return found && dladdr(found, &place) && place.dli_fbase == info.dli_fbase;
+}
+
 /* Return whether an address is in the program itself, whose libraries are the global ones. */
 static int is_program(const void* address) {
     Dl_info info;
