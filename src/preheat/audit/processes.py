@@ -241,16 +241,17 @@ def starter(event: Event, processes: Processes) -> Caller:
 
 
 def with_unseen_children(log: EventLog, processes: Processes) -> Iterator[str]:
-    """Yield the names of the processes that have waited for a program which has not reported itself.
+    """Yield the names of the processes that have waited for a program which nothing has shown.
 
-    A process says so when it ends. It may also have waited for a program that has reported itself, by a
-    function of the C library that starts a shell.
+    A process says at its end that it has waited for a child whose end no function showed. The child may
+    be known all the same: the C library has waited for a shell, or the child was refused a program.
     """
+    refused = [(int(event.number("parent")), event.time) for event in log.named("refused")]
     for event in log.named("unseen_children"):
         parent = processes.at(event.pid, event.time)
         since = 0.0 if parent is None else parent.started
-        children = (each for each in processes if each.parent == event.pid and each.status is None)
-        if not any(each.reported and since <= each.started <= event.time for each in children):
+        known = [(each.parent, each.started) for each in processes if each.status is None]
+        if not any(pid == event.pid and since <= time <= event.time for pid, time in known + refused):
             yield "a process" if parent is None else parent.name
 
 
