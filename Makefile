@@ -153,9 +153,9 @@ pictures: $(TESTING)   ## draw the pictures of the docs: the demo, graphs, and c
 	$(BIN)/python docs/graph_pictures.py
 	$(BIN)/python docs/charts.py
 
-docs-check: $(TESTING) ## run every snippet of the docs
+docs-check: $(TESTING) ## run every snippet of the docs, and compare their figures with the results
 	$(BIN)/python -m pytest tests/test_docs.py tests/test_stories.py tests/test_guides.py \
-		tests/test_docstrings.py tests/test_reference.py tests/test_names_in_docs.py
+		tests/test_docstrings.py tests/test_reference.py tests/test_names_in_docs.py tests/test_figures.py
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.
 # The run is recorded in benchmarks/results, whether tests pass or fail.
