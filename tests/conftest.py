@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import os
@@ -398,10 +399,21 @@ LONGEST_FILES = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the longest files to the front. Skip tests that need a GPU where there is none."""
+    """Move the longest files to the front. Skip tests that need a GPU or driver where there is none."""
     place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and (why := _no_gpu()):
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA GPU: {why}"))
+    cpu_driver = _has_cpu_driver()
+    for item in items:
+        if item.get_closest_marker("cpu_driver") and not cpu_driver:
+            item.add_marker(pytest.mark.skip(reason="this process has no CPU driver"))
+        if cpu_driver and (marker := item.get_closest_marker("hardware")):
+            item.add_marker(pytest.mark.skip(reason=f"not on the CPU driver: {marker.args[0]}"))
+
+
+def _has_cpu_driver() -> bool:
+    """Return whether the driver of this process is that of preheat."""
+    return hasattr(ctypes.CDLL(None), "preheat_driver_slots")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.devices.emulator.capture import EmulatorExecutable
+from preheat.devices.emulator.graph import EmulatorExecutable
 from preheat.errors import (
     CaptureError,
     ContextLostError,

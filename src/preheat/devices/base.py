@@ -70,6 +70,11 @@ NOT_SUBMITTED = (-1,)
 Setter = Callable[[bytes], tuple[int, ...]]
 
 
+#: Called with an artifact, and with what finds its lines, before the driver of a GPU loads it. A driver
+#: that executes PTX in the place of machine code adds a function here.
+before_load: list[Callable[[Artifact, FindLines | None], None]] = []
+
+
 class Limits(NamedTuple):
     """The limits of a device for one launch.
 

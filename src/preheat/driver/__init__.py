@@ -5,5 +5,11 @@ entry_points  the table of all functions; `calls` registers and guards those tha
 driver        the state of the process: devices, handles, the memory of programs
 faults        errors of the emulator as status codes, and what a program is told about them
 devices       devices and their attributes; `contexts`: contexts of threads
+memory        allocations, with `pools` and `pointers`; `allocations` has what is allocated, by address
+copies        copies and fills
+streams       streams and functions of the host; `events`
+modules       modules, libraries and kernels; `functions`: their attributes; `launches`, `configs`
+graphs        captures, graphs and executables
 images        what a program loads, as PTX; compilers put it into their results: `native/compilers.c`
+library       the shared library, and the environment in which programs load it
 """

@@ -10,17 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from preheat.config import environ
-from preheat.driver import calls, contexts, devices
+from preheat.devices import base
+from preheat.driver import (
+    calls,
+    contexts,
+    copies,
+    devices,
+    events,
+    functions,
+    launches,
+    memory,
+    modules,
+    pointers,
+    pools,
+    streams,
+)
 from preheat.driver.driver import Driver
 from preheat.driver.entry_points import KINDS, EntryPoint, read_table
 from preheat.driver.faults import say
+from preheat.driver.graphs import captures, executables, kernel_nodes, structure, user_objects
 from preheat.driver.settings import DriverSettings
 from preheat.native_build import BUILD_AGAIN, is_stale
 
 __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 
 #: The modules that register functions when they are imported.
-SUBJECTS = (contexts, devices)
+SUBJECTS = (
+    captures, contexts, copies, devices, events, executables, functions, kernel_nodes, launches, memory,
+    modules, pointers, pools, streams, structure, user_objects,
+)  # fmt: skip
 
 _SOURCES = Path(__file__).with_name("native")
 _WITHOUT_RUNTIME = (
@@ -99,6 +117,7 @@ def _install(shim: ctypes.PyDLL) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callbacks))
     ctypes.pythonapi.Py_AtExit(ctypes.cast(shim.preheat_driver_end, ctypes.c_void_p))
     atexit.register(_report, shim, table)
+    base.before_load.append(driver.handed_over.add)
     shim.preheat_driver_install(functions)
     _installed.append(driver)
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from preheat.devices.base import PER_THREAD_STREAM
 from preheat.driver.entry_points import EntryPoint
 from preheat.driver.faults import CallError, status_of
+from preheat.driver.status import DEINITIALIZED, NOT_INITIALIZED
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["CallError", "Implementation", "bound", "entry", "find", "implementations"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_DEINITIALIZED = 4
-_NOT_INITIALIZED = 3
-_PER_THREAD_STREAM = 2
 
 
 class Implementation(NamedTuple):
@@ -32,12 +32,14 @@ class Implementation(NamedTuple):
         after_fault: True if it works in a context that a fault has ended.
         before_init: True if it works before `cuInit`.
         stream: The position of the stream among its arguments, or None.
+        default_stream: True if it takes the default stream as the keyword argument `stream`.
     """
 
     function: Callable[..., int | None]
     after_fault: bool = False
     before_init: bool = False
     stream: int | None = None
+    default_stream: bool = False
 
 
 #: By name and version; the version is None for a function that has the same arguments in all versions.
@@ -50,11 +52,12 @@ def entry(
     after_fault: bool = False,
     before_init: bool = False,
     stream: int | None = None,
+    default_stream: bool = False,
 ) -> Callable[[F], F]:
     """Register a function, for some versions or for all of them."""
 
     def register(function: F) -> F:
-        made = Implementation(function, after_fault or before_init, before_init, stream)
+        made = Implementation(function, after_fault or before_init, before_init, stream, default_stream)
         for version in versions or (None,):
             implementations[name, version] = made
         return function
@@ -76,17 +79,19 @@ def find(point: EntryPoint, table: list[EntryPoint]) -> Implementation | None:
 
 def bound(driver: Driver, point: EntryPoint, found: Implementation) -> Callable[..., int]:
     """Return the function that the shim calls: it returns a status in every case."""
-    function, after_fault, before_init, stream = found
+    function, after_fault, before_init, stream, default_stream = found
     if point.per_thread and stream is not None:
         function = _with_thread_stream(function, stream)
+    elif point.per_thread and default_stream:
+        function = partial(function, stream=PER_THREAD_STREAM)
     finalizing = sys.is_finalizing
-    ended = 0 if _releases(point.name) else _DEINITIALIZED
+    ended = 0 if _releases(point.name) else DEINITIALIZED
     name = point.name
 
     def call(*args: Any) -> int:
         try:
             if not (driver.initialized or before_init):
-                return _NOT_INITIALIZED
+                return NOT_INITIALIZED
             if driver.faulted and not after_fault and (status := driver.context_status()):
                 return status
             return function(driver, *args) or 0
@@ -106,7 +111,7 @@ def _with_thread_stream(function: Callable[..., int | None], stream: int) -> Cal
 
     def call(*args: Any) -> int | None:
         if args[at] == 0:
-            args = (*args[:at], _PER_THREAD_STREAM, *args[at + 1 :])
+            args = (*args[:at], PER_THREAD_STREAM, *args[at + 1 :])
         return function(*args)
 
     return call

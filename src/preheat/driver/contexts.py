@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING
 
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import I32, U32, U64, put
+from preheat.driver.status import (
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    PEER_ACCESS_ALREADY_ENABLED,
+    PEER_ACCESS_NOT_ENABLED,
+    UNSUPPORTED_LIMIT,
+)
 
 if TYPE_CHECKING:
     from preheat.driver.devices import Gpu
     from preheat.driver.driver import Driver
 
-__all__ = ["Context"]
+__all__ = ["GREATEST_PRIORITY", "Context"]
 
-_INVALID_VALUE = 1
-_INVALID_CONTEXT = 201
-_PEER_ACCESS_ALREADY_ENABLED = 704
-_PEER_ACCESS_NOT_ENABLED = 705
-_UNSUPPORTED_LIMIT = 215
 _API_VERSION = 3020
-_GREATEST_PRIORITY = -5
+GREATEST_PRIORITY = -5
 
 #: The default limits of a context by number, of which kernels on the CPU need none.
 _LIMITS = {0: 1024, 1: 7 << 20, 2: 8 << 20, 3: 2, 4: 2048, 5: 128, 6: 0}
@@ -50,6 +52,13 @@ class Context:
         self.limits = dict(_LIMITS)
         self.peers: set[int] = set()
 
+    def revive(self) -> None:
+        """Let the context be as new, after everything in it was destroyed."""
+        self.alive = True
+        self.status = 0
+        self.limits = dict(_LIMITS)
+        self.peers.clear()
+
 
 # Primary contexts
 
@@ -57,19 +66,15 @@ class Context:
 @entry("cuDevicePrimaryCtxRetain", after_fault=True)
 def _retain(driver: Driver, out: int, number: int) -> None:
     gpu = driver.gpu(number)
-    if gpu.primary is None:
-        gpu.primary = driver.new_context(gpu, primary=True)
-    elif not gpu.primary.alive:
-        _revive(driver, gpu.primary)
     gpu.retained += 1
-    put(out, gpu.primary.handle)
+    put(out, driver.primary(gpu).handle)
 
 
 @entry("cuDevicePrimaryCtxRelease", after_fault=True)
 def _release(driver: Driver, number: int) -> None:
     gpu = driver.gpu(number)
     if not gpu.retained:
-        raise CallError(_INVALID_CONTEXT)
+        raise CallError(INVALID_CONTEXT)
     gpu.retained -= 1
     if not gpu.retained and gpu.primary is not None:
         _end(driver, gpu.primary)
@@ -81,7 +86,7 @@ def _reset(driver: Driver, number: int) -> None:
     if gpu.primary is not None and gpu.primary.alive:
         _end(driver, gpu.primary)
         if gpu.retained:  # Those who retained it keep their handle.
-            _revive(driver, gpu.primary)
+            driver.primary(gpu)
 
 
 @entry("cuDevicePrimaryCtxGetState", after_fault=True)
@@ -94,13 +99,6 @@ def _state(driver: Driver, number: int, flags: int, active: int) -> None:
 @entry("cuDevicePrimaryCtxSetFlags", after_fault=True)
 def _set_state(driver: Driver, number: int, flags: int) -> None:
     driver.gpu(number).flags = flags
-
-
-def _revive(driver: Driver, context: Context) -> None:
-    context.alive = True
-    context.status = 0
-    context.limits = dict(_LIMITS)
-    driver.threads.set_alive(context.handle, True)
 
 
 def _end(driver: Driver, context: Context) -> None:
@@ -135,7 +133,7 @@ def _create_with_parameters(driver: Driver, out: int, _: int, flags: int, number
 def _destroy(driver: Driver, handle: int) -> None:
     context = driver.context(handle) if handle else None
     if context is None or context.primary:
-        raise CallError(_INVALID_CONTEXT)
+        raise CallError(INVALID_CONTEXT)
     _end(driver, context)
     if driver.threads.current() == handle:
         driver.threads.pop_current()
@@ -180,14 +178,14 @@ def _set_flags(driver: Driver, flags: int) -> None:
 def _priorities(driver: Driver, least: int, greatest: int) -> None:
     driver.current()
     put(least, 0, I32)
-    put(greatest, _GREATEST_PRIORITY, I32)
+    put(greatest, GREATEST_PRIORITY, I32)
 
 
 @entry("cuCtxGetLimit")
 def _limit(driver: Driver, out: int, which: int) -> None:
     limits = driver.current().limits
     if which not in limits:
-        raise CallError(_UNSUPPORTED_LIMIT)
+        raise CallError(UNSUPPORTED_LIMIT)
     put(out, limits[which], U64)
 
 
@@ -195,7 +193,7 @@ def _limit(driver: Driver, out: int, which: int) -> None:
 def _set_limit(driver: Driver, which: int, value: int) -> None:
     limits = driver.current().limits
     if which not in limits:
-        raise CallError(_UNSUPPORTED_LIMIT)
+        raise CallError(UNSUPPORTED_LIMIT)
     limits[which] = value
 
 
@@ -244,11 +242,11 @@ def _synchronize_context(driver: Driver, handle: int) -> None:
 @entry("cuCtxEnablePeerAccess")
 def _enable_peer(driver: Driver, handle: int, flags: int) -> None:
     if flags:
-        raise CallError(_INVALID_VALUE)
+        raise CallError(INVALID_VALUE)
     peers = driver.current().peers
     peer = driver.context(handle)
     if peer.handle in peers:
-        raise CallError(_PEER_ACCESS_ALREADY_ENABLED)
+        raise CallError(PEER_ACCESS_ALREADY_ENABLED)
     peers.add(peer.handle)
 
 
@@ -256,5 +254,5 @@ def _enable_peer(driver: Driver, handle: int, flags: int) -> None:
 def _disable_peer(driver: Driver, handle: int) -> None:
     peers = driver.current().peers
     if handle not in peers:
-        raise CallError(_PEER_ACCESS_NOT_ENABLED)
+        raise CallError(PEER_ACCESS_NOT_ENABLED)
     peers.remove(handle)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import I32, U64, put, text, write
 from preheat.driver.settings import DriverSettings
+from preheat.driver.status import INVALID_DEVICE, INVALID_VALUE
 
 if TYPE_CHECKING:
     from preheat.driver.contexts import Context
     from preheat.driver.driver import Driver
 
-__all__ = ["ATTRIBUTES", "MODEL", "VERSION", "Gpu"]
+__all__ = ["ATTRIBUTES", "MODEL", "PROCESSORS", "VERSION", "Gpu"]
 
 #: The version of the driver API: that of the headers from which the table of functions was made.
 VERSION = 13050
 MODEL = "NVIDIA GPU emulated by preheat"
-_INVALID_VALUE = 1
-_INVALID_DEVICE = 101
-_PROCESSORS = 132  # of an H200, whose other numbers the emulator has by default
+PROCESSORS = 132  # of an H200, whose other numbers the emulator has by default
 _UUID = b"preheat-emulated"[:15]
 
 #: The numbers of the attributes by name. Attributes that are not here are 0 on every device.
@@ -47,14 +47,20 @@ ATTRIBUTES = {
 class Gpu:
     """One device of the driver: an emulator, and its primary context."""
 
-    def __init__(self, index: int, settings: DriverSettings) -> None:
+    def __init__(self, index: int, settings: DriverSettings, thread_mode: Callable[[], str]) -> None:
         self.index = index
         self.emulator = EmulatorDevice(
-            index, settings.arch, schedule=settings.schedule, sanitize=settings.sanitize
+            index,
+            settings.arch,
+            schedule=settings.schedule,
+            sanitize=settings.sanitize,
+            thread_mode=thread_mode,
         )
         self.primary: Context | None = None
         self.retained = 0  # how often the primary context is
         self.flags = 0  # of the primary context
+        self.default_pool = 0  # its handle, and that of the pool in its place, or 0
+        self.pool = 0
         self.attributes = self._attributes()
 
     def _attributes(self) -> dict[int, int]:
@@ -79,7 +85,7 @@ class Gpu:
             "MAX_REGISTERS_PER_MULTIPROCESSOR": processor.registers,
             "MAX_THREADS_PER_MULTIPROCESSOR": processor.threads,
             "MAX_BLOCKS_PER_MULTIPROCESSOR": processor.blocks,
-            "MULTIPROCESSOR_COUNT": _PROCESSORS,
+            "MULTIPROCESSOR_COUNT": PROCESSORS,
             "CLUSTER_LAUNCH": int(limits.cluster > 0),
             "COMPUTE_CAPABILITY_MAJOR": emulator.arch.major,
             "COMPUTE_CAPABILITY_MINOR": emulator.arch.minor,
@@ -103,7 +109,7 @@ class Gpu:
 @entry("cuInit", before_init=True)
 def _init(driver: Driver, flags: int) -> None:
     if flags:
-        raise CallError(_INVALID_VALUE)
+        raise CallError(INVALID_VALUE)
     driver.initialize()
 
 
@@ -162,7 +168,7 @@ def _by_bus(driver: Driver, out: int, name: int) -> None:
     try:
         number = int(text(name).split(":")[-2], 16) - 1
     except (IndexError, ValueError):
-        raise CallError(_INVALID_VALUE) from None
+        raise CallError(INVALID_VALUE) from None
     put(out, driver.gpu(number).index, I32)
 
 
@@ -174,7 +180,7 @@ def _can_access(driver: Driver, out: int, number: int, peer: int) -> None:
 @entry("cuDeviceGetP2PAttribute", after_fault=True)
 def _peer_attribute(driver: Driver, out: int, which: int, number: int, peer: int) -> None:
     if driver.gpu(number) is driver.gpu(peer):
-        raise CallError(_INVALID_DEVICE)
+        raise CallError(INVALID_DEVICE)
     access_supported = 2
     put(out, int(which == access_supported), I32)
 

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
+from preheat.devices.emulator.launch import Launch
+from preheat.driver.allocations import Allocation, Allocations, Kind
 from preheat.driver.contexts import Context
 from preheat.driver.devices import Gpu
 from preheat.driver.faults import CallError, fault_status, say
+from preheat.driver.images import HandedOver
 from preheat.driver.settings import DriverSettings
+from preheat.driver.status import (
+    CONTEXT_IS_DESTROYED,
+    INVALID_CONTEXT,
+    INVALID_DEVICE,
+    INVALID_HANDLE,
+    NOT_INITIALIZED,
+)
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
-__all__ = ["Driver", "Handles", "Threads"]
+if TYPE_CHECKING:
+    from preheat.driver.graphs.graph import Graph
+    from preheat.driver.modules import Function
+
+__all__ = ["CAPTURE_MODES", "Driver", "Handles", "Threads"]
 
 T = TypeVar("T")
-_INVALID_VALUE = 1
-_NOT_INITIALIZED = 3
-_INVALID_DEVICE = 101
-_INVALID_CONTEXT = 201
-_INVALID_HANDLE = 400
-_CONTEXT_IS_DESTROYED = 709
+
+#: The capture modes of streams and of threads, in the order of their numbers.
+CAPTURE_MODES = ("global", "thread_local", "relaxed")
+
 _FIRST_HANDLE = 0x7E00_0000_0010
 
 
@@ -71,22 +84,27 @@ class Handles:
         """Return the object with this handle; `CallError` if there is none of this kind."""
         found = self._objects.get(number)
         if not isinstance(found, kind):
-            raise CallError(_INVALID_HANDLE)
+            raise CallError(INVALID_HANDLE)
         return found
 
     def remove(self, number: int) -> None:
         """Forget a handle."""
         self._objects.pop(number, None)
 
-    def all(self, kind: type[T]) -> list[T]:
-        """Return all objects of one kind."""
-        return [thing for thing in list(self._objects.values()) if isinstance(thing, kind)]
+    def remove_of(self, context: Context) -> None:
+        """Forget the objects of a context that was destroyed."""
+        self._objects = {
+            number: thing
+            for number, thing in self._objects.items()
+            if getattr(thing, "context", None) is not context
+        }
 
 
 class Driver:
     """Everything that functions of the driver share.
 
     Attributes:
+        kernels: The kernel of each prepared launch, for the parameters of nodes.
         faulted: True if a fault has ended a context; each call then asks for the status of its own.
     """
 
@@ -94,26 +112,35 @@ class Driver:
         self.settings = settings
         self.threads = threads
         self.handles = Handles()
+        self.memory = Allocations()
+        self.handed_over = HandedOver()
+        self.kernels: WeakKeyDictionary[Launch, Function] = WeakKeyDictionary()
+        self.captures: dict[int, Graph] = {}  # by the number of the capture
         self.initialized = False
         self.gpus: list[Gpu] = []
         self.contexts: dict[int, Context] = {}  # By handle, those that were destroyed too.
         self.faulted = False
         self.faults: list[EmulatorFault] = []
+        self.reported: str | None = None  # The fault that ended the contexts, which many calls see.
         self._texts: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
     def initialize(self) -> None:
         """Open the devices. Doing this again is allowed."""
         if not self.initialized:
-            self.gpus = [Gpu(index, self.settings) for index in range(self.settings.devices)]
+            count = self.settings.devices
+            self.gpus = [Gpu(index, self.settings, self._capture_mode) for index in range(count)]
             self.threads.set_initialized()
             self.initialized = True
+
+    def _capture_mode(self) -> str:
+        return CAPTURE_MODES[self.threads.capture_mode()]
 
     def gpu(self, number: int) -> Gpu:
         """Return a device by its number."""
         if not self.initialized:
-            raise CallError(_NOT_INITIALIZED)
+            raise CallError(NOT_INITIALIZED)
         if not 0 <= number < len(self.gpus):
-            raise CallError(_INVALID_DEVICE)
+            raise CallError(INVALID_DEVICE)
         return self.gpus[number]
 
     # Contexts
@@ -124,30 +151,59 @@ class Driver:
         made = self.contexts[handle] = Context(handle, gpu, primary=primary)
         return made
 
+    def primary(self, gpu: Gpu) -> Context:
+        """Return the primary context of a device, which is made if there is none."""
+        if gpu.primary is None:
+            gpu.primary = self.new_context(gpu, primary=True)
+        elif not gpu.primary.alive:
+            gpu.primary.revive()
+            self.threads.set_alive(gpu.primary.handle, True)
+        return gpu.primary
+
     def context(self, handle: int) -> Context:
         """Return the context with this handle, or the current one for 0."""
         if not handle:
             return self.current()
         found = self.contexts.get(handle)
         if found is None or not found.alive:
-            raise CallError(_INVALID_CONTEXT)
+            raise CallError(INVALID_CONTEXT)
         return found
 
     def current(self) -> Context:
         """Return the current context of this thread."""
         found = self.contexts.get(self.threads.current())
         if found is None:
-            raise CallError(_INVALID_CONTEXT)
+            raise CallError(INVALID_CONTEXT)
         if not found.alive:
-            raise CallError(_CONTEXT_IS_DESTROYED)
+            raise CallError(CONTEXT_IS_DESTROYED)
         return found
 
     def end_context(self, context: Context) -> None:
-        """Remove what belongs to a context that was destroyed."""
+        """Remove what belongs to a destroyed context, and with the last one all of its device."""
         gpu = context.gpu
-        if any(other.alive and other.gpu is gpu for other in self.contexts.values()):
+        last = not any(other.alive and other.gpu is gpu for other in self.contexts.values())
+        allocator = gpu.emulator.allocator
+        for made in self.memory.of_context(context):
+            if not last and allocator.is_allocated(made.start):
+                allocator.free_now(made.start)
+            self.forget(made)
+        self.handles.remove_of(context)
+        if last:
+            gpu.emulator.reset()
+            gpu.default_pool = gpu.pool = 0
+        if not any(other.status for other in self.contexts.values() if other.alive):
+            self.reported = None
+
+    # Memory
+
+    def forget(self, made: Allocation) -> None:
+        """Forget memory that was freed. That of a graph has its address as long as the graph exists."""
+        if made.kind is Kind.GRAPH:
             return
-        gpu.emulator.reset()
+        self.memory.remove(made.start)
+        if made.pool is not None:
+            made.pool.count(-made.size)
+        made.release()
 
     def context_status(self) -> int:
         """Return the status with which every call in the current context ends, or 0."""
@@ -159,9 +215,10 @@ class Driver:
     def report_fault(self, fault: EmulatorFault) -> int:
         """Tell the user about a fault, end the contexts of its device, and return the status."""
         status = fault_status(fault)
-        if any(str(known) == str(fault) for known in self.faults):
+        if str(fault) == self.reported:
             return self.context_status() or status
-        say(str(fault))
+        self.reported = str(fault)
+        say(self.reported)
         self.faults.append(fault)
         if isinstance(fault, UnsupportedInstructionError):
             return status

@@ -6,20 +6,22 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from preheat.driver.status import (
+    ASSERT,
+    ILLEGAL_ADDRESS,
+    INVALID_VALUE,
+    LAUNCH_FAILED,
+    MISALIGNED_ADDRESS,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    UNKNOWN,
+)
 from preheat.errors import DeviceError, DriverError, EmulatorFault, UnsupportedInstructionError
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
 __all__ = ["CallError", "fault_status", "say", "status_of"]
-
-_INVALID_VALUE = 1
-_ILLEGAL_ADDRESS = 700
-_ASSERT = 710
-_MISALIGNED = 716
-_LAUNCH_FAILED = 719
-_NOT_SUPPORTED = 801
-_UNKNOWN = 999
 
 
 class CallError(Exception):
@@ -42,21 +44,21 @@ def status_of(driver: Driver, call: str, error: BaseException) -> int:
     if isinstance(error, DriverError):
         return error.code
     if isinstance(error, MemoryError):
-        return 2
+        return OUT_OF_MEMORY
     if isinstance(error, DeviceError):
         say(f"{call}: {error}")
-        return _INVALID_VALUE
+        return INVALID_VALUE
     say(f"{call} failed in the driver itself: please report this")
     traceback.print_exception(error)
-    return _UNKNOWN
+    return UNKNOWN
 
 
 def fault_status(fault: EmulatorFault) -> int:
     """Return the status that a GPU would give for a fault of a kernel."""
     if isinstance(fault, UnsupportedInstructionError):
-        return _NOT_SUPPORTED
+        return NOT_SUPPORTED
     if "aligned" in fault.message:
-        return _MISALIGNED
+        return MISALIGNED_ADDRESS
     if "assert" in fault.message:
-        return _ASSERT
-    return _LAUNCH_FAILED if fault.address is None else _ILLEGAL_ADDRESS
+        return ASSERT
+    return LAUNCH_FAILED if fault.address is None else ILLEGAL_ADDRESS

@@ -17,7 +17,15 @@ from typing import TypeVar
 
 from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact, Resources
+from preheat.devices.base import FindLines
 from preheat.driver.faults import CallError, say
+from preheat.driver.status import (
+    FILE_NOT_FOUND,
+    INVALID_IMAGE,
+    INVALID_PTX,
+    NO_BINARY_FOR_GPU,
+    NOT_SUPPORTED,
+)
 from preheat.errors import InputError
 from preheat.toolchain import fatbin, ptx
 from preheat.toolchain.cubin import read_arch, read_resources
@@ -28,16 +36,12 @@ from preheat.toolchain.ptx_merge import PtxPart, merge
 from preheat.toolchain.ptx_section import attached_ptx
 from preheat.toolchain.signature import entry_points
 
-__all__ = ["ImageError", "image_bytes", "link_text", "read_file", "read_image"]
+__all__ = ["HandedOver", "ImageError", "image_bytes", "link_text", "read_file", "read_image"]
 
 T = TypeVar("T")
 
-_INVALID_IMAGE = 200
-_NO_BINARY_FOR_GPU = 209
-_INVALID_PTX = 218
-_FILE_NOT_FOUND = 301
-_NOT_SUPPORTED = 801
 _MOST_BYTES = 1 << 30  # of a module
+_MOST_HANDED_OVER = 512
 _PAGE = 1 << 16
 _WRAPPER = fatbin.WRAPPER_MAGIC.to_bytes(4, "little")
 _FATBIN = fatbin.MAGIC.to_bytes(4, "little")
@@ -56,6 +60,43 @@ class ImageError(CallError):
         self.reason = reason
 
 
+class HandedOver:
+    """Artifacts of preheat that are about to be loaded, with their PTX, by the bytes that are loaded.
+
+    The compilers of preheat run in processes without the driver, so that their cubins have no PTX.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Artifact, FindLines | None]] = {}
+
+    def add(self, artifact: Artifact, lines: FindLines | None) -> None:
+        """Know an artifact. The oldest ones are forgotten when there are many."""
+        for code in (artifact.cubin, artifact.ptx):
+            if code and artifact.ptx:
+                self._known[_digest(code)] = artifact, lines
+        while len(self._known) > _MOST_HANDED_OVER:
+            del self._known[next(iter(self._known))]
+
+    def image(self, address: int, arch: Arch) -> Artifact:
+        """Return the code of the image at an address: that of the artifact, if it is one of them."""
+        data = _told(lambda: image_bytes(address))
+        artifact, _ = self._known.get(_digest(data), (None, None))
+        if artifact is None:
+            return _told(lambda: _artifact(data, arch))
+        if data.startswith(ELF):
+            _told(lambda: _require_arch(data, arch))
+        return artifact
+
+    def lines(self, artifact: Artifact) -> FindLines | None:
+        """Return what finds the source lines of an artifact."""
+        known, lines = self._known.get(_digest(artifact.cubin), (None, None))
+        return lines if known is artifact else None
+
+
+def _digest(code: bytes) -> str:
+    return hashlib.sha256(code.rstrip(b"\0") if code[:4] != ELF else code).hexdigest()
+
+
 def read_image(address: int, arch: Arch) -> Artifact:
     """Return the code of the image at an address for a device of this architecture.
 
@@ -70,7 +111,7 @@ def read_file(path: str, arch: Arch) -> Artifact:
     try:
         data = Path(path).read_bytes()
     except OSError as fault:
-        raise CallError(_FILE_NOT_FOUND) from fault
+        raise CallError(FILE_NOT_FOUND) from fault
     return _told(lambda: _artifact(data, arch))
 
 
@@ -100,7 +141,7 @@ def image_bytes(address: int) -> bytes:
             try:
                 size = elf_size(lambda offset, count: memory.read(address + offset, count))
             except ValueError as bad:
-                raise ImageError(_INVALID_IMAGE, f"a cubin cannot be read: {bad}") from None
+                raise ImageError(INVALID_IMAGE, f"a cubin cannot be read: {bad}") from None
             return memory.read(address, size)
         return memory.text(address)
 
@@ -118,7 +159,7 @@ class _Memory:
     def read(self, address: int, size: int) -> bytes:
         """Return the bytes at an address, fewer where the memory ends."""
         if size > _MOST_BYTES:
-            raise ImageError(_INVALID_IMAGE, f"a module cannot have {size:,} bytes")
+            raise ImageError(INVALID_IMAGE, f"a module cannot have {size:,} bytes")
         found = bytearray()
         while len(found) < size:
             try:
@@ -145,7 +186,7 @@ def _fatbin_size(memory: _Memory, address: int) -> int:
     """Return the size of a fat binary. Raises for one inside a library of NVIDIA."""
     library = _mapped_file(address)
     if _NVIDIA.match(os.path.basename(library)):
-        raise ImageError(_NOT_SUPPORTED, f"{library} has kernels of its own, which cannot run here")
+        raise ImageError(NOT_SUPPORTED, f"{library} has kernels of its own, which cannot run here")
     header = memory.read(address, fatbin.HEADER_SIZE)
     return fatbin.whole_size(header) if len(header) == fatbin.HEADER_SIZE else len(header)
 
@@ -175,7 +216,7 @@ def _artifact(data: bytes, arch: Arch) -> Artifact:
     try:
         module = ptx.parse(text)
     except ptx.SyntaxFault as bad:
-        raise ImageError(_INVALID_PTX, f"invalid PTX, line {bad.line}: {bad}") from None
+        raise ImageError(INVALID_PTX, f"invalid PTX, line {bad.line}: {bad}") from None
     digest = hashlib.sha256(data).hexdigest()
     spelled = {name: found for name in module.entries if (found := demangled(name))}
     return Artifact(
@@ -192,18 +233,23 @@ def _text(data: bytes, arch: Arch) -> str:
         return _text_of_fatbin(data, arch)
     text = data.partition(b"\0")[0]
     if b".version" not in text:
-        raise ImageError(_INVALID_IMAGE, f"a module is neither PTX nor a cubin: {data[:16]!r}")
+        raise ImageError(INVALID_IMAGE, f"a module is neither PTX nor a cubin: {data[:16]!r}")
     return _decoded(text)
 
 
 def _text_of_cubin(data: bytes, arch: Arch) -> str:
+    _require_arch(data, arch)
+    return _attached(data)
+
+
+def _require_arch(data: bytes, arch: Arch) -> None:
+    """Raise unless the machine code of a cubin runs on this architecture."""
     try:
         made_for = read_arch(data, "a module")
     except InputError as bad:
-        raise ImageError(_INVALID_IMAGE, str(bad)) from None
+        raise ImageError(INVALID_IMAGE, str(bad)) from None
     if made_for.major != arch.major or mismatch(made_for, arch):
-        raise ImageError(_NO_BINARY_FOR_GPU, f"a cubin for {made_for} does not run on {arch}")
-    return _attached(data)
+        raise ImageError(NO_BINARY_FOR_GPU, f"a cubin for {made_for} does not run on {arch}")
 
 
 def _attached(cubin: bytes) -> str:
@@ -211,15 +257,15 @@ def _attached(cubin: bytes) -> str:
     try:
         texts = [_decoded(text) for text in attached_ptx(cubin)]
     except ValueError as bad:
-        raise ImageError(_INVALID_IMAGE, f"a cubin cannot be read: {bad}") from None
+        raise ImageError(INVALID_IMAGE, f"a cubin cannot be read: {bad}") from None
     if not texts:
-        raise ImageError(_NOT_SUPPORTED, _WITHOUT_PTX)
+        raise ImageError(NOT_SUPPORTED, _WITHOUT_PTX)
     if len(texts) == 1:
         return texts[0]
     try:
         return merge([PtxPart.of(f"part {number}", text) for number, text in enumerate(texts, 1)])
     except (ptx.SyntaxFault, InputError) as bad:
-        raise ImageError(_INVALID_PTX, f"the PTX of a linked cubin is invalid: {bad}") from None
+        raise ImageError(INVALID_PTX, f"the PTX of a linked cubin is invalid: {bad}") from None
 
 
 def _text_of_fatbin(data: bytes, arch: Arch) -> str:
@@ -235,11 +281,11 @@ def _text_of_fatbin(data: bytes, arch: Arch) -> str:
         if usable:
             return _decoded(read_entry(data, max(usable, key=_arch_number)).partition(b"\0")[0])
     except ValueError as bad:
-        raise ImageError(_INVALID_IMAGE, f"a fat binary cannot be read: {bad}") from None
+        raise ImageError(INVALID_IMAGE, f"a fat binary cannot be read: {bad}") from None
     there = ", ".join(f"{entry.kind} for sm_{entry.arch}" for entry in entries) or "nothing"
     runs = any(entry.runs_on(10 * arch.major + arch.minor) for entry in entries)
     raise ImageError(
-        _NOT_SUPPORTED if runs else _NO_BINARY_FOR_GPU,
+        NOT_SUPPORTED if runs else NO_BINARY_FOR_GPU,
         f"a fat binary has no PTX for {arch}: it has {there}",
     )
 
@@ -257,7 +303,7 @@ def _decoded(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as bad:
-        raise ImageError(_INVALID_PTX, f"PTX is not a text: {bad}") from None
+        raise ImageError(INVALID_PTX, f"PTX is not a text: {bad}") from None
 
 
 def _resources(data: bytes) -> dict[str, Resources]:

@@ -24,12 +24,14 @@ class DriverSettings:
         devices: How many devices there are.
         schedule: The seed of the order in which deferred streams execute; None executes work at once.
         sanitize: Whether kernels stop at values that CUDA leaves undefined.
+        blocking: Whether each launch waits for its kernels: CUDA_LAUNCH_BLOCKING of the CUDA driver.
     """
 
     arch: Arch = _ARCH
     devices: int = 1
     schedule: int | None = 0
     sanitize: bool = False
+    blocking: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> DriverSettings:
@@ -39,6 +41,7 @@ class DriverSettings:
             devices=_number(env, "PREHEAT_EMULATE_DEVICES", 1, most=_MOST_DEVICES) or 1,
             schedule=_seed(env, "PREHEAT_EMULATE_SCHEDULE"),
             sanitize=env.get("PREHEAT_EMULATE_SANITIZE", "").lower() not in _OFF,
+            blocking=env.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         )
 
 

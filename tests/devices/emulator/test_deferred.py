@@ -432,7 +432,7 @@ def test_much_freed_memory_is_not_kept_for_ever() -> None:
     for address in big:
         device.free(address, stream)
     device.synchronize()
-    assert len(device._quarantine._allocations) == 1
+    assert len(device.allocator._quarantine._allocations) == 1
     assert device.memory().free == device.memory().total
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 from preheat import native
 from preheat.arch import Arch
 from preheat.artifact import Artifact
+from preheat.devices import base
 from preheat.devices.base import (
     DEFAULT_STREAMS,
     Event,
@@ -236,7 +237,8 @@ class CudaDevice:
         self, artifact: Artifact, *, jit: bool = False, lines: FindLines | None = None
     ) -> CudaModule:
         """Load a verified cubin or, with `jit`, its PTX through the compiler of the driver."""
-        del lines  # Errors of the driver name no instruction.
+        for listener in base.before_load:
+            listener(artifact, lines)
         return CudaModule(self, artifact, jit=jit)
 
     def stream(self, *, priority: int = 0) -> CudaStream:

@@ -12,7 +12,9 @@ measured on a GPU:
     waiting for the device                      every capture on it
     waiting for or querying a captured stream   its capture
     unloading a module, trimming a pool         captures in mode "global"; in mode "thread_local" if
-                                                their own thread calls; none in mode "relaxed"
+                                                their own thread calls; none in mode "relaxed". A thread
+                                                can have another mode, which it exchanges: none in mode
+                                                "relaxed", in mode "thread_local" its own captures
 
 Waits for other streams and events, and allocations and frees in them, concern no capture, because the
 device for GPUs exchanges the capture mode of the thread during these calls. An allocation in the
@@ -25,133 +27,23 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple, Protocol
 
 from preheat.devices import base
 from preheat.devices.emulator.driver_errors import driver_error
-from preheat.devices.emulator.quarantine import Allocation
+from preheat.devices.emulator.graph import (
+    ClaimMemory,
+    EmulatorGraph,
+    GraphAllocation,
+    GraphFree,
+    GraphWork,
+    WorkList,
+)
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.errors import DriverError
 
-__all__ = ["Branch", "Capture", "Captures", "EmulatorExecutable", "EmulatorGraph"]
+__all__ = ["Branch", "Capture", "Captures"]
 
-WorkList = list[Callable[[], object]]
 _numbers = itertools.count(1)  # of captures
-
-
-class ClaimMemory(Protocol):
-    """Counts the memory that a replay leaves allocated as memory of the device."""
-
-    def __call__(self, allocations: Sequence[Allocation], stream: base.Stream, *, free: bool) -> bool:
-        """Return False if memory of an earlier replay is still allocated, unless `free` frees it."""
-
-
-class CapturedWork(NamedTuple):
-    """The work of each replay, the objects that it keeps alive, the memory that it leaves allocated.
-
-    `after` has, for each piece of work, the positions of those that it depends on.
-    """
-
-    work: WorkList
-    after: list[tuple[int, ...]]
-    owners: tuple[object, ...]
-    unfreed: tuple[Allocation, ...]
-
-
-class EmulatorExecutable:
-    """Captured work, executed in an order that its nodes allow. It keeps owners alive."""
-
-    def __init__(
-        self,
-        captured: CapturedWork,
-        scheduler: Scheduler | None,
-        claim: ClaimMemory,
-        *,
-        free_on_launch: bool,
-    ) -> None:
-        self._captured: CapturedWork | None = captured
-        self._scheduler = scheduler
-        self._claim = claim
-        self._free_on_launch = free_on_launch
-
-    def upload(self, stream: base.Stream) -> None:
-        """Do nothing: there is nothing to upload."""
-
-    def prepare(
-        self, stream: base.Stream, *, unless_captured: bool = False, mark: base.Event | None = None
-    ) -> base.Replay:
-        """Return a function that executes the work or queues it as one item."""
-        replay = partial(self._replay, stream, mark)
-        if unless_captured:
-            return lambda: replay() if stream.capture_status() == "none" else base.NOT_SUBMITTED
-        return replay
-
-    def _replay(self, stream: base.Stream, mark: base.Event | None) -> tuple[int, ...]:
-        captured = self._captured
-        scheduler = self._scheduler
-        if captured is None:
-            return (400,)
-        if captured.unfreed and not self._claim(captured.unfreed, stream, free=self._free_on_launch):
-            return (1,)
-        if scheduler is None:
-            _run_all(captured, range(len(captured.work)))
-        else:
-            order = scheduler.shuffled(captured.after)
-            scheduler.submit(
-                stream.id, partial(_run_all, captured, order)
-            )  # It keeps the owners alive.
-        if mark is not None:
-            stream.record(reuse=mark)
-        return (0,)
-
-    def close(self) -> None:
-        """Release the work and the owners. A queued replay keeps them alive."""
-        self._captured = None
-
-
-def _run_all(captured: CapturedWork, order: Sequence[int]) -> None:
-    for at in order:
-        captured.work[at]()
-
-
-class EmulatorGraph:
-    """The work captured from a stream."""
-
-    def __init__(
-        self,
-        nodes: list[base.GraphNode],
-        captured: CapturedWork,
-        scheduler: Scheduler | None,
-        claim: ClaimMemory,
-    ) -> None:
-        self._nodes = nodes
-        self._captured = captured
-        self._scheduler = scheduler
-        self._claim = claim
-
-    def num_nodes(self) -> int:
-        """Return the number of nodes."""
-        return len(self._nodes)
-
-    def nodes(self) -> list[base.GraphNode]:
-        """Return its nodes, oldest first."""
-        return list(self._nodes)
-
-    def dependencies(self) -> list[tuple[int, ...]]:
-        """Return, for each node, the positions of the nodes that it depends on."""
-        return list(self._captured.after)
-
-    def instantiate(self, *, free_on_launch: bool = False) -> base.Executable:
-        """Return an executable."""
-        return EmulatorExecutable(
-            self._captured, self._scheduler, self._claim, free_on_launch=free_on_launch
-        )
-
-    def close(self) -> None:
-        """Release the work and the owners."""
-        self._nodes = []
-        self._captured = CapturedWork([], [], (), ())
 
 
 class Capture:
@@ -159,15 +51,16 @@ class Capture:
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        self.blocking = False  # True if a stream takes part that waits for the legacy default stream
         self.number = next(_numbers)
         self.thread = threading.get_ident()
         self.valid = True
         self.over = False
         self.nodes: list[base.GraphNode] = []
-        self.unfreed: dict[int, Allocation] = {}  # Its allocations by address.
         self._work: WorkList = []
         self._after: list[tuple[int, ...]] = []  # for each node, the nodes that it depends on
         self._owners: list[object] = []
+        self._unfreed: dict[int, GraphAllocation] = {}  # by address
 
     def add(self, kind: str, name: str, work: Callable[[], object], after: Sequence[int]) -> int:
         """Add work that each replay executes after the nodes `after`. Return the number of its node."""
@@ -175,6 +68,10 @@ class Capture:
         self.nodes.append(base.GraphNode(kind, name))
         self._work.append(work)
         self._after.append(tuple(after))
+        if isinstance(work, GraphAllocation):
+            self._unfreed[work.address] = work
+        elif isinstance(work, GraphFree):
+            self._unfreed.pop(work.made.address, None)
         return len(self.nodes) - 1
 
     def retain(self, owner: object) -> None:
@@ -192,20 +89,29 @@ class Capture:
         self.valid = False
         return driver_error(call, code)
 
-    def concerns_this_thread(self) -> bool:
-        """Return whether calls of this thread outside the captured stream concern this capture."""
-        mine = self.thread == threading.get_ident()
-        return self.mode == "global" or (self.mode == "thread_local" and mine)
+    def concerns_this_thread(self, mode: str) -> bool:
+        """Return whether calls of this thread outside the captured stream concern this capture.
+
+        `mode` is the capture mode of the thread.
+        """
+        if "relaxed" in (mode, self.mode):
+            return False
+        if self.thread == threading.get_ident():
+            return True
+        return mode == self.mode == "global"
 
     def unjoined(self, last: frozenset[int]) -> bool:
         """Return whether a node is neither in `last` nor before another node."""
         before_others = set(itertools.chain.from_iterable(self._after))
         return not before_others | last >= set(range(len(self.nodes)))
 
-    def captured(self) -> CapturedWork:
+    def unfreed(self, address: int) -> GraphAllocation | None:
+        """Return the captured allocation of this address that no captured work frees, or None."""
+        return self._unfreed.get(address)
+
+    def captured(self) -> GraphWork:
         """Return what each replay does."""
-        unfreed = tuple(self.unfreed.values())
-        return CapturedWork(self._work, self._after, tuple(self._owners), unfreed)
+        return GraphWork(self._work, self._after, tuple(self._owners))
 
 
 class Branch:
@@ -226,21 +132,32 @@ class Branch:
 
 
 class Captures:
-    """The active captures of one device, by the streams that take part in them."""
+    """The active captures of one device, by the streams that take part in them.
 
-    def __init__(self, scheduler: Scheduler | None, claim: ClaimMemory) -> None:
+    `thread_mode` returns the capture mode of the calling thread.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler | None, claim: ClaimMemory, thread_mode: Callable[[], str]
+    ) -> None:
+        self._thread_mode = thread_mode
         self._active: dict[int, Branch] = {}  # By the id of the stream.
         self._scheduler = scheduler
         self._claim = claim
 
-    def begin(self, stream: int, mode: str) -> None:
-        """Begin to capture a stream."""
+    def begin(self, stream: int, mode: str, *, blocking: bool = False) -> None:
+        """Begin to capture a stream. One that is `blocking` waits for the legacy default stream."""
         if stream in self._active:
             raise driver_error("begin capture", 401)
-        self._active[stream] = Branch(Capture(mode), origin=True)
+        capture = Capture(mode)
+        capture.blocking = blocking
+        self._active[stream] = Branch(capture, origin=True)
 
-    def fork(self, stream: int, capture: Capture, last: frozenset[int]) -> None:
+    def fork(
+        self, stream: int, capture: Capture, last: frozenset[int], *, blocking: bool = False
+    ) -> None:
         """Let the work of a stream become a branch of a capture, after the nodes `last`."""
+        capture.blocking |= blocking
         self._active[stream] = Branch(capture, last, origin=False)
 
     def abandon(self, stream: int) -> None:
@@ -298,13 +215,27 @@ class Captures:
         if not self._active:
             return
         branch = None if stream is None else self._active.get(stream)
+        mode = self._thread_mode() if watched else ""
         own = None if branch is None else branch.capture
         concerned = [
             capture
             for capture in {branch.capture: None for branch in list(self._active.values())}
-            if everywhere or capture is own or (watched and capture.concerns_this_thread())
+            if everywhere or capture is own or (watched and capture.concerns_this_thread(mode))
         ]
         for capture in concerned:
             capture.invalidate(call)
         if concerned:
             raise driver_error(call, 900)
+
+    def reject_implicit(self, call: str) -> None:
+        """Raise for a call in the legacy default stream if a blocking stream is captured.
+
+        It invalidates these captures: the call would wait for their streams.
+        """
+        if not self._active:
+            return
+        concerned = {b.capture for b in list(self._active.values()) if b.capture.blocking}
+        for capture in concerned:
+            capture.invalidate(call)
+        if concerned:
+            raise driver_error(call, 906)

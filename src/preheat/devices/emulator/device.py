@@ -16,18 +16,19 @@ import numpy as np
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.devices import base
-from preheat.devices.emulator.capture import Branch, Captures
+from preheat.devices.emulator.allocator import TOTAL_BYTES, Allocator
+from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.driver_errors import error_of
+from preheat.devices.emulator.graph import EmulatorExecutable, GraphWork
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.host_memory import HostMemory
 from preheat.devices.emulator.image import image
 from preheat.devices.emulator.limits import launch_limits, multiprocessor
-from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory, align_up
+from preheat.devices.emulator.memory import Memory
 from preheat.devices.emulator.module import EmulatorModule, invalid_ptx
-from preheat.devices.emulator.quarantine import Allocation, Quarantine
 from preheat.devices.emulator.schedule import Scheduler
-from preheat.devices.emulator.stream import Streams
-from preheat.errors import DeviceError, EmulatorFault, InputError, OutOfMemoryError, short_repr
+from preheat.devices.emulator.stream import EmulatorEvent, EmulatorStream, Streams
+from preheat.errors import DeviceError, InputError, short_repr
 from preheat.toolchain import ptx
 
 __all__ = ["COUNT", "EmulatorDevice", "device_name"]
@@ -35,8 +36,6 @@ __all__ = ["COUNT", "EmulatorDevice", "device_name"]
 ARCH = "sm_90"  # The default.
 COUNT = 8  # The number of devices.
 PATIENCE = 5_000_000  # The default.
-_ALIGN = 256
-_TOTAL_BYTES = 16 << 30
 _DLPACK_OTHER_DEVICE = 12  # DLPack's number for a device that is neither the host nor a known GPU.
 
 
@@ -55,6 +54,8 @@ class EmulatorDevice:
 
     With `host_arrays`, kernels also use memory of the host that no GPU could use: arrays of NumPy and
     tensors on the CPU.
+
+    `thread_mode` returns the capture mode of the calling thread, for programs that exchange it.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EmulatorDevice:
         schedule: int | None = None,
         sanitize: bool = False,
         host_arrays: bool = False,
+        thread_mode: Callable[[], str] = lambda: "global",
     ) -> None:
         self.name = device_name(index, arch, patience, schedule, sanitize, host_arrays)
         self.index = index
@@ -81,6 +83,7 @@ class EmulatorDevice:
         self.schedule = schedule
         self.sanitize = sanitize
         self.host_arrays = host_arrays
+        self._thread_mode = thread_mode
         self.lock = threading.RLock()
         self._reset_state()
 
@@ -91,11 +94,9 @@ class EmulatorDevice:
         self.scheduler = None
         if self.schedule is not None:
             self.scheduler = Scheduler(self.schedule, self.lock, lambda fault: self.on_loss(fault))
-        self.captures = Captures(self.scheduler, self._claim)
+        self.allocator = Allocator(self._memory, self.scheduler, self.lock)
+        self.captures = Captures(self.scheduler, self.allocator.claim, self._thread_mode)
         self.streams = Streams(self.captures, self.scheduler)
-        self._allocated: dict[int, Allocation] = {}
-        self._quarantine = Quarantine()
-        self._used = 0
 
     def report_fault(self, fault: DeviceError) -> None:
         """Report a fault at once. A scheduler reports it when a call raises it."""
@@ -104,7 +105,7 @@ class EmulatorDevice:
 
     def load(
         self, artifact: Artifact, *, jit: bool = False, lines: base.FindLines | None = None
-    ) -> base.Module:
+    ) -> EmulatorModule:
         """Load an artifact's PTX, or raise `InvalidCodeError` if it cannot run."""
         del jit
         if artifact.cubin and not artifact.ptx:
@@ -121,96 +122,43 @@ class EmulatorDevice:
         except ptx.SyntaxFault as bad:
             raise invalid_ptx(f"{bad}, line {bad.line}") from None
 
-    def stream(self, *, priority: int = 0) -> base.Stream:
-        """Return a new stream."""
+    def stream(self, *, priority: int = 0, blocking: bool = False) -> EmulatorStream:
+        """Return a new stream. One that is `blocking` is ordered with the legacy default stream."""
         del priority
-        return self.streams.open()
+        return self.streams.open(blocking=blocking)
 
-    def adopt(self, handle: int) -> base.Stream:
+    def event(self) -> EmulatorEvent:
+        """Return an event that was not recorded yet."""
+        return EmulatorEvent(self.captures, self.scheduler)
+
+    def executable(self, work: GraphWork, *, free_on_launch: bool = False) -> EmulatorExecutable:
+        """Return work that can be executed as one graph any number of times."""
+        claim = self.allocator.claim
+        return EmulatorExecutable(work, self.scheduler, claim, free_on_launch=free_on_launch)
+
+    def adopt(self, handle: int) -> EmulatorStream:
         """Return the stream with this handle."""
         return self.streams.adopt(handle)
 
     def allocate(self, size: int, stream: base.Stream) -> int:
         """Return the address of `size` new bytes of `POISON`; in a captured stream, of each replay."""
-        if (branch := self.captures.find(stream.id)) is not None:
-            return self._allocate_in_graph(branch, size)
-        with self.lock:
-            if self._used + size > _TOTAL_BYTES:
-                raise _out_of_memory(size)
-            allocation = None
-            if self.scheduler is not None:
-                allocation = self._reuse_freed(self.scheduler, size, stream)
-            if allocation is None:
-                allocation = _new_allocation(size)
-                self._memory.add(allocation.buffer.start, size)
-            self._allocated[allocation.buffer.start] = allocation
-            self._used += size
-            return allocation.buffer.start
-
-    def _allocate_in_graph(self, branch: Branch, size: int) -> int:
-        """Let a graph allocate memory in each replay, at the address that this returns."""
-        allocation = _new_allocation(size)
-        branch.add("allocation", "", lambda: self._make_valid(allocation.buffer))
-        branch.capture.unfreed[allocation.buffer.start] = allocation
-        return allocation.buffer.start
-
-    def _claim(self, allocations: Sequence[Allocation], stream: base.Stream, *, free: bool) -> bool:
-        """Count memory that a replay in `stream` allocates. Return False if it is still allocated."""
-        with self.lock:
-            for allocation in allocations:
-                if allocation.buffer.start not in self._allocated:
-                    continue
-                if not free:
-                    return False
-                self.free(allocation.buffer.start, stream)
-            for allocation in allocations:
-                self._allocated[allocation.buffer.start] = allocation._replace(of_graph=True)
-                self._used += allocation.size
-            return True
-
-    def _reuse_freed(self, scheduler: Scheduler, size: int, stream: base.Stream) -> Allocation | None:
-        """Return memory that the same stream has freed, or None. Its free precedes its next use."""
-        scheduler.raise_fault()
-        allocation = self._quarantine.take(size, stream.id) if scheduler.chance(1 / 2) else None
-        if allocation is not None:
-            scheduler.submit(stream.id, lambda: self._make_valid(allocation.buffer))
-        return allocation
-
-    def _make_valid(self, buffer: Buffer) -> None:
-        size = buffer.end - buffer.start
-        with self.lock:
-            self._memory.add(buffer.start, size)
-            ctypes.memset(buffer.start, POISON, size)
+        branch = self.captures.find(stream.id)
+        if branch is None:
+            return self.allocator.allocate(size, stream)
+        made = self.allocator.graph_allocation(size)
+        branch.add("allocation", "", made)
+        return made.address
 
     def free(self, address: int, stream: base.Stream) -> None:
         """Free memory after the work that is queued in `stream`, or in each replay."""
-        if (branch := self.captures.find(stream.id)) is not None:  # A graph frees what it allocated.
-            allocation = branch.capture.unfreed.get(address)
-            if allocation is None:
-                raise branch.capture.invalidate("free", 1)
-            buffer = allocation.buffer
-            branch.add("free", "", lambda: self._make_freed(buffer))
-            del branch.capture.unfreed[address]
+        branch = self.captures.find(stream.id)
+        if branch is None:
+            self.allocator.free(address, stream)
             return
-        with self.lock:
-            if address not in self._allocated:
-                raise DeviceError(f"there is no buffer at {address:#x}")
-            allocation = self._allocated[address]
-            if self.scheduler is None:
-                self._memory.free(allocation.buffer)
-            else:
-                self.scheduler.submit(stream.id, lambda: self._make_freed(allocation.buffer))
-                if not allocation.of_graph:  # The replay uses that address again.
-                    self._quarantine.add(allocation, stream.id)
-            del self._allocated[address]
-            self._used -= allocation.size
-
-    def _make_freed(self, buffer: Buffer) -> None:
-        size = buffer.end - buffer.start
-        with self.lock:
-            self._check_allocated("free", buffer.start, size)
-            ctypes.memset(buffer.start, FREED, size)
-            self._memory.free(buffer)
+        made = branch.capture.unfreed(address)
+        if made is None:  # A graph frees what it allocated.
+            raise branch.capture.invalidate("free", 1)
+        branch.add("free", "", self.allocator.graph_free(made))
 
     def copy_in(self, address: int, data: memoryview, stream: base.Stream) -> None:
         """Copy bytes from the host."""
@@ -234,7 +182,7 @@ class EmulatorDevice:
 
         def work() -> None:
             with self.lock:
-                self._check_allocated("copy to the host", address, data.nbytes, write=False)
+                self.allocator.require_valid("copy to the host", address, data.nbytes, write=False)
                 ctypes.memmove(host.ctypes.data, address, data.nbytes)
 
         if self.scheduler is None:
@@ -267,30 +215,29 @@ class EmulatorDevice:
 
         def locked() -> None:
             with self.lock:
-                if self.scheduler is not None:
-                    for address in addresses:
-                        self._check_allocated(kind, address, size, write=address == addresses[-1])
+                for address in addresses:
+                    write = address == addresses[-1]
+                    self.allocator.require_valid(kind, address, size, write=write)
                 work()
 
+        self.submit(kind, stream, locked)
+
+    def submit(
+        self, kind: str, stream: base.Stream, work: Callable[[], object], *, wait: bool = False
+    ) -> None:
+        """Execute work of the host, queue it, or add it to the capture of the stream.
+
+        With `wait`, it is executed when the call returns, unless the stream is captured.
+        """
         branch = self.captures.find(stream.id)
         if branch is not None:
-            branch.add(kind, "", locked)
+            branch.add(kind, "", work)
         elif self.scheduler is None:
-            locked()
+            work()
         else:
-            self.scheduler.submit(stream.id, locked)
-
-    def _check_allocated(self, kind: str, address: int, size: int, *, write: bool = True) -> None:
-        """Raise for queued work that accesses memory which has been freed.
-
-        Work that is executed at once may use host memory that was not lent, so it is not checked.
-        """
-        if self.scheduler is None or not size:
-            return
-        if not self._memory.covers(address, address + size, write=False):
-            which = "freed memory" if self._memory.was_freed(address) else "no allocated memory"
-            found = self._memory.describe(address, size, write=write)
-            raise EmulatorFault(f"{kind} of {which}", found, address=address)
+            position = self.scheduler.submit(stream.id, work)
+            if wait:
+                self.scheduler.run_until(position)
 
     def setter(self, places: Sequence[tuple[int, int]], stream: base.Stream) -> base.Setter:
         """Return a function that writes several values."""
@@ -318,18 +265,18 @@ class EmulatorDevice:
 
         def work() -> None:
             for (address, size), value in zip(places, values, strict=True):
-                self._check_allocated(kind, address, size)
+                self.allocator.require_valid(kind, address, size)
                 ctypes.memmove(address, value, size)
 
         return work
 
     def owner(self, address: int) -> object:
         """Return the array that allocated memory is part of."""
-        return self._allocated[address].array
+        return self.allocator.owner(address)
 
     def memory(self) -> base.MemoryInfo:
         """Return the memory in use and the total."""
-        return base.MemoryInfo(_TOTAL_BYTES - self._used, _TOTAL_BYTES)
+        return base.MemoryInfo(TOTAL_BYTES - self.allocator.used, TOTAL_BYTES)
 
     def synchronize(self) -> None:
         """Wait for launches of other threads, and execute queued work."""
@@ -358,6 +305,7 @@ class EmulatorDevice:
     def after_fork(self) -> None:
         """Reset the lock in a forked child: the thread that held it does not exist here."""
         self.lock = threading.RLock()
+        self.allocator.lock = self.lock
         if self.scheduler is not None:
             self.scheduler.lock = self.lock
         self.captures.drop_other_threads()
@@ -365,16 +313,6 @@ class EmulatorDevice:
     def close(self) -> None:
         """Close the device."""
         self.reset()
-
-
-def _new_allocation(size: int) -> Allocation:
-    """Return memory with an address that kernels may not use yet."""
-    try:
-        array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
-    except MemoryError:
-        raise _out_of_memory(size) from None
-    start = align_up(array.ctypes.data, _ALIGN)
-    return Allocation(Buffer(start, start + size, True), array)
 
 
 def device_name(
@@ -405,9 +343,3 @@ def device_name(
         *(["host_arrays"] if host_arrays else []),
     ]
     return f"emulator:{index}" + (f"[{','.join(settings)}]" if settings else "")
-
-
-def _out_of_memory(size: int) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        "emulator allocate", 2, "EMULATOR_OUT_OF_MEMORY", f"no memory for {size} bytes"
-    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from preheat.devices.emulator.memory import Memory
+from preheat.devices.emulator.memory import Buffer, Memory
 
 if TYPE_CHECKING:
     from preheat.devices.emulator.device import EmulatorDevice
@@ -34,13 +34,21 @@ class HostMemory:
     @contextmanager
     def register(self, address: int, size: int, writable: bool) -> Iterator[None]:
         """Let kernels use these bytes inside a `with` statement."""
-        device = self._device
-        with device.lock:
-            buffer = self._memory.add(address, size, writable=writable)
+        buffer = self.lend(address, size, writable=writable)
         try:
             yield
         finally:
-            with device.lock:
-                if device.scheduler is not None:
-                    device.scheduler.run_all()  # Queued work may use the memory.
-                self._memory.remove(buffer)
+            self.take_back(buffer)
+
+    def lend(self, address: int, size: int, *, writable: bool = True) -> Buffer:
+        """Let kernels use these bytes until `take_back`."""
+        with self._device.lock:
+            return self._memory.add(address, size, writable=writable)
+
+    def take_back(self, buffer: Buffer) -> None:
+        """End what `lend` began, after all queued work, which may use the memory."""
+        device = self._device
+        with device.lock:
+            if device.scheduler is not None:
+                device.scheduler.run_all()
+            self._memory.remove(buffer)

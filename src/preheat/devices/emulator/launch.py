@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +25,7 @@ from preheat.devices.emulator.wave import Program, Wave
 from preheat.errors import DeviceError, EmulatorFault, UnsupportedInstructionError
 from preheat.toolchain.ptx import Param
 
-__all__ = ["Launch", "LaunchDevice"]
+__all__ = ["KernelWork", "Launch", "LaunchDevice"]
 
 # The most threads of a wave: enough to amortise Python's overhead, few enough for the cache. There are
 # fewer if the depth of calls is unknown, because each call has registers and memory.
@@ -93,7 +93,7 @@ class Launch:
         stream = self._device.streams.id_of(self._stream)
         branch = self._device.captures.find(stream)
         if branch is not None:
-            branch.add("kernel", self.program.kernel, lambda: self.run(values))
+            branch.add("kernel", self.program.kernel, KernelWork(self, values))
         elif self._device.scheduler is None:
             self.run(values)
         else:
@@ -183,6 +183,17 @@ class Launch:
             hint=bad.hint,
         )
         return _KernelStopped(fault, tuple(_call_stack(group.frame, bad.site)), other)
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """A launch with the bytes of its parameters."""
+
+    launch: Launch
+    values: list[bytes]
+
+    def __call__(self) -> None:
+        self.launch.run(self.values)
 
 
 class _KernelStopped(Exception):  # noqa: N818  (It never leaves a launch.)

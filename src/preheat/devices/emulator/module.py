@@ -226,7 +226,7 @@ class EmulatorFunction:
         self.bounds = base.Bounds(threads, shared, cluster)
         self._directives = head.directives
 
-    def prepare(self, geometry: base.Geometry, stream: base.Stream) -> base.Submit:
+    def prepare(self, geometry: base.Geometry, stream: base.Stream) -> Launch:
         """Return a prepared launch."""
         if geometry.cluster is None and self.attributes.cluster is not None:
             geometry = geometry._replace(cluster=self.attributes.cluster)

@@ -10,6 +10,9 @@ forgot changes its results:
     work is submitted  in one of eight cases some items of some streams are executed
     work is queried    a random number of items is executed, so that polling ends
 
+The legacy default stream and streams that are `blocking` wait for one another: its work comes after all
+that they have queued, and their later work comes after it.
+
 A seed decides everything: the same calls with the same seed execute in the same order.
 """
 
@@ -43,10 +46,12 @@ class Item(NamedTuple):
 class Queue:
     """The work of one stream that has not been executed, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, blocking: bool = False) -> None:
         self.items: deque[Item] = deque()
         self.submitted = 0
         self.closed = False
+        self.blocking = blocking
+        self.waited: QueuePosition | None = None  # the last one in the legacy default stream
 
     @property
     def executed(self) -> int:
@@ -89,6 +94,7 @@ class Scheduler:
     ) -> None:
         self.lock = lock
         self._on_fault = on_fault
+        self.legacy: int | None = None  # The legacy default stream.
         self._random = random.Random(seed)
         self._queues: dict[int, Queue] = {}
         self._fault: DeviceError | None = None
@@ -96,10 +102,10 @@ class Scheduler:
 
     # Streams
 
-    def open(self, stream: int) -> None:
-        """Accept work of a new stream."""
+    def open(self, stream: int, *, blocking: bool = False) -> None:
+        """Accept work of a new stream. One that is `blocking` is ordered with the legacy stream."""
         with self.lock:
-            self._queues[stream] = Queue()
+            self._queues[stream] = Queue(blocking=blocking)
 
     def close(self, stream: int) -> None:
         """Accept no more work of a stream. Its queued work is still executed."""
@@ -127,6 +133,7 @@ class Scheduler:
         """Queue an item that sets the time of the position after it, and return that position."""
         with self.lock:
             queue = self._queue(stream, "event record")
+            self._order(stream, queue)
             position = QueuePosition(queue, queue.submitted + 1)
             self._add(stream, Item(position.set_time))
             return position
@@ -142,11 +149,29 @@ class Scheduler:
         """Return the position after everything submitted to a stream so far."""
         with self.lock:
             queue = self._queue(stream, "stream query")
+            self._order(stream, queue)
             return QueuePosition(queue, queue.submitted)
+
+    def _order(self, stream: int, queue: Queue) -> None:
+        """Let later work of a stream come after that for which its kind of stream waits."""
+        if stream == self.legacy:
+            for other in self._queues.values():
+                if other.blocking and other.items:
+                    self._wait(queue, QueuePosition(other, other.submitted))
+        elif queue.blocking and self.legacy is not None:
+            legacy = self._queues[self.legacy]
+            if legacy.items and (queue.waited is None or queue.waited.count < legacy.submitted):
+                queue.waited = QueuePosition(legacy, legacy.submitted)
+                self._wait(queue, queue.waited)
+
+    def _wait(self, queue: Queue, position: QueuePosition) -> None:
+        queue.items.append(Item(_no_work, position))
+        queue.submitted += 1
 
     def _add(self, stream: int, item: Item) -> QueuePosition:
         self.raise_fault()
         queue = self._queue(stream, "submit")
+        self._order(stream, queue)
         queue.items.append(item)
         queue.submitted += 1
         position = QueuePosition(queue, queue.submitted)

@@ -122,7 +122,8 @@ class EmulatorStream:
             raise theirs.invalidate("stream wait", 906)
         if branch is None:
             theirs.require("stream wait")
-            self._captures.fork(self.id, theirs, captured.last)
+            blocking = self._streams.is_blocking(self.id)
+            self._captures.fork(self.id, theirs, captured.last, blocking=blocking)
         elif branch.capture is theirs:
             theirs.require("stream wait")
             branch.wait(captured.last)
@@ -157,7 +158,7 @@ class EmulatorStream:
         """Begin to capture work into a graph."""
         if self.handle in LEGACY_STREAMS:
             raise driver_error("begin capture", 900)
-        self._captures.begin(self.id, mode)
+        self._captures.begin(self.id, mode, blocking=self._streams.is_blocking(self.id))
 
     def end_capture(self) -> base.Graph:
         """Return the captured graph."""
@@ -196,17 +197,22 @@ class Streams:
         self.scheduler = scheduler
         self._live: dict[int, int] = {}  # The id by the handle.
         self._free: list[int] = []
-        self._per_thread = threading.local()
-        self._live.update(dict.fromkeys(LEGACY_STREAMS, self._new()))
+        self._blocking: set[int] = set()  # ids
+        # By thread. Values of `threading.local` end with each call of a thread that C code started.
+        self._per_thread: dict[int, int] = {}
+        legacy = self._new()
+        self._live.update(dict.fromkeys(LEGACY_STREAMS, legacy))
+        if scheduler is not None:
+            scheduler.legacy = legacy
 
-    def open(self) -> EmulatorStream:
+    def open(self, *, blocking: bool = False) -> EmulatorStream:
         """Return a new stream, with the handle of a destroyed one if possible."""
         handle = None
         with suppress(IndexError):  # None was destroyed, or another thread took its handle.
             handle = self._free.pop()
         if handle is None:
             handle = next(_handles)
-        id = self._live[handle] = self._new()
+        id = self._live[handle] = self._new(blocking=blocking)
         return EmulatorStream(self, handle, id, owned=True)
 
     def adopt(self, handle: int) -> EmulatorStream:
@@ -232,16 +238,24 @@ class Streams:
             if self.scheduler is not None:
                 self.scheduler.close(id)
             self._free.append(handle)
+            self._blocking.discard(id)
+
+    def is_blocking(self, id: int) -> bool:
+        """Return whether a stream and the legacy default stream wait for one another."""
+        return id in self._blocking
 
     def _default(self) -> int:
-        """Return the id of this thread's default stream."""
-        if not hasattr(self._per_thread, "id"):
-            self._per_thread.id = self._new()
-        id: int = self._per_thread.id
+        """Return the id of this thread's default stream. An ended thread may have had it before."""
+        thread = threading.get_ident()
+        id = self._per_thread.get(thread)
+        if id is None:
+            id = self._per_thread[thread] = self._new(blocking=True)
         return id
 
-    def _new(self) -> int:
+    def _new(self, *, blocking: bool = False) -> int:
         id = next(_ids)
+        if blocking:
+            self._blocking.add(id)
         if self.scheduler is not None:
-            self.scheduler.open(id)
+            self.scheduler.open(id, blocking=blocking)
         return id

@@ -1,0 +1,184 @@
+"""The memory that programs allocate on the emulator: at once, in the order of a stream, or in a graph.
+
+On deferred streams, memory is valid from the work that allocates it to the work that frees it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from preheat.devices import base
+from preheat.devices.emulator.graph import GraphAllocation, GraphFree
+from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory, align_up
+from preheat.devices.emulator.quarantine import Allocation, Quarantine
+from preheat.devices.emulator.schedule import Scheduler
+from preheat.errors import DeviceError, EmulatorFault, OutOfMemoryError
+
+__all__ = ["TOTAL_BYTES", "Allocator"]
+
+TOTAL_BYTES = 16 << 30
+_ALIGN = 256
+
+
+class Allocator:
+    """Allocates memory of one device. `lock` is the lock of the device.
+
+    Attributes:
+        used: The bytes that are allocated now.
+    """
+
+    def __init__(self, memory: Memory, scheduler: Scheduler | None, lock: threading.RLock) -> None:
+        self.lock = lock
+        self.used = 0
+        self._memory = memory
+        self._scheduler = scheduler
+        self._allocated: dict[int, Allocation] = {}
+        self._quarantine = Quarantine()
+
+    # At once
+
+    def allocate_now(self, size: int) -> int:
+        """Return the address of `size` new bytes of `POISON`, which work of every stream may use."""
+        with self.lock:
+            self._require_room(size)
+            return self._count(self._valid(size))
+
+    def free_now(self, address: int) -> None:
+        """Free memory after all queued work of the device."""
+        with self.lock:
+            if self._scheduler is not None:
+                self._scheduler.run_all()
+                self._scheduler.raise_fault()
+            allocation = self._uncount(address)
+            self._make_freed(allocation.buffer)
+
+    # In the order of a stream
+
+    def allocate(self, size: int, stream: base.Stream) -> int:
+        """Return the address of `size` new bytes of `POISON`, for later work of `stream`."""
+        with self.lock:
+            self._require_room(size)
+            allocation = None
+            if self._scheduler is not None:
+                allocation = self._reuse_freed(self._scheduler, size, stream)
+            return self._count(allocation or self._valid(size))
+
+    def _require_room(self, size: int) -> None:
+        if self.used + size > TOTAL_BYTES:
+            raise _out_of_memory(size)
+
+    def _valid(self, size: int) -> Allocation:
+        allocation = _new_allocation(size)
+        self._memory.add(allocation.buffer.start, size)
+        return allocation
+
+    def _count(self, allocation: Allocation) -> int:
+        start = allocation.buffer.start
+        self._allocated[start] = allocation
+        self.used += allocation.size
+        return start
+
+    def _uncount(self, address: int) -> Allocation:
+        if address not in self._allocated:
+            raise DeviceError(f"there is no buffer at {address:#x}")
+        allocation = self._allocated.pop(address)
+        self.used -= allocation.size
+        return allocation
+
+    def _reuse_freed(self, scheduler: Scheduler, size: int, stream: base.Stream) -> Allocation | None:
+        """Return memory that the same stream has freed, or None. Its free precedes its next use."""
+        scheduler.raise_fault()
+        allocation = self._quarantine.take(size, stream.id) if scheduler.chance(1 / 2) else None
+        if allocation is not None:
+            scheduler.submit(stream.id, lambda: self._make_valid(allocation.buffer))
+        return allocation
+
+    def free(self, address: int, stream: base.Stream) -> None:
+        """Free memory after the work that is queued in `stream`."""
+        with self.lock:
+            allocation = self._uncount(address)
+            if self._scheduler is None:
+                self._memory.free(allocation.buffer)
+                return
+            self._scheduler.submit(stream.id, lambda: self._make_freed(allocation.buffer))
+            if not allocation.of_graph:  # The replay uses that address again.
+                self._quarantine.add(allocation, stream.id)
+
+    def is_allocated(self, address: int) -> bool:
+        """Return whether memory that begins at this address can be freed."""
+        return address in self._allocated
+
+    def owner(self, address: int) -> object:
+        """Return the array that allocated memory is part of."""
+        return self._allocated[address].array
+
+    # In a graph
+
+    def graph_allocation(self, size: int) -> GraphAllocation:
+        """Return work that allocates memory in each replay, at the same address."""
+        allocation = _new_allocation(size)
+        return GraphAllocation(allocation, lambda: self._make_valid(allocation.buffer))
+
+    def graph_free(self, made: GraphAllocation) -> GraphFree:
+        """Return work that frees in each replay what `made` has allocated."""
+        return GraphFree(made, lambda: self._make_freed(made.allocation.buffer))
+
+    def claim(self, allocations: Sequence[Allocation], stream: base.Stream, *, free: bool) -> bool:
+        """Count memory that a replay in `stream` allocates. Return False if it is still allocated."""
+        with self.lock:
+            for allocation in allocations:
+                if allocation.buffer.start not in self._allocated:
+                    continue
+                if not free:
+                    return False
+                self.free(allocation.buffer.start, stream)
+            for allocation in allocations:
+                self._count(allocation._replace(of_graph=True))
+            return True
+
+    # The moments at which queued work changes what is valid
+
+    def _make_valid(self, buffer: Buffer) -> None:
+        size = buffer.end - buffer.start
+        with self.lock:
+            self._memory.add(buffer.start, size)
+            ctypes.memset(buffer.start, POISON, size)
+
+    def _make_freed(self, buffer: Buffer) -> None:
+        size = buffer.end - buffer.start
+        with self.lock:
+            self.require_valid("free", buffer.start, size)
+            ctypes.memset(buffer.start, FREED, size)
+            self._memory.free(buffer)
+
+    def require_valid(self, kind: str, address: int, size: int, *, write: bool = True) -> None:
+        """Raise for queued work that accesses memory which has been freed.
+
+        Work that is executed at once may use host memory that was not lent, so it is not checked.
+        """
+        if self._scheduler is None or not size:
+            return
+        if not self._memory.covers(address, address + size, write=False):
+            which = "freed memory" if self._memory.was_freed(address) else "no allocated memory"
+            found = self._memory.describe(address, size, write=write)
+            raise EmulatorFault(f"{kind} of {which}", found, address=address)
+
+
+def _new_allocation(size: int) -> Allocation:
+    """Return memory with an address that kernels may not use yet."""
+    try:
+        array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
+    except MemoryError:
+        raise _out_of_memory(size) from None
+    start = align_up(array.ctypes.data, _ALIGN)
+    return Allocation(Buffer(start, start + size, True), array)
+
+
+def _out_of_memory(size: int) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        "emulator allocate", 2, "EMULATOR_OUT_OF_MEMORY", f"no memory for {size} bytes"
+    )

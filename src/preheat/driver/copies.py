@@ -1,0 +1,328 @@
+"""Copies and fills.
+
+Memory of the host that the driver does not know is pageable: a copy reads it before the call returns,
+and the call waits for a copy to it. Everything else happens in the order of the stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from preheat.devices.emulator.allocator import Allocator
+from preheat.driver.calls import CallError, entry
+from preheat.driver.raw import read
+from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
+from preheat.driver.streams import Stream, stream_of, submit
+
+if TYPE_CHECKING:
+    from preheat.driver.driver import Driver
+
+__all__ = ["BOX_2D", "BOX_3D", "Copy", "Fill", "Side", "box", "copy_of", "fill_of"]
+
+_HOST, _DEVICE, _ARRAY, _UNIFIED = 1, 2, 3, 4
+_LEGACY = 0
+
+
+class Side(NamedTuple):
+    """One side of a copy: its first byte, and how far the next row and the next layer are.
+
+    Attributes:
+        allocator: That of the memory; None for pageable memory.
+    """
+
+    address: int
+    pitch: int
+    layer: int
+    allocator: Allocator | None
+
+    def rows(self, height: int, depth: int) -> Iterator[int]:
+        """Yield the address of each row."""
+        for z in range(depth):
+            for y in range(height):
+                yield self.address + z * self.layer + y * self.pitch
+
+    def span(self, width: int, height: int, depth: int) -> int:
+        """Return the bytes from the first one to the last one."""
+        return (depth - 1) * self.layer + (height - 1) * self.pitch + width
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Work that copies rows of `width` bytes.
+
+    Attributes:
+        kept: What keeps the memory of the source.
+    """
+
+    target: Side
+    source: Side
+    width: int
+    height: int = 1
+    depth: int = 1
+    kept: object = None
+
+    def __call__(self) -> None:
+        self._require(self.source, write=False)
+        self._require(self.target, write=True)
+        shape = self.height, self.depth
+        for to, of in zip(self.target.rows(*shape), self.source.rows(*shape), strict=True):
+            ctypes.memmove(to, of, self.width)
+
+    def _require(self, side: Side, *, write: bool) -> None:
+        if side.allocator is not None:
+            span = side.span(self.width, self.height, self.depth)
+            side.allocator.require_valid("copy", side.address, span, write=write)
+
+    def with_bytes_of_now(self) -> Copy:
+        """Return the same copy of what its source holds now."""
+        rows = self.source.rows(self.height, self.depth)
+        data = b"".join(read(row, self.width) for row in rows)
+        held = ctypes.create_string_buffer(data, len(data))
+        layer = self.width * self.height
+        source = Side(ctypes.addressof(held), self.width, layer, None)
+        return replace(self, source=source, kept=held)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Work that writes `value` `count` times into each row."""
+
+    target: Side
+    value: bytes
+    count: int
+    height: int = 1
+
+    def __call__(self) -> None:
+        width = len(self.value) * self.count
+        if self.target.allocator is not None:
+            self.target.allocator.require_valid(
+                "fill", self.target.address, self.target.span(width, self.height, 1)
+            )
+        for row in self.target.rows(self.height, 1):
+            ctypes.memmove(row, self.value * self.count, width)
+
+
+# Copies
+
+
+def copy_of(
+    driver: Driver, target: int, source: int, size: int, *, to_host: bool = False, of_host: bool = False
+) -> Copy:
+    """Return a copy of bytes. Raises `CallError` if a side that must be known memory is not."""
+    return Copy(
+        _side(driver, target, size, pageable=to_host),
+        _side(driver, source, size, pageable=of_host),
+        size,
+    )
+
+
+def _side(
+    driver: Driver, address: int, size: int, *, pageable: bool, pitch: int = 0, layer: int = 0
+) -> Side:
+    """Return a side of a copy, whose span is `size`."""
+    found = driver.memory.find(address)
+    if found is None:
+        if not pageable and size:
+            raise CallError(INVALID_VALUE)
+        return Side(address, pitch, layer, None)
+    if address + size > found.end:
+        raise CallError(INVALID_VALUE)
+    return Side(address, pitch, layer, found.context.gpu.emulator.allocator)
+
+
+def submit_copy(stream: Stream, copy: Copy, *, wait: bool = False) -> None:
+    """Execute a copy in a stream, or capture it."""
+    if not copy.width * copy.height * copy.depth:
+        return
+    if stream.emulated.branch is None:
+        if copy.source.allocator is None:
+            copy = copy.with_bytes_of_now()
+        wait = wait or copy.target.allocator is None
+    submit("copy", stream, copy, wait=wait)
+
+
+def _copy_now(
+    driver: Driver,
+    target: int,
+    source: int,
+    size: int,
+    *,
+    to_host: bool = False,
+    of_host: bool = False,
+    stream: int = _LEGACY,
+) -> None:
+    where = stream_of(driver, stream)
+    copy = copy_of(driver, target, source, size, to_host=to_host, of_host=of_host)
+    submit_copy(where, copy, wait=to_host or of_host)
+
+
+def _copy_async(
+    driver: Driver,
+    target: int,
+    source: int,
+    size: int,
+    stream: int,
+    *,
+    to_host: bool = False,
+    of_host: bool = False,
+) -> None:
+    where = stream_of(driver, stream)
+    submit_copy(where, copy_of(driver, target, source, size, to_host=to_host, of_host=of_host))
+
+
+entry("cuMemcpyHtoD", 3020, default_stream=True)(partial(_copy_now, of_host=True))
+entry("cuMemcpyDtoH", 3020, default_stream=True)(partial(_copy_now, to_host=True))
+entry("cuMemcpyDtoD", 3020, default_stream=True)(_copy_now)
+entry("cuMemcpy", default_stream=True)(partial(_copy_now, to_host=True, of_host=True))
+entry("cuMemcpyHtoDAsync", 3020, stream=3)(partial(_copy_async, of_host=True))
+entry("cuMemcpyDtoHAsync", 3020, stream=3)(partial(_copy_async, to_host=True))
+entry("cuMemcpyDtoDAsync", 3020, stream=3)(_copy_async)
+entry("cuMemcpyAsync", stream=3)(partial(_copy_async, to_host=True, of_host=True))
+
+
+@entry("cuMemcpyPeer", default_stream=True)
+def _peer(
+    driver: Driver, target: int, to: int, source: int, of: int, size: int, *, stream: int = _LEGACY
+) -> None:
+    driver.context(to)
+    driver.context(of)
+    _copy_now(driver, target, source, size, stream=stream)
+
+
+@entry("cuMemcpyPeerAsync", stream=5)
+def _peer_async(
+    driver: Driver, target: int, to: int, source: int, of: int, size: int, stream: int
+) -> None:
+    driver.context(to)
+    driver.context(of)
+    _copy_async(driver, target, source, size, stream)
+
+
+# Copies of boxes
+
+#: The layout of the structure for two and for three dimensions, and where its fields are.
+BOX_2D = struct.Struct("<QQI4xQQQQ QQI4xQQQQ QQ")
+BOX_3D = struct.Struct("<QQQQI4xQQQQQQ QQQQI4xQQQQQQ QQQ")
+
+
+class _Place(NamedTuple):
+    """One side of a box, as the structure has it."""
+
+    x: int
+    y: int
+    z: int
+    kind: int
+    host: int
+    device: int
+    pitch: int
+    height: int
+
+    @classmethod
+    def of_2d(cls, fields: tuple[int, ...]) -> _Place:
+        x, y, kind, host, device, _array, pitch = fields
+        return cls(x, y, 0, kind, host, device, pitch, 0)
+
+    @classmethod
+    def of_3d(cls, fields: tuple[int, ...]) -> _Place:
+        x, y, z, _level, kind, host, device, _array, _reserved, pitch, height = fields
+        return cls(x, y, z, kind, host, device, pitch, height)
+
+    def side(self, driver: Driver, width: int, height: int, depth: int) -> Side:
+        if self.kind == _ARRAY:
+            raise CallError(NOT_SUPPORTED)
+        if self.kind not in (_HOST, _DEVICE, _UNIFIED):
+            raise CallError(INVALID_VALUE)
+        pitch = self.pitch or width
+        layer = pitch * (self.height or height)
+        if pitch < width:
+            raise CallError(INVALID_VALUE)
+        start = self.host if self.kind == _HOST else self.device
+        address = start + self.x + self.y * pitch + self.z * layer
+        span = Side(address, pitch, layer, None).span(width, height, depth)
+        pageable = self.kind != _DEVICE
+        size = span if width and height and depth else 0
+        return _side(driver, address, size, pageable=pageable, pitch=pitch, layer=layer)
+
+
+def box(driver: Driver, address: int, *, depth: bool) -> Copy:
+    """Return the copy that the structure at an address describes."""
+    if depth:
+        fields = BOX_3D.unpack(read(address, BOX_3D.size))
+        places = [_Place.of_3d(fields[:11]), _Place.of_3d(fields[11:22])]
+        width, height, layers = fields[22:]
+    else:
+        fields = BOX_2D.unpack(read(address, BOX_2D.size))
+        places = [_Place.of_2d(fields[:7]), _Place.of_2d(fields[7:14])]
+        width, height, layers = *fields[14:], 1
+    of, to = (place.side(driver, width, height, layers) for place in places)
+    return Copy(to, of, width, height, layers)
+
+
+def _box_now(driver: Driver, address: int, *, depth: bool, stream: int = _LEGACY) -> None:
+    where = stream_of(driver, stream)
+    copy = box(driver, address, depth=depth)
+    submit_copy(where, copy, wait=None in (copy.source.allocator, copy.target.allocator))
+
+
+def _box_async(driver: Driver, address: int, stream: int, *, depth: bool) -> None:
+    submit_copy(stream_of(driver, stream), box(driver, address, depth=depth))
+
+
+entry("cuMemcpy2D", 3020, default_stream=True)(partial(_box_now, depth=False))
+entry("cuMemcpy2DUnaligned", 3020, default_stream=True)(partial(_box_now, depth=False))
+entry("cuMemcpy2DAsync", 3020, stream=1)(partial(_box_async, depth=False))
+entry("cuMemcpy3D", 3020, default_stream=True)(partial(_box_now, depth=True))
+entry("cuMemcpy3DAsync", 3020, stream=1)(partial(_box_async, depth=True))
+
+
+# Fills
+
+
+def fill_of(
+    driver: Driver, address: int, value: int, size: int, count: int, height: int = 1, pitch: int = 0
+) -> Fill:
+    """Return a fill with elements of `size` bytes."""
+    if address % size or (height > 1 and (pitch % size or pitch < size * count)):
+        raise CallError(INVALID_VALUE)
+    span = (height - 1) * pitch + size * count if height and count else 0
+    target = _side(driver, address, span, pageable=False, pitch=pitch)
+    return Fill(target, (value & ((1 << 8 * size) - 1)).to_bytes(size, "little"), count, height)
+
+
+def _submit_fill(stream: Stream, fill: Fill) -> None:
+    if fill.count * fill.height:
+        submit("fill", stream, fill)
+
+
+def _fill(
+    driver: Driver, address: int, value: int, count: int, stream: int = _LEGACY, *, size: int
+) -> None:
+    where = stream_of(driver, stream)
+    _submit_fill(where, fill_of(driver, address, value, size, count))
+
+
+def _fill_rows(
+    driver: Driver,
+    address: int,
+    pitch: int,
+    value: int,
+    count: int,
+    height: int,
+    stream: int = _LEGACY,
+    *,
+    size: int,
+) -> None:
+    where = stream_of(driver, stream)
+    _submit_fill(where, fill_of(driver, address, value, size, count, height, pitch))
+
+
+for _bits in (8, 16, 32):
+    entry(f"cuMemsetD{_bits}", 3020, default_stream=True)(partial(_fill, size=_bits // 8))
+    entry(f"cuMemsetD{_bits}Async", stream=3)(partial(_fill, size=_bits // 8))
+    entry(f"cuMemsetD2D{_bits}", 3020, default_stream=True)(partial(_fill_rows, size=_bits // 8))
+    entry(f"cuMemsetD2D{_bits}Async", stream=5)(partial(_fill_rows, size=_bits // 8))

@@ -1,0 +1,92 @@
+"""Events, and the waits of streams for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preheat.driver.calls import CallError, entry
+from preheat.driver.contexts import Context
+from preheat.driver.raw import F32, put
+from preheat.driver.status import INVALID_HANDLE, INVALID_VALUE, NOT_READY
+from preheat.driver.streams import stream_of
+
+if TYPE_CHECKING:
+    from preheat.driver.driver import Driver
+
+__all__ = ["Event"]
+
+_NO_TIMING = 2
+_INTERPROCESS = 4
+_KNOWN_FLAGS = 7
+
+
+class Event:
+    """An event of a context.
+
+    Attributes:
+        recorded: False until it is recorded for the first time. It counts as complete until then.
+    """
+
+    def __init__(self, context: Context, flags: int) -> None:
+        self.context = context
+        self.flags = flags
+        self.recorded = False
+        self.emulated = context.gpu.emulator.event()
+
+
+@entry("cuEventCreate")
+def _create(driver: Driver, out: int, flags: int) -> None:
+    if not out or flags & ~_KNOWN_FLAGS or (flags & _INTERPROCESS and not flags & _NO_TIMING):
+        raise CallError(INVALID_VALUE)
+    put(out, driver.handles.add(Event(driver.current(), flags)))
+
+
+@entry("cuEventDestroy", 4000)
+def _destroy(driver: Driver, handle: int) -> None:
+    driver.handles.get(handle, Event)
+    driver.handles.remove(handle)
+
+
+@entry("cuEventRecord", stream=1)
+def _record(driver: Driver, handle: int, stream: int) -> None:
+    event, where = driver.handles.get(handle, Event), stream_of(driver, stream)
+    if where.context is not event.context:
+        raise CallError(INVALID_HANDLE)
+    where.emulated.record(reuse=event.emulated)
+    event.recorded = True
+
+
+@entry("cuEventRecordWithFlags", stream=1)
+def _record_with_flags(driver: Driver, handle: int, stream: int, flags: int) -> None:
+    del flags  # "External" matters while a stream is captured: `captures` has that.
+    _record(driver, handle, stream)
+
+
+@entry("cuEventQuery")
+def _query(driver: Driver, handle: int) -> int:
+    event = driver.handles.get(handle, Event)
+    event.context.gpu.emulator.captures.reject("event query", watched=True)
+    return 0 if not event.recorded or event.emulated.done() else NOT_READY
+
+
+@entry("cuEventSynchronize")
+def _synchronize(driver: Driver, handle: int) -> None:
+    event = driver.handles.get(handle, Event)
+    event.context.gpu.emulator.captures.reject("event synchronize", watched=True)
+    if event.recorded:
+        event.emulated.synchronize()
+
+
+@entry("cuEventElapsedTime")
+def _elapsed(driver: Driver, out: int, start: int, end: int) -> None:
+    events = [driver.handles.get(each, Event) for each in (start, end)]
+    if any(not event.recorded or event.flags & _NO_TIMING for event in events):
+        raise CallError(INVALID_HANDLE)
+    first, last = (event.emulated for event in events)
+    put(out, 1e3 * last.elapsed(first), F32)
+
+
+@entry("cuStreamWaitEvent", stream=0)
+def _wait(driver: Driver, handle: int, event: int, flags: int) -> None:
+    del flags
+    stream_of(driver, handle).emulated.wait(driver.handles.get(event, Event).emulated)
