@@ -17,7 +17,7 @@ from preheat.ahead.foreign import (
     missing_foreign,
     plan_foreign,
 )
-from preheat.ahead.manifest import Manifest, require_programs
+from preheat.ahead.manifest import Manifest, Unrecorded, require_programs
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch, runnable_archs
 from preheat.artifact import Artifact
@@ -57,6 +57,8 @@ class CheckResult:
             they cannot be compared.
         bakeable: How many of the missing programs a bake makes.
         hints: What to do about the other missing programs.
+        unrecorded: What the recording of the manifest does not have, because no adapter covers the
+            compiler. It does not count as missing: the files may have been built ahead of time.
         to_record: Those of the missing programs that need a new recording, such as results of
             autotuning for another architecture.
 
@@ -73,6 +75,7 @@ class CheckResult:
     bakeable: int = 0
     hints: tuple[str, ...] = ()
     to_record: tuple[MissingProgram, ...] = ()
+    unrecorded: tuple[Unrecorded, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -153,6 +156,7 @@ def check(
         to_record=tuple(
             each for each, hint in zip(missing, hints, strict=True) if hint == RECORD_AGAIN
         ),
+        unrecorded=manifest.unrecorded,
     )
 
 

@@ -12,5 +12,6 @@ origins.py     where a module came from: a bundle, the store, an installed file
 library_caches.py  modules in the caches of other libraries
 session.py     one audited run, from the environment to the report
 report.py      all of it as one value
+unrecorded.py  what a recorded run compiled without a recording
 verdict.py     what an operator keeps of a sealed run
 """

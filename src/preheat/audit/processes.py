@@ -98,6 +98,15 @@ class Processes:
         found = self._by_pid.get(pid, [])
         return next((each for each in reversed(found) if each.started <= time), None)
 
+    def parents(self, process: Process) -> set[int]:
+        """Return the ids of the processes that led to a process."""
+        found: set[int] = set()
+        at: Process | None = process
+        while at is not None and at.parent not in found:
+            found.add(at.parent)
+            at = self.at(at.parent, at.started)
+        return found
+
     def apply(self, event: Event, shells: Shells) -> None:
         """Update the process that an event is about."""
         pid = int(event.number("child")) or event.pid

@@ -25,16 +25,23 @@ from preheat.audit.processes import (
     still_running,
     with_unseen_children,
 )
-from preheat.audit.sites import Caller, caller_of_event
+from preheat.audit.sites import ADAPTER_OF, Caller, caller_of_event
 from preheat.config import SealMode
 
-__all__ = ["Compile", "LibraryRow", "Module", "Refusal", "Report", "covered_seconds", "make_report"]
+__all__ = [
+    "Compile",
+    "LibraryRow",
+    "Module",
+    "Refusal",
+    "Report",
+    "covered_seconds",
+    "find_compiles",
+    "make_report",
+]
 
 #: Programs of the system that describe the machine. Some are statically linked. They load no module.
 _HARMLESS = {"ldconfig", "ldconfig.real", "nvidia-smi", "uname", "lscpu", "file", "getconf"}
 _SYSTEM = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/")
-#: Adapters by the name of the package that they are for, where the names differ.
-_ADAPTERS = {"cuda.core": "cuda_core", "numba_cuda": "numba", "torch": "inductor"}
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ class Report:
         return tuple(sorted(rows, key=lambda row: (-row.seconds, row.library)))
 
     def _bake(self, library: str, compiles: Sequence[Compile]) -> str | None:
-        if library != "preheat" and _ADAPTERS.get(library, library) not in adapters.known():
+        if library != "preheat" and ADAPTER_OF.get(library, library) not in adapters.known():
             return None
         if library == "torch" and all(each.kind == "program" for each in compiles):
             return None  # The adapters for torch have no code for the CPU, and no extensions.
@@ -206,9 +213,7 @@ def make_report(
     """
     processes = read_processes(log)
     started = tuple(compilers(processes))
-    in_processes = [*_in_process(log), *_by_preheat(log)]
-    ran = _without_refused(started, log)
-    compiles = [*in_processes, *_started(ran, in_processes, processes), *_by_driver(loads)]
+    compiles = [*find_compiles(log, processes), *_by_driver(loads)]
     unseen = [*notes, *_root_unseen(processes, command, parent, static), *_without_cupti(log, cupti)]
     unseen += _without_seal(log, seal)
     capability = next((int(event.number("capability")) for event in log.named("device")), None)
@@ -233,6 +238,13 @@ def make_report(
 
 
 # Compiles
+
+
+def find_compiles(log: EventLog, processes: Processes) -> list[Compile]:
+    """Return all compiles but for those by the driver: those in processes first."""
+    found = [*_in_process(log), *_by_preheat(log)]
+    ran = _without_refused(compilers(processes), log)
+    return [*found, *_started(ran, found, processes)]
 
 
 def _in_process(log: EventLog) -> Iterator[Compile]:
@@ -285,7 +297,7 @@ def _started(
     for process in started:
         if process.role != "compiler" or process.compiler or process.by is None:
             continue
-        parents, since = _parents(process, processes), process.role_since
+        parents, since = processes.parents(process), process.role_since
         if any(c.pid in parents and c.started <= since <= c.ended for c in compiles):
             continue
         yield Compile("program", process.name, process.by, *process.span, process.pid)
@@ -303,15 +315,6 @@ def _without_refused(started: Iterable[Process], log: EventLog) -> list[Process]
         for each in started
         if not any(pid == each.pid and at >= each.role_since for pid, at in refused)
     ]
-
-
-def _parents(process: Process, processes: Processes) -> set[int]:
-    found: set[int] = set()
-    at: Process | None = process
-    while at is not None and at.parent not in found:
-        found.add(at.parent)
-        at = processes.at(at.parent, at.started)
-    return found
 
 
 def _by_driver(loads: Iterable[Load]) -> Iterator[Compile]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from preheat.ahead.manifest import Unrecorded
 from preheat.audit.events import EventLog, prepare_losses, read_events
 from preheat.audit.images import read_loads
 from preheat.audit.known_compilers import list_compilers
@@ -19,6 +20,7 @@ from preheat.audit.origins import Origins
 from preheat.audit.processes import read_processes, still_running
 from preheat.audit.programs import static_program
 from preheat.audit.report import Report, make_report
+from preheat.audit.unrecorded import find_unrecorded
 from preheat.build.builder import Builder
 from preheat.build.signers import required_signers
 from preheat.cache.bundle import Bundle
@@ -82,6 +84,10 @@ class AuditSession:
             cupti="PREHEAT_AUDIT_CUPTI" in self.env, parent=os.getpid(),
             static=static_program(command, self.env), seal=self._seal, allowed=allowed,
         )  # fmt: skip
+
+    def unrecorded(self) -> tuple[Unrecorded, ...]:
+        """Return what the processes of the command have compiled that a recording does not have."""
+        return find_unrecorded(self._read())
 
     def close(self) -> None:
         """Hand the reports over to an outer audit, if there is one."""

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from preheat.audit.events import Event
 
-__all__ = ["UNKNOWN", "Caller", "caller_of", "caller_of_event", "library_of", "package_of"]
+__all__ = [
+    "ADAPTER_OF",
+    "UNKNOWN",
+    "Caller",
+    "caller_of",
+    "caller_of_event",
+    "library_of",
+    "package_of",
+]
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)(?:/([^/]+))?")
@@ -24,6 +32,10 @@ _COMPILING = (
     "triton", "torch", "cupy", "numba_cuda", "numba", "jax", "flashinfer", "deep_gemm", "tilelang",
     "cutlass", "warp", "tinygrad",
 )  # fmt: skip
+
+
+#: Adapters by the name of the package that they are for, where the names differ.
+ADAPTER_OF = {"cuda.core": "cuda_core", "numba_cuda": "numba", "torch": "inductor"}
 
 
 @dataclass(frozen=True)

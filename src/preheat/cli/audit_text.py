@@ -10,6 +10,7 @@ from typing import NamedTuple
 from preheat.audit.processes import Process
 from preheat.audit.report import Compile, Module, Refusal, Report, covered_seconds
 from preheat.cli.output import columns, count, duration, size
+from preheat.cli.uncovered import hint_lines
 
 __all__ = ["report_lines"]
 
@@ -202,8 +203,6 @@ def _libraries(report: Report) -> Iterator[str]:
     yield from _not_baked(report, [row.library for row in libraries if not row.bake])
 
 
-#: The variables that name the directories where a library keeps what it has compiled.
-_OWN_CACHES = {"torch": "TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR"}
 #: How a hint names what compiled, where that is not a program.
 _WITH = {"driver": "the driver"}
 
@@ -215,10 +214,7 @@ def _not_baked(report: Report, libraries: Sequence[str]) -> Iterator[str]:
         by = {each.name if each.kind == "program" else _WITH.get(each.kind, each.kind) for each in mine}
         names = f" with {', '.join(sorted(by - {library}))}" if by != {library} else ""
         yield ""
-        yield f"hint: preheat has no adapter for what {library} compiled{names}:"
-        yield "  build it ahead of time, or keep the files for the next start"
-        if library in _OWN_CACHES:
-            yield f"  (variables that name their directories: {_OWN_CACHES[library]})"
+        yield from hint_lines(f"what {library} compiled{names}", {library})
 
 
 def _unseen(report: Report) -> Iterator[str]:

@@ -15,6 +15,7 @@ from preheat.ahead.manifest import require_programs, with_coverage
 from preheat.build.builder import Builder
 from preheat.cli.output import count, print_json, print_line, print_message
 from preheat.cli.programs import archs_option, coverage_option
+from preheat.cli.uncovered import print_unrecorded
 from preheat.config import Config, SealMode
 
 __all__ = ["command", "run_check"]
@@ -26,8 +27,10 @@ Examples:
 
 If --bundle or PREHEAT_BUNDLE names bundles, the bundles must have every program. Otherwise the cache
 must have them. Code for an older architecture counts if the requested one can run it, such as sm_80
-code on sm_89. Header files on this machine are compared with those that were baked. The exit status is
-1 if a program is missing, and 2 if the manifest lists nothing.
+code on sm_89. Header files on this machine are compared with those that were baked. Compiles of the
+recording that no adapter covers are listed. They do not count as missing, because their files may have
+been built ahead of time. The exit status is 1 if a program is missing, and 2 if the manifest lists
+nothing.
 """
 
 
@@ -94,6 +97,7 @@ def _report(
                 "bundles": bundles,
                 "missing": [program._asdict() for program in checked.missing],
                 "to_record": [program._asdict() for program in checked.to_record],
+                "unrecorded": [vars(item) for item in checked.unrecorded],
                 "unchecked_headers": checked.unchecked_headers,
                 "hints": checked.hints,
             }
@@ -114,7 +118,7 @@ def _report(
                 f"{checked.unasked:,} of them may be on a shared store, which could not be used"
                 "\n\nhint: 'preheat doctor' says why it could not be used"
             )
-            return
+            return print_unrecorded(checked.unrecorded)
         if checked.bakeable:
             bakes = "what is missing" if not checked.hints else f"{checked.bakeable:,} of them"
             options = "--arch" if coverage is None else "--arch and --coverage"
@@ -127,6 +131,8 @@ def _report(
             else:
                 print_message(f"\nhint: {hint}")
     elif checked.programs:
-        print_message(f"{scope}: everything is in {place}")
+        everything = "all that was recorded" if checked.unrecorded else "everything"
+        print_message(f"{scope}: {everything} is in {place}")
     else:
         print_message(f"{manifest} lists no program")
+    print_unrecorded(checked.unrecorded)

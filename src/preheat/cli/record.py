@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,15 @@ from typing import Any
 
 import click
 
-from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
+from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram, Unrecorded
 from preheat.ahead.recorder import merge_into, read_existing, spool_directory
+from preheat.audit.library import LIBRARY
+from preheat.audit.nested import outer_audit
+from preheat.audit.session import audit_session
 from preheat.cli.child import CannotRunError, run_command
 from preheat.cli.manifests import require_file, require_writable
 from preheat.cli.output import count, print_error, print_json, print_message
+from preheat.cli.uncovered import print_unrecorded
 from preheat.config import environ
 from preheat.errors import InputError
 from preheat.pins import split_pin
@@ -41,6 +45,10 @@ The command keeps its input and output (with --json, its output goes to stderr).
 recorded as well. The recording of a killed process is merged by the next recording, or by 'preheat
 record' without a command. The exit status is that of the command. It is 127 if there is no such
 command, and 1 if the command succeeded but the manifest cannot be read or written.
+
+\b
+This command also looks for compilers that no adapter covers, such as nvcc and g++ below ninja. It lists
+them with the lines that led to them, here and in the manifest. They do not change the exit status.
 """
 
 _STDERR = 2
@@ -89,17 +97,22 @@ def command(
         if fresh:
             _require_replaceable(target)
         before = Manifest() if fresh else read_existing(target)
+        unrecorded: tuple[Unrecorded, ...] | None = ()
         with _recording_to(target, fresh) as place:
             if words:
                 env = {**environ(), "PREHEAT_RECORD": str(place)}
-                status = run_command(words, env, output=_STDERR if as_json else None)
+                status, unrecorded = _run(words, env, output=_STDERR if as_json else None)
             recording = merge_into(place)
+            if unrecorded:
+                merge_into(place, Manifest(unrecorded=unrecorded))
             if fresh and (made := read_existing(place)) != before:
                 added.append(made)
             if added:
                 merge_into(target, *added, fresh=fresh)
         after = before if fresh and not added else read_existing(target)
         summary = _Summary.of(before, after, everything=not words)
+        if not words:
+            unrecorded = after.unrecorded
     except InputError as error:
         print_error(str(error), error.hint)
         return status or 1
@@ -108,14 +121,30 @@ def command(
         return error.status
     if as_json:
         fields = {"manifest": str(output), "exit_status": status, **summary.json()}
-        print_json({**fields, "still_recording": recording})
+        rows = None if unrecorded is None else [vars(item) for item in unrecorded]
+        print_json({**fields, "unrecorded": rows, "still_recording": recording})
     else:
-        _report(summary, output, status)
+        _report(summary, output, status, unrecorded)
     if recording and fresh:
         print_message(f"processes still running: {recording}; their programs are not in {output}")
     elif recording:
         print_message(f"processes still recording: {recording}; they add to {output} when they end")
     return status
+
+
+def _run(
+    words: Sequence[str], env: dict[str, str], *, output: int | None
+) -> tuple[int, tuple[Unrecorded, ...] | None]:
+    """Run the command in an audit. Return its exit status and what it compiled without a recording.
+
+    The latter is None without an audit library.
+    """
+    if not LIBRARY.is_file():
+        return run_command(words, env, output=output), None
+    nested = outer_audit(env) is not None and "PREHEAT_AUDIT_CUPTI" in env
+    with audit_session(env, cupti=nested) as session:
+        status = run_command(words, session.env, output=output)
+        return status, session.unrecorded()
 
 
 def _require_replaceable(target: Path) -> None:
@@ -214,7 +243,9 @@ class _Summary:
         }
 
 
-def _report(summary: _Summary, output: Path, status: int) -> None:
+def _report(
+    summary: _Summary, output: Path, status: int, unrecorded: Sequence[Unrecorded] | None
+) -> None:
     if summary.programs or summary.foreign:
         print_message(f"recorded {summary} → {output}")
         for path in summary.manifest.recorded:
@@ -223,4 +254,8 @@ def _report(summary: _Summary, output: Path, status: int) -> None:
     elif status:
         print_message(f"nothing was recorded: the command ended with exit status {status}")
     else:
-        print_message(f"nothing was recorded\n\nhint: {_NOTHING}")
+        print_message("nothing was recorded" + ("" if unrecorded else f"\n\nhint: {_NOTHING}"))
+    if unrecorded is None:
+        print_message("compilers that no adapter covers were not looked for: there is no audit library")
+    else:
+        print_unrecorded(unrecorded)

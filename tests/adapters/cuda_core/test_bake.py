@@ -108,7 +108,9 @@ def baked(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def test_a_recording_has_the_programs(baked: Place) -> None:
-    found = Manifest.read(baked.root / "kernels.toml").foreign
+    manifest = Manifest.read(baked.root / "kernels.toml")
+    assert manifest.unrecorded == ()
+    found = manifest.foreign
     assert [(item.kind, item.name) for item in found] == [("cuda_core", "fill"), ("cuda_core", "scale")]
     assert all(item.request and item.asked == 1 for item in found)
     assert [[str(arch) for arch in item.archs] for item in found] == [["sm_90"]] * 2

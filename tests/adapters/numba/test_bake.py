@@ -20,6 +20,7 @@ BOTH = ("--arch", "sm_90", "--arch", "sm_100")
 
 def test_a_recording_lists_what_was_asked_for(baked: World) -> None:
     manifest = Manifest.read(baked.root / "kernels.toml")
+    assert manifest.unrecorded == ()
     rows = {(item.name, item.row["signature"]): item for item in manifest.foreign}
     arrays = "float32[::1], float32[::1]"
     assert sorted(rows) == [

@@ -45,6 +45,11 @@
     name = "decode"
     keys = ["(1, 128)", "32"]      # Python literals
 
+    [[unrecorded]]                 # what no adapter covers, so that no bundle has it
+    library = "torch"
+    compiler = "c++"               # without it, the library may have compiled inside itself
+                                   # seconds and by as in a program
+
 Paths are relative to the directory of the manifest. Generated texts are stored in
 `<manifest>.sources/`, each under a name made from its SHA-256.
 
@@ -69,6 +74,7 @@ from preheat.ahead.manifest.items import (
     GraphKeys,
     ManifestProgram,
     UnreadableProgram,
+    Unrecorded,
     key_literal,
 )
 from preheat.ahead.manifest.reader import Reader
@@ -83,6 +89,7 @@ __all__ = [
     "Manifest",
     "ManifestProgram",
     "UnreadableProgram",
+    "Unrecorded",
     "key_literal",
     "require_programs",
     "with_coverage",
@@ -101,6 +108,7 @@ class Manifest:
         unreadable: The programs of a manifest file whose source could not be read.
         foreign: The requests of other libraries.
         recorded: The bundles with entries of `foreign` that cannot be made again, each with its pin.
+        unrecorded: What the recorded runs compiled with compilers that no adapter covers.
 
     Examples:
         >>> manifest = preheat.Manifest.read("kernels.toml")
@@ -113,6 +121,7 @@ class Manifest:
     unreadable: tuple[UnreadableProgram, ...] = ()
     foreign: tuple[ForeignProgram, ...] = ()
     recorded: tuple[str, ...] = field(default=(), compare=False)
+    unrecorded: tuple[Unrecorded, ...] = ()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -128,7 +137,7 @@ class Manifest:
             1
         """
         reader = Reader(path)
-        items, foreign, graphs = reader.read()
+        items, foreign, graphs, unrecorded = reader.read()
         recorded = reader.recorded()
         return cls(
             tuple(item for item in items if isinstance(item, ManifestProgram)),
@@ -136,6 +145,7 @@ class Manifest:
             tuple(item for item in items if isinstance(item, UnreadableProgram)),
             tuple(foreign),
             (recorded,) if recorded else (),
+            tuple(unrecorded),
         ).merged()
 
     def write(self, path: str | os.PathLike[str], *, fresh: bool = False) -> None:
@@ -158,7 +168,7 @@ class Manifest:
         """
         merged = self.merged()
         try:
-            tables = (merged.programs, merged.foreign, merged.graphs)
+            tables = (merged.programs, merged.foreign, merged.graphs, merged.unrecorded)
             write_manifest(path, *tables, recorded=merged.recorded, fresh=fresh)
         except OSError as fault:
             raise InputError(f"cannot write {path}: {fault.strerror or fault}") from fault
@@ -176,6 +186,7 @@ class Manifest:
         programs: dict[tuple[Any, ...], ManifestProgram] = {}
         foreign: dict[tuple[str, ...], ForeignProgram] = {}
         graphs: dict[str, dict[str, None]] = {}
+        unrecorded: dict[tuple[str, ...], Unrecorded] = {}
         for manifest in (self, *others):
             for item in manifest.programs:
                 identity = item.identity
@@ -184,6 +195,8 @@ class Manifest:
             for other in manifest.foreign:
                 nothing = ForeignProgram(other.kind, other.name, other.request)
                 foreign[other.identity] = foreign.get(other.identity, nothing).merged(other)
+            for each in manifest.unrecorded:
+                unrecorded[each.identity] = unrecorded.get(each.identity, each).merged(each)
             for name, keys in manifest.graphs:
                 graphs.setdefault(name, {}).update(dict.fromkeys(keys))
         return Manifest(
@@ -192,6 +205,7 @@ class Manifest:
             tuple(bad for manifest in (self, *others) for bad in manifest.unreadable),
             tuple(foreign[identity] for identity in sorted(foreign)),
             tuple(dict.fromkeys(path for manifest in (self, *others) for path in manifest.recorded)),
+            tuple(unrecorded[identity] for identity in sorted(unrecorded)),
         )
 
     def jobs(self, archs: Sequence[Arch] | None = None) -> list[tuple[ManifestProgram, Arch]]:
@@ -268,5 +282,7 @@ def require_programs(manifest: Manifest | str | os.PathLike[str]) -> Manifest:
     if not (found.programs or found.foreign or found.unreadable or found.graphs):
         name = "the manifest" if isinstance(manifest, Manifest) else os.fspath(manifest)
         hint = "record what a program needs: preheat record -- python app.py"
+        if found.unrecorded:
+            hint = "the recorded run compiled only what no adapter covers: see [[unrecorded]]"
         raise InputError(f"{name} lists no program", hint=hint)
     return found

@@ -18,7 +18,7 @@ from preheat.ahead.manifest.reader import VERSION
 __all__ = ["ManifestTable", "edited", "rendered"]
 
 _WIDTH = 100  # A list that does not fit on a line of this width gets one line for each item.
-_KINDS = ("program", "link", "foreign", "graph")  # in the order of a new file
+_KINDS = ("program", "link", "foreign", "graph", "unrecorded")  # in the order of a new file
 _UNORDERED = ("entries", "arch", "by")  # lists whose order has no meaning
 _RECORDED = re.compile(r"^recorded[ \t]*=.*\n", re.M)
 _INTRO = """\

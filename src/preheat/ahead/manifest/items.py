@@ -20,6 +20,7 @@ __all__ = [
     "GraphKeys",
     "ManifestProgram",
     "UnreadableProgram",
+    "Unrecorded",
     "key_literal",
 ]
 
@@ -166,6 +167,36 @@ class ForeignProgram:
             callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
             directory=other.directory or self.directory,
         )
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """What a library compiled during a recording with a compiler that no adapter covers.
+
+    `callers` are the lines that led to it, and `seconds` is the time of one recording. `compiler` is
+    empty for a library that may have compiled inside itself, which nobody saw.
+    """
+
+    library: str
+    compiler: str = ""
+    seconds: float = 0.0
+    callers: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """A sortable value that is equal for two recordings of the same compiler."""
+        return self.library, self.compiler
+
+    def merged(self, other: Unrecorded) -> Unrecorded:
+        """Return the union of two of equal identity."""
+        callers = tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS])
+        return replace(self, seconds=max(self.seconds, other.seconds), callers=callers)
+
+    def __str__(self) -> str:
+        if not self.compiler:
+            return f"what {self.library} may have compiled inside itself, which is not seen"
+        lines = f" ({', '.join(self.callers)})" if self.callers else ""
+        return f"what {self.library} compiled with {self.compiler}{lines}"
 
 
 class GraphKeys(NamedTuple):

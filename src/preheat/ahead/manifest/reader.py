@@ -18,6 +18,7 @@ from preheat.ahead.manifest.items import (
     GraphKeys,
     ManifestProgram,
     UnreadableProgram,
+    Unrecorded,
     key_literal,
 )
 from preheat.arch import Arch
@@ -79,6 +80,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "written as [[link]]": lambda v: _is_list(v, dict),
     "written as [[foreign]]": lambda v: _is_list(v, dict),
     "written as [[graph]]": lambda v: _is_list(v, dict),
+    "written as [[unrecorded]]": lambda v: _is_list(v, dict),
 }
 _TOP = {
     "version": "a whole number",
@@ -87,6 +89,7 @@ _TOP = {
     "link": "written as [[link]]",
     "foreign": "written as [[foreign]]",
     "graph": "written as [[graph]]",
+    "unrecorded": "written as [[unrecorded]]",
 }
 # What describes a program: in a [[program]] of its own, or as one of the `parts` of a [[link]].
 _SOURCE = {
@@ -115,11 +118,16 @@ _TABLES = {
         "asked": "a whole number",
     },
     "graph": {"name": "text", "keys": "a list of texts"},
+    "unrecorded": {
+        **dict.fromkeys(("library", "compiler"), "text"),
+        "seconds": "a number of seconds",
+        "by": "a list of texts",
+    },
 }
 
 
 class _Table(NamedTuple):
-    """One [[program]], [[link]], [[foreign]] or [[graph]] of the file."""
+    """One [[program]], [[link]], [[foreign]], [[graph]] or [[unrecorded]] of the file."""
 
     kind: str
     number: int  # among the tables of its kind, from 0
@@ -128,9 +136,18 @@ class _Table(NamedTuple):
     @property
     def title(self) -> str:
         """The first of its naming keys that has a value."""
-        names = (self.values.get(key) for key in ("label", "name", "file", "source"))
+        names = (self.values.get(key) for key in ("label", "name", "file", "source", "library"))
         found = next((name for name in names if isinstance(name, str) and name), None)
         return printable(found) if found else f"{self.kind} {self.number + 1}"
+
+
+class Contents(NamedTuple):
+    """The tables of a manifest file. Linked programs come after the others."""
+
+    programs: list[ManifestProgram | UnreadableProgram]
+    foreign: list[ForeignProgram]
+    graphs: list[GraphKeys]
+    unrecorded: list[Unrecorded]
 
 
 class Reader:
@@ -141,20 +158,19 @@ class Reader:
         self.directory = os.path.dirname(os.path.realpath(path))
         self.text = _read_text(self.path, hint="'preheat record -- COMMAND' writes a manifest")
 
-    def read(
-        self,
-    ) -> tuple[list[ManifestProgram | UnreadableProgram], list[ForeignProgram], list[GraphKeys]]:
-        """Return the programs, the requests of other libraries and the graphs in the order of the file.
+    def read(self) -> Contents:
+        """Return the tables in the order of the file.
 
-        Linked programs come after the others. A wrong key or value is an error. A program whose source
-        cannot be read is returned as `UnreadableProgram`.
+        A wrong key or value is an error. A program whose source cannot be read is returned as
+        `UnreadableProgram`.
         """
         top = self._top()
         graphs = [self._graph(table) for table in self._tables(top, "graph")]
         foreign = [self._foreign(table) for table in self._tables(top, "foreign")]
         programs = [self._item(table) for table in self._tables(top, "program")]
         programs += [self._link(table) for table in self._tables(top, "link")]
-        return programs, foreign, graphs
+        unrecorded = [self._unrecorded(table) for table in self._tables(top, "unrecorded")]
+        return Contents(programs, foreign, graphs, unrecorded)
 
     def recorded(self) -> str:
         """Return the path of the bundle with entries that cannot be made again, with its pin.
@@ -229,6 +245,17 @@ class Reader:
                 hint = 'such as "32" or "(1, \'prefill\')": numbers, texts, None and tuples of them'
                 raise self._error(f"key {key!r} is not a Python literal", table, "keys", hint=hint)
         return GraphKeys(table.values["name"], tuple(str(key_literal(key)) for key in keys))
+
+    def _unrecorded(self, table: _Table) -> Unrecorded:
+        values = table.values
+        if not values.get("library"):
+            raise self._error("an [[unrecorded]] needs a library", table)
+        return Unrecorded(
+            values["library"],
+            values.get("compiler", ""),
+            seconds=float(values.get("seconds", 0)),
+            callers=tuple(values.get("by", ())),
+        )
 
     def _foreign(self, table: _Table) -> ForeignProgram:
         values = table.values

@@ -14,6 +14,7 @@ from preheat.ahead.manifest.items import (
     GraphKeys,
     ManifestProgram,
     UnreadableProgram,
+    Unrecorded,
 )
 from preheat.ahead.manifest.reader import DIGEST_DIGITS, Reader, language_of, sha256
 from preheat.ahead.manifest.recorded import recorded_name, write_recorded
@@ -37,6 +38,7 @@ def write_manifest(
     programs: Sequence[ManifestProgram],
     foreign: Sequence[ForeignProgram],
     graphs: Sequence[GraphKeys],
+    unrecorded: Sequence[Unrecorded],
     *,
     recorded: Sequence[str],
     fresh: bool,
@@ -57,6 +59,9 @@ def write_manifest(
     entries += [
         document.ManifestTable("graph", name, {"name": name, "keys": list(keys)})
         for name, keys in graphs
+    ]
+    entries += [
+        document.ManifestTable("unrecorded", item.identity, _unrecorded(item)) for item in unrecorded
     ]
     existing = None if fresh else _existing(path)
     kept = write_recorded(writer.path, foreign, recorded)
@@ -83,13 +88,14 @@ def _existing(path: str | os.PathLike[str]) -> tuple[str, dict[str, list[Any]]] 
     """
     try:
         reader = Reader(path)
-        items, foreign, graphs = reader.read()
+        found = reader.read()
     except InputError:
         return None
     return reader.text, {
-        **_identities(reader, items),
-        "foreign": [item.identity for item in foreign],
-        "graph": [graph.name for graph in graphs],
+        **_identities(reader, found.programs),
+        "foreign": [item.identity for item in found.foreign],
+        "graph": [graph.name for graph in found.graphs],
+        "unrecorded": [item.identity for item in found.unrecorded],
     }
 
 
@@ -119,7 +125,7 @@ class _Writer:
             "arch": [str(arch) for arch in item.archs],
             "seconds": round(item.seconds, 3),
             "asked": item.asked,
-            "by": [caller.encode(errors="backslashreplace").decode() for caller in item.callers],
+            "by": list(map(_text, item.callers)),
         }
         program = item.program
         if isinstance(program, LinkedProgram):
@@ -179,7 +185,7 @@ class _Writer:
             "entries": item.entries,
             "seconds": round(item.seconds, 3),
             "asked": item.asked,
-            "by": [caller.encode(errors="backslashreplace").decode() for caller in item.callers],
+            "by": list(map(_text, item.callers)),
         }
         return {key: value for key, value in row.items() if value}
 
@@ -244,6 +250,22 @@ class _Writer:
         name = f"{self.sources}/{hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]}{suffix}"
         _publish(os.path.join(self.directory, name), data)
         return name
+
+
+def _unrecorded(item: Unrecorded) -> dict[str, Any]:
+    """Return the row of what was not recorded. Names of programs need not be text."""
+    row = {
+        "library": _text(item.library),
+        "compiler": _text(item.compiler),
+        "seconds": round(item.seconds, 3),
+        "by": list(map(_text, item.callers)),
+    }
+    return _without_defaults(row)
+
+
+def _text(name: str) -> str:
+    """Return a name in which everything that is not text is escaped."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _without_defaults(row: Mapping[str, Any]) -> dict[str, Any]:
