@@ -16,6 +16,8 @@ TORCH := 2.13.0
 OLD_CUDA_CORE := 1.0.0
 # The engines with which bakes on fleets are tested.
 FLEETS := 'distributed==2026.8.*' 'ray[client]==2.60.*'
+# Libraries with a compiler inside, as the audit knows them. Other libraries are tested where they are installed.
+COMPILER_LIBRARIES := 'nvidia-cutlass-dsl==4.8.*' 'warp-lang==1.19.*' 'numba==0.68.*' 'jax==0.10.*'
 # The tests of launches, captures and replays, which also run without the native core.
 LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering shared_pools branch_ordering streams)
@@ -27,7 +29,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-fleet native-debug test-gpu prove-audit-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
+.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-audit-libraries test-fleet native-debug test-gpu prove-audit-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -84,11 +86,21 @@ test-without-native: $(TESTING)
 test-numba: .numba.installed    ## the tests of the adapter for Numba-CUDA
 	$(subst $(BIN),.numba/bin,$(PYTEST)) tests/adapters/numba
 
+# Libraries with a compiler inside, in an environment beside the one of the other tests.
+.compilers.installed: | $(TESTING)
+	$(PYTHON) -m venv .compilers
+	.compilers/bin/python -m pip --quiet --disable-pip-version-check install --editable '.[cu13,dev]' $(COMPILER_LIBRARIES)
+	@touch $@
+
+test-audit-libraries: .compilers.installed    ## the tests of the audit with libraries that have a compiler inside
+	$(subst $(BIN),.compilers/bin,$(PYTEST)) tests/audit/test_real_compilers.py
+
 OTHER_LIBRARIES := $(TRITONS:%=.triton/%.installed) $(CUPYS:%=.cupy/%.installed) .cuda-core/$(OLD_CUDA_CORE).installed
 test-adapters: test-numba $(TESTING) $(OTHER_LIBRARIES)    ## the tests of adapters with each version of their libraries
 	PYTHONPATH=$(CURDIR)/.cuda-core/$(OLD_CUDA_CORE) $(PYTEST) tests/adapters/cuda_core
 	for version in $(TRITONS); do \
-		PYTHONPATH=$(CURDIR)/.triton/$$version $(PYTEST) tests/adapters/triton tests/adapters/test_imports.py || exit 1; \
+		PYTHONPATH=$(CURDIR)/.triton/$$version $(PYTEST) tests/adapters/triton tests/adapters/test_imports.py \
+			tests/audit/test_real_compilers.py || exit 1; \
 	done
 	for version in $(CUPYS); do \
 		PYTHONPATH=$(CURDIR)/.cupy/$$version $(PYTEST) tests/adapters/test_cupy*.py || exit 1; \
@@ -99,7 +111,8 @@ test-adapters: test-numba $(TESTING) $(OTHER_LIBRARIES)    ## the tests of adapt
 test-torch: $(TESTING)    ## the tests of the adapter for torch with a CPU build of it, where pip finds one
 	test -d .torch/$(TORCH)/torch || $(PIP) install --only-binary=:all: --target .torch/$(TORCH) 'torch==$(TORCH)+cpu' \
 		|| echo "skipped: pip finds no CPU build of torch $(TORCH) for this Python"
-	PYTHONPATH=$(CURDIR)/.torch/$(TORCH) $(PYTEST) tests/adapters/torch tests/adapters/test_torch.py
+	PYTHONPATH=$(CURDIR)/.torch/$(TORCH) $(PYTEST) tests/adapters/torch tests/adapters/test_torch.py \
+		tests/audit/test_real_compilers.py
 
 # Engines that run bakes: 260 MB, beside the environment of the other tests.
 .fleet/installed: pyproject.toml | $(TESTING)
@@ -219,4 +232,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .fleet .proof .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so src/preheat/driver/libcuda.so.1
+	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .compilers .compilers.installed .fleet .proof .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so src/preheat/driver/libcuda.so.1

@@ -76,7 +76,7 @@ def test_the_table_is_in_the_documentation() -> None:
         ("/usr/lib/libnvinfer.so.10", "TensorRT"),
         ("/v/torch/lib/libtorch_cpu.so", None),
         ("/v/triton/_C/libtriton.so", None),
-        ("/v/llvmlite/binding/libllvmlite.so", None),
+        ("/v/llvmlite/binding/libllvmlite.so", "Numba"),
         ("/v/tvm/lib/libtvm_runtime.so", None),
         ("/usr/lib/libdnnl.so.3", None),
         ("/srv/mywarp.so", None),
@@ -194,10 +194,9 @@ def test_every_library_of_a_process_is_reported(cli: Cli, make: Make) -> None:
     [
         ["libtorch_cpu.so", "libdnnl.so.3"],
         ["libtriton.so"],
-        ["libllvmlite.so"],
         ["libtorch_cpu.so", "libcaffe2_nvrtc.so"],
     ],
-    ids=["torch", "Triton", "Numba", "torch with its NVRTC"],
+    ids=["torch", "Triton", "torch with its NVRTC"],
 )
 def test_a_process_that_compiles_nothing_is_accounted_for(
     cli: Cli, make: Make, names: list[str]
@@ -422,3 +421,98 @@ def test_a_fork_has_the_hooks_of_its_parent(
     done, verdict = judged(cli, *script(code))
     assert (done.code, verdict["verdict"]) == (0, "accounted")
     assert len(verdict["compiler_libraries"]) == 1
+
+
+NUMBA = """\
+import ctypes
+
+def compile_extra(typingctx, targetctx, func, args, return_type, flags, locals):
+    print("built", func.__name__)
+    if args:
+        compile_extra(typingctx, targetctx, args[0], (), None, None, {})
+
+def compile_ir(typingctx, targetctx, func_ir, args, return_type, flags, locals):
+    print("built", func_ir.func_id.func_name)
+
+ctypes.CDLL({llvm!r})
+"""
+TARGET = "class CPUContext: pass\n"
+HOST = """\
+def inner(): pass
+def f(): pass
+compiler.compile_extra(None, CPUContext(), f, (inner,), None, None, {})
+"""
+IR = """\
+class Id: func_name = "lifted"
+class Ir: func_id = Id
+target = CPUContext()
+compiler.compile_ir(None, targetctx=target, func_ir=Ir, args=(), return_type=0, flags=0, locals={})
+"""
+GPU = """\
+class CUDAContext: pass
+def k(): pass
+compiler.compile_extra(None, CUDAContext(), k, (), None, None, {})
+"""
+
+
+@pytest.fixture
+def numba(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Installs a stand-in for Numba, whose LLVM is in another library."""
+
+    def install(source: str = NUMBA) -> None:
+        package = tmp_path / "site-packages" / "numba" / "core"
+        package.mkdir(parents=True)
+        (package.parent / "__init__.py").touch()
+        (package / "__init__.py").touch()
+        (package / "cpu.py").write_text(TARGET)
+        (package / "compiler.py").write_text(
+            source.replace("{llvm!r}", repr(str(make("libllvmlite.so"))))
+        )
+        about = package.parents[1] / "numba-0.68.1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: numba\nVersion: 0.68.1\n")
+        monkeypatch.setenv("PYTHONPATH", f"{package.parents[1]}{os.pathsep}{os.environ['PYTHONPATH']}")
+
+    return install
+
+
+def numba_program(code: str) -> str:
+    return f"from numba.core import compiler\nfrom numba.core.cpu import CPUContext\n{code}\n"
+
+
+@pytest.mark.parametrize(("code", "name"), [(HOST, "f"), (IR, "lifted")], ids=["function", "IR"])
+def test_a_compile_for_the_cpu_by_numba_is_reported_once(
+    cli: Cli, numba: Callable[..., None], script: Script, code: str, name: str
+) -> None:
+    """A compile that it leads to is a part of it."""
+    numba()
+    done = cli("audit", "--json", "--", *script(numba_program(code)))
+    assert [(row["compiler"], row["name"]) for row in done.report["compiles"]] == [("Numba", name)]
+
+
+def test_a_sealed_process_refuses_a_compile_for_the_cpu_by_numba(
+    cli: Cli, numba: Callable[..., None], script: Script
+) -> None:
+    numba()
+    done, verdict = judged(cli, *script(numba_program(HOST)))
+    assert (done.code, done.out, verdict["verdict"]) == (1, "", "not accounted")
+
+
+@pytest.mark.parametrize("code", [GPU, "pass"], ids=["GPU", "nothing"])
+def test_numba_without_a_compile_for_the_cpu_is_accounted_for(
+    cli: Cli, numba: Callable[..., None], script: Script, code: str
+) -> None:
+    """libNVVM compiles its GPU code, and the audit library sees that."""
+    numba()
+    done, verdict = judged(cli, *script(numba_program(code)))
+    assert (done.code, verdict["verdict"]) == (0, "accounted")
+    assert [each["seen"] for each in verdict["compiler_libraries"]] == [True]
+
+
+def test_a_numba_with_other_functions_is_not_seen(
+    cli: Cli, numba: Callable[..., None], script: Script
+) -> None:
+    numba(NUMBA.replace("targetctx, func_ir", "target, func_ir"))
+    _, verdict = judged(cli, *script(numba_program("pass")))
+    (unseen,) = verdict["unseen"]
+    assert unseen.endswith("compile_ir of this Numba has other parameters")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,9 +21,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from preheat.audit.in_process import Reporter
 
+    Function = Callable[..., Any]
+
 __all__ = ["Guard", "SealedCompileError", "waiting"]
 
-Function = Callable[..., Any]
+
+class _Call(NamedTuple):
+    """The arguments of a call of a wrapped function."""
+
+    args: tuple[Any, ...]
+    more: dict[str, Any]
+
+    def argument(self, index: int, name: str) -> Any:
+        """Return an argument, which may be given by its name; None if there is none."""
+        return self.args[index] if index < len(self.args) else self.more.get(name)
 
 
 class SealedCompileError(RuntimeError):
@@ -40,28 +52,40 @@ class _Hook(NamedTuple):
     module: str
     package: str
     oldest: tuple[int, int]
-    newest: tuple[int, int]
+    newest: tuple[int, int] | None  # None where `wrap` itself looks at what it wraps
     wrap: Callable[[Any, Guard], None]
     hint: str
 
 
 class Guard:
-    """Times the compiles of one compiler, and refuses them in a sealed process."""
+    """Times the compiles of one compiler, and refuses them in a sealed process.
+
+    A compile inside another one is a part of it.
+    """
 
     def __init__(self, compiler: str, hint: str, report: Reporter, timed: bool) -> None:
         self._compiler = compiler
         self._hint = hint
         self._report = report
         self._timed = timed
+        self._inside = threading.local()
 
-    def __call__(self, function: Function, *, argument: int = -1, name: str = "") -> Function:
+    def __call__(
+        self,
+        function: Function,
+        name_of: Callable[[_Call], str],
+        compiles: Callable[[_Call], bool] = lambda _: True,
+    ) -> Function:
         """Return a function that reports or refuses its calls.
 
-        Their name is `name`, or that of the file in a positional argument.
+        `name_of` returns what a call compiles, and `compiles` whether it does.
         """
 
         @functools.wraps(function)
         def compile(*args: Any, **more: Any) -> Any:
+            call = _Call(args, more)
+            if hasattr(self._inside, "yes") or not compiles(call):
+                return function(*args, **more)
             if not self._report.permit(self._compiler):
                 raise SealedCompileError(
                     f"this process is sealed, so a compile by {self._compiler} was refused\n"
@@ -69,15 +93,15 @@ class Guard:
                 )
             started = time.monotonic()
             result = 1  # until it returns
+            self._inside.yes = True
             try:
                 returned = function(*args, **more)
                 result = 0
                 return returned
             finally:
+                del self._inside.yes
                 if self._timed:
-                    file = str(args[argument]) if 0 <= argument < len(args) else ""
-                    shown = name or os.path.basename(file)
-                    self._report.compiled(self._compiler, shown, started, result)
+                    self._report.compiled(self._compiler, name_of(call), started, result)
 
         return compile
 
@@ -109,10 +133,11 @@ def _require_version(hook: _Hook) -> None:
 
     found = version(hook.package)
     numbers = re.match(r"(\d+)\.(\d+)", found)
-    known = numbers is not None and hook.oldest <= (int(numbers[1]), int(numbers[2])) <= hook.newest
-    if not known:
-        between = f"{_dotted(hook.oldest)} to {_dotted(hook.newest)}"
-        raise _UnknownVersionError(f"the audit knows {hook.package} {between}, and this is {found}")
+    here = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if here < hook.oldest or here > (hook.newest or here):
+        until = f" to {_dotted(hook.newest)}" if hook.newest else " and newer"
+        known = f"{hook.package} {_dotted(hook.oldest)}{until}"
+        raise _UnknownVersionError(f"the audit knows {known}, and this is {found}")
 
 
 def _dotted(numbers: tuple[int, int]) -> str:
@@ -125,27 +150,54 @@ def _wrap_warp(module: Any, guard: Guard) -> None:
     @functools.wraps(build_lto)
     def guarded(symbol: str, compile: Function, *args: Any, **more: Any) -> Any:
         """Guard the compile alone: what is in the cache of Warp is found without it."""
-        return build_lto(symbol, guard(compile, name=symbol), *args, **more)
+        return build_lto(symbol, guard(compile, lambda _: str(symbol)), *args, **more)
 
-    module.build_cuda = guard(module.build_cuda, argument=0)
-    module.build_cpu = guard(module.build_cpu, argument=1)
+    module.build_cuda = guard(module.build_cuda, lambda call: _file_name(call, 0, "cu_path"))
+    module.build_cpu = guard(module.build_cpu, lambda call: _file_name(call, 1, "cpp_path"))
     module._build_lto_base = guarded
+
+
+def _file_name(call: _Call, index: int, name: str) -> str:
+    return os.path.basename(str(call.argument(index, name)))
 
 
 def _wrap_cute(module: Any, guard: Guard) -> None:
     """Wrap both steps: passes that make GPU code, and LLVM, which compiles the host code around it."""
     compiler = module.Compiler
-    compiler.compile = guard(compiler.compile, name="GPU code")
-    compiler.jit = guard(compiler.jit, name="host code")
+    compiler.compile = guard(compiler.compile, lambda _: "GPU code")
+    compiler.jit = guard(compiler.jit, lambda _: "host code")
 
 
 def _wrap_cute_compiler(module: Any, guard: Guard) -> None:
-    module.Compiler.compile_to = guard(module.Compiler.compile_to, name="GPU and host code")
+    module.Compiler.compile_to = guard(module.Compiler.compile_to, lambda _: "GPU and host code")
+
+
+def _wrap_numba(module: Any, guard: Guard) -> None:
+    """Wrap the compilers of functions. What is found in the cache of Numba does not come to them."""
+    for name in ("compile_extra", "compile_ir"):
+        function = getattr(module, name)
+        if function.__code__.co_varnames[:2] != ("typingctx", "targetctx"):
+            raise _UnknownVersionError(f"{name} of this Numba has other parameters")
+        setattr(module, name, guard(function, _numba_name, _is_for_host))
+
+
+def _is_for_host(call: _Call) -> bool:
+    target = type(call.argument(1, "targetctx"))
+    return any(cls.__module__ == "numba.core.cpu" for cls in target.__mro__)
+
+
+def _numba_name(call: _Call) -> str:
+    """Return the name of a function, or of its IR."""
+    function = call.argument(2, "func") or call.more.get("func_ir")
+    named = getattr(function, "func_id", function)
+    return str(getattr(named, "func_name", getattr(named, "__name__", "")))
 
 
 _EXPORT = "export the function ahead of time with `cute.compile(…).export_to_c`, and load it"
 _AOT = "compile ahead of time with `wp.compile_aot_module`, or keep the directory of WARP_CACHE_PATH"
+_CACHE = "use `@njit(cache=True)`, and keep the directory of NUMBA_CACHE_DIR"
 _HOOKS = (
+    _Hook("Numba", "numba.core.compiler", "numba", (0, 57), None, _wrap_numba, _CACHE),
     _Hook("Warp", "warp._src.build", "warp-lang", (1, 10), (1, 19), _wrap_warp, _AOT),
     _Hook(
         "CuTe", "cutlass.base_dsl.compiler", "nvidia-cutlass-dsl", (4, 3), (4, 8), _wrap_cute, _EXPORT

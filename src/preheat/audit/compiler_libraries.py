@@ -74,6 +74,13 @@ COMPILER_LIBRARIES = (
         SeenBy.FUNCTIONS,
     ),
     CompilerLibrary(
+        "Numba",
+        ("libllvmlite.so",),
+        "host code of `@njit` by its LLVM; libNVVM compiles its GPU code",
+        "`@njit`, numba 0.68",
+        SeenBy.FUNCTIONS,
+    ),
+    CompilerLibrary(
         "TileLang",
         ("tilelang/lib/libtvm_compiler.so",),
         "CUDA source, which nvcc, NVRTC or g++ compile",
