@@ -416,4 +416,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _has_cpu_driver() -> bool:
     """Return whether the driver of this process is that of preheat."""
-    return hasattr(ctypes.CDLL(None), "preheat_driver_slots")
+    return hasattr(ctypes.CDLL(None), "preheat_driver_install")
