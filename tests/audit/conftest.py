@@ -107,6 +107,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     build("libnvrtc-builtins.so.13", "compilers.c", "-shared")
     build("program", "linked.c")
     build("spawner", "spawner.c")
+    build("counter.so", "counter.c", "-shared")
     newest = ["libnvrtc.so.13", "libnvJitLink.so.13", "libnvvm.so.4"]
     links = [str(place / name) for name in newest]
     build("linked", "linked.c", "-DLINKED", f"-Wl,-rpath,{place}")

@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,28 @@ def test_a_program_that_has_not_loaded_a_compiler_finds_none(
     cli: Cli, programs: Programs, how: str
 ) -> None:
     assert compiles(cli, programs.program, how, "none")[:2] == ("99", [])
+
+
+COUNT = """\
+import ctypes
+counter, program = ctypes.CDLL({counter!r}), ctypes.CDLL(None)
+counter.count_lookups()
+def lookups(name):
+    before = counter.count_lookups()
+    hasattr(program, name)
+    return counter.count_lookups() - before
+print(lookups("qsort"), lookups("no_such_function"), lookups("nvrtcVersion"))
+"""
+
+
+def test_a_lookup_of_any_other_function_is_one_lookup(
+    cli: Cli, programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The library that counts finds the C library as others do that wrap `dlsym`: by `dlvsym`."""
+    counter = programs.compiler("counter.so")
+    (tmp_path / "app.py").write_text(COUNT.format(counter=counter))
+    monkeypatch.setenv("LD_PRELOAD", counter)
+    assert cli("audit", "--", sys.executable, "app.py").out.split() == ["1", "1", "1"]
 
 
 def test_a_weak_reference_is_null_without_the_library(cli: Cli, programs: Programs) -> None:

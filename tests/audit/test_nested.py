@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from preheat.audit.library import LIBRARY
 from tests.adapters.fake import write_library
 from tests.audit.conftest import PREHEAT, Cli
 from tests.audit.test_seal import PYTHON_STARTS
@@ -103,3 +105,14 @@ def test_a_recording_and_an_audit_work_in_any_order(
     assert done.code == 0, done.err
     assert 'label = "k.cu"' in Path("made.toml").read_text()
     assert "k.cu" in done.err  # the audit reports the compile
+
+
+def test_an_inner_audit_may_have_another_copy_of_the_library(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The inner preheat loads its own copy in a process that the outer one audits."""
+    copy = tmp_path / LIBRARY.name
+    shutil.copy(LIBRARY, copy)
+    monkeypatch.setattr("preheat.audit.library.LIBRARY", copy)
+    done = cli("audit", "--json", "--", *INNER, "audit", "--", "true")
+    assert (done.code, done.report["unseen"]) == (0, [])

@@ -91,7 +91,7 @@ COMPILER_LIBRARIES = (
         "torch",
         ("libcaffe2_nvrtc.so",),
         "GPU code by NVRTC, against which it is linked",
-        "the source of torch; not run",
+        "a call of the compile function in the table of functions of torch 2.15.0",
         SeenBy.AUDIT_LIBRARY,
     ),
     CompilerLibrary(
