@@ -181,6 +181,17 @@ def test_the_search_path_of_a_caller_stays(cli: Cli, make: Make, tmp_path: Path)
     assert (done.out, verdict["accounted"]) == ("1\n", True)
 
 
+def test_a_process_without_the_table_is_not_proven(
+    cli: Cli, hidden: Path, opener: tuple[Path, Path]
+) -> None:
+    """A launcher may pass on only some of the variables that the audit sets."""
+    program = ["env", "-u", "PREHEAT_AUDIT_COMPILERS", str(opener[0]), "end", str(hidden)]
+    done, verdict = judged(cli, *program)
+    assert (done.code, verdict["verdict"]) == (NOT_ACCOUNTED, "not proven")
+    why = "a program was started without PREHEAT_AUDIT_COMPILERS"
+    assert verdict["unseen"] == [f"compilers inside libraries: {why}"]
+
+
 def test_every_library_of_a_process_is_reported(cli: Cli, make: Make) -> None:
     paths = [make("libHalide.so"), make("libtvm.so"), make("libjax_common.so")]
     code = f"import ctypes\nfor path in {list(map(str, paths))}: ctypes.CDLL(path)\n"
@@ -406,6 +417,18 @@ def test_a_library_that_is_loaded_without_its_package_is_not_seen(
     why = "its functions were not wrapped in that process"
     assert [each["why"] for each in verdict["compiler_libraries"]] == [why, ""]
     assert verdict["verdict"] == "not proven"
+
+
+def test_a_python_that_ignores_its_environment_has_no_hooks(
+    cli: Cli, warp: Callable[..., None], script: Script, tmp_path: Path
+) -> None:
+    warp()
+    python, path = script(
+        f"import sys; sys.path.append({str(tmp_path / 'site-packages')!r})\nimport warp"
+    )
+    done, verdict = judged(cli, python, "-I", path)
+    assert (done.code, verdict["verdict"]) == (NOT_ACCOUNTED, "not proven")
+    assert verdict["unseen"][0].endswith("its functions were not wrapped in that process")
 
 
 def test_a_fork_has_the_hooks_of_its_parent(

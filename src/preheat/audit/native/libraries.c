@@ -172,8 +172,10 @@ static void begin_child(void) {
 
 void prepare_libraries(void) {
     const char* text = getenv("PREHEAT_AUDIT_COMPILERS");
-    if (!text || strlen(text) >= sizeof pattern_text)
+    if (!text || strlen(text) >= sizeof pattern_text) {
+        report_unseen("compilers inside libraries", "a program was started without PREHEAT_AUDIT_COMPILERS");
         return;
+    }
     strcpy(pattern_text, text);
     char* rest = pattern_text;
     for (char* word; (word = strsep(&rest, ":")) && pattern_count < MOST_PATTERNS;)
