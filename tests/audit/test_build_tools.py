@@ -125,3 +125,17 @@ def test_a_compiler_that_ccache_becomes_is_a_compiler(
     done = audit(script("import subprocess\nsubprocess.run(['./ccache', 'nvcc', 'a.cu'])"))
     (row,) = done.compilers
     assert (row["argv"], row["line"]) == (["nvcc", "a.cu"], "app.py:2")
+
+
+def test_a_client_of_a_compile_server_is_a_compiler(cli: Cli, script: Script) -> None:
+    """Its server may be older than the run, or on another machine, so that nobody sees it compile."""
+    asks = [["sccache", "--show-stats"], ["sccache", "nvcc", "--version"]]
+    asking = script(f"import subprocess\nfor words in {asks}: subprocess.run(words, check=True)")
+    done = cli(*SEALED, *asking)
+    assert (done.code, verdict()["accounted"]) == (0, True), done.err
+    compiling = script(
+        "import subprocess\nsubprocess.run(['sccache', 'nvcc', '-c', 'a.cu'], check=True)"
+    )
+    done = cli(*SEALED, *compiling)
+    assert (done.code, verdict()["accounted"]) == (1, False)
+    assert "app.py:2 tried to start a compiler: " in done.err

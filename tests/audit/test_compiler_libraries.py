@@ -228,6 +228,17 @@ def test_a_compiler_that_is_started_is_not_a_hidden_one(cli: Cli, hidden: Path, 
     assert [each["name"] for each in report["compiles"]] == ["clang"]
 
 
+def test_a_program_with_the_name_of_a_build_tool_is_not_a_compiler(
+    cli: Cli, opener: tuple[Path, Path]
+) -> None:
+    for name in ("make", "cmake", "model-make", "prog-ld"):
+        program = opener[1].with_name(name)
+        program.write_bytes(opener[1].read_bytes())
+        program.chmod(0o755)
+        done, verdict = judged(cli, str(program), "--version")
+        assert (done.code, verdict["verdict"]) == (NOT_ACCOUNTED, "not proven"), name
+
+
 # The report, the verdict, and what the user allows
 
 

@@ -104,7 +104,7 @@ def test_an_option_of_another_tool_is_no_question(audit: Audit, script: Script) 
 
 
 def test_compilers_are_known_by_targets_and_versions(audit: Audit, script: Script) -> None:
-    names = ["g++-13", "x86_64-linux-gnu-gcc", "ld", "tool", "no-such-compiler"]
+    names = ["g++-13", "x86_64-linux-gnu-gcc", "ld", "tool", "run-as", "no-such-compiler"]
     code = (
         "import subprocess\n"
         f"for name in {names}:\n"

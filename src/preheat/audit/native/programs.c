@@ -572,7 +572,7 @@ __attribute__((constructor)) static void begin(int count, char** argv, char** en
     prepare_events();
     prepare_sites();
     report_process(argv);
-    if (!own_role[0])
+    if (strcmp(own_role, "compiler") && strcmp(own_role, "probe")) /* These are seen as programs. */
         prepare_libraries();
 }
 

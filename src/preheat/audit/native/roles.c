@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-typedef enum { NO_TOOL, DRIVER, LINKER, ASSEMBLER, FRONT_END, NVIDIA, NVCC, BUILD_TOOL } Family;
+typedef enum { NO_TOOL, DRIVER, LINKER, ASSEMBLER, FRONT_END, NVIDIA, NVCC, BUILD_TOOL, CLIENT } Family;
 
 static const struct {
     const char* name;
@@ -19,8 +19,9 @@ static const struct {
     {"ptxas-blackwell", NVIDIA}, {"fatbinary", NVIDIA}, {"nvlink", NVIDIA}, {"tileiras", NVIDIA},
     /* These start compilers, and run where nothing has to be built. */
     {"ninja", BUILD_TOOL}, {"ninja-build", BUILD_TOOL}, {"samu", BUILD_TOOL}, {"make", BUILD_TOOL},
-    {"gmake", BUILD_TOOL}, {"cmake", BUILD_TOOL}, {"ccache", BUILD_TOOL}, {"sccache", BUILD_TOOL},
-    {"distcc", BUILD_TOOL},
+    {"gmake", BUILD_TOOL}, {"cmake", BUILD_TOOL}, {"ccache", BUILD_TOOL},
+    /* A server compiles for these, which no process of the audit has started. */
+    {"sccache", CLIENT}, {"distcc", CLIENT}, {"icecc", CLIENT},
 };
 
 /* Options after which the tool answers and compiles nothing, wherever they are. */
@@ -59,6 +60,12 @@ const char* base_name(const char* path) {
     return slash ? slash + 1 : path;
 }
 
+/* Return whether a name begins with a target of compilers, such as x86_64-linux-gnu-. One word before a tool is
+   no target: run-as is no assembler. */
+static int has_target(const char* name, size_t length) {
+    return name[length - 1] == '-' && memchr(name, '-', length - 1);
+}
+
 /* Return the tool that `path` names: alone, with a target before it, or a version behind it. */
 static Family family_of(const char* path) {
     const char* name = base_name(path);
@@ -73,7 +80,7 @@ static Family family_of(const char* path) {
         size_t size = strlen(tools[i].name);
         if (size > length || strncmp(name + length - size, tools[i].name, size))
             continue;
-        if (size == length || name[length - size - 1] == '-')
+        if (size == length || has_target(name, length - size))
             return tools[i].family; /* x86_64-linux-gnu-gcc */
     }
     return NO_TOOL;
@@ -160,5 +167,9 @@ const char* role_of(const char* path, char* const argv[]) {
         return "";
     if (family == BUILD_TOOL)
         return "build tool";
+    if (family == CLIENT) { /* `sccache gcc -c a.c` compiles, and `sccache --show-stats` does not. */
+        const char* asked = argv && argv[0] && argv[1] ? role_of(argv[1], argv + 1) : "";
+        return asked[0] ? asked : "build tool";
+    }
     return is_probe(family, argv) ? "probe" : "compiler";
 }
