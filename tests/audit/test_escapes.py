@@ -190,35 +190,29 @@ def test_a_start_by_python(cli: Cli, source: str, how: str) -> None:
     assert outcome(cli, sys.executable, "-I", "-S", "-c", code) == expected
 
 
-HARMLESS_WAITS = """\
-import ctypes, os, subprocess, threading
-for _ in range(3):
-    subprocess.run(["true"])
-os.system("true")
-os.popen("true").read()
-if child := os.fork():
-    os.waitpid(child, 0)
-else:
-    subprocess.run(["true"])
-    os._exit(3)
-if child := os.fork():
-    os.waitid(os.P_PID, child, os.WEXITED)
-else:
-    os._exit(3)
-try:
-    subprocess.run(["/no/such/program"])
-except OSError:
-    ctypes.CDLL(None).posix_spawnp(ctypes.byref(ctypes.c_int()), b"/no/such/program", 0, 0, 0, 0)
-threading.Thread(target=subprocess.run, args=[["true"]], daemon=True).start()
-"""
+#: Waits for programs that were seen, or for none. The C library waits by itself in some of them.
+WAITS = {
+    "subprocess": "import subprocess; [subprocess.run(['true']) for _ in range(3)]",
+    "system": "import os; os.system('true')",
+    "popen": "import ctypes; c = ctypes.CDLL(None); c.popen.restype = ctypes.c_void_p; "
+    "c.pclose(ctypes.c_void_p(c.popen(b'true', b'r')))",
+    "fork": "import os\nif child := os.fork(): os.waitpid(child, 0)\nelse: os._exit(os.system('true'))",
+    "waitid": "import os\nif child := os.fork(): os.waitid(os.P_PID, child, os.WEXITED)\n"
+    "else: os._exit(3)",
+    "no such program": "import ctypes\nctypes.CDLL(None).posix_spawnp("
+    "ctypes.byref(ctypes.c_int()), b'/no/such/program', None, None, None, None)",
+    "thread": "import subprocess, threading\n"
+    "threading.Thread(target=subprocess.run, args=[['true']], daemon=True).start()",
+}
 
 
-@pytest.mark.parametrize(
-    "command", ["{python} app.py", "sh -c 'true; (true; true); exec {python} app.py'"]
-)
-def test_children_that_were_seen_are_accounted(cli: Cli, tmp_path: Path, command: str) -> None:
-    """The C library waits for some of them itself, and a shell may become another program."""
-    (tmp_path / "app.py").write_text(HARMLESS_WAITS)
+@pytest.mark.parametrize("command", ["{python} app.py", "sh -c '(true; true); exec {python} app.py'"])
+@pytest.mark.parametrize("waits", WAITS)
+def test_children_that_were_seen_are_accounted(
+    cli: Cli, tmp_path: Path, command: str, waits: str
+) -> None:
+    """A shell may become another program, whose children are those of the shell, too."""
+    (tmp_path / "app.py").write_text(WAITS[waits])
     assert outcome(cli, *shlex.split(command.format(python=sys.executable))) == HARMLESS
 
 
