@@ -88,8 +88,12 @@ class FakeTorch:
         }
 
 
-def graph() -> SimpleNamespace:
-    nodes = [SimpleNamespace(op="call_function", target=f"aten.op{n}") for n in range(6)]
+def graph(device: str = "cuda") -> SimpleNamespace:
+    value = SimpleNamespace(device=SimpleNamespace(type=device))
+    nodes = [
+        SimpleNamespace(op="call_function", target=f"aten.op{n}", meta={"val": value} if n else {})
+        for n in range(6)
+    ]
     return SimpleNamespace(title="graph", graph=SimpleNamespace(nodes=nodes))
 
 
@@ -194,14 +198,26 @@ def test_storing_an_artifact_does_not_initialize_cuda(torch: FakeTorch, builder:
     assert torch.initialized == 0
 
 
-@pytest.mark.parametrize("cuda", [True, False])
 def test_a_sealed_process_generates_no_code(
-    torch: FakeTorch, config: Config, open_builder: Callable[..., Builder], cuda: bool
+    torch: FakeTorch, config: Config, open_builder: Callable[..., Builder]
 ) -> None:
-    torch.cuda = cuda
     InductorAdapter().install(open_builder(replace(config, sealed=SealMode.ERROR)))
     with pytest.raises(SealedError, match=r"test_inductor\.py:\d+: inductor graph of 6 operations"):
         torch.compile_fx.compile_fx(graph())
+    assert torch.codegen == []
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_a_graph_for_the_cpu_is_refused_with_its_own_reason(
+    torch: FakeTorch, config: Config, open_builder: Callable[..., Builder], has_gpu: bool
+) -> None:
+    """No recording has such a graph, so that the hint does not ask for one."""
+    torch.cuda = has_gpu
+    InductorAdapter().install(open_builder(replace(config, sealed=SealMode.ERROR)))
+    why = "preheat has no adapter for what torch compiles with g\\+\\+ for the CPU"
+    with pytest.raises(SealedError, match=why) as error:
+        torch.compile_fx.compile_fx(graph("cpu"))
+    assert error.value.hint == "run the graph without torch.compile; a recording does not have it"
     assert torch.codegen == []
 
 

@@ -272,7 +272,7 @@ def test_a_hint_names_what_no_adapter_covers() -> None:
     (row,) = report.libraries()
     assert (row.library, row.bake) == ("torch", None)
     text = "\n".join(report_lines(report))
-    assert "hint: preheat has no adapter for what torch compiled with g++:" in text
+    assert "hint: preheat has no adapter for what torch compiles with g++:" in text
     assert "TORCHINDUCTOR_CACHE_DIR" in text
     assert "preheat record" not in text
 

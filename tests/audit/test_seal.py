@@ -46,6 +46,7 @@ def test_a_compiler_is_an_error_at_the_line_that_starts_it(cli: Cli, script: Scr
         in done.err
     )
     assert "error: the run is sealed: app.py:3 tried to start a compiler: " in done.err
+    assert done.err.count("\nhint: preheat has no adapter for what app.py compiles with nvcc:\n") == 1
 
 
 @pytest.mark.parametrize("words", [["popen", "nvcc a.cu"], ["spawn", "nvcc", "a.cu"]])

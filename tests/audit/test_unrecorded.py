@@ -19,7 +19,7 @@ Script = Callable[[str], list[str]]
 
 START = 'import subprocess\nsubprocess.run(["nvcc", "a.cu"])\n'
 SAID = "not recorded: what app.py compiled with nvcc (app.py:2)\n"
-HINT = "\nhint: preheat has no adapter for what was not recorded:\n"
+HINT = "\nhint: preheat has no adapter for what app.py compiles with nvcc:\n"
 
 
 def unrecorded() -> tuple[Unrecorded, ...]:

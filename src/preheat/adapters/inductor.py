@@ -32,6 +32,8 @@ _OLDEST, _NEWEST = (
 _KIND = "inductor"
 _FILE = "artifact"
 _ABSENT = "absent: no stored artifact has this graph"
+_FOR_CPU = "uncovered: preheat has no adapter for what torch compiles with g++ for the CPU"
+_FOR_CPU_HINT = "run the graph without torch.compile; a recording does not have it"
 # What people call the types of artifacts.
 _LABELS = {
     "inductor": "compiled graphs",
@@ -185,12 +187,21 @@ def _obey_seal(store: ForeignStore) -> None:
     @functools.wraps(stock)
     def fx_codegen_and_compile(gm: Any, *arguments: Any, **options: Any) -> Any:
         if store.sealed is not SealMode.OFF:
-            request = ForeignRequest(_KIND, "graph", label=_label(gm), arch=_arch())
-            store.permit(request, _ABSENT, called_by=_caller)
-            store.missed(request, _ABSENT, called_by=_caller)
+            on_gpu = _uses_gpu(gm)
+            request = ForeignRequest(_KIND, "graph", label=_label(gm), arch=_arch() if on_gpu else None)
+            reason, hint = (_ABSENT, None) if on_gpu else (_FOR_CPU, _FOR_CPU_HINT)
+            store.permit(request, reason, called_by=_caller, hint=hint)
+            store.missed(request, reason, called_by=_caller)
         return stock(gm, *arguments, **options)
 
     compile_fx.fx_codegen_and_compile = fx_codegen_and_compile
+
+
+def _uses_gpu(graph: Any) -> bool:
+    """Return whether a graph has a tensor that is not in the memory of the CPU."""
+    values = (node.meta.get("val") for node in graph.graph.nodes)
+    devices = (getattr(value, "device", None) for value in values)
+    return any(device is not None and device.type not in ("cpu", "meta") for device in devices)
 
 
 def _label(graph: Any) -> str:

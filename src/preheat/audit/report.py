@@ -25,7 +25,7 @@ from preheat.audit.processes import (
     still_running,
     with_unseen_children,
 )
-from preheat.audit.sites import ADAPTER_OF, Caller, caller_of_event
+from preheat.audit.sites import ADAPTER_OF, STARTS_COVERED, Caller, caller_of_event
 from preheat.config import SealMode
 
 __all__ = [
@@ -153,7 +153,7 @@ class Report:
     def _bake(self, library: str, compiles: Sequence[Compile]) -> str | None:
         if library != "preheat" and ADAPTER_OF.get(library, library) not in adapters.known():
             return None
-        if library == "torch" and all(each.kind == "program" for each in compiles):
+        if library not in STARTS_COVERED and all(each.kind == "program" for each in compiles):
             return None  # The adapters for torch have no code for the CPU, and no extensions.
         arch = "" if self.capability is None else f" --arch sm_{self.capability}"
         words = shlex.join(self.command)

@@ -10,6 +10,7 @@ from preheat.audit.events import Event
 
 __all__ = [
     "ADAPTER_OF",
+    "STARTS_COVERED",
     "UNKNOWN",
     "Caller",
     "caller_of",
@@ -36,6 +37,8 @@ _COMPILING = (
 
 #: Adapters by the name of the package that they are for, where the names differ.
 ADAPTER_OF = {"cuda.core": "cuda_core", "numba_cuda": "numba", "torch": "inductor"}
+#: Libraries whose recordings have the results of the compilers that they start.
+STARTS_COVERED = ("preheat", "triton")
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,12 @@ class ForeignStore:
         called_by: Callable[[], str] = caller,
         nearest: str | None = None,
         differences: tuple[str, ...] = (),
+        hint: str | None = None,
     ) -> None:
-        """Raise `SealedError` when this process is sealed, before anything makes the entry."""
+        """Raise `SealedError` when this process is sealed, before anything makes the entry.
+
+        `hint` takes the place of the usual one, where a recording would not help.
+        """
         if self.sealed is not SealMode.ERROR:
             return
         self._bundles.require_all(SealMode.ERROR)
@@ -221,7 +225,7 @@ class ForeignStore:
             caller=line,
             nearest=nearest,
             differences=differences,
-            hint=seal.hint(has_bundle=bool(self._bundles)),
+            hint=hint or seal.hint(has_bundle=bool(self._bundles)),
         )
 
     def _report_sealed(self, request: ForeignRequest, reason: str, line: str) -> None:

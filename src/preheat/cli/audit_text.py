@@ -212,9 +212,7 @@ def _not_baked(report: Report, libraries: Sequence[str]) -> Iterator[str]:
     for library in libraries:
         mine = [each for each in report.compiles if each.by.library == library]
         by = {each.name if each.kind == "program" else _WITH.get(each.kind, each.kind) for each in mine}
-        names = f" with {', '.join(sorted(by - {library}))}" if by != {library} else ""
-        yield ""
-        yield from hint_lines(f"what {library} compiled{names}", {library})
+        yield from hint_lines((library, name) for name in by)
 
 
 def _unseen(report: Report) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from preheat.audit.library import LIBRARY, require_library
 from preheat.audit.nested import announce_bundles
 from preheat.audit.report import Report
 from preheat.audit.session import audit_session
+from preheat.audit.sites import STARTS_COVERED
 from preheat.audit.verdict import BundleFile, describe_bundles, make_verdict
 from preheat.cache.publish import publish, unwritable_reason
 from preheat.cache.trust import unusable_reason
@@ -27,6 +29,7 @@ from preheat.cli.gpus import gpu_archs
 from preheat.cli.output import attempt, count, print_error, print_message
 from preheat.cli.programs import archs_option, coverage_option
 from preheat.cli.run_settings import Setting, run_settings
+from preheat.cli.uncovered import hint_lines
 from preheat.config import Config, SealMode, environ
 from preheat.errors import InputError
 
@@ -235,6 +238,8 @@ def _conclude(
     status = report.status
     for each in dict.fromkeys(each for each in report.refusals if each.refused):
         attempt(print_error, f"the run is sealed: {each.by} tried to {each.what}: {each.name}")
+    for line in hint_lines(_uncovered(report)):
+        attempt(print_message, line)
     for hidden in report.hidden:
         attempt(print_message, f"not proven: {hidden}")
     if verdict is None:
@@ -249,6 +254,13 @@ def _conclude(
         _report_cached(made["modules"]["by_origin"].get("store", 0))
     attempt(print_message, f"{_summary(report, made['verdict'])} → {verdict}")
     return NOT_ACCOUNTED if not status and not made["accounted"] else status
+
+
+def _uncovered(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield the libraries and the compilers that were refused and are no part of a recording."""
+    for each in report.refusals:
+        if each.refused and each.what.endswith("a compiler") and each.by.library not in STARTS_COVERED:
+            yield each.by.library, os.path.basename(each.name)
 
 
 def _report_cached(modules: int) -> None:

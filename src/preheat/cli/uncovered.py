@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from preheat.ahead.manifest import Unrecorded
 from preheat.cli.output import print_message
@@ -13,17 +13,23 @@ __all__ = ["hint_lines", "print_unrecorded"]
 _OWN_CACHES = {"torch": "TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR"}
 
 
-def hint_lines(what: str, libraries: Collection[str]) -> Iterator[str]:
-    """Yield the lines of a hint about compiles of `libraries`, which `what` describes."""
-    yield f"hint: preheat has no adapter for {what}:"
-    yield "  build it ahead of time, or keep the files for the next start"
-    for library in sorted(_OWN_CACHES.keys() & libraries):
-        yield f"  (variables that name their directories: {_OWN_CACHES[library]})"
+def hint_lines(used: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield hints about libraries and the compilers that they use: one for each library."""
+    compilers: dict[str, set[str]] = {}
+    for library, compiler in used:
+        compilers.setdefault(library, set()).add(compiler)
+    for library, names in compilers.items():
+        others = ", ".join(sorted(names - {library}))
+        yield ""
+        yield f"hint: preheat has no adapter for what {library} compiles{others and f' with {others}'}:"
+        yield "  build it ahead of time, or keep the files for the next start"
+        if library in _OWN_CACHES:
+            yield f"  (variables that name their directories: {_OWN_CACHES[library]})"
 
 
 def print_unrecorded(items: Sequence[Unrecorded]) -> None:
     """Print what was compiled during a recording and is not recorded, if there is anything."""
     for item in items:
         print_message(f"not recorded: {item}")
-    if libraries := {item.library for item in items}:
-        print_message("\n".join(["", *hint_lines("what was not recorded", libraries)]))
+    for line in hint_lines((item.library, item.compiler) for item in items if item.compiler):
+        print_message(line)
