@@ -32,8 +32,8 @@ static const char* patterns[MOST_PATTERNS];
 static int pattern_count;
 static _Atomic uint64_t reported[MOST_LIBRARIES]; /* hashes of their paths */
 static atomic_uint reported_count;
-static char hooks[HOOK_BYTES];    /* the compilers that have a hook in this process, each with a comma */
-static pid_t owner;               /* this process; between vfork and exec, a child has another id */
+static char hooks[HOOK_BYTES]; /* the compilers that have a hook in this process, each with a comma */
+static pid_t owner;            /* this process; between vfork and exec, a child has another id */
 
 /* How often `dlopen` was called, and what this thread knew of it when it searched. */
 static atomic_uint opens;
