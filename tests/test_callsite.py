@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from preheat import callsite
-from preheat.callsite import call_site, caller, file_and_line, format_site
+from preheat.callsite import call_site, caller, file_and_line, format_site, shown_path
 
 
 def test_it_is_the_line_that_called() -> None:
     line = sys._getframe().f_lineno + 1
     assert file_and_line(call_site()) == (__file__, line)
-    assert caller() == f"test_callsite.py:{line + 1}"
+    assert caller() == f"tests/test_callsite.py:{line + 1}"
 
 
 def test_frames_of_the_standard_library_are_passed_over() -> None:
@@ -28,7 +28,7 @@ def test_frames_of_the_standard_library_are_passed_over() -> None:
 
     reported = (caller() for _ in [0])
     with block() as inside:
-        assert inside.startswith("test_callsite.py:")
+        assert inside.startswith("tests/test_callsite.py:")
 
 
 def test_an_installed_package_counts_as_the_program(
@@ -43,7 +43,7 @@ def test_an_installed_package_counts_as_the_program(
     monkeypatch.syspath_prepend(package)
     from ask import ask  # type: ignore[import-not-found]
 
-    assert ask(caller) == "ask.py:2"
+    assert ask(caller) == "theirs/ask.py:2"
 
 
 def test_an_excluded_library_does_not_count_as_the_program(
@@ -56,11 +56,11 @@ def test_an_excluded_library_does_not_count_as_the_program(
     from ask_for import ask_for  # type: ignore[import-not-found]
 
     monkeypatch.setattr(callsite, "_libraries", [])
-    assert ask_for(caller) == "ask_for.py:2"
+    assert ask_for(caller).endswith("theirs/ask_for.py:2")
     callsite.exclude_library(f"{library}/")
     callsite.exclude_library(f"{library}/")
     line = sys._getframe().f_lineno + 1
-    assert ask_for(caller) == f"test_callsite.py:{line}"
+    assert ask_for(caller) == f"tests/test_callsite.py:{line}"
     assert callsite._libraries == [f"{library}/"]
 
 
@@ -71,12 +71,28 @@ def test_a_thread_that_began_inside_has_no_line() -> None:
     thread = threading.Thread(target=lambda: reported.append(caller()))  # The lambda is in this file.
     thread.start()
     thread.join()
-    assert reported[0].startswith("test_callsite.py:")
+    assert reported[0].startswith("tests/test_callsite.py:")
 
 
 def test_no_line_is_a_question_mark() -> None:
     assert format_site((None, 0)) == "?"
-    assert format_site((compile("\n\nx = 1", "/a/b.py", "exec"), 4)) == "b.py:3"
+    assert format_site((compile("\n\nx = 1", "/a/b.py", "exec"), 4)) == "/a/b.py:3"
+
+
+def test_a_file_is_shown_by_its_path_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app" / "bin").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "app")
+    assert shown_path(f"{tmp_path}/app/__init__.py") == "__init__.py"
+    assert shown_path(f"{tmp_path}/app/models/__init__.py") == "models/__init__.py"
+    assert shown_path(f"{tmp_path}/other/run.py") == "../other/run.py"
+    assert shown_path("/opt/run.py") == "/opt/run.py"
+    assert shown_path("/usr/lib/python3/dist-packages/vllm/run.py") == "vllm/run.py"
+    assert shown_path("<stdin>") == "<stdin>"
+    monkeypatch.chdir(tmp_path / "app" / "bin")
+    (tmp_path / "app" / "bin").rmdir()
+    assert shown_path("/opt/run.py") == "/opt/run.py"
 
 
 def test_a_command_of_preheat_is_a_program_with_a_name() -> None:

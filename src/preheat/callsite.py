@@ -100,11 +100,11 @@ def file_and_line(site: CallSite) -> tuple[str, int]:
 
 
 def format_site(site: CallSite) -> str:
-    """Return a call site as `file:line`, as the name of a command, or as `?` when it is not known."""
+    """Return a call site as `path:line`, as the name of a command, or as `?` when it is not known."""
     file, line = file_and_line(site)
     if _is_command(file):
         return f"preheat {os.path.basename(file).removesuffix('.py')}"
-    return f"{os.path.basename(file)}:{line}" if line else file
+    return f"{shown_path(file)}:{line}" if line else file
 
 
 def shown_path(path: str) -> str:
@@ -124,7 +124,7 @@ def shown_path(path: str) -> str:
 
 
 def caller() -> str:
-    """Return the call site as `file:line`."""
+    """Return the call site as `path:line`."""
     return format_site(call_site())
 
 

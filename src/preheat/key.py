@@ -20,6 +20,8 @@ __all__ = [
     "bundle_key",
     "explain",
     "include_parts",
+    "is_text",
+    "long_texts",
     "program_rows",
     "request_digest",
     "request_key",
@@ -150,6 +152,17 @@ def program_rows(program: Program) -> tuple[tuple[str, bytes], ...]:
         *_rows("name", program.names),
         *program.part_rows,
     )
+
+
+def is_text(label: str) -> bool:
+    """Return whether a row of a key is a source or a header in memory."""
+    return re.fullmatch(r"(?:part\[\d+\]\.)?(?:source|header:.*)", label, re.S) is not None
+
+
+def long_texts(program: Program) -> dict[str, str]:
+    """Return the sources and headers of a program that stored rows have only as a hash, by label."""
+    rows = program_rows(program)
+    return {label: row.decode() for label, row in rows if is_text(label) and len(row) > _SHOWN}
 
 
 def _target_parts(arch: str, language: str) -> Iterable[tuple[str, bytes]]:

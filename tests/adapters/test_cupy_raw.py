@@ -481,7 +481,7 @@ def test_a_sealed_process_names_the_kernel_and_the_line(
     with pytest.raises(SealedError) as caught:
         RawKernel(SOURCE, "add")((1,), (1,), (np.zeros(1, "float32"),) * 3 + (1,))
     assert caught.value.entry == "add"
-    assert caught.value.caller == f"test_cupy_raw.py:{line}"
+    assert caught.value.caller == f"tests/adapters/test_cupy_raw.py:{line}"
 
 
 def test_the_place_is_that_of_an_array_or_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_request_is_written_with_what_makes_it_again(record: Recorder, manifes
     assert item.entries == ("KEY typed",)
     assert (item.archs, item.asked, item.seconds) == ((SM_90,), 1, 0.25)
     (caller,) = item.callers
-    assert caller.startswith("test_recorder_foreign.py:")
+    assert caller.startswith("tests/ahead/test_recorder_foreign.py:")
 
 
 def test_an_entry_without_a_description_is_listed_by_its_key(record: Recorder, manifest: Path) -> None:

@@ -117,13 +117,13 @@ def test_a_seal_names_what_differs_from_the_nearest(
         builder.build(change(baked.programs[label]), arch)
     error = refused.value
     assert (error.program, error.arch) == (label, arch)
-    assert error.caller.startswith("test_seal.py:")
+    assert error.caller.startswith("tests/build/test_seal.py:")
     assert error.nearest is not None
     assert error.nearest.startswith(f"{label} for sm_90 (")
     assert any(line.startswith(reported) for line in error.differences), error.differences
     assert len(error.differences) == 1
     assert error.differences[0] in str(error)
-    assert "record and bake" in str(error.hint)
+    assert ("bake for sm_80 as well: " if what == "arch" else "record and bake") in str(error.hint)
     assert len(recorded(builder, "sealed")) == 1
 
 
@@ -184,7 +184,7 @@ def test_the_error_of_a_kernel_names_it_and_the_line_that_asked(
         with pytest.raises(SealedError) as refused:
             gpu.kernel(TWO, "scale<double>", label="scale.cu")
         assert refused.value.entry == "scale<double>"
-        assert str(refused.value).startswith("test_seal.py:")
+        assert str(refused.value).startswith("tests/build/test_seal.py:")
         assert "scale<double> (scale.cu, sm_90) cannot be compiled in this sealed process" in str(
             refused.value
         )
@@ -348,7 +348,7 @@ def test_a_warning_seal_counts_logs_and_compiles(
         builder.build(PLAIN, "sm_90")
     builder.close()
     (line,) = caplog.messages
-    assert line.startswith("test_seal.py:")
+    assert line.startswith("tests/build/test_seal.py:")
     assert "saxpy.cu for sm_90 is compiled although this process is sealed: absent" in line
     assert builder.stats()["process"]["sealed"] == 1
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
 
+from preheat.callsite import shown_path
 from preheat.errors import CaptureWarning
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
@@ -165,13 +165,13 @@ def line_here(lines: int = 0) -> str:
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
-    return f"{Path(frame.f_back.f_code.co_filename).name}:{frame.f_back.f_lineno + lines}"
+    return f"{shown_path(frame.f_back.f_code.co_filename)}:{frame.f_back.f_lineno + lines}"
 
 
 def line_of(function: Callable[..., object], lines: int = 0) -> str:
     """Return the file and first line of a function plus `lines`, in the format of error messages."""
     code = function.__code__
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno + lines}"
+    return f"{shown_path(code.co_filename)}:{code.co_firstlineno + lines}"
 
 
 def runs_without_a_graph(reason: str = "") -> pytest.WarningsRecorder:

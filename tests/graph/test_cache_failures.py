@@ -6,11 +6,11 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from preheat.callsite import shown_path
 from preheat.errors import (
     CaptureError,
     CaptureWarning,
@@ -82,7 +82,7 @@ def test_a_failed_capture_is_reported_once_for_each_reason_at_the_line_of_the_ca
         for _ in range(17):
             graphs.run(8, body)  # tried again, and it fails elsewhere
     first, second = reported
-    assert f"{Path(first.filename).name}:{first.lineno}" == line
+    assert f"{shown_path(first.filename)}:{first.lineno}" == line
     assert str(first.message) == (
         "8 cannot be captured and runs without a graph: "
         f"CaptureError: {line_of(body, 3)}: synchronising inside a capture "

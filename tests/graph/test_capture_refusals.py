@@ -297,7 +297,7 @@ def test_a_device_call_that_fails_inside_is_the_first_error(faulty: FaultyGpu) -
         with pytest.raises(CaptureError, match="the capture failed: cuLaunchKernelEx failed") as caught:
             graph.end()
         assert caught.value.__cause__ is first
-        assert str(caught.value.where).startswith("support.py:")  # the file of `AxpyCase.launch`
+        assert str(caught.value.where).startswith("tests/graph/support.py:")
         assert graph.state is State.FAILED
         made.check_usable()
 

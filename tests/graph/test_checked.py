@@ -57,7 +57,10 @@ def turned(name: str, value: Any) -> Turn:
 
 
 CHANGES: dict[str, tuple[Turn, str]] = {
-    "int": (turned("n", 30), r"node 0, mix \(test_checked.py:\d+\): argument 4 \(int\) 31 became 30"),
+    "int": (
+        turned("n", 30),
+        r"node 0, mix \(tests/graph/test_checked.py:\d+\): argument 4 \(int\) 31 became 30",
+    ),
     "float": (turned("by", 0.25), r"node 0, mix .*: argument 0 \(float\) 0.5 became 0.25"),
     "bool": (turned("odd", True), r"argument 1 \(bool\) False became True"),
     "grid": (turned("grid", 2), r"node 0, mix .*: grid \(1, 1, 1\) became \(2, 1, 1\)"),

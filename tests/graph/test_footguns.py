@@ -601,7 +601,7 @@ def test_a_footgun_is_answered_as_the_page_says(pitfall: Pitfall, device: Gpu) -
     assert matches(str(pitfall.message), said), said
     assert getattr(caught.value, "hint", None) == pitfall.hint
     where = getattr(caught.value, "where", None)
-    assert where is None or where.startswith("test_footguns.py:")
+    assert where is None or where.startswith("tests/graph/test_footguns.py:")
     if made.gpu._context is made.x.buffer.context:  # no reset
         fresh = scene(device)
         fresh.launch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.callsite import shown_path
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from tests.driver_errors import out_of_memory
@@ -636,7 +636,7 @@ def test_a_failed_capture_of_a_function_is_reported_once_and_names_it(device: Gp
         for model in [*models, *models]:
             model.step(5)
     mine, methods = reported
-    assert f"{os.path.basename(mine.filename)}:{mine.lineno}" == line
+    assert f"{shown_path(mine.filename)}:{mine.lineno}" == line
     assert str(mine.message).startswith("step 5 cannot be captured and runs without a graph: ")
     assert str(mine.message).endswith("step.graphs.report() lists what failed")
     assert "Model.step.graphs.report()" in str(methods.message)
@@ -693,5 +693,8 @@ def test_capture_errors_still_name_the_line(device: Gpu) -> None:
     def step() -> None:
         device.synchronize()
 
-    with pytest.raises(CaptureError, match=r"test_graphed.py:\d+: synchronising"), device.capture():
+    with (
+        pytest.raises(CaptureError, match=r"tests/graph/test_graphed.py:\d+: synchronising"),
+        device.capture(),
+    ):
         step()

@@ -82,7 +82,7 @@ def test_nodes_say_everything_that_was_captured(device: Gpu) -> None:
     assert mix.geometry == Geometry((2, 3, 1), (8, 4, 2), 128)
     assert mix.digest == page.mix.module.artifact.digest
     assert mix.where == where
-    assert axpy.where.startswith("support.py:")  # the line that launches, not one that calls that
+    assert axpy.where.startswith("tests/graph/support.py:")  # where it is launched
     assert [argument.type for argument in mix.arguments] == [
         "float", "bool", "float const*", "float*", "int",
     ]  # fmt: skip
@@ -250,7 +250,7 @@ def test_a_graph_introduces_itself(device: Gpu) -> None:
     assert repr(graph).startswith("<Graph 'decode': closed, ")
     assert graph.nbytes == 0
     unnamed = made.captured()
-    assert str(unnamed).startswith("graph 'captured at support.py:")
+    assert str(unnamed).startswith("graph 'captured at tests/graph/support.py:")
     assert str(device.capture()) == "graph"
 
 
@@ -529,7 +529,7 @@ def test_any_single_change_is_found_and_named(
     changed = [*what[:at], what[at]._replace(**{name: now}), *what[at + 1 :]]
     (row,) = captured(book, what).diff(captured(book, changed))
     kind = type(what[at]).__name__.lower()
-    assert row.startswith(f"node {at}, {kind} (test_nodes.py:")
+    assert row.startswith(f"node {at}, {kind} (tests/graph/test_nodes.py:")
     assert f"): {WORDS[type(what[at])][field]} " in row
     assert " became " in row
 
@@ -539,7 +539,7 @@ def test_a_step_more_or_less_is_found(book: Page, what: list[Step], data: st.Dat
     at = data.draw(st.integers(0, len(what)))
     more = [*what[:at], Fill(0, 0.25), *what[at:]]
     first, second = captured(book, what), captured(book, more)
-    assert any(" is new (test_nodes.py:" in row for row in first.diff(second))
+    assert any(" is new (tests/graph/test_nodes.py:" in row for row in first.diff(second))
     assert any(row.endswith(" is gone") for row in second.diff(first))
 
 

@@ -405,7 +405,7 @@ def test_diff_tells_that_a_node_waits_for_other_nodes(bench: Bench) -> None:
     early, late = forked(bench, join_early=True), forked(bench, join_early=False)
     assert early.diff(forked(bench, join_early=True)) == []
     (row,) = late.diff(early)
-    assert row.startswith("node 2, mix (test_side_streams.py:")
+    assert row.startswith("node 2, mix (tests/graph/test_side_streams.py:")
     assert row.endswith(": after nodes 0 became after nodes 1")
 
 

@@ -260,7 +260,7 @@ def test_a_sealed_process_finds_it_or_refuses_at_once(gpu: Gpu, recorder: Record
     gpu.trim()
     with sealed():
         assert type(gpu.kernel(SOURCE, "k", wait=False)) is Kernel
-        with pytest.raises(SealedError, match=r"^test_pending.py:\d+: k "):
+        with pytest.raises(SealedError, match=r"^tests/runtime/test_pending.py:\d+: k "):
             gpu.kernel(OTHER, "k", wait=False)
     assert len(recorder.named("compile")) == 1
 
@@ -284,4 +284,6 @@ def test_an_event_of_the_compile_names_the_line_that_asked(gpu: Gpu, recorder: R
         line = file_and_line(call_site())[1] + 1
         kernel = gpu.kernel(SOURCE, "k", wait=False)
         assert kernel.name == "k"
-    assert [row["caller"] for row in recorder.named("sealed")] == [f"test_pending.py:{line}"]
+    assert [row["caller"] for row in recorder.named("sealed")] == [
+        f"tests/runtime/test_pending.py:{line}"
+    ]

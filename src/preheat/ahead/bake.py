@@ -31,6 +31,7 @@ from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError
 from preheat.events import logged_events
+from preheat.key import long_texts
 
 if TYPE_CHECKING:  # The import takes milliseconds in every process.
     from concurrent.futures import Executor
@@ -90,6 +91,7 @@ def bake(
     *,
     output: str | os.PathLike[str] | None = None,
     replace: bool = False,
+    with_sources: bool = False,
     builder: Builder | None = None,
     jobs: int | None = None,
     executor: Executor | Callable[[], Executor] | str | None = None,
@@ -111,6 +113,8 @@ def bake(
             architectures of its recording.
         output: The path of the bundle. Without it, programs are only compiled into the cache.
         replace: Replace a bundle at this path even if it has code for other architectures.
+        with_sources: Store the sources of the programs in the bundle, so that a `SealedError` can show
+            the first line that has changed.
         builder: The builder that compiles. The default is that of the process.
         jobs: The number of compiles at the same time. The default is one for each processor.
         executor: Run the compiles in the processes of this executor of `concurrent.futures` instead.
@@ -161,6 +165,8 @@ def bake(
     _run_here([job for job in todo if isinstance(job, Job)], used, jobs, on_start, results.add)
     requests = [job for job in todo if isinstance(job, ForeignJob)]
     _run_adapters(requests, recorded, used, jobs, on_start, results.add)
+    if with_sources:
+        results.programs = [(job, _with_sources(job, output)) for job, output in results.programs]
     outputs, ambiguous = _without_ambiguous(results.programs)
     unreadable = [FailedProgram(title, None, error) for title, error in manifest.unreadable]
     failures = [*unreadable, *results.failures, *ambiguous]
@@ -178,6 +184,11 @@ def bake(
     rows = (*sorted(each.row for each in outputs), *map(_foreign_row, foreign))
     stores = _fill_stores(outputs, foreign, used)
     return BakeResult(rows, tuple(failures), time.perf_counter() - started, path, nbytes, stores)
+
+
+def _with_sources(job: Job, output: Output) -> Output:
+    sources = long_texts(job.item.program)
+    return output._replace(entry=dataclasses.replace(output.entry, sources=sources))
 
 
 def plan_all(

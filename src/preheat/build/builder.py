@@ -461,16 +461,7 @@ class Builder:
         if mode is SealMode.WARN:
             return
         self._counters.write()  # A forked child may end without running exit handlers.
-        changed = miss.reason.startswith(HEADERS)
-        near = None if changed else self.nearest(request.program, request.arch)
-        raise SealedError(
-            reason="; ".join([miss.reason, *unasked_stores(self.cache)]),
-            evidence=self._stored.sealed_headers.evidence(request) if changed else (),
-            nearest=None if near is None else str(near),
-            differences=() if near is None else near.differences,
-            hint=seal.hint(has_bundle=bool(self._bundles), headers_changed=changed),
-            **where,
-        )
+        raise _sealed_error(self, request, miss, where)
 
     # Bundles
 
@@ -635,3 +626,31 @@ class Builder:
 def _fields(request: Request) -> dict[str, str]:
     """Return the fields that every event about a request has."""
     return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}
+
+
+def _sealed_error(
+    builder: Builder, request: Request, miss: Miss, where: Mapping[str, str]
+) -> SealedError:
+    """Return the error of a sealed process for a miss. `where` has the fields that say who asked."""
+    with no_fork:
+        from preheat.build.changed_texts import differences_in_words
+        from preheat.build.refusal import search_bundles
+
+    program, arch = request.program, request.arch
+    searched = search_bundles(builder.bundles, program.label)
+    differences: tuple[str, ...] = ()
+    if miss.reason.startswith(HEADERS):
+        near, evidence = None, builder._stored.sealed_headers.evidence(request)
+    else:
+        near, evidence = builder.nearest(program, arch), searched.evidence()
+    if near is not None:
+        paths = [bundle.path for bundle in builder.bundles]
+        differences = differences_in_words(near, request.bundle_key, paths)
+    return SealedError(
+        reason="; ".join([miss.reason, *unasked_stores(builder.cache)]),
+        evidence=evidence,
+        nearest=None if near is None else str(near),
+        differences=differences,
+        hint=searched.hint(miss.reason, differences, arch, file=program.path is not None),
+        **where,
+    )

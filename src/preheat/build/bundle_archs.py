@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from preheat.arch import Arch, runnable_archs
@@ -44,16 +45,18 @@ def require_code(bundle: Bundle, archs: Iterable[Arch], device: Arch) -> None:
         )
 
 
-def bake_command(bundle: Bundle, wanted: Arch) -> str:
+def bake_command(bundle: Bundle, wanted: Arch | None) -> str:
     """Return the command that bakes a bundle again, for `wanted` and the architectures that it has."""
     with no_fork:
         import shlex  # needed only for a message
 
     manifest = bundle.path.with_suffix(".toml")
-    archs = sorted({*baked_archs(bundle), wanted.plain if wanted.suffix else wanted})
+    archs = set() if wanted is None else {wanted}
+    with suppress(BundleError):
+        archs.update(baked_archs(bundle))
     words = ["preheat", "bake"]
     words.append(shown_path(str(manifest)) if manifest.is_file() else "MANIFEST")
-    words += (word for arch in archs for word in ("--arch", str(arch)))
+    words += (word for arch in sorted(archs) for word in ("--arch", str(arch)))
     if not manifest.is_file():
         words += "-o", shown_path(str(bundle.path))
     return shlex.join(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ class BundleEntry:
     names. `untracked_reason` says why no cache can store the artifact, or is empty. `include` has the
     include directories of the request as portable paths, which `artifact` does not contain. It is empty
     for a program that includes no file, and None in a bundle that was baked before include directories
-    were part of requests.
+    were part of requests. `sources` has the `long_texts` of the program, if they are baked.
     """
 
     key: str
@@ -68,6 +68,7 @@ class BundleEntry:
     entries: tuple[str, ...] = ()
     untracked_reason: str = ""
     include: tuple[str, ...] | None = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def request(self) -> tuple[Part, ...]:
@@ -78,10 +79,11 @@ class BundleEntry:
     def encode(self) -> dict[str, bytes]:
         """Return the blobs of a bundle by digest. They do not depend on where or when it was compiled.
 
-        They do not contain source texts, because bundles are given to others, and run without sources.
+        They contain no source texts but `sources`, because bundles are given to others, and run without
+        sources.
         """
         artifact = replace(self.artifact, provenance=Provenance(), sources={})
-        meta = {
+        meta: dict[str, Any] = {
             "kind": _ENTRY_KIND,
             "label": artifact.label,
             "arch": str(artifact.arch),
@@ -90,6 +92,8 @@ class BundleEntry:
             "include": None if self.include is None else [*map(_writable, self.include)],
             "states": encode_states([(self.state, artifact.digest)]),
         }
+        if self.sources:
+            meta["sources"] = dict(sorted(self.sources.items()))
         return {self.key: codec.pack(self.key, meta, {}), artifact.digest: artifact.encode()}
 
 
@@ -158,7 +162,10 @@ def decode_entry(bundle: Bundle, key: str, meta: dict[str, Any], in_use: InUse =
         include = meta.get("include")
         if not isinstance(entries, list) or not isinstance(include, list | None):
             raise TypeError("its entries or include directories are not a list")
-        for each in (*entries, *(include or ())):
+        sources = meta.get("sources", {})
+        if not isinstance(sources, dict):
+            raise TypeError("its sources are not a table")
+        for each in (*entries, *(include or ()), *sources.values()):
             text(each)
         artifact = in_use.get(digest) or _artifact(bundle, digest)
     except codec.DamagedEntryError:
@@ -166,7 +173,7 @@ def decode_entry(bundle: Bundle, key: str, meta: dict[str, Any], in_use: InUse =
     except (KeyError, TypeError, ValueError) as bad:
         raise codec.DamagedEntryError(f"not an entry of a bundle: {bad}") from None
     named = None if include is None else tuple(include)
-    return BundleEntry(key, artifact, state, tuple(entries), untracked_reason, named)
+    return BundleEntry(key, artifact, state, tuple(entries), untracked_reason, named, sources)
 
 
 def _artifact(bundle: Bundle, digest: str) -> Artifact:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from types import FrameType
 
 from preheat.artifact import Provenance
-from preheat.build import seal
 from preheat.build.bundle_entries import MountedBundles
 from preheat.build.cache_directory import unasked_stores
 from preheat.build.counters import Counters
@@ -20,6 +19,7 @@ from preheat.config import SealMode
 from preheat.errors import SealedError
 from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
+from preheat.locks import no_fork
 from preheat.singleflight import SingleFlight
 
 __all__ = ["ABSENT", "UNMEASURED", "Claim", "ForeignStore", "created_now"]
@@ -218,14 +218,19 @@ class ForeignStore:
         line = called_by()
         self._report_sealed(request, reason, line)
         self._counters.write()  # A forked child may end without running exit handlers.
+        with no_fork:
+            from preheat.build.refusal import search_bundles
+
+        searched = search_bundles(self._bundles.bundles, request.title)
         raise SealedError(
             program=request.title,
             arch=request.target,
             reason="; ".join([reason, *unasked_stores(self._cache)]),
             caller=line,
+            evidence=searched.evidence(),
             nearest=nearest,
             differences=differences,
-            hint=hint or seal.hint(has_bundle=bool(self._bundles)),
+            hint=hint or searched.hint(reason, differences, request.arch, file=False),
         )
 
     def _report_sealed(self, request: ForeignRequest, reason: str, line: str) -> None:

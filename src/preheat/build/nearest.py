@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 from preheat.arch import Arch
@@ -26,6 +27,7 @@ class Near(NamedTuple):
 
     artifact: Artifact
     differences: tuple[str, ...]
+    texts: Mapping[str, str] = MappingProxyType({})  # of the artifact, by label, if they were baked
 
     def __str__(self) -> str:
         return f"{self.artifact.label} for {self.artifact.arch} ({self.artifact.digest[:12]})"
@@ -43,7 +45,8 @@ def nearest(
     best: tuple[tuple[int, bool, int], Near] | None = None
     for each in stored:
         artifact = each if isinstance(each, Artifact) else each.artifact
-        near = Near(artifact, _differences(each, wanted))
+        texts = {} if isinstance(each, Artifact) else each.sources
+        near = Near(artifact, _differences(each, wanted), texts)
         distance = abs(_number(artifact.arch) - _number(target))
         rank = (len(near.differences), artifact.label != label, distance)
         if best is None or rank < best[0]:

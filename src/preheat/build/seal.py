@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from preheat.config import SealMode, environ
 
-__all__ = ["SEALED_BY", "hint", "in_force", "seal", "sealed", "unseal"]
+__all__ = ["SEALED_BY", "in_force", "lifted_by", "seal", "sealed", "unseal"]
 
 #: The variable by which `preheat run --sealed` marks a command that its option sealed.
 SEALED_BY = "PREHEAT_SEALED_BY"
@@ -66,27 +66,15 @@ def sealed(mode: str = "error") -> Iterator[None]:
         _inside.remove(wanted)
 
 
-def hint(*, has_bundle: bool, headers_changed: bool = False) -> str:
-    """Return the hint of a `SealedError`: it names what has sealed this process, in the mode "warn".
-
-    `has_bundle` is False if no bundle is mounted. `headers_changed` is True if a bundle has code
-    from other header files.
-    """
-    if headers_changed:
-        return "bake again, or use the code in the bundle with PREHEAT_SEALED_HEADERS=warn"
-    lifted_by = "PREHEAT_SEALED=warn"
+def lifted_by() -> str:
+    """Return what has sealed this process, in the mode "warn"."""
     if SealMode.ERROR in _inside:
-        lifted_by = 'preheat.sealed("warn")'
-    elif _fixed is SealMode.ERROR:
-        lifted_by = 'preheat.seal("warn")'
-    elif environ().get(SEALED_BY) == "run":  # The option has replaced the value of PREHEAT_SEALED.
-        lifted_by = "'preheat run --sealed warn'"
-    if not has_bundle:
-        return (
-            "no bundle is mounted: record and bake what the process needs, and name the bundle with "
-            f"PREHEAT_BUNDLE or 'preheat run --bundle'; or let it compile with {lifted_by}"
-        )
-    return f"record and bake what the process needs, or let it compile with {lifted_by}"
+        return 'preheat.sealed("warn")'
+    if _fixed is SealMode.ERROR:
+        return 'preheat.seal("warn")'
+    if environ().get(SEALED_BY) == "run":  # The option has replaced the value of PREHEAT_SEALED.
+        return "'preheat run --sealed warn'"
+    return "PREHEAT_SEALED=warn"
 
 
 def in_force() -> SealMode:

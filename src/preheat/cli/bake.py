@@ -97,6 +97,11 @@ change the exit status: a message says what the store lacks, and --json has it u
     is_flag=True,
     help="Replace the bundle even if it has code for architectures that this bake does not make.",
 )
+@click.option(
+    "--with-sources",
+    is_flag=True,
+    help="Store the sources in the bundle, for the errors of sealed processes.",
+)
 @click.option("--sign", is_flag=True, help="Sign the bundle with the key in PREHEAT_SIGNING_KEY.")
 @click.option("--check", is_flag=True, help="Compile nothing; check that the bundle has every program.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
@@ -109,6 +114,7 @@ def command(
     shard: str | None,
     output: Path | None,
     replace: bool,
+    with_sources: bool,
     sign: bool,
     check: bool,
     as_json: bool,
@@ -130,7 +136,7 @@ def command(
     listed = with_coverage(require_programs(manifest), coverage)
     _show_closures(listed)
     settings = {"jobs": jobs, "executor": address, "shard": part, "key": key}
-    where = {"output": output, "replace": replace}
+    where = {"output": output, "replace": replace, "with_sources": with_sources}
     baked = _bake(listed, [Arch.parse(arch) for arch in archs], **settings, **where)
     _report(listed, baked, output, as_json=as_json)
     return 0 if baked.ok else 1

@@ -96,7 +96,7 @@ def test_a_sealed_miss_names_the_kernel_and_the_line(
     program().compile("cubin", cache=sealed)
     with pytest.raises(SealedError, match=r"cuda_core saxpy of other \(sm_90\) cannot") as refused:
         program(name="other").compile("cubin", cache=sealed)
-    assert refused.value.caller.startswith("test_cache.py:")
+    assert refused.value.caller.startswith("tests/adapters/cuda_core/test_cache.py:")
     with pytest.raises(SealedError, match="it is in no bundle and in no cache"):
         sealed.get(b"a key of the program")
     assert len(compiled) == 1

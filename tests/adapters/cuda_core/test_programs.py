@@ -207,8 +207,8 @@ def test_a_sealed_miss_names_the_kernel_and_the_line(
         n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "HERE" in text
     )
     assert str(refused.value) == (
-        f"test_programs.py:{line}: cuda_core saxpy of blas (sm_90) cannot be compiled in this sealed "
-        "process: it is in no bundle and in no cache"
+        f"tests/adapters/cuda_core/test_programs.py:{line}: cuda_core saxpy of blas (sm_90) cannot be "
+        "compiled in this sealed process: it is in no bundle and in no cache"
     )
     assert refused.value.hint
     assert not compiled
@@ -300,7 +300,7 @@ def test_a_sealed_process_refuses_what_no_key_describes(
         SealedError, match="fdevice_time_trace is set: it writes a time trace"
     ) as refused:
         made.compile("cubin")
-    assert refused.value.caller.startswith("test_programs.py:")
+    assert refused.value.caller.startswith("tests/adapters/cuda_core/test_programs.py:")
     assert not compiled
     assert sealed.sealed is SealMode.ERROR
 

@@ -219,7 +219,7 @@ def test_a_sealed_process_names_the_kernel_and_the_line(
     with pytest.raises(SealedError) as refused:
         torch.cuda._compile_kernel(SCALE, "scale", compute_capability="90")
     assert (refused.value.entry, refused.value.arch) == ("scale", "sm_90")
-    assert refused.value.caller == f"test_compile_kernel.py:{line}"
+    assert refused.value.caller == f"tests/adapters/torch/test_compile_kernel.py:{line}"
 
 
 def test_torch_compiles_where_preheat_finds_no_compiler(

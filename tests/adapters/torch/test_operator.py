@@ -404,8 +404,11 @@ def test_a_sealed_process_names_the_kernel_and_the_line(
         compiled = torch.compile(lambda x: made(x), backend="aot_eager", fullgraph=True)
         with pytest.raises(SealedError) as again:
             compiled(torch.ones(3))
-    assert (refused.value.entry, refused.value.caller) == ("unbaked", f"test_operator.py:{line}")
-    assert again.value.caller == f"test_operator.py:{line + 1}"
+    assert (refused.value.entry, refused.value.caller) == (
+        "unbaked",
+        f"tests/adapters/torch/test_operator.py:{line}",
+    )
+    assert again.value.caller == f"tests/adapters/torch/test_operator.py:{line + 1}"
 
 
 STARTS = """
