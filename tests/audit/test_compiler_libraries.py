@@ -269,6 +269,7 @@ def test_what_the_user_allows_is_in_the_verdict(
     (library,) = verdict["compiler_libraries"]
     assert (library["seen"], library["allowed"]) == (False, True)
     assert "not proven" not in done.err
+    assert "no compile was seen (allowed unseen: Halide), and 0 modules loaded" in done.err
 
 
 def test_another_library_stays_unseen(cli: Cli, hidden: Path, opener: tuple[Path, Path]) -> None:

@@ -273,7 +273,10 @@ def _report_cached(modules: int) -> None:
 def _summary(report: Report, verdict: str) -> str:
     loaded = count(len(report.loaded), "module")
     if verdict == "accounted":
-        return f"nothing was compiled, and {loaded} loaded, all accounted for"
+        unseen = dict.fromkeys(each.name for each in report.mapped if each.why)
+        allowed = f"no compile was seen (allowed unseen: {', '.join(unseen)})"
+        compiled = allowed if unseen else "nothing was compiled"
+        return f"{compiled}, and {loaded} loaded, all accounted for"
     parts = [
         f"{verdict}: {count(len(report.compiles), 'compile')}, {len(report.refusals):,} refused",
         f"{len(report.unaccounted):,} of {loaded} not accounted for",
