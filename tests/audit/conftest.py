@@ -63,7 +63,8 @@ def standins(tmp_path_factory: pytest.TempPathFactory) -> Standins:
     subprocess.run([*common, *program], check=True)
     programs = place / "bin"
     programs.mkdir()
-    for name in ("nvcc", "ptxas", "g++-13", "x86_64-linux-gnu-gcc", "ld", "tool", "run-as", "sccache"):
+    names = "nvcc ptxas g++-13 x86_64-linux-gnu-gcc ld tool run-as sccache rustc llc"
+    for name in names.split():
         (programs / name).symlink_to(shutil.which("true") or "/bin/true")
     return Standins(place, loader, programs)
 

@@ -73,6 +73,8 @@ PROBES = [
     *(["nvcc", word] for word in ("--version", "-V", "--help", "--list-gpu-arch", "-v")),
     *(["x86_64-linux-gnu-gcc", word] for word in ("-dumpversion", "--print-search-dirs", "-###", "-v")),
     *(["ld", word] for word in ("--version", "-V", "-v")),
+    *(["rustc", word] for word in ("--version", "-vV")),
+    ["llc", "--version"],
     ["x86_64-linux-gnu-gcc", "-Q", "-march=native", "--help=target"],
     ["x86_64-linux-gnu-gcc", "-Wl,--version"],
 ]
@@ -83,6 +85,8 @@ COMPILES = [
     ["x86_64-linux-gnu-gcc", "--help=target", "-c", "a.c"],
     ["x86_64-linux-gnu-gcc", "-MD", "-MF", "--version", "-c", "a.c"],
     ["ld", "-V", "-r", "-o", "out.o", "f.o"],
+    ["rustc", "--crate-type", "rlib", "a.rs"],
+    ["llc", "-march=nvptx64", "a.ll"],
     ["ld", "-shared", "-h", "libx.so", "f.o"],
     ["ld", "-t", "-o", "out", "-lc"],
 ]

@@ -366,6 +366,29 @@ def test_a_verdict_is_complete_with_events_of_the_user(
     assert "hit" in [row["event"] for row in events(tmp_path / "events.jsonl")]
 
 
+def test_a_verdict_says_what_was_not_compared_with_headers(
+    cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = tmp_path / "value.cuh"
+    header.write_text("#define VALUE 1\n")
+    (tmp_path / "k.cu").write_text(
+        '#include "value.cuh"\nextern "C" __global__ void k(int* x) { *x = VALUE; }'
+    )
+    (tmp_path / "k.toml").write_text('version = 1\n[[program]]\nfile = "k.cu"\n')
+    assert cli("bake", "k.toml", "--arch", "sm_90", "-o", "kernels.heat").code == 0
+    code = "import preheat\npreheat.compile(preheat.Program.from_file('k.cu'), 'sm_90')"
+    header.write_text("#define VALUE 2\n")
+    for policy in ("warn", "ignore"):
+        monkeypatch.setenv("PREHEAT_SEALED_HEADERS", policy)
+        assert cli(*SEALED, "--", *script(code)).code == 0
+        made = verdict()
+        assert made["sealed_headers"] == policy
+        assert [(each["name"], each["header"]) for each in made["stale"]] == (
+            [("k.cu", str(header))] if policy == "warn" else []
+        )
+        assert made["verdict"] == "accounted"
+
+
 def test_a_bundle_that_lacks_an_entry_does_not_start(cli: Cli, baked: list[str]) -> None:
     manifest = Path("kernels.toml")
     Path("other.cu").write_text('extern "C" __global__ void other() {}')

@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,7 @@ class Report:
     cupti: bool = False
     mapped: tuple[MappedLibrary, ...] = ()  # libraries with a compiler inside
     allowed: tuple[str, ...] = ()  # the names of libraries whose compiles need not be seen
+    stale: tuple[Mapping[str, Any], ...] = ()  # events: a sealed process has used code of other headers
 
     @property
     def hidden(self) -> tuple[MappedLibrary, ...]:
@@ -234,6 +235,7 @@ def make_report(
         any(True for _ in log.named("cupti")),
         mapped,
         tuple(allowed),
+        tuple(row for row in log.preheat if row.get("event") == "stale"),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from preheat._version import __version__
 from preheat.audit.report import Report
-from preheat.config import SealMode
+from preheat.config import Config
 from preheat.pins import split_pin
 
 __all__ = ["BundleFile", "describe_bundles", "make_verdict"]
@@ -55,8 +55,8 @@ def _identity(path: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def make_verdict(report: Report, bundles: Sequence[BundleFile], seal: SealMode) -> dict[str, Any]:
-    """Return the verdict as JSON values.
+def make_verdict(report: Report, bundles: Sequence[BundleFile], config: Config) -> dict[str, Any]:
+    """Return the verdict as JSON values. `config` has the settings of the command.
 
     `accounted` is True when nothing was compiled, refused, unaccounted for or unseen. The verdict is
     "not proven" if something was unseen and nothing else is wrong.
@@ -73,7 +73,12 @@ def make_verdict(report: Report, bundles: Sequence[BundleFile], seal: SealMode) 
         "preheat": __version__,
         "command": list(report.command),
         "exit_status": report.status,
-        "sealed": seal.name.lower(),
+        "sealed": config.sealed.name.lower(),
+        "sealed_headers": config.sealed_headers,
+        "stale": [
+            {"name": row.get("program"), "header": row.get("header"), "line": row.get("caller")}
+            for row in report.stale
+        ],
         "bundles": [
             {"path": str(each.path), "sha256": each.digest, "bytes": each.bytes} for each in bundles
         ],

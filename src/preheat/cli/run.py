@@ -244,7 +244,7 @@ def _conclude(
         attempt(print_message, f"not proven: {hidden}")
     if verdict is None:
         return status
-    made = make_verdict(report, bundles, config.sealed)
+    made = make_verdict(report, bundles, config)
     try:
         publish(verdict.absolute(), [json.dumps(made, indent=2).encode(), b"\n"], mode=0o600)
     except OSError as fault:

@@ -4,7 +4,9 @@
 
 #include <string.h>
 
-typedef enum { NO_TOOL, DRIVER, LINKER, ASSEMBLER, FRONT_END, NVIDIA, NVCC, BUILD_TOOL, CLIENT } Family;
+typedef enum {
+    NO_TOOL, DRIVER, LINKER, ASSEMBLER, FRONT_END, RUST, NVIDIA, NVCC, BUILD_TOOL, CLIENT
+} Family;
 
 static const struct {
     const char* name;
@@ -12,7 +14,9 @@ static const struct {
 } tools[] = {
     {"gcc", DRIVER},      {"g++", DRIVER},        {"cc", DRIVER},        {"c++", DRIVER},
     {"clang", DRIVER},    {"clang++", DRIVER},    {"tcc", DRIVER},       {"hipcc", DRIVER},
-    {"icx", DRIVER},      {"icpx", DRIVER},       {"cc1", FRONT_END},    {"cc1plus", FRONT_END},
+    {"icx", DRIVER},      {"icpx", DRIVER},       {"gfortran", DRIVER},  {"nvc", DRIVER},
+    {"nvc++", DRIVER},    {"nvfortran", DRIVER},  {"rustc", RUST},       {"llc", ASSEMBLER},
+    {"f951", FRONT_END},  {"lto1", FRONT_END},    {"cc1", FRONT_END},    {"cc1plus", FRONT_END},
     {"cicc", FRONT_END},  {"cudafe++", FRONT_END}, {"as", ASSEMBLER},    {"collect2", LINKER},
     {"ld", LINKER},       {"ld.bfd", LINKER},     {"ld.gold", LINKER},   {"ld.lld", LINKER},
     {"lld", LINKER},      {"mold", LINKER},       {"nvcc", NVCC},        {"ptxas", NVIDIA},
@@ -39,6 +43,7 @@ static const struct {
     {LINKER, "--version"}, {LINKER, "--help"}, {LINKER, "--target-help"},
     {ASSEMBLER, "--version"}, {ASSEMBLER, "--help"}, {ASSEMBLER, "--target-help"},
     {FRONT_END, "--version"}, {FRONT_END, "--help"}, {FRONT_END, "--help=*"},
+    {RUST, "--version"}, {RUST, "-V"}, {RUST, "-vV"}, {RUST, "--help"}, {RUST, "-h"}, {RUST, "--explain"},
     {NVIDIA, "--version"}, {NVIDIA, "-V"}, {NVIDIA, "--help"}, {NVIDIA, "-h"},
     {NVCC, "--version"}, {NVCC, "-V"}, {NVCC, "--help"}, {NVCC, "-h"}, {NVCC, "--dryrun"},
     {NVCC, "-dryrun"}, {NVCC, "--list-gpu-arch"}, {NVCC, "-arch-ls"}, {NVCC, "--list-gpu-code"},
