@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.manifest import Manifest, Unrecorded
+from preheat.audit.events import Event, EventLog
+from preheat.audit.unrecorded import find_unrecorded
 from preheat.cli import record as record_command
 from preheat.errors import InputError
 from tests.audit.conftest import PREHEAT, Audited, Cli, Standins
@@ -17,6 +19,7 @@ from tests.audit.test_modules import NVRTC
 
 Script = Callable[[str], list[str]]
 
+APP = 4_100_010  # No process of this machine has the id.
 START = 'import subprocess\nsubprocess.run(["nvcc", "a.cu"])\n'
 SAID = "not recorded: what app.py compiled with nvcc (app.py:2)\n"
 HINT = "\nhint: preheat has no adapter for what app.py compiles with nvcc:\n"
@@ -162,6 +165,27 @@ def _preheat(*words: str) -> list[str]:
     return [executable, "-m", "preheat", *words]
 
 
+def test_a_compiler_that_runs_beside_a_compile_of_preheat_is_listed() -> None:
+    """Only an entry of an adapter or of the program itself can have the results of a compiler."""
+
+    def found(program: str, library: str) -> list[str]:
+        site = f'  File "/venv/lib/python3.12/site-packages/{library}/a.py", line 1 in f'
+        rows = [("miss", 1.0), ("compile", 5.0)]
+        events = [
+            Event("preheat", at, APP, {"row": {"event": name, "key": "k", "program": program}})
+            for name, at in rows
+        ]
+        fields = {"parent": APP, "path": "/x/gcc", "argv": ["gcc"], "role": "compiler", "site": site}
+        events += [Event("exec", 2.0, APP + 1, fields), Event("exit", 3.0, APP + 1, {})]
+        log = EventLog(tuple(sorted(events, key=lambda each: each.time)))
+        return [row.library for row in find_unrecorded(log)]
+
+    assert found("k.cu", "torch") == ["torch"]
+    assert found("triton add", "torch") == ["torch"]
+    assert found("triton add", "triton") == []
+    assert found("mine a.cu", "torch") == []
+
+
 # The manifest
 
 ROW = 'version = 1\n[[unrecorded]]\nlibrary = "torch"\ncompiler = "c++"\nby = ["a.py:1"]\n'
@@ -193,14 +217,12 @@ def test_a_row_is_checked(
     assert why.partition(": ")[2] in str(error.value)
 
 
-def test_comments_stay_and_control_characters_are_escaped(
-    cli: Cli, script: Script, tmp_path: Path
-) -> None:
-    name = "nv\x1b[31m-gcc"
-    (tmp_path / name).symlink_to(shutil.which("true") or "/bin/true")
-    Path("kernels.toml").write_text("# mine\n" + ROW)
-    done = cli("record", "--", *script(f"import subprocess\nsubprocess.run([{f'./{name}'!r}])"))
-    assert "\x1b" not in done.err
-    assert "what app.py compiled with nv\\x1b[31m-gcc (app.py:2)" in done.err
+def test_comments_stay_and_control_characters_are_escaped(cli: Cli, script: Script) -> None:
+    Path("kernels.toml").write_text("# mine\n" + ROW.replace("c++", "c\\u001b[31m++"))
+    done = cli("record", "--", *script(START))
+    assert done.code == 0
     assert "# mine\n" in Path("kernels.toml").read_text()
-    assert [row.compiler for row in unrecorded()] == [name, "c++"]
+    assert [row.compiler for row in unrecorded()] == ["nvcc", "c\x1b[31m++"]
+    done = cli("record", "--merge", "kernels.toml")
+    assert "\x1b" not in done.err
+    assert "not recorded: what torch compiled with c\\x1b[31m++ (a.py:1)\n" in done.err

@@ -28,9 +28,8 @@ class _Making:
     def has(self, compile: Compile, processes: Processes) -> bool:
         """Return whether a compile was a part of it."""
         if compile.kind != "program":
-            return (
-                self.pid == compile.pid and compile.started < self.ended > self.started < compile.ended
-            )
+            overlap = compile.started < self.ended and self.started < compile.ended
+            return overlap and self.pid == compile.pid
         process = processes.at(compile.pid, compile.started)
         parents = set() if process is None else processes.parents(process)
         library = compile.by.library
@@ -77,5 +76,7 @@ def _makings(log: EventLog) -> Iterator[_Making]:
         if row.get("event") == "miss":
             missed[key] = event.time
         elif row.get("event") == "compile":
-            kind = str(row.get("program")).partition(" ")[0]
+            kind, space, _ = str(row.get("program")).partition(" ")
+            if not space:  # It is a program of preheat itself, which starts no such compiler.
+                continue
             yield _Making(event.pid, missed.get(key, event.time), event.time, kind)
