@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from preheat.driver.calls import CallError, entry
@@ -13,11 +14,12 @@ from preheat.driver.streams import stream_of
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["Event"]
+__all__ = ["Event", "EventWork"]
 
 _NO_TIMING = 2
 _INTERPROCESS = 4
 _KNOWN_FLAGS = 7
+_EXTERNAL = 1  # a flag of records and waits: a node of the graph that is being captured
 
 
 class Event:
@@ -28,17 +30,30 @@ class Event:
     """
 
     def __init__(self, context: Context, flags: int) -> None:
+        self.handle = 0
         self.context = context
         self.flags = flags
         self.recorded = False
         self.emulated = context.gpu.emulator.event()
 
 
+@dataclass(frozen=True)
+class EventWork:
+    """A node that records an event or waits for it. A launch does it for the whole graph."""
+
+    event: Event
+
+    def __call__(self) -> None:
+        """Do nothing when the node is executed."""
+
+
 @entry("cuEventCreate")
 def _create(driver: Driver, out: int, flags: int) -> None:
     if not out or flags & ~_KNOWN_FLAGS or (flags & _INTERPROCESS and not flags & _NO_TIMING):
         raise CallError(INVALID_VALUE)
-    put(out, driver.handles.add(Event(driver.current(), flags)))
+    made = Event(driver.current(), flags)
+    made.handle = driver.handles.add(made)
+    put(out, made.handle)
 
 
 @entry("cuEventDestroy", 4000)
@@ -58,8 +73,11 @@ def _record(driver: Driver, handle: int, stream: int) -> None:
 
 @entry("cuEventRecordWithFlags", stream=1)
 def _record_with_flags(driver: Driver, handle: int, stream: int, flags: int) -> None:
-    del flags  # "External" matters while a stream is captured: `captures` has that.
-    _record(driver, handle, stream)
+    where = stream_of(driver, stream)
+    if flags & _EXTERNAL and (branch := where.emulated.branch) is not None:
+        branch.add("record", "", EventWork(driver.handles.get(handle, Event)))
+    else:
+        _record(driver, handle, stream)
 
 
 @entry("cuEventQuery")
@@ -88,5 +106,8 @@ def _elapsed(driver: Driver, out: int, start: int, end: int) -> None:
 
 @entry("cuStreamWaitEvent", stream=0)
 def _wait(driver: Driver, handle: int, event: int, flags: int) -> None:
-    del flags
-    stream_of(driver, handle).emulated.wait(driver.handles.get(event, Event).emulated)
+    where, found = stream_of(driver, handle), driver.handles.get(event, Event)
+    if flags & _EXTERNAL and (branch := where.emulated.branch) is not None:
+        branch.add("wait", "", EventWork(found))
+    else:
+        where.emulated.wait(found.emulated)

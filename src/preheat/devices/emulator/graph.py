@@ -122,21 +122,10 @@ class EmulatorExecutable:
             stream.record(reuse=mark)
         return (0,)
 
-    @property
-    def after(self) -> list[tuple[int, ...]]:
-        """For each piece of work, the positions of those that it depends on."""
-        return [] if self._captured is None else self._captured.after
-
-    def replace(self, position: int, work: Callable[[], object]) -> None:
-        """Let later replays do other work in the place of one piece. Queued replays keep theirs."""
-        captured = self._captured
-        if captured is not None:
-            changed = [*captured.work[:position], work, *captured.work[position + 1 :]]
-            self._captured = captured._replace(work=changed)
-
     def renew(self, captured: GraphWork) -> None:
-        """Let later replays do other work with the same dependencies. It is kept with its owners."""
+        """Let later replays do other work. Queued replays do what they were queued with."""
         self._captured = captured
+        self._unfreed = unfreed(captured.work)
 
     def as_work(self) -> Callable[[], None]:
         """Return one replay as a piece of work of another graph."""

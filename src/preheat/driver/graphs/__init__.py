@@ -3,7 +3,8 @@
 graph         graphs with their nodes, and executables: what the other modules share
 captures      streams that are captured into a graph
 structure     functions that create, clone and destroy graphs, and tell their nodes and edges
-kernel_nodes  the parameters of kernel nodes
-executables   instantiation, launch and update
+nodes         functions that add nodes and change their parameters, in graphs and executables
+parameters    the structures with the parameters of each kind of node
+executables   instantiation, launch and update of the whole graph
 user_objects  objects of the program that graphs keep alive
 """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from preheat.devices.emulator.graph import GraphAllocation, GraphFree
 from preheat.driver.calls import CallError, entry
 from preheat.driver.graphs.graph import CHILD, Executable, Graph, Node, graph_of, ordered, work_of
+from preheat.driver.graphs.parameters import EventWork
 from preheat.driver.launches import asynchronous
 from preheat.driver.raw import I32, U64, get, put, write
 from preheat.driver.status import EXEC_UPDATE_FAILURE, INVALID_VALUE
@@ -37,7 +39,7 @@ def _make(driver: Driver, graph: Graph, flags: int) -> int:
     nodes, _ = ordered(driver, graph)
     work = work_of(driver, graph)
     emulated = emulator.executable(work, free_on_launch=bool(flags & _FREE_ON_LAUNCH))
-    made = Executable(flags, nodes, emulated)
+    made = Executable(flags, nodes, work, emulated)
     made.handle = driver.handles.add(made)
     return made.handle
 
@@ -85,9 +87,21 @@ def _launch(driver: Driver, handle: int, stream: int) -> int:
         branch.add(CHILD, "", made.emulated.as_work())
         return 0
     status = 0
+    for work in _events(made, "wait"):
+        where.emulated.wait(work.event.emulated)
     with asynchronous(driver, where):
         status = made.emulated.prepare(where.emulated)()[0]
+    for work in _events(made, "record"):
+        where.emulated.record(reuse=work.event.emulated)
+        work.event.recorded = True
     return status
+
+
+def _events(made: Executable, kind: str) -> Iterator[EventWork]:
+    """Yield the event nodes of one kind. Waits come before the whole graph, and records after it."""
+    for each, work in zip(made.kinds, made.work, strict=True):
+        if each == kind and isinstance(work, EventWork):
+            yield work
 
 
 # Updates
@@ -102,9 +116,7 @@ def _update(driver: Driver, handle: int, graph: int, out: int) -> int:
         result, node = fault
         write(out, _UPDATE_RESULT.pack(result, 0 if node is None else node.handle, 0))
         return EXEC_UPDATE_FAILURE
-    made.emulated.renew(work_of(driver, other))
-    made.nodes = nodes
-    made.places |= {node: place for place, node in enumerate(nodes)}
+    made.renew(nodes, work_of(driver, other))
     write(out, _UPDATE_RESULT.pack(0, 0, 0))
     return 0
 
@@ -118,8 +130,7 @@ def _update_1(driver: Driver, handle: int, graph: int, node: int, result: int) -
     put(node, 0 if at is None else at.handle)
     if found:
         return EXEC_UPDATE_FAILURE
-    made.emulated.renew(work_of(driver, other))
-    made.places |= {each: place for place, each in enumerate(nodes)}
+    made.renew(nodes, work_of(driver, other))
     return 0
 
 
@@ -132,7 +143,7 @@ def _difference(
     for place, node in enumerate(nodes):
         if node.kind != made.kinds[place]:
             return _TYPE_CHANGED, node
-        if made.emulated.after[place] != after[place]:
+        if made.after[place] != after[place]:
             return _TOPOLOGY_CHANGED, node
         if isinstance(node.work, GraphAllocation | GraphFree) and node not in made.places:
             return _PARAMETERS_CHANGED, node

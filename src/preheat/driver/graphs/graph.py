@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from preheat.devices.emulator.capture import Capture
@@ -13,7 +14,10 @@ from preheat.driver.status import INVALID_VALUE
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["CHILD", "Executable", "Graph", "Holder", "Node", "graph_of", "node_of", "ordered"]
+__all__ = [
+    "CHILD", "Executable", "Graph", "Holder", "Node", "Work", "graph_of", "node_of", "ordered",
+    "work_of",
+]  # fmt: skip
 
 Work = Callable[[], object]
 
@@ -112,17 +116,58 @@ class Executable:
     """An instantiated graph.
 
     Attributes:
-        places: The position of the work of each node.
-        nodes: The nodes as they were, by position.
+        places: The position of the work of each node, also of the nodes of graphs that updated it.
+        kinds: The kinds of the nodes, by position.
+        disabled: The positions of nodes that a launch leaves out.
     """
 
-    def __init__(self, flags: int, nodes: list[Node], emulated: EmulatorExecutable) -> None:
+    def __init__(
+        self, flags: int, nodes: list[Node], work: GraphWork, emulated: EmulatorExecutable
+    ) -> None:
         self.handle = 0
         self.flags = flags
-        self.nodes = nodes
-        self.places = {node: place for place, node in enumerate(nodes)}
         self.kinds = [node.kind for node in nodes]
+        self.places = {node: place for place, node in enumerate(nodes)}
+        self.disabled: set[int] = set()
         self.emulated = emulated
+        self._work = work
+
+    @property
+    def work(self) -> list[Work]:
+        """What each node does."""
+        return self._work.work
+
+    @property
+    def after(self) -> list[tuple[int, ...]]:
+        """The positions of the nodes that each one depends on."""
+        return self._work.after
+
+    def renew(self, nodes: list[Node], work: GraphWork) -> None:
+        """Do the work of other nodes in later launches."""
+        self.places |= {node: place for place, node in enumerate(nodes)}
+        self._work = work._replace(owners=(*self._work.owners, *work.owners))
+        self._prepare()
+
+    def set_work(self, place: int, work: Work) -> None:
+        """Do other work in the place of one node in later launches."""
+        self._work = self._work._replace(work=[*self.work[:place], work, *self.work[place + 1 :]])
+        self._prepare()
+
+    def set_enabled(self, place: int, *, enabled: bool) -> None:
+        """Execute a node in later launches, or leave it out."""
+        if enabled:
+            self.disabled.discard(place)
+        else:
+            self.disabled.add(place)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        done = [_nothing if at in self.disabled else each for at, each in enumerate(self.work)]
+        self.emulated.renew(self._work._replace(work=done))
+
+
+def _nothing() -> None:
+    """Do nothing, in the place of a node that is disabled."""
 
 
 def ordered(driver: Driver, graph: Graph) -> tuple[list[Node], list[tuple[int, ...]]]:
@@ -148,7 +193,16 @@ def ordered(driver: Driver, graph: Graph) -> tuple[list[Node], list[tuple[int, .
 def work_of(driver: Driver, graph: Graph) -> GraphWork:
     """Return what a replay of a graph does."""
     nodes, after = ordered(driver, graph)
-    return GraphWork([node.work for node in nodes], after, tuple(graph.all_holders(driver)))
+    work = [
+        node.work if node.child is None else partial(_run_all, work_of(driver, node.child).work)
+        for node in nodes
+    ]
+    return GraphWork(work, after, tuple(graph.all_holders(driver)))
+
+
+def _run_all(work: list[Work]) -> None:
+    for each in work:
+        each()
 
 
 def graph_of(driver: Driver, handle: int) -> Graph:

@@ -16,10 +16,10 @@ from preheat.driver.status import INVALID_VALUE
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["clone"]
+__all__ = ["NODE_TYPES", "clone"]
 
 #: The number of each kind of node.
-_TYPES = {
+NODE_TYPES = {
     "kernel": 0, "copy": 1, "fill": 2, "host": 3, "graph": 4, "empty": 5, "wait": 6, "record": 7,
     "allocation": 10, "free": 11,
 }  # fmt: skip
@@ -202,7 +202,7 @@ def _remove_edges_with_data(
 
 @entry("cuGraphNodeGetType")
 def _type(driver: Driver, handle: int, out: int) -> None:
-    put(out, _TYPES[node_of(driver, handle).kind], I32)
+    put(out, NODE_TYPES[node_of(driver, handle).kind], I32)
 
 
 @entry("cuGraphNodeGetContainingGraph")
