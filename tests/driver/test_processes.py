@@ -32,7 +32,7 @@ def run(code: str, *args: str, **settings: str) -> tuple[list[str], str]:
     env = {**os.environ, "PYTHONPATH": import_path(), **more}
     done = subprocess.run(
         [sys.executable, "-c", START + code, *args],
-        env=driver_environment(env, **settings),
+        env=driver_environment(env, beside_gpu=1, **settings),
         cwd=ROOT,
         capture_output=True,
         text=True,

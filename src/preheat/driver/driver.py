@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from preheat.driver.status import (
     INVALID_CONTEXT,
     INVALID_DEVICE,
     INVALID_HANDLE,
+    NO_DEVICE,
     NOT_INITIALIZED,
 )
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
@@ -27,9 +29,16 @@ if TYPE_CHECKING:
     from preheat.driver.graphs.graph import Graph
     from preheat.driver.modules import Function
 
-__all__ = ["CAPTURE_MODES", "Driver", "Handles", "Threads"]
+__all__ = ["CAPTURE_MODES", "GPU_DRIVER", "Driver", "Handles", "Threads"]
 
 T = TypeVar("T")
+
+#: This file exists where the driver of a GPU is loaded.
+GPU_DRIVER = Path("/proc/driver/nvidia/version")
+_BESIDE_GPU = (
+    "this machine has a GPU, and the CPU driver would be used in its place: set "
+    "PREHEAT_EMULATE_BESIDE_GPU=1 if you want that"
+)
 
 #: The capture modes of streams and of threads, in the order of their numbers.
 CAPTURE_MODES = ("global", "thread_local", "relaxed")
@@ -127,10 +136,19 @@ class Driver:
     def initialize(self) -> None:
         """Open the devices. Doing this again is allowed."""
         if not self.initialized:
+            if not self.settings.beside_gpu and GPU_DRIVER.exists():
+                say(_BESIDE_GPU)
+                raise CallError(NO_DEVICE)
             count = self.settings.devices
             self.gpus = [Gpu(index, self.settings, self._capture_mode) for index in range(count)]
             self.threads.set_initialized()
             self.initialized = True
+
+    def restart_schedule(self) -> None:
+        """Let the order of deferred work depend on the seed and on later calls alone."""
+        for gpu in self.gpus:
+            if gpu.emulator.scheduler is not None and self.settings.schedule is not None:
+                gpu.emulator.scheduler.restart(self.settings.schedule)
 
     def _capture_mode(self) -> str:
         return CAPTURE_MODES[self.threads.capture_mode()]

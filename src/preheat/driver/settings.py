@@ -25,6 +25,7 @@ class DriverSettings:
         schedule: The seed of the order in which deferred streams execute; None executes work at once.
         sanitize: Whether kernels stop at values that CUDA leaves undefined.
         blocking: Whether each launch waits for its kernels: CUDA_LAUNCH_BLOCKING of the CUDA driver.
+        beside_gpu: Whether it may start on a machine that has the driver of a GPU.
     """
 
     arch: Arch = _ARCH
@@ -32,6 +33,7 @@ class DriverSettings:
     schedule: int | None = 0
     sanitize: bool = False
     blocking: bool = False
+    beside_gpu: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> DriverSettings:
@@ -41,6 +43,7 @@ class DriverSettings:
             devices=_number(env, "PREHEAT_EMULATE_DEVICES", 1, most=_MOST_DEVICES) or 1,
             schedule=_seed(env, "PREHEAT_EMULATE_SCHEDULE"),
             sanitize=env.get("PREHEAT_EMULATE_SANITIZE", "").lower() not in _OFF,
+            beside_gpu=env.get("PREHEAT_EMULATE_BESIDE_GPU", "").lower() not in _OFF,
             blocking=env.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         )
 

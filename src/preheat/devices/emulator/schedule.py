@@ -100,6 +100,11 @@ class Scheduler:
         self._fault: DeviceError | None = None
         self._raised = False
 
+    def restart(self, seed: int) -> None:
+        """Choose from here on as a new scheduler with this seed does."""
+        with self.lock:
+            self._random = random.Random(seed)
+
     # Streams
 
     def open(self, stream: int, *, blocking: bool = False) -> None:
