@@ -29,7 +29,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-python test-without-native test-adapters test-torch test-numba test-audit-libraries test-fleet native-debug test-gpu prove-audit-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
+.PHONY: help demo test test-python test-without-native test-driver test-driver-without-native test-adapters test-torch test-numba test-audit-libraries test-fleet native-debug test-gpu prove-audit-gpu prove-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
 
 help:                  ## show what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -76,6 +76,19 @@ test-python: $(TESTING)
 
 test-without-native: $(TESTING)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
+
+# The tests for GPUs that make sense on the CPU driver. Tests of kernels would only test the emulator again.
+DRIVER_TESTS := tests/driver/calls tests/runtime tests/graph tests/devices tests/toolchain tests/linking tests/build \
+	tests/test_warmup.py tests/test_warmup_graphs.py tests/interop tests/adapters tests/ahead tests/cli \
+	tests/test_pytest_plugin.py tests/test_testing_guide.py tests/test_docs.py
+SEED ?= 0
+ON_CPU_DRIVER := env LD_PRELOAD=$(CURDIR)/src/preheat/driver/libcuda.so.1
+test-driver: $(TESTING)    ## the tests for GPUs on the CPU driver; SEED chooses the order of deferred work
+	$(subst $(BIN),$(ON_CPU_DRIVER) PREHEAT_EMULATE_SCHEDULE=$(SEED) $(BIN),$(PYTEST)) \
+		-m "gpu or cpu_driver" $(DRIVER_TESTS)
+
+test-driver-without-native: $(TESTING)
+	PREHEAT_NATIVE=0 $(subst $(BIN),$(ON_CPU_DRIVER) $(BIN),$(PYTEST)) -m gpu $(LAUNCH_TESTS)
 
 # Numba-CUDA with its compilers: 700 MB, in an environment beside the one of the other tests.
 .numba.installed: | $(TESTING)
@@ -138,6 +151,7 @@ mutations: $(TESTING)  ## remove each wait and ownership in turn, and see that a
 
 torture: $(TESTING)    ## attacks on the cache, for long, with counts and seeds; as root all of them run
 	PREHEAT_TORTURE=1 $(BIN)/python -m pytest tests/torture
+	for seed in 1 2 3; do $(MAKE) test-driver SEED=$$seed || exit 1; done
 
 torture-remote: $(TESTING)    ## 1,000 random faults under 16 processes that share Redis and S3, with counts and the seed
 	PREHEAT_TORTURE=1 $(BIN)/python -m pytest -s tests/torture/test_remote_faults.py
@@ -183,6 +197,12 @@ prove-audit-gpu: OUT ?= .proof
 prove-audit-gpu:       ## audits of real applications on this GPU: reports, tests and cost, in about 7 minutes
 	$(PYTHON) hatch_build.py || true
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m tests.audit.prove $(OUT)
+
+# One part alone: make prove-gpu OUT=DIRECTORY PART=tests-graph. Parts that have succeeded are not repeated.
+prove-gpu: OUT ?= .proof
+prove-gpu:             ## everything that a GPU shows about this commit, in parts that can be repeated one by one
+	$(PYTHON) hatch_build.py || true
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m tests.prove_gpu $(OUT) $(if $(PART),--part $(PART))
 
 sanitize-gpu:          ## the shipped kernels under each tool of compute-sanitizer
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) -m tests.kernels.sanitized

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import itertools
 import os
@@ -227,6 +228,17 @@ def one_context(request: pytest.FixtureRequest) -> None:
 _kept: list[object] = []
 
 
+@pytest.fixture(autouse=True)
+def schedule_of_the_test() -> None:
+    """On the CPU driver, let the order of deferred work not depend on the tests before this one."""
+    if _has_cpu_driver():
+        from preheat.driver.bootstrap import driver_of_this_process
+
+        driver = driver_of_this_process()
+        if driver is not None:
+            driver.restart_schedule()
+
+
 def _refuse(_: object) -> None:
     pytest.fail("a GPU is reset in a process of its own: it ends for everybody in the process")
 
@@ -414,6 +426,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"not on the CPU driver: {marker.args[0]}"))
 
 
+@functools.cache
 def _has_cpu_driver() -> bool:
     """Return whether the driver of this process is that of preheat."""
     return hasattr(ctypes.CDLL(None), "preheat_driver_install")

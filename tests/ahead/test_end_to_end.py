@@ -193,6 +193,7 @@ def without_compilers(place: Place) -> Place:
     return Place(place.app, place.env | {"PYTHONPATH": str(links)})
 
 
+@pytest.mark.hardware("cuda.pathfinder starts a process to find a driver that is preloaded")
 @pytest.mark.gpu
 def test_sealed_it_runs_on_a_gpu_with_nothing_to_compile_with(moved: Place) -> None:
     stats = check(moved.run("-c", ALONE, "app.py", "cuda", ""))

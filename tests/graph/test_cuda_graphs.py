@@ -467,6 +467,7 @@ def test_a_hundred_replays_behind_a_slow_kernel_each_see_their_own_scalar(gpu: G
     assert made.seen() == [-5, *range(1000, 1100)]
 
 
+@pytest.mark.hardware("it needs a kernel that runs for long beside the host")
 def test_a_replay_waits_for_nothing_unless_asked(gpu: Gpu) -> None:
     made = axpy_case(gpu)
     with gpu.capture() as graph:
@@ -480,6 +481,7 @@ def test_a_replay_waits_for_nothing_unless_asked(gpu: Gpu) -> None:
     made.check_launches(11)
 
 
+@pytest.mark.hardware("it needs a kernel that runs for long beside the host")
 def test_a_graph_closed_behind_a_slow_kernel_still_runs(gpu: Gpu) -> None:
     made = axpy_case(gpu)
     linger(gpu)  # which loads it

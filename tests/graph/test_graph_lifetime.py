@@ -188,6 +188,7 @@ def streams_of(gpu: Gpu) -> list[object]:
     ]
 
 
+@pytest.mark.hardware("it counts objects, of which the driver has some in the same process")
 def test_hundreds_of_captures_leave_nothing_behind(faulty: FaultyGpu) -> None:
     gpu = faulty.gpu
     context = faulty.gpu._context
@@ -249,6 +250,7 @@ def resident() -> int:
     return int(fields[1]) * 4096
 
 
+@pytest.mark.hardware("it measures host memory, which is also that of the device")
 @pytest.mark.gpu
 def test_ten_thousand_captures_do_not_grow_host_or_device(open_device: Callable[..., Gpu]) -> None:
     gpu = open_device("cuda")

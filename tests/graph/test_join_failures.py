@@ -171,11 +171,13 @@ def test_an_interrupt_leaves_no_stream_in_a_capture(
 
 def test_a_context_that_is_lost_in_a_join_is_the_error(forks: Forks) -> None:
     graph = forks.gpu.capture().begin()
+    captured = graph._capture.stream  # type: ignore[union-attr]
     forks.fork()
     forks.join()
     forks.fail("stream.record", illegal_address)
     with pytest.raises(ContextLostError, match=r"stream\.record failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
         graph.end()
+    captured.close()  # A context that works ends the capture with the stream, for the next tests.
 
 
 def test_a_pool_takes_another_stream_if_a_capture_keeps_the_first(forks: Forks) -> None:

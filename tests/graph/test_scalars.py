@@ -315,6 +315,7 @@ def test_a_value_that_is_no_stream_for_a_scalar_is_refused(open_device: Any) -> 
     assert scalar.get() == 4
 
 
+@pytest.mark.hardware("it needs a kernel that runs for long beside the host")
 @pytest.mark.gpu
 def test_a_scalar_set_in_a_busy_stream_waits_there_and_readers_wait_for_it(open_device: Any) -> None:
     gpu = open_device("cuda")

@@ -14,7 +14,10 @@ from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
 from preheat.runtime.array import Array
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.hardware("its products have the size of a GPU"),
+]
 
 SHIFTS = (0, 1, 2, 4)  # elements
 DTYPES = ("float32", "float16", "bfloat16")

@@ -10,7 +10,14 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.config import Config
-from preheat.errors import EmulatorFault, LaunchError, UnknownEntryError, UnsupportedInstructionError
+from preheat.driver.devices import MODEL
+from preheat.errors import (
+    DriverError,
+    EmulatorFault,
+    LaunchError,
+    UnknownEntryError,
+    UnsupportedInstructionError,
+)
 from preheat.gpu import Gpu
 from preheat.linked_program import BinaryPart, LinkedProgram
 from preheat.program import Program
@@ -57,12 +64,16 @@ def test_a_part_may_be_ptx(device: Gpu, shared_builder: Builder) -> None:
 
 @both
 def test_a_part_may_be_compiled(device: Gpu, shared_builder: Builder, lto: bool) -> None:
-    """LTO-IR runs anywhere. Machine code has no PTX for the emulator, which says what is missing."""
+    """LTO-IR runs anywhere. Machine code has no PTX for the emulator and for the CPU driver."""
     helper = next(iter(LinkedProgram.of([HELPER_PROGRAM], lto=lto).sources.values()))
     code = shared_builder.build(helper, device.arch).cubin
     program = LinkedProgram.of([MAIN_PROGRAM, code], lto=lto)
     if not lto and device.name.startswith("emulator"):
         with pytest.raises(UnsupportedInstructionError, match="_Z6helperf, which this PTX does not"):
+            device.kernel(program, "apply")
+        return
+    if not lto and device.model == MODEL:
+        with pytest.raises(DriverError, match="NOT_SUPPORTED"):
             device.kernel(program, "apply")
         return
     x = device.array(np.ones(4, np.float32))
@@ -135,6 +146,7 @@ def test_machine_code_of_a_gpu_is_that_of_the_parts(open_device: Callable[..., G
         np.testing.assert_allclose(other, results[0], rtol=1e-6)
 
 
+@pytest.mark.hardware("it links machine code")
 @pytest.mark.gpu
 def test_a_library_gives_functions_to_a_gpu(open_device: Callable[..., Gpu]) -> None:
     """A fatbin is what `nvcc -fatbin` makes; here a cubin has the same functions."""

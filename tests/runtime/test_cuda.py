@@ -504,6 +504,7 @@ def test_a_stream_of_another_library_may_be_gone_when_memory_is_freed(gpu: Gpu) 
     gpu.synchronize()
 
 
+@pytest.mark.hardware("it needs a kernel that runs for long beside the host")
 def test_events_measure_what_the_gpu_did(gpu: Gpu) -> None:
     started = time.perf_counter()
     linger(gpu)
@@ -549,6 +550,7 @@ def test_a_programmatic_launch_starts_early_and_waits_where_it_says(gpu: Gpu) ->
         assert (out.numpy() == 2 * times).all()
 
 
+@pytest.mark.hardware("it needs cuTensorMapEncodeTiled")
 def test_a_tensor_map_is_passed_by_value(gpu: Gpu) -> None:
     from cuda.bindings import driver
 

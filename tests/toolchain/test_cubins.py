@@ -16,7 +16,10 @@ from preheat.cli.demo import KERNELS
 from preheat.program import Program
 from tests.conftest import SAXPY
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.hardware("it loads machine code without PTX"),
+]
 
 SIZES = (1, 31, 33, 127, 1009, 100_003)
 
