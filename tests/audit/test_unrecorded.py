@@ -138,8 +138,17 @@ def test_a_library_that_may_compile_inside_itself_is_listed(
 ) -> None:
     shutil.copy(standins.libraries / "libcupti.so.13", tmp_path / "libHalide.so")
     done = cli("record", "--", *script("import ctypes\nctypes.CDLL('./libHalide.so')"))
-    assert "not recorded: what Halide may have compiled inside itself, which is not seen\n" in done.err
+    assert "not recorded: what Halide may have compiled, which is not seen\n" in done.err
     assert unrecorded() == (Unrecorded("Halide"),)
+
+
+def test_a_program_that_nobody_sees_is_listed(cli: Cli, script: Script) -> None:
+    """It may have compiled kernels of preheat, which are in no recording either."""
+    code = "import subprocess\nsubprocess.run(['/usr/bin/env', '-i', '/bin/sh', '-c', ':'], env={})\n"
+    done = cli("record", "--", *script(code + PREHEAT))
+    assert done.code == 0
+    assert "not recorded: what env may have compiled, which is not seen\n" in done.err
+    assert "env" in [row.library for row in unrecorded()]
 
 
 def test_without_the_audit_library_a_recording_says_what_it_did_not_look_for(
@@ -176,7 +185,11 @@ def test_a_compiler_that_runs_beside_a_compile_of_preheat_is_listed() -> None:
             for name, at in rows
         ]
         fields = {"parent": APP, "path": "/x/gcc", "argv": ["gcc"], "role": "compiler", "site": site}
-        events += [Event("exec", 2.0, APP + 1, fields), Event("exit", 3.0, APP + 1, {})]
+        events += [
+            Event("exec", 2.0, APP + 1, fields),
+            Event("process", 2.0, APP + 1, {**fields, "preloaded": 1}),
+            Event("exit", 3.0, APP + 1, {}),
+        ]
         log = EventLog(tuple(sorted(events, key=lambda each: each.time)))
         return [row.library for row in find_unrecorded(log)]
 

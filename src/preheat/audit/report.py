@@ -37,6 +37,7 @@ __all__ = [
     "covered_seconds",
     "find_compiles",
     "make_report",
+    "unseen_programs",
 ]
 
 #: Programs of the system that describe the machine. Some are statically linked. They load no module.
@@ -383,23 +384,25 @@ def _without_cupti(log: EventLog, wanted: bool) -> Iterator[str]:
         yield f"modules loaded by the CUDA runtime in process {pid}: CUPTI was not active there"
 
 
+def unseen_programs(log: EventLog, processes: Processes) -> Iterator[tuple[str, str]]:
+    """Yield the name of each program whose activity was not seen, and why."""
+    for process in processes:
+        for path, why in process.skipped:
+            yield os.path.basename(path), why
+        if not process.seen and not process.worker and not _is_harmless(process):
+            yield _program_name(process), process.hidden or "the audit library was not loaded"
+    for event in log.named("shell"):
+        if why := event.text("hidden"):
+            yield "a shell", why
+    for name in with_unseen_children(log, processes):
+        yield f"a program that {name} started", "no function showed its start and its end"
+
+
 def _unseen(log: EventLog, processes: Processes) -> Iterator[str]:
     reasons: Counter[str] = Counter()
     for event in log.named("unseen"):
         reasons[f"{event.text('what')}: {event.text('why')}"] += 1
-    for process in processes:
-        for path, why in process.skipped:
-            reasons[f"activity of {os.path.basename(path)}: {why}"] += 1
-        if not process.seen and not process.worker and not _is_harmless(process):
-            why = process.hidden or "the audit library was not loaded"
-            reasons[f"activity of {_program_name(process)}: {why}"] += 1
-    for event in log.named("shell"):
-        if why := event.text("hidden"):
-            reasons[f"activity of a shell: {why}"] += 1
-    for name in with_unseen_children(log, processes):
-        reasons[
-            f"activity of a program that {name} started: no function showed its start and its end"
-        ] += 1
+    reasons.update(f"activity of {name}: {why}" for name, why in unseen_programs(log, processes))
     for reason, number in reasons.items():
         yield reason + (f" ({number} times)" if number > 1 else "")
     for process in still_running(log, processes):

@@ -10,7 +10,7 @@ from preheat.ahead.manifest import Unrecorded
 from preheat.audit.compiler_libraries import mapped_libraries
 from preheat.audit.events import EventLog
 from preheat.audit.processes import Processes, read_processes
-from preheat.audit.report import Compile, covered_seconds, find_compiles
+from preheat.audit.report import Compile, covered_seconds, find_compiles, unseen_programs
 from preheat.audit.sites import ADAPTER_OF
 
 __all__ = ["find_unrecorded"]
@@ -42,8 +42,8 @@ class _Making:
 def find_unrecorded(log: EventLog) -> tuple[Unrecorded, ...]:
     """Return what a run compiled that a recording of it does not have.
 
-    A compile is recorded if it is one of preheat, or a part of the making of an entry. A library that
-    may have compiled inside itself without being seen is listed without a compiler.
+    A compile is recorded if it is one of preheat, or a part of the making of an entry. A library
+    or a program that may have compiled without being seen is listed without a compiler.
     """
     processes = read_processes(log)
     makings = list(_makings(log))
@@ -53,6 +53,7 @@ def find_unrecorded(log: EventLog) -> tuple[Unrecorded, ...]:
             compiler = each.name if each.kind == "program" else each.kind
             found.setdefault((each.by.library, compiler), []).append(each)
     hidden = {library.name for library in mapped_libraries(log) if library.why}
+    hidden |= {name for name, _ in unseen_programs(log, processes)}
     return (
         *(_row(*key, group) for key, group in sorted(found.items())),
         *(Unrecorded(name) for name in sorted(hidden)),

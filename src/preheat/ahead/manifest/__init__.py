@@ -47,7 +47,7 @@
 
     [[unrecorded]]                 # what no adapter covers, so that no bundle has it
     library = "torch"
-    compiler = "c++"               # without it, the library may have compiled inside itself
+    compiler = "c++"               # without it, the library may have compiled, which nobody saw
                                    # seconds and by as in a program
 
 Paths are relative to the directory of the manifest. Generated texts are stored in

@@ -174,7 +174,7 @@ class Unrecorded:
     """What a library compiled during a recording with a compiler that no adapter covers.
 
     `callers` are the lines that led to it, and `seconds` is the time of one recording. `compiler` is
-    empty for a library that may have compiled inside itself, which nobody saw.
+    empty for a library or a program that may have compiled, which nobody saw.
     """
 
     library: str
@@ -194,7 +194,7 @@ class Unrecorded:
 
     def __str__(self) -> str:
         if not self.compiler:
-            return f"what {self.library} may have compiled inside itself, which is not seen"
+            return f"what {self.library} may have compiled, which is not seen"
         lines = f" ({', '.join(self.callers)})" if self.callers else ""
         return f"what {self.library} compiled with {self.compiler}{lines}"
 
