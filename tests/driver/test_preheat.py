@@ -66,8 +66,9 @@ def test_entries_are_the_same_with_and_without_the_driver(tmp_path: Path) -> Non
 
 def test_entries_of_a_process_without_the_driver_are_executed(tmp_path: Path) -> None:
     """So that a bundle for production can be tested."""
-    run(BUILD, tmp_path, driver=False)
-    run(BUILD, tmp_path, "cuda", driver=True, PREHEAT_SEALED="1")
+    run(BUILD, tmp_path / "cache", driver=False)
+    layer = str(tmp_path / "cache")
+    run(BUILD, tmp_path, "cuda", driver=True, PREHEAT_SEALED="1", PREHEAT_LAYERS=layer)
 
 
 def test_a_fault_names_the_argument_and_the_line_of_the_source(tmp_path: Path) -> None:

@@ -95,3 +95,14 @@ def test_the_environment_of_a_program_keeps_what_else_is_preloaded() -> None:
     assert env["LD_PRELOAD"].split(":") == ["/a.so", str(LIBRARY)]
     assert (env["PREHEAT_EMULATE_SCHEDULE"], env["PREHEAT_EMULATE_DEVICES"]) == ("3", "2")
     assert driver_environment(env)["LD_PRELOAD"] == env["LD_PRELOAD"]
+
+
+@pytest.mark.skipif(not LIBRARY.is_file(), reason="the CPU driver was not built")
+def test_caches_on_the_cpu_driver_are_beside_those_of_a_gpu() -> None:
+    own = driver_environment({"HOME": "/home/me", "TRITON_CACHE_DIR": "/fast/triton"})
+    assert own["TRITON_CACHE_DIR"] == "/fast/triton-on-cpu-driver"
+    assert own["PREHEAT_CACHE_DIR"] == "/home/me/.cache/preheat-on-cpu-driver"
+    assert own["CUPY_CACHE_DIR"] == "/home/me/.cupy/kernel_cache-on-cpu-driver"
+    assert driver_environment(own) == own  # Commands nest.
+    moved = driver_environment({"HOME": "/home/me", "XDG_CACHE_HOME": "/caches"})
+    assert moved["PREHEAT_CACHE_DIR"] == "/caches/preheat-on-cpu-driver"
