@@ -28,7 +28,17 @@ from preheat.driver import (
 from preheat.driver.driver import Driver
 from preheat.driver.entry_points import KINDS, EntryPoint, read_table
 from preheat.driver.faults import say
-from preheat.driver.graphs import captures, executables, nodes, structure, user_objects
+from preheat.driver.graphs import (
+    captures,
+    edges,
+    executables,
+    kernel_nodes,
+    memory_nodes,
+    nodes,
+    structure,
+    updates,
+    user_objects,
+)
 from preheat.driver.settings import DriverSettings
 from preheat.native_build import BUILD_AGAIN, is_stale
 
@@ -36,8 +46,8 @@ __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 
 #: The modules that register functions when they are imported.
 SUBJECTS = (
-    captures, contexts, copies, devices, events, executables, functions, nodes, launches, memory,
-    modules, pointers, pools, streams, structure, user_objects,
+    captures, contexts, copies, devices, edges, events, executables, functions, kernel_nodes, launches,
+    memory, memory_nodes, modules, nodes, pointers, pools, streams, structure, updates, user_objects,
 )  # fmt: skip
 
 _SOURCES = Path(__file__).with_name("native")

@@ -22,7 +22,7 @@ from preheat.driver.streams import Stream, stream_of, submit
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["BOX_2D", "BOX_3D", "Copy", "Fill", "Side", "box", "copy_of", "fill_of"]
+__all__ = ["BOX_2D", "BOX_3D", "Copy", "Fill", "Side", "box_of", "copy_of", "fill_of"]
 
 _HOST, _DEVICE, _ARRAY, _UNIFIED = 1, 2, 3, 4
 _LEGACY = 0
@@ -249,14 +249,19 @@ class _Place(NamedTuple):
         return _side(driver, address, size, pageable=pageable, pitch=pitch, layer=layer)
 
 
-def box(driver: Driver, address: int, *, depth: bool) -> Copy:
-    """Return the copy that the structure at an address describes."""
+def _box(driver: Driver, address: int, *, depth: bool) -> Copy:
+    size = BOX_3D.size if depth else BOX_2D.size
+    return box_of(driver, read(address, size), depth=depth)
+
+
+def box_of(driver: Driver, data: bytes, *, depth: bool) -> Copy:
+    """Return the copy that a structure describes, with or without a depth."""
     if depth:
-        fields = BOX_3D.unpack(read(address, BOX_3D.size))
+        fields = BOX_3D.unpack(data)
         places = [_Place.of_3d(fields[:11]), _Place.of_3d(fields[11:22])]
         width, height, layers = fields[22:]
     else:
-        fields = BOX_2D.unpack(read(address, BOX_2D.size))
+        fields = BOX_2D.unpack(data)
         places = [_Place.of_2d(fields[:7]), _Place.of_2d(fields[7:14])]
         width, height, layers = *fields[14:], 1
     of, to = (place.side(driver, width, height, layers) for place in places)
@@ -265,12 +270,12 @@ def box(driver: Driver, address: int, *, depth: bool) -> Copy:
 
 def _box_now(driver: Driver, address: int, *, depth: bool, stream: int = _LEGACY) -> None:
     where = stream_of(driver, stream)
-    copy = box(driver, address, depth=depth)
+    copy = _box(driver, address, depth=depth)
     submit_copy(where, copy, wait=None in (copy.source.allocator, copy.target.allocator))
 
 
 def _box_async(driver: Driver, address: int, stream: int, *, depth: bool) -> None:
-    submit_copy(stream_of(driver, stream), box(driver, address, depth=depth))
+    submit_copy(stream_of(driver, stream), _box(driver, address, depth=depth))
 
 
 entry("cuMemcpy2D", 3020, default_stream=True)(partial(_box_now, depth=False))

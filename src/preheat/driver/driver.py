@@ -6,8 +6,9 @@ import ctypes
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from preheat.devices.emulator.graph_work import GraphAllocation
 from preheat.devices.emulator.launch import Launch
 from preheat.driver.allocations import Allocation, Allocations, Kind
 from preheat.driver.contexts import Context
@@ -96,6 +97,10 @@ class Handles:
             raise CallError(INVALID_HANDLE)
         return found
 
+    def all(self, kind: type[T]) -> list[T]:
+        """Return all objects of a kind."""
+        return [thing for thing in self._objects.values() if isinstance(thing, kind)]
+
     def remove(self, number: int) -> None:
         """Forget a handle."""
         self._objects.pop(number, None)
@@ -114,6 +119,7 @@ class Driver:
 
     Attributes:
         kernels: The kernel of each prepared launch, for the parameters of nodes.
+        graph_memory: The work of graphs that allocates memory, by the address.
         faulted: True if a fault has ended a context; each call then asks for the status of its own.
     """
 
@@ -124,6 +130,7 @@ class Driver:
         self.memory = Allocations()
         self.handed_over = HandedOver()
         self.kernels: WeakKeyDictionary[Launch, Function] = WeakKeyDictionary()
+        self.graph_memory: WeakValueDictionary[int, GraphAllocation] = WeakValueDictionary()
         self.captures: dict[int, Graph] = {}  # by the number of the capture
         self.initialized = False
         self.gpus: list[Gpu] = []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preheat.devices.emulator.graph_work import EventRecord, EventWait
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
 from preheat.driver.raw import F32, put
@@ -14,7 +14,7 @@ from preheat.driver.streams import stream_of
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["Event", "EventWork"]
+__all__ = ["Event"]
 
 _NO_TIMING = 2
 _INTERPROCESS = 4
@@ -23,28 +23,18 @@ _EXTERNAL = 1  # a flag of records and waits: a node of the graph that is being 
 
 
 class Event:
-    """An event of a context.
-
-    Attributes:
-        recorded: False until it is recorded for the first time. It counts as complete until then.
-    """
+    """An event of a context."""
 
     def __init__(self, context: Context, flags: int) -> None:
         self.handle = 0
         self.context = context
         self.flags = flags
-        self.recorded = False
         self.emulated = context.gpu.emulator.event()
 
-
-@dataclass(frozen=True)
-class EventWork:
-    """A node that records an event or waits for it. A launch does it for the whole graph."""
-
-    event: Event
-
-    def __call__(self) -> None:
-        """Do nothing when the node is executed."""
+    @property
+    def recorded(self) -> bool:
+        """False until it is recorded for the first time. It counts as complete until then."""
+        return self.emulated.recorded
 
 
 @entry("cuEventCreate")
@@ -68,14 +58,17 @@ def _record(driver: Driver, handle: int, stream: int) -> None:
     if where.context is not event.context:
         raise CallError(INVALID_HANDLE)
     where.emulated.record(reuse=event.emulated)
-    event.recorded = True
 
 
 @entry("cuEventRecordWithFlags", stream=1)
 def _record_with_flags(driver: Driver, handle: int, stream: int, flags: int) -> None:
     where = stream_of(driver, stream)
-    if flags & _EXTERNAL and (branch := where.emulated.branch) is not None:
-        branch.add("record", "", EventWork(driver.handles.get(handle, Event)))
+    branch = where.emulated.branch
+    if flags & ~_EXTERNAL or (flags and branch is None):
+        raise CallError(INVALID_VALUE)
+    if flags and branch is not None:
+        event = driver.handles.get(handle, Event)
+        branch.add("record", "", EventRecord(event.emulated, event))
     else:
         _record(driver, handle, stream)
 
@@ -107,7 +100,10 @@ def _elapsed(driver: Driver, out: int, start: int, end: int) -> None:
 @entry("cuStreamWaitEvent", stream=0)
 def _wait(driver: Driver, handle: int, event: int, flags: int) -> None:
     where, found = stream_of(driver, handle), driver.handles.get(event, Event)
-    if flags & _EXTERNAL and (branch := where.emulated.branch) is not None:
-        branch.add("wait", "", EventWork(found))
+    branch = where.emulated.branch
+    if flags & ~_EXTERNAL or (flags and branch is None):
+        raise CallError(INVALID_VALUE)
+    if flags and branch is not None:
+        branch.add("wait", "", EventWait(found.emulated, found))
     else:
         where.emulated.wait(found.emulated)

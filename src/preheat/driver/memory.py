@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preheat.devices.emulator.graph import GraphAllocation
+from preheat.devices.emulator.graph_work import GraphAllocation
 from preheat.devices.emulator.memory import align_up
 from preheat.driver.allocations import Allocation, Kind
 from preheat.driver.calls import CallError, entry
@@ -137,6 +137,7 @@ def note_graph_memory(driver: Driver, made: GraphAllocation, context: Context) -
     """Know the memory of an allocation node as long as the node exists."""
     start, size = made.address, made.allocation.size
     driver.memory.add(Allocation(start, size, Kind.GRAPH, context))
+    driver.graph_memory[start] = made
     weakref.finalize(made, driver.memory.remove, start).atexit = False
 
 

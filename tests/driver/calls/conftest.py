@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.driver.calls.cuda import Program
+from tests.driver.calls.cuda import Program, cu, ok
+from tests.driver.calls.graphs import Kept
 
 
 @pytest.fixture
@@ -15,3 +17,27 @@ def program() -> Iterator[Program]:
     made = Program()
     yield made
     made.close()
+
+
+@pytest.fixture
+def stream(program: Program) -> Iterator[Any]:
+    """Yield a stream that does not wait for the legacy default stream."""
+    del program
+    made = ok(cu.cuStreamCreate(1))
+    yield made
+    ok(cu.cuStreamDestroy(made))
+
+
+@pytest.fixture
+def graph(program: Program) -> Iterator[Any]:
+    """Yield an empty graph."""
+    del program
+    made = ok(cu.cuGraphCreate(0))
+    yield made
+    ok(cu.cuGraphDestroy(made))
+
+
+@pytest.fixture
+def kept() -> Kept:
+    """Return what keeps the parameters of nodes."""
+    return Kept()

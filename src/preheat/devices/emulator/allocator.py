@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from preheat.devices import base
-from preheat.devices.emulator.graph import GraphAllocation, GraphFree
+from preheat.devices.emulator.graph_work import GraphAllocation, GraphFree
 from preheat.devices.emulator.memory import FREED, POISON, Buffer, Memory, align_up
 from preheat.devices.emulator.quarantine import Allocation, Quarantine
 from preheat.devices.emulator.schedule import Scheduler
@@ -29,11 +29,15 @@ class Allocator:
 
     Attributes:
         used: The bytes that are allocated now.
+        of_graphs: The bytes that work of graphs has allocated, by address.
+        most_of_graphs: The most bytes of `of_graphs` so far.
     """
 
     def __init__(self, memory: Memory, scheduler: Scheduler | None, lock: threading.RLock) -> None:
         self.lock = lock
         self.used = 0
+        self.of_graphs: dict[int, int] = {}
+        self.most_of_graphs = 0
         self._memory = memory
         self._scheduler = scheduler
         self._allocated: dict[int, Allocation] = {}
@@ -102,10 +106,11 @@ class Allocator:
         with self.lock:
             allocation = self._uncount(address)
             if self._scheduler is None:
+                self.of_graphs.pop(address, None)
                 self._memory.free(allocation.buffer)
                 return
             self._scheduler.submit(stream.id, lambda: self._make_freed(allocation.buffer))
-            if not allocation.of_graph:  # The replay uses that address again.
+            if allocation.of_graph is None:  # The replay uses that address again.
                 self._quarantine.add(allocation, stream.id)
 
     def is_allocated(self, address: int) -> bool:
@@ -121,23 +126,40 @@ class Allocator:
     def graph_allocation(self, size: int) -> GraphAllocation:
         """Return work that allocates memory in each replay, at the same address."""
         allocation = _new_allocation(size)
-        return GraphAllocation(allocation, lambda: self._make_valid(allocation.buffer))
+        return GraphAllocation(allocation, lambda: self._allocate_in_graph(allocation))
+
+    def _allocate_in_graph(self, allocation: Allocation) -> None:
+        with self.lock:
+            self._make_valid(allocation.buffer)
+            self.of_graphs[allocation.buffer.start] = allocation.size
+            self.most_of_graphs = max(self.most_of_graphs, sum(self.of_graphs.values()))
 
     def graph_free(self, made: GraphAllocation) -> GraphFree:
         """Return work that frees in each replay what `made` has allocated."""
         return GraphFree(made, lambda: self._make_freed(made.allocation.buffer))
 
-    def claim(self, allocations: Sequence[Allocation], stream: base.Stream, *, free: bool) -> bool:
-        """Count memory that a replay in `stream` allocates. Return False if it is still allocated."""
+    def claim(
+        self,
+        allocations: Sequence[GraphAllocation],
+        stream: base.Stream,
+        *,
+        free: bool,
+        freed: Sequence[GraphAllocation] = (),
+    ) -> bool:
+        """Count memory that a replay in `stream` allocates, and what it frees of others no longer.
+
+        Return False if the former is still allocated, unless `free` frees it, or if the latter is not.
+        """
         with self.lock:
-            for allocation in allocations:
-                if allocation.buffer.start not in self._allocated:
-                    continue
-                if not free:
-                    return False
-                self.free(allocation.buffer.start, stream)
-            for allocation in allocations:
-                self._count(allocation._replace(of_graph=True))
+            held = [made.address for made in allocations if made.address in self._allocated]
+            if (held and not free) or any(made.address not in self._allocated for made in freed):
+                return False
+            for address in held:
+                self.free(address, stream)
+            for made in freed:
+                self._uncount(made.address)
+            for made in allocations:
+                self._count(made.allocation._replace(of_graph=made))
             return True
 
     # The moments at which queued work changes what is valid
@@ -154,6 +176,7 @@ class Allocator:
             self.require_valid("free", buffer.start, size)
             ctypes.memset(buffer.start, FREED, size)
             self._memory.free(buffer)
+            self.of_graphs.pop(buffer.start, None)
 
     def require_valid(self, kind: str, address: int, size: int, *, write: bool = True) -> None:
         """Raise for queued work that accesses memory which has been freed.

@@ -26,18 +26,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from preheat.devices import base
 from preheat.devices.emulator.driver_errors import driver_error
-from preheat.devices.emulator.graph import (
-    ClaimMemory,
-    EmulatorGraph,
-    GraphAllocation,
-    GraphFree,
-    GraphWork,
-    WorkList,
-)
+from preheat.devices.emulator.graph import ClaimMemory, EmulatorGraph
+from preheat.devices.emulator.graph_work import GraphAllocation, GraphFree, GraphWork, WorkList
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.errors import DriverError
 
@@ -61,6 +55,7 @@ class Capture:
         self._after: list[tuple[int, ...]] = []  # for each node, the nodes that it depends on
         self._owners: list[object] = []
         self._unfreed: dict[int, GraphAllocation] = {}  # by address
+        self._apart: set[int] = set()  # nodes that the captured stream need not wait for
 
     def add(self, kind: str, name: str, work: Callable[[], object], after: Sequence[int]) -> int:
         """Add work that each replay executes after the nodes `after`. Return the number of its node."""
@@ -103,7 +98,11 @@ class Capture:
     def unjoined(self, last: frozenset[int]) -> bool:
         """Return whether a node is neither in `last` nor before another node."""
         before_others = set(itertools.chain.from_iterable(self._after))
-        return not before_others | last >= set(range(len(self.nodes)))
+        return not before_others | last | self._apart >= set(range(len(self.nodes)))
+
+    def set_apart(self, nodes: Iterable[int]) -> None:
+        """Let the capture end although the captured stream does not wait for these nodes."""
+        self._apart.update(nodes)
 
     def unfreed(self, address: int) -> GraphAllocation | None:
         """Return the captured allocation of this address that no captured work frees, or None."""

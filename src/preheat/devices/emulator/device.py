@@ -19,7 +19,8 @@ from preheat.devices import base
 from preheat.devices.emulator.allocator import TOTAL_BYTES, Allocator
 from preheat.devices.emulator.capture import Captures
 from preheat.devices.emulator.driver_errors import error_of
-from preheat.devices.emulator.graph import EmulatorExecutable, GraphWork
+from preheat.devices.emulator.graph import EmulatorExecutable
+from preheat.devices.emulator.graph_work import GraphWork
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.host_memory import HostMemory
 from preheat.devices.emulator.image import image

@@ -1,96 +1,70 @@
 """Graphs of the emulator: work with its dependencies, which each replay executes.
 
-Where work is deferred, each replay executes the nodes in another order that their dependencies allow.
+Where work is deferred, each replay executes the pieces in another order that their dependencies allow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import groupby
+from typing import Protocol
 
 from preheat.devices import base
-from preheat.devices.emulator.driver_errors import driver_error
-from preheat.devices.emulator.quarantine import Allocation
+from preheat.devices.emulator.graph_work import (
+    Event,
+    GraphAllocation,
+    GraphWork,
+    expanded,
+    foreign_frees,
+    run_all,
+    unfreed,
+)
 from preheat.devices.emulator.schedule import Scheduler
 
-__all__ = [
-    "ClaimMemory", "EmulatorExecutable", "EmulatorGraph", "GraphAllocation", "GraphFree", "GraphWork",
-    "WorkList", "unfreed",
-]  # fmt: skip
-
-WorkList = list[Callable[[], object]]
-
-
-@dataclass(frozen=True)
-class GraphAllocation:
-    """Work that allocates memory in each replay, at an address that is always the same."""
-
-    allocation: Allocation
-    make_valid: Callable[[], None]
-
-    @property
-    def address(self) -> int:
-        """The address of the memory."""
-        return self.allocation.buffer.start
-
-    def __call__(self) -> None:
-        self.make_valid()
-
-
-@dataclass(frozen=True)
-class GraphFree:
-    """Work that frees the memory of an allocation in each replay."""
-
-    made: GraphAllocation
-    make_freed: Callable[[], None]
-
-    def __call__(self) -> None:
-        self.make_freed()
-
-
-def unfreed(work: WorkList) -> tuple[Allocation, ...]:
-    """Return the memory that work allocates and does not free."""
-    freed = {each.made.address for each in work if isinstance(each, GraphFree)}
-    made = [each for each in work if isinstance(each, GraphAllocation)]
-    return tuple(each.allocation for each in made if each.address not in freed)
+__all__ = ["ClaimMemory", "EmulatorExecutable", "EmulatorGraph"]
 
 
 class ClaimMemory(Protocol):
-    """Counts the memory that a replay leaves allocated as memory of the device."""
+    """Counts the memory that a replay leaves allocated, and what it frees of other graphs."""
 
-    def __call__(self, allocations: Sequence[Allocation], stream: base.Stream, *, free: bool) -> bool:
-        """Return False if memory of an earlier replay is still allocated, unless `free` frees it."""
+    def __call__(
+        self,
+        allocations: Sequence[GraphAllocation],
+        stream: base.Stream,
+        *,
+        free: bool,
+        freed: Sequence[GraphAllocation] = (),
+    ) -> bool:
+        """Return False if memory of an earlier replay is still allocated, unless `free` frees it.
 
-
-class GraphWork(NamedTuple):
-    """The work of each replay, and the objects that it keeps alive.
-
-    `after` has, for each piece of work, the positions of those that it depends on.
-    """
-
-    work: WorkList
-    after: list[tuple[int, ...]]
-    owners: tuple[object, ...] = ()
+        It is also False if memory that the replay frees, `freed`, is not allocated.
+        """
 
 
 class EmulatorExecutable:
-    """Captured work, executed in an order that its nodes allow. It keeps owners alive."""
+    """Work, executed in an order that its dependencies allow. It keeps owners alive."""
 
     def __init__(
         self,
-        captured: GraphWork,
+        graph: GraphWork,
         scheduler: Scheduler | None,
         claim: ClaimMemory,
         *,
         free_on_launch: bool,
     ) -> None:
-        self._captured: GraphWork | None = captured
         self._scheduler = scheduler
         self._claim = claim
         self._free_on_launch = free_on_launch
-        self._unfreed = unfreed(captured.work)
+        self._closed = False
+        self.renew(graph)
+
+    def renew(self, graph: GraphWork) -> None:
+        """Let later replays do other work with the same dependencies. Queued replays keep theirs."""
+        self._pieces = pieces = expanded(graph)
+        self._has_events = any(isinstance(piece, Event) for piece in pieces.work)
+        self._unfreed = unfreed(pieces.work)
+        self._foreign = foreign_frees(pieces.work)
 
     def upload(self, stream: base.Stream) -> None:
         """Do nothing: there is nothing to upload."""
@@ -98,50 +72,54 @@ class EmulatorExecutable:
     def prepare(
         self, stream: base.Stream, *, unless_captured: bool = False, mark: base.Event | None = None
     ) -> base.Replay:
-        """Return a function that executes the work or queues it as one item."""
+        """Return a function that executes the work or queues it."""
         replay = partial(self._replay, stream, mark)
         if unless_captured:
             return lambda: replay() if stream.capture_status() == "none" else base.NOT_SUBMITTED
         return replay
 
     def _replay(self, stream: base.Stream, mark: base.Event | None) -> tuple[int, ...]:
-        captured = self._captured
-        scheduler = self._scheduler
-        if captured is None:
+        if self._closed:
             return (400,)
-        if self._unfreed and not self._claim(self._unfreed, stream, free=self._free_on_launch):
+        claims = self._unfreed or self._foreign
+        if claims and not self._claim(
+            self._unfreed, stream, free=self._free_on_launch, freed=self._foreign
+        ):
             return (1,)
-        if scheduler is None:
-            _run_all(captured, range(len(captured.work)))
+        pieces = self._pieces
+        scheduler = self._scheduler
+        order = range(len(pieces.work)) if scheduler is None else scheduler.shuffled(pieces.after)
+        if self._has_events:
+            self._submit_with_events(stream, order)
         else:
-            order = scheduler.shuffled(captured.after)
-            scheduler.submit(
-                stream.id, partial(_run_all, captured, order)
-            )  # It keeps the owners alive.
+            self._submit(stream, order)
         if mark is not None:
             stream.record(reuse=mark)
         return (0,)
 
-    def renew(self, captured: GraphWork) -> None:
-        """Let later replays do other work. Queued replays do what they were queued with."""
-        self._captured = captured
-        self._unfreed = unfreed(captured.work)
+    def _submit(self, stream: base.Stream, order: Sequence[int]) -> None:
+        """Execute pieces, or queue them as one item, which keeps them and the owners alive."""
+        pieces = self._pieces
+        if self._scheduler is None:
+            run_all(pieces.work, order)
+        else:
+            self._scheduler.submit(stream.id, lambda: run_all(pieces.work, order))
 
-    def as_work(self) -> Callable[[], None]:
-        """Return one replay as a piece of work of another graph."""
-        captured = self._captured
-        if captured is None:
-            raise driver_error("graph launch", 400)
-        return partial(_run_all, captured, range(len(captured.work)))
+    def _submit_with_events(self, stream: base.Stream, order: Sequence[int]) -> None:
+        """Execute or queue pieces, and record and wait for events between them."""
+        work = self._pieces.work
+        for is_event, places in groupby(order, lambda at: isinstance(work[at], Event)):
+            if is_event:
+                for piece in map(work.__getitem__, places):
+                    assert isinstance(piece, Event)
+                    piece.submit(stream)
+            else:
+                self._submit(stream, list(places))
 
     def close(self) -> None:
         """Release the work and the owners. A queued replay keeps them alive."""
-        self._captured = None
-
-
-def _run_all(captured: GraphWork, order: Sequence[int]) -> None:
-    for at in order:
-        captured.work[at]()
+        self._closed = True
+        self.renew(GraphWork([], []))
 
 
 class EmulatorGraph:
@@ -170,11 +148,6 @@ class EmulatorGraph:
     def dependencies(self) -> list[tuple[int, ...]]:
         """Return, for each node, the positions of the nodes that it depends on."""
         return list(self._captured.after)
-
-    @property
-    def captured(self) -> GraphWork:
-        """The work of its nodes, and what they depend on."""
-        return self._captured
 
     def instantiate(self, *, free_on_launch: bool = False) -> base.Executable:
         """Return an executable."""

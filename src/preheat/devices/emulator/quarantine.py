@@ -20,7 +20,7 @@ class Allocation(NamedTuple):
 
     buffer: Buffer
     array: np.ndarray[Any, Any]
-    of_graph: bool = False  # A graph allocated it, and allocates it at this address in every replay.
+    of_graph: object = None  # The work that allocates it, at this address in every replay.
 
     @property
     def size(self) -> int:

@@ -29,6 +29,7 @@ class EmulatorEvent:
         self.scheduler = scheduler
         self._captures = captures
         self.captured: Branch | None = None  # the stream in the capture, as it was then
+        self.recorded = False
         self.position: QueuePosition | None = None
         self._at = 0.0
 
@@ -42,6 +43,7 @@ class EmulatorEvent:
         elif self.scheduler is not None:
             position = self.scheduler.record(stream)
         self.captured = captured
+        self.recorded = True
         self.position = position
         self._at = time.perf_counter()
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 from preheat.devices.emulator.capture import Branch, Capture
 from preheat.driver.calls import CallError, entry
 from preheat.driver.driver import CAPTURE_MODES
-from preheat.driver.graphs.graph import Graph, Node, graph_of, node_of
-from preheat.driver.raw import I32, U64, get, put
+from preheat.driver.graphs.edges import read_nodes
+from preheat.driver.graphs.graph import Graph, graph_of
+from preheat.driver.raw import I32, put
 from preheat.driver.status import ILLEGAL_STATE, INVALID_VALUE
 from preheat.driver.streams import Stream, stream_of
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["read_nodes"]
+__all__: list[str] = []
 
 _STATUS = ("none", "active", "invalidated")
 _ADD, _SET = 0, 1  # what an update does with the dependencies of the next node
@@ -29,7 +30,7 @@ def _begin(driver: Driver, handle: int, mode: int) -> None:
     for number, graph in list(driver.captures.items()):
         if graph.capture is not None and graph.capture.over:  # Its stream was destroyed.
             del driver.captures[number]
-            graph.close(driver)
+            graph.abandon(driver)
     stream_of(driver, handle).emulated.begin_capture(CAPTURE_MODES[mode])
 
 
@@ -49,8 +50,9 @@ def _begin_to_graph(
     place = {node: at for at, node in enumerate(nodes)}
     for node in nodes:
         branch.capture.add(node.kind, node.name, node.work, [place[each] for each in node.before])
+    branch.capture.set_apart(place.values())
     branch.last = frozenset(place[node] for node in first)
-    into.capture = branch.capture
+    into.continue_in(branch.capture)
     driver.captures[branch.capture.number] = into
 
 
@@ -82,7 +84,7 @@ def _end(driver: Driver, handle: int, out: int) -> None:
         put(out, graph.handle)
     except BaseException:
         if branch.capture.over:
-            graph.close(driver)
+            graph.abandon(driver)
         raise
     finally:
         if branch.capture.over:
@@ -153,6 +155,8 @@ def _update(driver: Driver, handle: int, nodes: int, count: int, flags: int) -> 
     if any(node not in mine for node in given):
         raise CallError(INVALID_VALUE)
     places = frozenset(map(mine.index, given))
+    if flags == _SET:
+        branch.capture.set_apart(branch.last - places)
     branch.last = places if flags == _SET else branch.last | places
 
 
@@ -162,8 +166,3 @@ def _update_with_edges(
 ) -> None:
     del edges
     _update(driver, handle, nodes, count, flags)
-
-
-def read_nodes(driver: Driver, address: int, count: int) -> list[Node]:
-    """Return the nodes of an array of handles."""
-    return [node_of(driver, get(address + 8 * at, U64)) for at in range(count)]

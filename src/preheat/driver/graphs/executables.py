@@ -1,150 +1,161 @@
-"""Executable graphs: instantiation, launch and update."""
+"""Executable graphs: instantiation, launch, and nodes that are left out."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from preheat.devices.emulator.graph import GraphAllocation, GraphFree
+from preheat.devices.emulator.graph_work import ChildGraph, GraphWork
 from preheat.driver.calls import CallError, entry
-from preheat.driver.graphs.graph import CHILD, Executable, Graph, Node, graph_of, ordered, work_of
-from preheat.driver.graphs.parameters import EventWork
+from preheat.driver.graphs.graph import (
+    CycleError,
+    Executable,
+    Graph,
+    Node,
+    clone,
+    executable_of,
+    graph_of,
+    node_of,
+    work_of,
+)
 from preheat.driver.launches import asynchronous
-from preheat.driver.raw import I32, U64, get, put, write
-from preheat.driver.status import EXEC_UPDATE_FAILURE, INVALID_VALUE
-from preheat.driver.streams import stream_of
+from preheat.driver.raw import I32, U32, U64, get, put
+from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
+from preheat.driver.streams import Stream, stream_of
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["executable_of"]
+__all__: list[str] = []
 
-_FREE_ON_LAUNCH = 1
-_KNOWN_FLAGS = 0b1011  # also an upload, and priorities, which change no result
-_INSTANTIATED = 0
-_TOPOLOGY_CHANGED, _TYPE_CHANGED, _PARAMETERS_CHANGED = 2, 3, 5
-_UPDATE_RESULT = struct.Struct("<I4xQQ")
+_FREE_ON_LAUNCH, _UPLOAD, _DEVICE_LAUNCH, _PRIORITIES = 1, 2, 4, 8
+_INSTANTIATED, _FAILED, _INVALID_STRUCTURE = 0, 1, 2  # results of an instantiation
+_KINDS_LEFT_OUT = ("kernel", "copy", "fill")
 
 
-def executable_of(driver: Driver, handle: int) -> Executable:
-    """Return the executable with this handle."""
-    return driver.handles.get(handle, Executable)
-
-
-def _make(driver: Driver, graph: Graph, flags: int) -> int:
-    if flags & ~_KNOWN_FLAGS or graph.capture is not None:
+def _make(driver: Driver, out: int, graph: Graph, flags: int) -> None:
+    if flags & _DEVICE_LAUNCH:
+        raise CallError(NOT_SUPPORTED)
+    if not out or flags & ~(_FREE_ON_LAUNCH | _UPLOAD | _PRIORITIES):
+        raise CallError(INVALID_VALUE)
+    if graph.capture is not None or graph.moved or _is_instantiated(driver, graph):
         raise CallError(INVALID_VALUE)
     emulator = driver.current().gpu.emulator
-    nodes, _ = ordered(driver, graph)
-    work = work_of(driver, graph)
+    work = work_of(driver, graph)  # It finds cycles.
     emulated = emulator.executable(work, free_on_launch=bool(flags & _FREE_ON_LAUNCH))
-    made = Executable(flags, nodes, work, emulated)
-    made.handle = driver.handles.add(made)
-    return made.handle
+    made = Executable(flags, clone(driver, graph), emulated)
+    made.handle = graph.executable = driver.handles.add(made)
+    put(out, made.handle)
 
 
-@entry("cuGraphInstantiate", 11000)
-def _instantiate(driver: Driver, out: int, graph: int, node: int, log: int, size: int) -> None:
+def _is_instantiated(driver: Driver, graph: Graph) -> bool:
+    """Return whether a graph with memory of its own has an executable: it cannot have two."""
+    if driver.handles.find(graph.executable, Executable) is None:
+        return False
+    return graph.allocates(driver)
+
+
+@entry("cuGraphInstantiate")
+def _instantiate(driver: Driver, out: int, handle: int, node: int, log: int, size: int) -> None:
     del log, size
+    graph = graph_of(driver, handle)
     put(node, 0)
-    put(out, _make(driver, graph_of(driver, graph), 0))
+    try:
+        _make(driver, out, graph, 0)
+    except CycleError as fault:
+        put(node, fault.node.handle)
+        raise
 
 
 @entry("cuGraphInstantiateWithFlags")
 def _instantiate_with_flags(driver: Driver, out: int, graph: int, flags: int) -> None:
-    put(out, _make(driver, graph_of(driver, graph), flags))
+    _make(driver, out, graph_of(driver, graph), flags)
 
 
 @entry("cuGraphInstantiateWithParams")
 def _instantiate_with_parameters(driver: Driver, out: int, graph: int, parameters: int) -> None:
-    put(out, _make(driver, graph_of(driver, graph), get(parameters, U64)))
-    put(parameters + 16, 0)
-    put(parameters + 24, _INSTANTIATED, I32)
+    if not parameters:
+        raise CallError(INVALID_VALUE)
+    node, result = parameters + 16, parameters + 24
+    put(node, 0, U64)
+    put(result, _FAILED, I32)
+    flags, stream = get(parameters, U64), get(parameters + 8, U64)
+    if flags & _UPLOAD:
+        stream_of(driver, stream)
+    try:
+        _make(driver, out, graph_of(driver, graph), flags)
+    except CycleError as fault:
+        put(node, fault.node.handle, U64)
+        put(result, _INVALID_STRUCTURE, I32)
+        raise
+    put(result, _INSTANTIATED, I32)
 
 
 @entry("cuGraphExecGetFlags")
 def _flags(driver: Driver, handle: int, out: int) -> None:
-    put(out, executable_of(driver, handle).flags)
+    made = executable_of(driver, handle)
+    if not out:
+        raise CallError(INVALID_VALUE)
+    put(out, made.flags)
+
+
+@entry("cuGraphExecGetId")
+def _id(driver: Driver, handle: int, out: int) -> None:
+    put(out, executable_of(driver, handle).number, U32)
 
 
 @entry("cuGraphExecDestroy")
 def _destroy(driver: Driver, handle: int) -> None:
-    executable_of(driver, handle).emulated.close()
-    driver.handles.remove(handle)
+    executable_of(driver, handle).close(driver)
 
 
 @entry("cuGraphUpload", stream=1)
 def _upload(driver: Driver, handle: int, stream: int) -> None:
-    executable_of(driver, handle).emulated.upload(stream_of(driver, stream).emulated)
+    made = executable_of(driver, handle)
+    made.emulated(driver).upload(stream_of(driver, stream).emulated)
 
 
 @entry("cuGraphLaunch", stream=1)
 def _launch(driver: Driver, handle: int, stream: int) -> int:
     made, where = executable_of(driver, handle), stream_of(driver, stream)
-    branch = where.emulated.branch
-    if branch is not None:
-        branch.add(CHILD, "", made.emulated.as_work())
+    if where.emulated.branch is not None:
+        _capture(driver, made, where)
         return 0
     status = 0
-    for work in _events(made, "wait"):
-        where.emulated.wait(work.event.emulated)
     with asynchronous(driver, where):
-        status = made.emulated.prepare(where.emulated)()[0]
-    for work in _events(made, "record"):
-        where.emulated.record(reuse=work.event.emulated)
-        work.event.recorded = True
+        status = made.emulated(driver).prepare(where.emulated)()[0]
     return status
 
 
-def _events(made: Executable, kind: str) -> Iterator[EventWork]:
-    """Yield the event nodes of one kind. Waits come before the whole graph, and records after it."""
-    for each, work in zip(made.kinds, made.work, strict=True):
-        if each == kind and isinstance(work, EventWork):
-            yield work
+def _capture(driver: Driver, made: Executable, stream: Stream) -> None:
+    """Let the graph that is being captured execute a copy of another one."""
+    branch = stream.emulated.branch
+    assert branch is not None
+    branch.capture.require("graph launch")
+    if made.template.allocates(driver):
+        raise branch.capture.invalidate("graph launch")
+    branch.add("graph", "", ChildGraph(GraphWork([], []), clone(driver, made.template)))
 
 
-# Updates
+# Nodes that are left out
 
 
-@entry("cuGraphExecUpdate", 12000)
-def _update(driver: Driver, handle: int, graph: int, out: int) -> int:
-    made, other = executable_of(driver, handle), graph_of(driver, graph)
-    nodes, after = ordered(driver, other)
-    fault = _difference(made, nodes, after)
-    if fault is not None:
-        result, node = fault
-        write(out, _UPDATE_RESULT.pack(result, 0 if node is None else node.handle, 0))
-        return EXEC_UPDATE_FAILURE
-    made.renew(nodes, work_of(driver, other))
-    write(out, _UPDATE_RESULT.pack(0, 0, 0))
-    return 0
+def _switch(driver: Driver, handle: int, node: int) -> tuple[Executable, Node]:
+    """Return an executable, and the node of it that can be left out."""
+    made = executable_of(driver, handle)
+    found = made.node(node_of(driver, node))
+    if found.kind not in _KINDS_LEFT_OUT:
+        raise CallError(INVALID_VALUE)
+    return made, found
 
 
-@entry("cuGraphExecUpdate", 10020)
-def _update_1(driver: Driver, handle: int, graph: int, node: int, result: int) -> int:
-    made, other = executable_of(driver, handle), graph_of(driver, graph)
-    nodes, after = ordered(driver, other)
-    found, at = _difference(made, nodes, after) or (0, None)
-    put(result, found, I32)
-    put(node, 0 if at is None else at.handle)
-    if found:
-        return EXEC_UPDATE_FAILURE
-    made.renew(nodes, work_of(driver, other))
-    return 0
+@entry("cuGraphNodeSetEnabled")
+def _set_enabled(driver: Driver, handle: int, node: int, enabled: int) -> None:
+    made, found = _switch(driver, handle, node)
+    found.enabled = bool(enabled)
+    made.change()
 
 
-def _difference(
-    made: Executable, nodes: list[Node], after: list[tuple[int, ...]]
-) -> tuple[int, Node | None] | None:
-    """Return why an executable cannot be updated to other nodes, and the node that differs."""
-    if len(nodes) != len(made.kinds):
-        return _TOPOLOGY_CHANGED, None
-    for place, node in enumerate(nodes):
-        if node.kind != made.kinds[place]:
-            return _TYPE_CHANGED, node
-        if made.after[place] != after[place]:
-            return _TOPOLOGY_CHANGED, node
-        if isinstance(node.work, GraphAllocation | GraphFree) and node not in made.places:
-            return _PARAMETERS_CHANGED, node
-    return None
+@entry("cuGraphNodeGetEnabled")
+def _is_enabled(driver: Driver, handle: int, node: int, out: int) -> None:
+    _, found = _switch(driver, handle, node)
+    put(out, int(found.enabled), U32)

@@ -1,22 +1,24 @@
-"""Functions that add nodes to graphs, and read and write their parameters.
+"""Functions that add nodes to graphs, and read and write the parameters of nodes.
 
-Each kind has functions of its own, and `cuGraphAddNode` takes one structure for all of them, in which
-the parameters of the kind begin at byte 16.
+Each kind has functions of its own, which take a part of its structure or a single value. The functions
+for all kinds take the structure of the kind inside another one, whose first number is the kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.devices.emulator.launch import KernelWork
 from preheat.driver.calls import CallError, entry
-from preheat.driver.graphs import parameters as of
-from preheat.driver.graphs.captures import read_nodes
-from preheat.driver.graphs.graph import CHILD, Executable, Graph, Node, Work, graph_of, node_of
-from preheat.driver.graphs.structure import NODE_TYPES, clone
-from preheat.driver.raw import I32, U64, get, put
+from preheat.driver.graphs.copy_nodes import COPY, FILL, is_plain
+from preheat.driver.graphs.edges import read_edges
+from preheat.driver.graphs.graph import Executable, Node, executable_of, graph_of, node_of
+from preheat.driver.graphs.kernel_nodes import KERNEL
+from preheat.driver.graphs.memory_nodes import ALLOCATION, ALLOCATION_ADDRESS
+from preheat.driver.graphs.node_kinds import Described
+from preheat.driver.graphs.updates import KINDS, update_child
+from preheat.driver.raw import I32, get, put, read, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 
 if TYPE_CHECKING:
@@ -24,293 +26,254 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_UNION = 16  # where the parameters of the kind begin in the structure of all kinds
-_COPY_IN_UNION = 16  # where the copy begins in its own part of that
-_KINDS = {number: kind for kind, number in NODE_TYPES.items()}
+_BY_NUMBER = {kind.number: name for name, kind in KINDS.items()}
+#: Kinds that a GPU has: semaphores of other APIs, operations on single words, conditions and others.
+_NOT_SUPPORTED = (8, 9, 12, 13, 14, 17, 18)
 
-Reader = Callable[["Driver", Graph, int], Work]
 
-#: By kind, how the work of a node is read from its structure: that of its own function, second version.
-_READERS: dict[str, Reader] = {
-    "kernel": lambda driver, _, at: of.kernel_work(driver, at, second=True),
-    "copy": lambda driver, _, at: of.copy_work(driver, at),
-    "fill": lambda driver, _, at: of.fill_work(driver, at),
-    "host": lambda _, __, at: of.host_work(at),
-    "empty": lambda *_: of.empty_work,
-    "wait": lambda driver, _, at: of.event_work(driver, get(at)),
-    "record": lambda driver, _, at: of.event_work(driver, get(at)),
-    "allocation": lambda driver, _, at: of.allocation_work(driver, at),
-    "free": lambda driver, graph, at: of.free_work(driver, graph, get(at)),
-}
+class _Part(NamedTuple):
+    """The part of a structure that a function takes, and the place of the context that it takes."""
+
+    kind: str
+    size: int
+    start: int = 0
+    context: int | None = None
+
+    @property
+    def structure(self) -> int:
+        """The size of the whole structure."""
+        return KINDS[self.kind].size
+
+    def filled(self, data: bytes, context: int = 0) -> bytes:
+        """Return the structure with a part and a context."""
+        whole = bytearray(self.structure)
+        whole[self.start : self.start + self.size] = data
+        if self.context is not None:
+            whole[self.context : self.context + 8] = context.to_bytes(8, "little")
+        return bytes(whole)
+
+
+_KERNEL_1 = _Part("kernel", KERNEL.size - 16)
+_KERNEL_2 = _Part("kernel", KERNEL.size)
+_COPY = _Part("copy", COPY.size - 16, start=16, context=8)
+_FILL = _Part("fill", FILL.size - 8, context=FILL.size - 8)
+_HOST = _Part("host", 16)
+_ALLOCATION = _Part("allocation", ALLOCATION.size)
+_CHILD = _Part("graph", 8)
+_WAIT = _Part("wait", 8)
+_RECORD = _Part("record", 8)
+_FREE = _Part("free", 8)
+_EMPTY = _Part("empty", 0)
+
+
+def _from_structure(part: _Part, address: int, context: int = 0) -> bytes:
+    if not address:
+        raise CallError(INVALID_VALUE)
+    return part.filled(read(address, part.size), context)
+
+
+def _from_value(part: _Part, value: int) -> bytes:
+    return part.filled(value.to_bytes(8, "little"))
+
+
+# Adding nodes
 
 
 def _add(
     driver: Driver,
     out: int,
-    handle: int,
+    graph: int,
     before: int,
+    edges: int,
     count: int,
     kind: str,
-    read: Callable[[Graph], Work],
+    data: bytes,
 ) -> Node:
-    """Add a node, whose work is read after its place in the graph was checked."""
-    graph = graph_of(driver, handle)
-    nodes = read_nodes(driver, before, count)
+    into = graph_of(driver, graph)
+    dependencies = read_edges(driver, into, before, edges, count, kind)
     if not out:
         raise CallError(INVALID_VALUE)
-    work = read(graph)
-    name = work.launch.program.kernel if isinstance(work, KernelWork) else ""
-    node = graph.add(driver, kind, name, work, nodes)
+    work, name, parameters = KINDS[kind].read(driver, data, into)
+    node = into.add(driver, kind, name, work, list(dependencies))
+    node.ports = {other: port for other, port in dependencies.items() if any(port)}
+    node.parameters = parameters
     put(out, node.handle)
     return node
 
 
-def _add_kind(
-    driver: Driver, out: int, graph: int, before: int, count: int, address: int, *, kind: str
+def _add_described(
+    driver: Driver, out: int, graph: int, before: int, count: int, address: int, context: int = 0,
+    *, part: _Part,
+) -> None:  # fmt: skip
+    data = _from_structure(part, address, context)
+    node = _add(driver, out, graph, before, 0, count, part.kind, data)
+    if part is _ALLOCATION:
+        _tell_address(driver, node, address)
+
+
+def _tell_address(driver: Driver, node: Node, structure: int) -> None:
+    told = ALLOCATION.write(driver, node)[ALLOCATION_ADDRESS:]
+    write(structure + ALLOCATION_ADDRESS, told)
+
+
+def _add_value(
+    driver: Driver, out: int, graph: int, before: int, count: int, value: int = 0, *, part: _Part
 ) -> None:
-    _add(driver, out, graph, before, count, kind, lambda into: _READERS[kind](driver, into, address))
+    data = _from_value(part, value) if part.size else b""
+    _add(driver, out, graph, before, 0, count, part.kind, data)
 
 
-def _add_kernel_1(driver: Driver, out: int, graph: int, before: int, count: int, address: int) -> None:
-    _add(
-        driver, out, graph, before, count, "kernel",
-        lambda _: of.kernel_work(driver, address, second=False),
-    )  # fmt: skip
+entry("cuGraphAddKernelNode", 10000)(partial(_add_described, part=_KERNEL_1))
+entry("cuGraphAddKernelNode", 12000)(partial(_add_described, part=_KERNEL_2))
+entry("cuGraphAddMemcpyNode")(partial(_add_described, part=_COPY))
+entry("cuGraphAddMemsetNode")(partial(_add_described, part=_FILL))
+entry("cuGraphAddHostNode")(partial(_add_described, part=_HOST))
+entry("cuGraphAddMemAllocNode")(partial(_add_described, part=_ALLOCATION))
+entry("cuGraphAddMemFreeNode")(partial(_add_value, part=_FREE))
+entry("cuGraphAddChildGraphNode")(partial(_add_value, part=_CHILD))
+entry("cuGraphAddEventRecordNode")(partial(_add_value, part=_RECORD))
+entry("cuGraphAddEventWaitNode")(partial(_add_value, part=_WAIT))
+entry("cuGraphAddEmptyNode")(partial(_add_value, part=_EMPTY))
 
 
-entry("cuGraphAddKernelNode", 10000)(_add_kernel_1)
-entry("cuGraphAddKernelNode", 12000)(partial(_add_kind, kind="kernel"))
-entry("cuGraphAddHostNode")(partial(_add_kind, kind="host"))
-entry("cuGraphAddMemAllocNode")(partial(_add_kind, kind="allocation"))
+# The parameters of nodes, in a graph and in an executable
 
 
-def _add_with_context(
-    driver: Driver,
-    out: int,
-    graph: int,
-    before: int,
-    count: int,
-    address: int,
-    context: int,
-    *,
-    kind: str,
-) -> None:
-    driver.context(context)
-    _add_kind(driver, out, graph, before, count, address, kind=kind)
+def _set(driver: Driver, node: Node, part: _Part, data: bytes) -> None:
+    _require(node, part.kind)
+    if part.kind == "graph":
+        raise CallError(NOT_SUPPORTED)
+    node.work, node.name, node.parameters = KINDS[part.kind].read(driver, data, node)
 
 
-entry("cuGraphAddMemcpyNode")(partial(_add_with_context, kind="copy"))
-entry("cuGraphAddMemsetNode")(partial(_add_with_context, kind="fill"))
-
-
-@entry("cuGraphAddEmptyNode")
-def _add_empty(driver: Driver, out: int, graph: int, before: int, count: int) -> None:
-    _add(driver, out, graph, before, count, "empty", lambda _: of.empty_work)
-
-
-@entry("cuGraphAddMemFreeNode")
-def _add_free(driver: Driver, out: int, graph: int, before: int, count: int, address: int) -> None:
-    _add(driver, out, graph, before, count, "free", lambda into: of.free_work(driver, into, address))
-
-
-def _add_event(
-    driver: Driver, out: int, graph: int, before: int, count: int, event: int, *, kind: str
-) -> None:
-    _add(driver, out, graph, before, count, kind, lambda _: of.event_work(driver, event))
-
-
-entry("cuGraphAddEventRecordNode")(partial(_add_event, kind="record"))
-entry("cuGraphAddEventWaitNode")(partial(_add_event, kind="wait"))
-
-
-@entry("cuGraphAddChildGraphNode")
-def _add_child(driver: Driver, out: int, graph: int, before: int, count: int, child: int) -> None:
-    inner = graph_of(driver, child)
-    if inner is graph_of(driver, graph):
+def _require(node: Node, kind: str) -> None:
+    if node.kind != kind:
         raise CallError(INVALID_VALUE)
-    node = _add(driver, out, graph, before, count, CHILD, lambda _: of.empty_work)
-    node.child = clone(driver, inner)
+    if not KINDS[kind].changes:
+        raise CallError(NOT_SUPPORTED)
 
 
-@entry("cuGraphChildGraphNodeGetGraph")
-def _child(driver: Driver, handle: int, out: int) -> None:
+def _update(driver: Driver, made: Executable, node: Node, part: _Part, data: bytes) -> None:
+    """Change the parameters of a node for later launches of an executable."""
+    mine = made.node(node)
+    _require(mine, part.kind)
+    new = KINDS[part.kind].read(driver, data, mine)
+    if part.kind == "graph":
+        update_child(driver, mine, new)
+        made.change()
+        return
+    if KINDS[part.kind].refusal(driver, mine, new) or not _keeps_shape(mine, new):
+        raise CallError(INVALID_VALUE)
+    mine.work, mine.name, mine.parameters = new
+    made.change()
+
+
+def _keeps_shape(old: Node, new: Described) -> bool:
+    """Return whether copies have one row, as those must have that are updated one by one."""
+    return old.kind != "copy" or (is_plain(old.work) and is_plain(new.work))  # type: ignore[arg-type]
+
+
+def _set_described(driver: Driver, handle: int, address: int, *, part: _Part) -> None:
+    _set(driver, node_of(driver, handle), part, _from_structure(part, address))
+
+
+def _set_value(driver: Driver, handle: int, value: int, *, part: _Part) -> None:
+    _set(driver, node_of(driver, handle), part, _from_value(part, value))
+
+
+def _update_described(
+    driver: Driver, handle: int, node: int, address: int, context: int = 0, *, part: _Part
+) -> None:
+    made, of = executable_of(driver, handle), node_of(driver, node)
+    _update(driver, made, of, part, _from_structure(part, address, context))
+
+
+def _update_value(driver: Driver, handle: int, node: int, value: int, *, part: _Part) -> None:
+    made, of = executable_of(driver, handle), node_of(driver, node)
+    _update(driver, made, of, part, _from_value(part, value))
+
+
+def _get_described(driver: Driver, handle: int, out: int, *, part: _Part) -> None:
     node = node_of(driver, handle)
-    if node.child is None:
+    if node.kind != part.kind or not out:
         raise CallError(INVALID_VALUE)
-    put(out, node.child.handle)
+    write(out, KINDS[part.kind].write(driver, node)[part.start : part.start + part.size])
+
+
+for _name, _part in (("Memcpy", _COPY), ("Memset", _FILL), ("Host", _HOST)):
+    entry(f"cuGraph{_name}NodeSetParams")(partial(_set_described, part=_part))
+    entry(f"cuGraph{_name}NodeGetParams")(partial(_get_described, part=_part))
+    entry(f"cuGraphExec{_name}NodeSetParams")(partial(_update_described, part=_part))
+for _version, _exec_version, _part in ((10000, 10010, _KERNEL_1), (12000, 12000, _KERNEL_2)):
+    entry("cuGraphKernelNodeSetParams", _version)(partial(_set_described, part=_part))
+    entry("cuGraphKernelNodeGetParams", _version)(partial(_get_described, part=_part))
+    entry("cuGraphExecKernelNodeSetParams", _exec_version)(partial(_update_described, part=_part))
+for _name, _part in (("Record", _RECORD), ("Wait", _WAIT)):
+    entry(f"cuGraphEvent{_name}NodeSetEvent")(partial(_set_value, part=_part))
+    entry(f"cuGraphEvent{_name}NodeGetEvent")(partial(_get_described, part=_part))
+    entry(f"cuGraphExecEvent{_name}NodeSetEvent")(partial(_update_value, part=_part))
+entry("cuGraphMemAllocNodeGetParams")(partial(_get_described, part=_ALLOCATION))
+entry("cuGraphMemFreeNodeGetParams")(partial(_get_described, part=_FREE))
+entry("cuGraphChildGraphNodeGetGraph")(partial(_get_described, part=_CHILD))
+entry("cuGraphExecChildGraphNodeSetParams")(partial(_update_value, part=_CHILD))
 
 
 # One structure for all kinds
 
+_UNION, _WHOLE = 16, 256  # where the structure of a kind begins, and the size of all
 
-def _kind_of(address: int) -> tuple[str, int]:
-    """Return the kind that a structure is for, and where the parameters of the kind begin."""
-    kind = _KINDS.get(get(address, I32))
-    if kind is None:
+
+def _part_of(address: int) -> tuple[_Part, bytes]:
+    """Return what a structure for all kinds has. Bytes that have no meaning must be 0."""
+    if not address:
+        raise CallError(INVALID_VALUE)
+    number = get(address, I32)
+    if number in _NOT_SUPPORTED:
         raise CallError(NOT_SUPPORTED)
-    return kind, address + _UNION + (_COPY_IN_UNION if kind == "copy" else 0)
+    if number not in _BY_NUMBER:
+        raise CallError(INVALID_VALUE)
+    part = _Part(_BY_NUMBER[number], KINDS[_BY_NUMBER[number]].size)
+    whole = read(address, _WHOLE)
+    if any(whole[4:_UNION]) or any(whole[_UNION + part.size :]):
+        raise CallError(INVALID_VALUE)
+    return part, whole[_UNION : _UNION + part.size]
+
+
+def _add_any(
+    driver: Driver, out: int, graph: int, before: int, edges: int, count: int, address: int
+) -> None:
+    part, data = _part_of(address)
+    node = _add(driver, out, graph, before, edges, count, part.kind, data)
+    if part.kind == "allocation":
+        _tell_address(driver, node, address + _UNION)
 
 
 @entry("cuGraphAddNode", 12020)
-def _add_any(driver: Driver, out: int, graph: int, before: int, count: int, address: int) -> None:
-    kind, at = _kind_of(address)
-    if kind == CHILD:
-        _add_child(driver, out, graph, before, count, get(at))
-    else:
-        _add_kind(driver, out, graph, before, count, at, kind=kind)
-
-
-def _add_any_with_edges(
-    driver: Driver, out: int, graph: int, before: int, edges: int, count: int, address: int
+def _add_any_without_edges(
+    driver: Driver, out: int, graph: int, before: int, count: int, address: int
 ) -> None:
-    del edges  # Every edge waits for the whole node before it.
-    _add_any(driver, out, graph, before, count, address)
+    _add_any(driver, out, graph, before, 0, count, address)
 
 
-entry("cuGraphAddNode", 12030)(_add_any_with_edges)
-entry("cuGraphAddNode", 13040)(_add_any_with_edges)
+entry("cuGraphAddNode", 12030, 13040)(_add_any)
 
 
-# The parameters of nodes of a graph
-
-
-def _set(driver: Driver, handle: int, kind: str, read: Callable[[Graph], Work]) -> None:
-    node = node_of(driver, handle)
-    if node.kind != kind:
-        raise CallError(INVALID_VALUE)
-    node.work = read(node.graph)
-    if isinstance(node.work, KernelWork):
-        node.name = node.work.launch.program.kernel
-
-
-def _set_kind(driver: Driver, handle: int, address: int, *, kind: str) -> None:
-    _set(driver, handle, kind, lambda graph: _READERS[kind](driver, graph, address))
-
-
-def _set_kernel_1(driver: Driver, handle: int, address: int) -> None:
-    _set(driver, handle, "kernel", lambda _: of.kernel_work(driver, address, second=False))
-
-
-def _set_event(driver: Driver, handle: int, event: int, *, kind: str) -> None:
-    _set(driver, handle, kind, lambda _: of.event_work(driver, event))
-
-
+@entry("cuGraphNodeSetParams")
 def _set_any(driver: Driver, handle: int, address: int) -> None:
-    kind, at = _kind_of(address)
-    if kind not in _UPDATED:
-        raise CallError(NOT_SUPPORTED)
-    _set_kind(driver, handle, at, kind=kind)
+    _set(driver, node_of(driver, handle), *_part_of(address))
 
 
-#: The kinds whose parameters can change.
-_UPDATED = ("kernel", "copy", "fill", "host", "wait", "record")
-
-entry("cuGraphKernelNodeSetParams", 10000)(_set_kernel_1)
-entry("cuGraphKernelNodeSetParams", 12000)(partial(_set_kind, kind="kernel"))
-entry("cuGraphMemcpyNodeSetParams")(partial(_set_kind, kind="copy"))
-entry("cuGraphMemsetNodeSetParams")(partial(_set_kind, kind="fill"))
-entry("cuGraphHostNodeSetParams")(partial(_set_kind, kind="host"))
-entry("cuGraphEventRecordNodeSetEvent")(partial(_set_event, kind="record"))
-entry("cuGraphEventWaitNodeSetEvent")(partial(_set_event, kind="wait"))
-entry("cuGraphNodeSetParams")(_set_any)
-
-
-@entry("cuGraphKernelNodeGetParams", 10000)
-def _kernel_1(driver: Driver, handle: int, out: int) -> None:
-    of.write_kernel(driver, node_of(driver, handle), out, second=False)
-
-
-@entry("cuGraphKernelNodeGetParams", 12000)
-def _kernel(driver: Driver, handle: int, out: int) -> None:
-    of.write_kernel(driver, node_of(driver, handle), out, second=True)
-
-
-@entry("cuGraphMemAllocNodeGetParams")
-def _allocation(driver: Driver, handle: int, out: int) -> None:
-    of.write_allocation(driver, node_of(driver, handle), out)
-
-
-def _get(driver: Driver, handle: int, out: int, *, told: Callable[[Node, int], None]) -> None:
-    told(node_of(driver, handle), out)
-
-
-entry("cuGraphMemcpyNodeGetParams")(partial(_get, told=of.write_copy))
-entry("cuGraphMemsetNodeGetParams")(partial(_get, told=of.write_fill))
-entry("cuGraphHostNodeGetParams")(partial(_get, told=of.write_host))
-entry("cuGraphMemFreeNodeGetParams")(partial(_get, told=of.write_free))
-
-
-def _event(driver: Driver, handle: int, out: int) -> None:
-    work = node_of(driver, handle).work
-    if not isinstance(work, of.EventWork):
-        raise CallError(INVALID_VALUE)
-    put(out, work.event.handle, U64)
-
-
-entry("cuGraphEventRecordNodeGetEvent")(_event)
-entry("cuGraphEventWaitNodeGetEvent")(_event)
-
-
-# The parameters of nodes of an executable
-
-
-def _update(driver: Driver, handle: int, node: int, kind: str, read: Callable[[Graph], Work]) -> None:
-    made, found = driver.handles.get(handle, Executable), node_of(driver, node)
-    if found.kind != kind or found not in made.places:
-        raise CallError(INVALID_VALUE)
-    made.set_work(made.places[found], read(found.graph))
-
-
-def _update_kind(driver: Driver, handle: int, node: int, address: int, *, kind: str) -> None:
-    _update(driver, handle, node, kind, lambda graph: _READERS[kind](driver, graph, address))
-
-
-def _update_kernel_1(driver: Driver, handle: int, node: int, address: int) -> None:
-    _update(driver, handle, node, "kernel", lambda _: of.kernel_work(driver, address, second=False))
-
-
-def _update_with_context(
-    driver: Driver, handle: int, node: int, address: int, context: int, *, kind: str
-) -> None:
-    driver.context(context)
-    _update_kind(driver, handle, node, address, kind=kind)
-
-
-def _update_event(driver: Driver, handle: int, node: int, event: int, *, kind: str) -> None:
-    _update(driver, handle, node, kind, lambda _: of.event_work(driver, event))
-
-
+@entry("cuGraphExecNodeSetParams")
 def _update_any(driver: Driver, handle: int, node: int, address: int) -> None:
-    kind, at = _kind_of(address)
-    if kind not in _UPDATED:
-        raise CallError(NOT_SUPPORTED)
-    _update_kind(driver, handle, node, at, kind=kind)
+    _update(driver, executable_of(driver, handle), node_of(driver, node), *_part_of(address))
 
 
-entry("cuGraphExecKernelNodeSetParams", 10010)(_update_kernel_1)
-entry("cuGraphExecKernelNodeSetParams", 12000)(partial(_update_kind, kind="kernel"))
-entry("cuGraphExecMemcpyNodeSetParams")(partial(_update_with_context, kind="copy"))
-entry("cuGraphExecMemsetNodeSetParams")(partial(_update_with_context, kind="fill"))
-entry("cuGraphExecHostNodeSetParams")(partial(_update_kind, kind="host"))
-entry("cuGraphExecEventRecordNodeSetEvent")(partial(_update_event, kind="record"))
-entry("cuGraphExecEventWaitNodeSetEvent")(partial(_update_event, kind="wait"))
-entry("cuGraphExecNodeSetParams")(_update_any)
-
-
-def _enabled(driver: Driver, handle: int, node: int) -> tuple[Executable, int]:
-    made, found = driver.handles.get(handle, Executable), node_of(driver, node)
-    if found not in made.places or found.kind not in ("kernel", "copy", "fill"):
+@entry("cuGraphNodeGetParams")
+def _get_any(driver: Driver, handle: int, out: int) -> None:
+    node = node_of(driver, handle)
+    kind = KINDS[node.kind]
+    if not out:
         raise CallError(INVALID_VALUE)
-    return made, made.places[found]
-
-
-@entry("cuGraphNodeSetEnabled")
-def _set_enabled(driver: Driver, handle: int, node: int, enabled: int) -> None:
-    made, place = _enabled(driver, handle, node)
-    made.set_enabled(place, enabled=bool(enabled))
-
-
-@entry("cuGraphNodeGetEnabled")
-def _is_enabled(driver: Driver, handle: int, node: int, out: int) -> None:
-    made, place = _enabled(driver, handle, node)
-    put(out, int(place not in made.disabled), I32)
+    ctypes.memset(out, 0, _WHOLE)
+    put(out, kind.number, I32)
+    write(out + _UNION, kind.write(driver, node))

@@ -1,0 +1,137 @@
+"""Nodes that allocate and free memory in each launch, and what a device tells about that memory."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from preheat.devices.emulator.graph_work import GraphAllocation, GraphFree
+from preheat.driver.calls import CallError, entry
+from preheat.driver.graphs.graph import Graph, Node
+from preheat.driver.graphs.node_kinds import PARAMETERS_CHANGED, SUCCESS, Described, NodeKind
+from preheat.driver.memory import note_graph_memory
+from preheat.driver.raw import U64, get, put
+from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
+
+if TYPE_CHECKING:
+    from preheat.driver.driver import Driver
+
+__all__ = ["ALLOCATION", "ALLOCATION_ADDRESS", "FREE"]
+
+_POOL_SIZE = 88
+#: The type of memory, the types of handles, the kind and number of its place; accesses, size, address.
+_ALLOCATION = struct.Struct(f"<4i{_POOL_SIZE - 16}xQQQQ")
+#: Where a program finds the address of the memory in the structure.
+ALLOCATION_ADDRESS = _ALLOCATION.size - 8
+_FREE = struct.Struct("<Q")
+_PINNED = _ON_DEVICE = 1
+
+_USED, _USED_HIGH, _RESERVED, _RESERVED_HIGH = range(4)
+
+
+def _graph(place: Graph | Node) -> Graph:
+    """Return the graph of a new node, which may be no part of another one."""
+    assert isinstance(place, Graph)
+    if place.parent is not None:
+        raise CallError(INVALID_VALUE)
+    return place
+
+
+def _read_allocation(driver: Driver, data: bytes, place: Graph | Node) -> Described:
+    _graph(place)
+    kind, handles, where, number, _, _, size, _ = _ALLOCATION.unpack(data)
+    if handles or where != _ON_DEVICE:
+        raise CallError(NOT_SUPPORTED)
+    if kind != _PINNED or not size:
+        raise CallError(INVALID_VALUE)
+    gpu = driver.gpu(number)
+    made = gpu.emulator.allocator.graph_allocation(size)
+    note_graph_memory(driver, made, driver.primary(gpu))
+    return Described(made)
+
+
+def _write_allocation(driver: Driver, node: Node) -> bytes:
+    made = node.work
+    if not isinstance(made, GraphAllocation):
+        raise CallError(INVALID_VALUE)
+    known = driver.memory.find(made.address)
+    number = 0 if known is None else known.context.gpu.index
+    size = made.allocation.size
+    return _ALLOCATION.pack(_PINNED, 0, _ON_DEVICE, number, 0, 0, size, made.address)
+
+
+def _read_free(driver: Driver, data: bytes, place: Graph | Node) -> Described:
+    """Return the free of memory that this graph allocates, or another one that does not free it."""
+    graph = _graph(place)
+    (address,) = _FREE.unpack(data)
+    made = driver.graph_memory.get(address)
+    known = driver.memory.at(address)
+    if made is None or known is None or not _can_free(driver, graph, made):
+        raise CallError(INVALID_VALUE)
+    return Described(known.context.gpu.emulator.allocator.graph_free(made))
+
+
+def _can_free(driver: Driver, graph: Graph, made: GraphAllocation) -> bool:
+    """Return whether a graph can free memory: once, and only there or only in other graphs."""
+    freeing = [each for each in driver.handles.all(Graph) if _frees(driver, each, made)]
+    if graph in freeing or any(_allocates(driver, each, made) for each in freeing):
+        return False
+    return not (freeing and _allocates(driver, graph, made))
+
+
+def _frees(driver: Driver, graph: Graph, made: GraphAllocation) -> bool:
+    works = [node.work for node in graph.nodes(driver)]
+    return any(isinstance(work, GraphFree) and work.made is made for work in works)
+
+
+def _allocates(driver: Driver, graph: Graph, made: GraphAllocation) -> bool:
+    return any(node.work is made for node in graph.nodes(driver))
+
+
+def _write_free(driver: Driver, node: Node) -> bytes:
+    del driver
+    if not isinstance(node.work, GraphFree):
+        raise CallError(INVALID_VALUE)
+    return _FREE.pack(node.work.made.address)
+
+
+def _refusal(driver: Driver, old: Node, new: Described) -> int:
+    del driver
+    return SUCCESS if old.work is new.work else PARAMETERS_CHANGED
+
+
+ALLOCATION = NodeKind(
+    10, _ALLOCATION.size, _read_allocation, _write_allocation, _refusal, changes=False
+)
+FREE = NodeKind(11, _FREE.size, _read_free, _write_free, _refusal, changes=False)
+
+
+# What a device tells about the memory of graphs
+
+
+@entry("cuDeviceGetGraphMemAttribute")
+def _attribute(driver: Driver, number: int, which: int, out: int) -> None:
+    allocator = driver.gpu(number).emulator.allocator
+    used = sum(allocator.of_graphs.values())
+    values = {
+        _USED: used,
+        _USED_HIGH: allocator.most_of_graphs,
+        _RESERVED: used,  # No memory that was freed is kept.
+        _RESERVED_HIGH: allocator.most_of_graphs,
+    }
+    if which not in values:
+        raise CallError(INVALID_VALUE)
+    put(out, values[which], U64)
+
+
+@entry("cuDeviceSetGraphMemAttribute")
+def _set_attribute(driver: Driver, number: int, which: int, value: int) -> None:
+    allocator = driver.gpu(number).emulator.allocator
+    if which not in (_USED_HIGH, _RESERVED_HIGH) or get(value, U64):
+        raise CallError(INVALID_VALUE)
+    allocator.most_of_graphs = sum(allocator.of_graphs.values())
+
+
+@entry("cuDeviceGraphMemTrim")
+def _trim(driver: Driver, number: int) -> None:
+    driver.gpu(number).emulator.captures.reject("trim", watched=True)
