@@ -35,6 +35,9 @@ void* find_driver(const char* name) {
     return driver ? real_dlsym(driver, name) : NULL;
 }
 
+/* The CPU driver of preheat loads no module that no call here shows: the CUDA runtime does not work with it. */
+static int on_cpu_driver(void) { return find_driver("preheat_driver_install") != NULL; }
+
 /* What a wrapped load does around the call of the driver. */
 typedef struct {
     Scratch scratch;
@@ -62,7 +65,7 @@ static Decision before_load(const char* call, const void* address, size_t size, 
     Wrapped* wrapped = decision.wrapped = map_memory(sizeof *wrapped);
     if (!wrapped)
         return decision;
-    if (reported)
+    if (reported && !on_cpu_driver())
         say_without_cupti();
     prepare_device();
     if (path)
@@ -170,7 +173,8 @@ EXPORT int cuInit(unsigned flags) {
     if (!real_cuInit)
         return NOT_FOUND;
     int result = real_cuInit(flags);
-    if (result || cupti_active || !audit_directory[0] || !audit_reports || reported == getpid())
+    if (result || cupti_active || !audit_directory[0] || !audit_reports || reported == getpid() ||
+        on_cpu_driver())
         return result;
     reported = getpid();
     char buffer[512];
