@@ -503,6 +503,18 @@ def test_bundles_are_described_before_the_command(cli: Cli, baked: list[str]) ->
     assert any("it changed during the run" in each for each in verdict()["unseen"])
 
 
+def test_the_verdict_of_an_earlier_run_does_not_stay(cli: Cli, baked: list[str]) -> None:
+    """A run that ends without a verdict must not leave a positive one behind."""
+    lacking = Path("lacking.toml")
+    lacking.write_text('version = 1\n[[program]]\nsource = "__global__ void other() {}"\n')
+    runs = [(["--", "no-such-program"], 127), (["--manifest", str(lacking), "--", *baked], 3)]
+    for words, status in runs:
+        assert cli(*SEALED, "--", *baked).code == 0
+        assert verdict()["accounted"] is True
+        assert cli(*SEALED, *words).code == status
+        assert not Path("verdict.json").exists()
+
+
 def test_a_verdict_that_cannot_be_written_keeps_the_status(cli: Cli, script: Script) -> None:
     code = "import os, sys\nos.rmdir('place')\nsys.exit(int(sys.argv[1]))"
     for status, expected in ((7, 7), (0, 1)):

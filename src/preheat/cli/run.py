@@ -176,7 +176,7 @@ def _run_checked(
 ) -> int:
     """Check the verdict file and the bundles, and run the command if they are in order."""
     if verdict is not None:
-        _require_writable(verdict)
+        _remove_old(verdict)
     config = Config.from_env(env)
     if manifest is not None:
         archs = _checked_archs(archs, config, env)
@@ -205,9 +205,16 @@ def _checked_archs(given: tuple[str, ...], config: Config, env: Mapping[str, str
     return given
 
 
-def _require_writable(verdict: Path) -> None:
+def _remove_old(verdict: Path) -> None:
+    """Remove the verdict of an earlier run, which must not stay if this run ends without one."""
     require_library()
-    if why := unwritable_reason(verdict.absolute()):
+    why = unwritable_reason(verdict.absolute())
+    if why is None:
+        try:
+            verdict.unlink(missing_ok=True)
+        except OSError as fault:
+            why = fault.strerror or str(fault)
+    if why is not None:
         raise InputError(f"cannot write {verdict}: {why}", hint="name another file with --verdict")
 
 
