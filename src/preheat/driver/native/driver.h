@@ -10,6 +10,8 @@
      start.c           the start of the driver in the Python of the process
      context.c         calls that need no interpreter lock: the current context, the capture mode
      compilers.c       the results of NVRTC and nvJitLink get their PTX as a section
+     ptxas.c           so does that of a ptxas which the program starts
+     section.c         the section
 
    The functions that `bootstrap` and `native` call have the prefix `preheat_driver_`. */
 #ifndef PREHEAT_DRIVER_H
