@@ -35,8 +35,13 @@ void* find_driver(const char* name) {
     return driver ? real_dlsym(driver, name) : NULL;
 }
 
-/* The CPU driver of preheat loads no module that no call here shows: the CUDA runtime does not work with it. */
-static int on_cpu_driver(void) { return find_driver("preheat_driver_install") != NULL; }
+/* The CPU driver of preheat loads no module that no call here shows: the CUDA runtime does not work with it.
+   It is preloaded, and looked for at the start, because a forked child may not wait for the loader. */
+static int on_cpu_driver;
+__attribute__((constructor)) static void find_cpu_driver(void) {
+    on_cpu_driver = real_dlsym(RTLD_DEFAULT, "preheat_driver_install") != NULL;
+    dlerror(); /* The program reads its own errors alone. */
+}
 
 /* What a wrapped load does around the call of the driver. */
 typedef struct {
@@ -65,7 +70,7 @@ static Decision before_load(const char* call, const void* address, size_t size, 
     Wrapped* wrapped = decision.wrapped = map_memory(sizeof *wrapped);
     if (!wrapped)
         return decision;
-    if (reported && !on_cpu_driver())
+    if (reported && !on_cpu_driver)
         say_without_cupti();
     prepare_device();
     if (path)
@@ -174,7 +179,7 @@ EXPORT int cuInit(unsigned flags) {
         return NOT_FOUND;
     int result = real_cuInit(flags);
     if (result || cupti_active || !audit_directory[0] || !audit_reports || reported == getpid() ||
-        on_cpu_driver())
+        on_cpu_driver)
         return result;
     reported = getpid();
     char buffer[512];
