@@ -71,8 +71,10 @@ class SourceLine(NamedTuple):
 
 
 def count(number: int, noun: str) -> str:
-    """Format a count: `1 entry`, `2 entries`, `3 files`."""
+    """Format a count: `1 entry`, `2 entries`, `3 files`, `4 launches`."""
     plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
+    if noun.endswith(("ch", "ss")):
+        plural = noun + "es"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

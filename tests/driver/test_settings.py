@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.driver import driver as driver_module
+from preheat.driver import settings as settings_module
 from preheat.driver.driver import Driver
 from preheat.driver.faults import CallError
 from preheat.driver.library import LIBRARY, driver_environment
@@ -51,7 +51,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool],
         file = tmp_path / "version"
         if gpu:
             file.touch()
-        monkeypatch.setattr(driver_module, "GPU_DRIVER", file)
+        monkeypatch.setattr(settings_module, "_GPU_DRIVER", file)
 
     return has
 

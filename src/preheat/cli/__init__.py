@@ -16,6 +16,7 @@ _COMMANDS = {
     "compile": "Compile CUDA or PTX files into the cache",
     "record": "Run a command and record the kernels it needs",
     "run": "Run a command with kernels from bundles and the cache",
+    "emulate": "Run a command on the CPU, as if there were a GPU",
     "audit": "Run a command and report what it compiled and loaded",
     "plan": "List the kernels of a training step before it runs",
     "bake": "Compile the programs of a manifest into one bundle",
@@ -24,7 +25,6 @@ _COMMANDS = {
     "keys": "Make and show the keys that sign entries and bundles",
     "cache": "Inspect and clean the cache",
     "debug": "Write sources for debuggers and profilers",
-    "emulate": "Show what the CPU emulator can run",
     "doctor": "Check compilers, directories and settings",
     "demo": "Run all steps, from a cold compile to a sealed run",
 }

@@ -69,8 +69,8 @@ _EMULATOR = (
 _COMPILERS = {"nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 _NOT_NEEDED = "only kernels that preheat compiles need it, and those of Triton do not"
 _MISSING = "cannot open source file"
-#: Variables that `preheat audit` and `preheat run` set for their commands.
-_SET_BY_COMMANDS = ("PREHEAT_AUDIT", SEALED_BY)
+#: Variables that `preheat audit`, `preheat run` and `preheat emulate` set for their commands.
+_SET_BY_COMMANDS = ("PREHEAT_AUDIT", "PREHEAT_EMULATE_", SEALED_BY)
 _SHARED = "other nodes share it: a lease among them decides who compiles, and locks are elsewhere"
 
 

@@ -39,6 +39,7 @@ from preheat.driver.graphs import (
     updates,
     user_objects,
 )
+from preheat.driver.reports import WITHOUT_RUNTIME
 from preheat.driver.settings import DriverSettings
 from preheat.native_build import BUILD_AGAIN, is_stale
 
@@ -51,11 +52,6 @@ SUBJECTS = (
 )  # fmt: skip
 
 _SOURCES = Path(__file__).with_name("native")
-_WITHOUT_RUNTIME = (
-    "this program contains NVIDIA's CUDA runtime (libcudart, also inside other libraries), which works "
-    "with NVIDIA's own driver alone, because it requires private tables of it; programs that use the "
-    "driver API are executed: cuda.bindings.driver, cuda.core, numba-cuda, Triton, preheat"
-)
 
 _installing = threading.Lock()
 _installed: list[Driver] = []
@@ -126,17 +122,22 @@ def _install(shim: ctypes.PyDLL) -> None:
     # Libraries call these also while the interpreter ends and removes this module.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callbacks))
     ctypes.pythonapi.Py_AtExit(ctypes.cast(shim.preheat_driver_end, ctypes.c_void_p))
-    atexit.register(_report, shim, table)
+    atexit.register(_report, driver, shim, table)
     base.before_load.append(driver.handed_over.add)
     shim.preheat_driver_install(functions)
     _installed.append(driver)
 
 
-def _report(shim: ctypes.PyDLL, table: list[EntryPoint]) -> None:
+def _report(driver: Driver, shim: ctypes.PyDLL, table: list[EntryPoint]) -> None:
     """Name the functions that the program called and that are not supported."""
-    if ctypes.c_int.in_dll(shim, "preheat_driver_asked_for_tables").value:
-        say(_WITHOUT_RUNTIME)
     refused = {point.name for slot, point in enumerate(table) if shim.preheat_driver_refused(slot)}
+    needs_runtime = bool(ctypes.c_int.in_dll(shim, "preheat_driver_asked_for_tables").value)
+    if driver.report is not None:  # The command that has started this process says all of it.
+        launches = sum(gpu.emulator.executed for gpu in driver.gpus)
+        driver.report.end(launches, refused, needs_runtime)
+        return
+    if needs_runtime:
+        say(WITHOUT_RUNTIME)
     if refused:
         say(f"the CPU driver does not support {', '.join(sorted(refused))}")
         sys.stderr.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -15,7 +14,8 @@ from preheat.driver.contexts import Context
 from preheat.driver.devices import Gpu
 from preheat.driver.faults import CallError, fault_status, say
 from preheat.driver.images import HandedOver
-from preheat.driver.settings import DriverSettings
+from preheat.driver.reports import Fault, ProcessReport
+from preheat.driver.settings import DriverSettings, gpu_refusal
 from preheat.driver.status import (
     CONTEXT_IS_DESTROYED,
     INVALID_CONTEXT,
@@ -30,16 +30,10 @@ if TYPE_CHECKING:
     from preheat.driver.graphs.graph import Graph
     from preheat.driver.modules import Function
 
-__all__ = ["CAPTURE_MODES", "GPU_DRIVER", "Driver", "Handles", "Threads"]
+__all__ = ["CAPTURE_MODES", "Driver", "Handles", "Threads"]
 
 T = TypeVar("T")
 
-#: This file exists where the driver of a GPU is loaded.
-GPU_DRIVER = Path("/proc/driver/nvidia/version")
-_BESIDE_GPU = (
-    "this machine has a GPU, and the CPU driver would be used in its place: set "
-    "PREHEAT_EMULATE_BESIDE_GPU=1 if you want that"
-)
 
 #: The capture modes of streams and of threads, in the order of their numbers.
 CAPTURE_MODES = ("global", "thread_local", "relaxed")
@@ -135,6 +129,7 @@ class Driver:
         self.initialized = False
         self.gpus: list[Gpu] = []
         self.contexts: dict[int, Context] = {}  # By handle, those that were destroyed too.
+        self.report = ProcessReport(settings.report) if settings.report is not None else None
         self.faulted = False
         self.faults: list[EmulatorFault] = []
         self.reported: str | None = None  # The fault that ended the contexts, which many calls see.
@@ -143,8 +138,8 @@ class Driver:
     def initialize(self) -> None:
         """Open the devices. Doing this again is allowed."""
         if not self.initialized:
-            if not self.settings.beside_gpu and GPU_DRIVER.exists():
-                say(_BESIDE_GPU)
+            if (why := gpu_refusal(self.settings)) is not None:
+                say(why)
                 raise CallError(NO_DEVICE)
             count = self.settings.devices
             self.gpus = [Gpu(index, self.settings, self._capture_mode) for index in range(count)]
@@ -245,6 +240,8 @@ class Driver:
         self.reported = str(fault)
         say(self.reported)
         self.faults.append(fault)
+        if self.report is not None:
+            self.report.fault(Fault.of(fault, status))
         if isinstance(fault, UnsupportedInstructionError):
             return status
         self.faulted = True

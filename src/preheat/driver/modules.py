@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from preheat.artifact import Artifact
@@ -14,6 +15,7 @@ from preheat.driver.contexts import Context
 from preheat.driver.images import read_file
 from preheat.driver.raw import I32, U32, U64, put, text
 from preheat.driver.status import INVALID_HANDLE, INVALID_VALUE, NOT_FOUND
+from preheat.toolchain.lines import lines_with_files
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
@@ -73,7 +75,8 @@ def function_of(driver: Driver, handle: int) -> Function:
 
 
 def _load(driver: Driver, context: Context, artifact: Artifact) -> Module:
-    loaded = context.gpu.emulator.load(artifact, lines=driver.handed_over.lines(artifact))
+    lines = driver.handed_over.lines(artifact) or partial(lines_with_files, artifact.ptx)
+    loaded = context.gpu.emulator.load(artifact, lines=lines)
     made = Module(context, loaded)
     made.handle = driver.handles.add(made)
     return made

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from preheat.arch import Arch
 from preheat.errors import ConfigError
 
-__all__ = ["DriverSettings"]
+__all__ = ["MOST_DEVICES", "DriverSettings", "gpu_refusal", "is_seed"]
 
+#: This file exists where the driver of a GPU is loaded.
+_GPU_DRIVER = Path("/proc/driver/nvidia/version")
 _ARCH = Arch(9, 0)
-_MOST_DEVICES = 8
+MOST_DEVICES = 8
+_MOST_SEED = 1 << 62
 _OFF = {"", "0", "false", "no", "off"}
 
 
@@ -26,6 +30,7 @@ class DriverSettings:
         sanitize: Whether kernels stop at values that CUDA leaves undefined.
         blocking: Whether each launch waits for its kernels: CUDA_LAUNCH_BLOCKING of the CUDA driver.
         beside_gpu: Whether it may start on a machine that has the driver of a GPU.
+        report: The directory to which processes write what they have done, or None.
     """
 
     arch: Arch = _ARCH
@@ -34,26 +39,47 @@ class DriverSettings:
     sanitize: bool = False
     blocking: bool = False
     beside_gpu: bool = False
+    report: Path | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> DriverSettings:
         """Read the variables `PREHEAT_EMULATE_…`. An invalid value is a `ConfigError`."""
         return cls(
             arch=Arch.parse(env.get("PREHEAT_EMULATE_ARCH", "") or _ARCH),
-            devices=_number(env, "PREHEAT_EMULATE_DEVICES", 1, most=_MOST_DEVICES) or 1,
+            devices=_number(env, "PREHEAT_EMULATE_DEVICES", 1, most=MOST_DEVICES) or 1,
             schedule=_seed(env, "PREHEAT_EMULATE_SCHEDULE"),
             sanitize=env.get("PREHEAT_EMULATE_SANITIZE", "").lower() not in _OFF,
             beside_gpu=env.get("PREHEAT_EMULATE_BESIDE_GPU", "").lower() not in _OFF,
+            report=Path(text) if (text := env.get("PREHEAT_EMULATE_REPORT", "")) else None,
             blocking=env.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         )
+
+
+def gpu_refusal(settings: DriverSettings) -> str | None:
+    """Return why the CPU driver does not start on this machine, or None if it does."""
+    if settings.beside_gpu or not _GPU_DRIVER.exists():
+        return None
+    return (
+        "this machine has a GPU, and the CPU driver would be used in its place: pass --beside-gpu to "
+        "'preheat emulate', or set PREHEAT_EMULATE_BESIDE_GPU=1, if you want that"
+    )
+
+
+def is_seed(text: str) -> bool:
+    """Return whether a text is a seed of deferred streams, or says that there are none."""
+    return text == "off" or _is_number(text, _MOST_SEED)
 
 
 def _seed(env: Mapping[str, str], name: str) -> int | None:
     return None if env.get(name) == "off" else _number(env, name, 0)
 
 
-def _number(env: Mapping[str, str], name: str, default: int, *, most: int = 1 << 62) -> int:
+def _is_number(text: str, most: int) -> bool:
+    return text.isascii() and text.isdecimal() and int(text) <= most
+
+
+def _number(env: Mapping[str, str], name: str, default: int, *, most: int = _MOST_SEED) -> int:
     text = env.get(name, "").strip()
-    if text and not (text.isdecimal() and int(text) <= most):
+    if text and not _is_number(text, most):
         raise ConfigError(name, text, f"a whole number of at most {most:,}")
     return int(text or default)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from preheat.errors import SourceLine
+from preheat.files import read_whole
 from preheat.lazy import lazy
 from preheat.toolchain import ptx
 from preheat.toolchain.sources import HEADER_DIRECTORY, SOURCE_DIRECTORY
 
-__all__ = ["Lines", "has_lines"]
+__all__ = ["Lines", "has_lines", "lines_with_files"]
 
 _LINED = re.compile(rb"^\s*\.loc\s+\d", re.M)
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\\n]|\\.)*)"', re.M)
@@ -25,6 +28,18 @@ Chain = tuple[str, ...]  # "file line column" of an instruction, then of each in
 def has_lines(code: bytes) -> bool:
     """Return whether a PTX text has line information."""
     return _LINED.search(code) is not None
+
+
+def lines_with_files(code: bytes) -> Lines | None:
+    """Return the line information of a PTX text, with those of its source files that are readable."""
+    if not has_lines(code):
+        return None
+    text = code.decode()
+    sources = {}
+    for _, name in _FILE.findall(text):
+        with suppress(OSError, UnicodeDecodeError):  # Sources of NVRTC need not be files.
+            sources[name] = read_whole(Path(name)).decode()
+    return Lines(text, sources)
 
 
 class Lines:

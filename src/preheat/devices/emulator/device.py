@@ -84,6 +84,7 @@ class EmulatorDevice:
         self.schedule = schedule
         self.sanitize = sanitize
         self.host_arrays = host_arrays
+        self.executed = 0  # kernels
         self._thread_mode = thread_mode
         self.lock = threading.RLock()
         self._reset_state()

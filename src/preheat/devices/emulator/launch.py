@@ -45,6 +45,7 @@ class LaunchDevice(Protocol):
     patience: int
     limits: Limits
     multiprocessor: Multiprocessor
+    executed: int  # kernels
 
     def report_fault(self, fault: DeviceError) -> None:
         """Record a fault of work that runs now."""
@@ -104,6 +105,7 @@ class Launch:
         """Run the kernel with these parameters."""
         try:
             with self._device.lock, np.errstate(all="ignore"):
+                self._device.executed += 1
                 for parameter, value in zip(self.parameters, values, strict=True):
                     ctypes.memmove(self._parameters_at + parameter.offset, value, parameter.size)
                 exposed = list(self._exposed_memory())

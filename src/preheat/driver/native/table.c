@@ -115,7 +115,10 @@ EXPORT int preheat_driver_asked_for_tables;
 static int get_export_table(const void** out, const void* id) {
     (void)id;
     if (out) *out = NULL;
-    preheat_driver_asked_for_tables |= !is_compiler(__builtin_return_address(0));
+    if (!is_compiler(__builtin_return_address(0)) && !preheat_driver_asked_for_tables) {
+        preheat_driver_asked_for_tables = 1;
+        driver_start(); /* It says so when the process ends. The runtime may call nothing else. */
+    }
     return NOT_FOUND;
 }
 
