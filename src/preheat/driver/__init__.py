@@ -9,6 +9,7 @@ memory        allocations, with `pools` and `pointers`; `allocations` has what i
 copies        copies and fills
 streams       streams and functions of the host; `events`
 modules       modules, libraries and kernels; `functions`: their attributes; `launches`, `configs`
+linking       the linker of the driver
 graphs        captures, graphs and executables
 images        what a program loads, as PTX; compilers put it into their results: `native/compilers.c`
 library       the shared library, and the environment in which programs load it

@@ -19,6 +19,7 @@ from preheat.driver import (
     events,
     functions,
     launches,
+    linking,
     memory,
     modules,
     pointers,
@@ -48,7 +49,8 @@ __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 #: The modules that register functions when they are imported.
 SUBJECTS = (
     captures, contexts, copies, devices, edges, events, executables, functions, kernel_nodes, launches,
-    memory, memory_nodes, modules, nodes, pointers, pools, streams, structure, updates, user_objects,
+    linking, memory, memory_nodes, modules, nodes, pointers, pools, streams, structure, updates,
+    user_objects,
 )  # fmt: skip
 
 _SOURCES = Path(__file__).with_name("native")

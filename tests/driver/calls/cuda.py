@@ -40,10 +40,11 @@ def status(result: Sequence[Any]) -> int:
 
 
 @functools.cache
-def compiled(arch: str = "sm_90", kind: str = "CUBIN", source: bytes = SOURCE) -> bytes:
+def compiled(arch: str = "sm_90", kind: str = "CUBIN", source: bytes = SOURCE, *options: str) -> bytes:
     """Return the code of the kernels."""
     made = ok(nvrtc.nvrtcCreateProgram(source, b"k.cu", 0, [], []))
-    ok(nvrtc.nvrtcCompileProgram(made, 1, [f"-arch={arch}".encode()]))
+    words = [word.encode() for word in (f"-arch={arch}", *options)]
+    ok(nvrtc.nvrtcCompileProgram(made, len(words), words))
     code: bytes = b" " * ok(getattr(nvrtc, f"nvrtcGet{kind}Size")(made))
     ok(getattr(nvrtc, f"nvrtcGet{kind}")(made, code))
     return code
