@@ -53,6 +53,14 @@ static void run(void* (*start)(void*), Work* work) {
 void run_launches(Work* work) { run(launch, work); }
 void run_without_lock(Work* work) { run(without_lock, work); }
 
+/* Releases memory while a KeyError is raised, as destructors do. */
+int status_of_release;
+void release_while_raising(uint64_t memory) {
+    void (*raise)(void*, const char*) = (void (*)(void*, const char*))find("PyErr_SetString");
+    raise(*(void**)dlsym(RTLD_DEFAULT, "PyExc_KeyError"), "raised before");
+    status_of_release = find("cuMemFree_v2")(memory);
+}
+
 static uint64_t kept;
 void keep(uint64_t memory) { kept = memory; }
 

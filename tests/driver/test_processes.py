@@ -94,6 +94,20 @@ library.keep(ctypes.c_uint64(int(program.memory([1]))))
     assert "freed at exit: 0, allocated: 4" in run(code, foreign)[1]
 
 
+@needs_compiler
+def test_a_destructor_may_release_memory_while_an_exception_is_raised(foreign: str) -> None:
+    code = """
+library = ctypes.PyDLL(sys.argv[1])
+before = ok(cu.cuMemGetInfo())
+try:
+    library.release_while_raising(ctypes.c_uint64(int(program.memory([1]))))
+except KeyError as error:
+    released = ctypes.c_int.in_dll(library, "status_of_release").value
+    print(error, released, ok(cu.cuMemGetInfo()) == before)
+"""
+    assert run(code, foreign) == (["'raised before' 0 True"], "")
+
+
 def test_a_forked_child_cannot_use_the_driver() -> None:
     code = """
 child = os.fork()

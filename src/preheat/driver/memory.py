@@ -118,8 +118,11 @@ def _alloc_from(driver: Driver, out: int, size: int, pool: int, stream: int) -> 
 
 
 def _allocate_in(driver: Driver, out: int, size: int, pool: Pool, stream: Stream) -> None:
-    if not out or not size:
+    if not out:
         raise CallError(INVALID_VALUE)
+    if not size:  # Other than `cuMemAlloc`, these give no memory to a program that asks for none.
+        put(out, 0)
+        return
     emulator = stream.context.gpu.emulator
     captured = stream.emulated.branch
     start = emulator.allocate(size, stream.emulated)

@@ -150,6 +150,14 @@ def test_a_pool_counts_what_is_allocated_from_it(program: Program) -> None:
     assert status(cu.cuMemAllocFromPoolAsync(1, pool, 0)) == 400
 
 
+def test_no_memory_can_be_allocated_in_the_order_of_a_stream(program: Program) -> None:
+    del program
+    stream = ok(cu.cuStreamCreate(1))
+    assert int(ok(cu.cuMemAllocAsync(0, stream))) == 0
+    assert status(cu.cuMemAlloc(0)) == 1
+    ok(cu.cuStreamDestroy(stream))
+
+
 @pytest.mark.parametrize("kind", ["device", "pinned", "managed", "variable", "registered"])
 def test_the_driver_knows_what_memory_an_address_is_in(program: Program, kind: str) -> None:
     registered = np.zeros(64, np.uint8)

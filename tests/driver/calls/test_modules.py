@@ -89,6 +89,13 @@ def test_a_kernel_says_what_it_uses(program: Program) -> None:
     assert grid * block == 132 * 2048
 
 
+def test_ptx_for_an_architecture_that_is_older_than_every_gpu_runs(program: Program) -> None:
+    text = b".version 3.2\n.target sm_20\n.address_size 64\n.visible .entry k() { ret; }\n"
+    function = ok(cu.cuModuleGetFunction(ok(cu.cuModuleLoadData(text)), b"k"))
+    assert attribute(function, "PTX_VERSION") == 20
+    ok(cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+
+
 def test_more_shared_memory_needs_an_opt_in(program: Program) -> None:
     address = program.memory([0])
     large = 100_000

@@ -218,7 +218,7 @@ class EmulatorFunction:
             constant=sum(symbol.size for symbol in module.constants),
             threads=_most_threads(head.directives),
             binary_version=_number(module.artifact.arch),
-            ptx_version=_number(Arch.parse(module.image.module.target[0])),
+            ptx_version=_target_number(module.image.module.target[0]),
             dynamic_shared=module.device.limits.shared_optin - shared,
             cluster=_fixed_cluster(head.directives),
         )
@@ -283,6 +283,11 @@ def _with_source(message: str, places: tuple[SourceLine, ...]) -> str:
 
 def _number(arch: Arch) -> int:
     return 10 * arch.major + arch.minor
+
+
+def _target_number(target: str) -> int:
+    """Return the number of the architecture of a PTX file, which may be older than every GPU: sm_20."""
+    return int("".join(filter(str.isdigit, target)))
 
 
 def _most_threads(directives: tuple[str, ...]) -> int:

@@ -8,6 +8,7 @@
      stubs.c           the entry points
      table.c           what the entry points jump to, and the lookup of functions by name and version
      start.c           the start of the driver in the Python of the process
+     release.c         calls that release something, while an exception of Python is raised
      context.c         calls that need no interpreter lock: the current context, the capture mode
      compilers.c       the results of NVRTC and nvJitLink get their PTX as a section
      ptxas.c           so does that of a ptxas which the program starts
@@ -45,6 +46,7 @@ enum {
 extern void* driver_table[SLOTS];
 extern void driver_first_call(void);  /* finds the function of a slot, and calls it */
 extern void driver_refuse(void);      /* counts the call, and returns NOT_SUPPORTED */
+extern void driver_release(void);     /* calls a function that releases something: release.c */
 
 /* table.c */
 extern int driver_initialized;
@@ -52,6 +54,10 @@ void driver_fill(void* function); /* in every slot but those of the functions in
 
 /* start.c */
 int driver_start(void); /* SUCCESS, or the status of every call of this process */
+
+/* release.c */
+int driver_releases(const char* name);
+void driver_set_release(int slot, void* function);
 
 /* context.c */
 int driver_set_current(void* context);

@@ -33,4 +33,7 @@ __asm__(
     ".size driver_first_call,.-driver_first_call\n"
     ".globl driver_refuse\n.hidden driver_refuse\n.type driver_refuse,@function\n"
     "driver_refuse:\n\tmov %r11d, %edi\n\tjmp driver_count_refused\n"
-    ".size driver_refuse,.-driver_refuse\n");
+    ".size driver_refuse,.-driver_refuse\n"
+    ".globl driver_release\n.hidden driver_release\n.type driver_release,@function\n"
+    "driver_release:\n\tpush %r11\n\tcall driver_call_release\n\tadd $8, %rsp\n\tret\n"
+    ".size driver_release,.-driver_release\n");

@@ -143,14 +143,6 @@ void driver_fill(void* function) {
     fill_own();
 }
 
-/* Functions that a program calls to release something. They succeed when there is no Python any more. */
-static int releases(const char* name) {
-    static const char* const words[] = {"Destroy", "Free", "Unload", "Release", "Unregister", "Synchronize"};
-    for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
-        if (strstr(name, words[i])) return 1;
-    return 0;
-}
-
 __attribute__((visibility("hidden"))) void* driver_resolve(int slot) {
     int status = driver_start();
     if (status == NO_DEVICE) return (void*)no_device;
@@ -177,7 +169,10 @@ __attribute__((constructor)) static void prepare(void) {
 
 
 EXPORT void preheat_driver_install(void* const* functions) {
-    for (int i = 0; i < SLOTS; i++) driver_table[i] = functions[i] ? functions[i] : (void*)driver_refuse;
+    for (int i = 0; i < SLOTS; i++) {
+        driver_table[i] = functions[i] ? functions[i] : (void*)driver_refuse;
+        if (functions[i] && driver_releases(entry_points[i].name)) driver_set_release(i, functions[i]);
+    }
     fill_own();
     driver_table[SLOT_cuCtxSetCurrent] = (void*)driver_set_current;
     driver_table[SLOT_cuCtxGetCurrent] = (void*)driver_get_current;
@@ -194,6 +189,6 @@ EXPORT int preheat_driver_refused(int slot) { return refused[slot]; }
 /* Called when the interpreter has ended: what libraries written in C still release is accepted. */
 EXPORT void preheat_driver_end(void) {
     for (int i = 0; i < SLOTS; i++)
-        driver_table[i] = releases(entry_points[i].name) ? (void*)success : (void*)deinitialized;
+        driver_table[i] = driver_releases(entry_points[i].name) ? (void*)success : (void*)deinitialized;
     fill_own();
 }
