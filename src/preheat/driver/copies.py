@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.devices.emulator.allocator import Allocator
+from preheat.driver.allocations import Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import read
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
@@ -299,16 +300,26 @@ def fill_of(
     return Fill(target, (value & ((1 << 8 * size) - 1)).to_bytes(size, "little"), count, height)
 
 
-def _submit_fill(stream: Stream, fill: Fill) -> None:
+def _submit_fill(driver: Driver, stream: Stream, fill: Fill, *, asynchronous: bool) -> None:
+    """Execute a fill in a stream. One of memory that the host reads waits unless it is asynchronous."""
     if fill.count * fill.height:
-        submit("fill", stream, fill)
+        found = driver.memory.find(fill.target.address)
+        on_host = found is not None and (found.on_host or found.kind is Kind.MANAGED)
+        submit("fill", stream, fill, wait=on_host and not asynchronous)
 
 
 def _fill(
-    driver: Driver, address: int, value: int, count: int, stream: int = _LEGACY, *, size: int
+    driver: Driver,
+    address: int,
+    value: int,
+    count: int,
+    stream: int = _LEGACY,
+    *,
+    size: int,
+    asynchronous: bool = False,
 ) -> None:
-    where = stream_of(driver, stream)
-    _submit_fill(where, fill_of(driver, address, value, size, count))
+    fill = fill_of(driver, address, value, size, count)
+    _submit_fill(driver, stream_of(driver, stream), fill, asynchronous=asynchronous)
 
 
 def _fill_rows(
@@ -321,13 +332,14 @@ def _fill_rows(
     stream: int = _LEGACY,
     *,
     size: int,
+    asynchronous: bool = False,
 ) -> None:
-    where = stream_of(driver, stream)
-    _submit_fill(where, fill_of(driver, address, value, size, count, height, pitch))
+    fill = fill_of(driver, address, value, size, count, height, pitch)
+    _submit_fill(driver, stream_of(driver, stream), fill, asynchronous=asynchronous)
 
 
 for _bits in (8, 16, 32):
-    entry(f"cuMemsetD{_bits}", 3020, default_stream=True)(partial(_fill, size=_bits // 8))
-    entry(f"cuMemsetD{_bits}Async", stream=3)(partial(_fill, size=_bits // 8))
-    entry(f"cuMemsetD2D{_bits}", 3020, default_stream=True)(partial(_fill_rows, size=_bits // 8))
-    entry(f"cuMemsetD2D{_bits}Async", stream=5)(partial(_fill_rows, size=_bits // 8))
+    for _name, _function, _place in ((f"D{_bits}", _fill, 3), (f"D2D{_bits}", _fill_rows, 5)):
+        _sized = partial(_function, size=_bits // 8)
+        entry(f"cuMemset{_name}", 3020, default_stream=True)(_sized)
+        entry(f"cuMemset{_name}Async", stream=_place)(partial(_sized, asynchronous=True))

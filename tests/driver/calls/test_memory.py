@@ -100,6 +100,18 @@ def test_a_fill_writes_elements_of_each_size(program: Program) -> None:
     ok(cu.cuMemFree(address))
 
 
+@pytest.mark.parametrize("kind", ["pinned", "managed"])
+def test_a_fill_of_memory_that_the_host_reads_waits(program: Program, kind: str) -> None:
+    del program
+    pinned = kind == "pinned"
+    address = ok(cu.cuMemAllocHost(4) if pinned else cu.cuMemAllocManaged(4, 1))
+    value = ctypes.c_int.from_address(int(address))
+    for number in range(16):
+        ok(cu.cuMemsetD32(int(address), number, 1))
+        assert value.value == number
+    ok(cu.cuMemFreeHost(address) if pinned else cu.cuMemFree(address))
+
+
 def test_memory_of_nobody_is_refused(program: Program) -> None:
     del program
     host = np.zeros(4, np.int32)
