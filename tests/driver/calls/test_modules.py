@@ -90,6 +90,7 @@ def test_a_kernel_says_what_it_uses(program: Program) -> None:
 
 
 def test_ptx_for_an_architecture_that_is_older_than_every_gpu_runs(program: Program) -> None:
+    del program
     text = b".version 3.2\n.target sm_20\n.address_size 64\n.visible .entry k() { ret; }\n"
     function = ok(cu.cuModuleGetFunction(ok(cu.cuModuleLoadData(text)), b"k"))
     assert attribute(function, "PTX_VERSION") == 20
