@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from preheat.ahead import output as output_module
 from preheat.ahead.bake import bake, plan_all
-from preheat.ahead.bundles import meta
+from preheat.ahead.bundles import lost_archs, meta
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.output import BundleOutput
 from preheat.ahead.shards import Shard
@@ -143,16 +144,16 @@ def test_of_two_bakes_for_different_architectures_one_writes(
         BundleOutput(path, plan_all(ONE, arch), plan_all(ONE, arch), replace=False)
         for arch in (SM_80, SM_90)
     ]
-    compared = output_module._archs_at
+    compared = lost_archs
     meeting = threading.Barrier(2)
 
-    def compare_slowly(place: Path) -> set[Arch]:
-        found = compared(place)
+    def compare_slowly(place: Path, made: Iterable[Arch]) -> list[Arch]:
+        found = compared(place, made)
         with suppress(threading.BrokenBarrierError):
             meeting.wait(0.3)  # Without a lock, both are here at the same time.
         return found
 
-    monkeypatch.setattr(output_module, "_archs_at", compare_slowly)
+    monkeypatch.setattr(output_module, "lost_archs", compare_slowly)
     results: dict[Arch, int | InputError] = {}
 
     def finish(place: BundleOutput, arch: Arch) -> None:

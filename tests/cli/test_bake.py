@@ -329,6 +329,7 @@ def test_check_names_a_changed_header_and_bake_check_says_the_same(cli: Cli) -> 
             "missing": [{"title": "a.cu", "arch": "sm_90", "reason": "header v.h changed"}],
             "to_record": [],
             "unchecked_headers": [],
+            "unrecorded": [],
             "hints": [],
         }
     os.unlink("v.h")
@@ -468,6 +469,16 @@ def test_bundle_merge_unites_what_agrees_into_the_bundle_that_one_bake_makes(cli
     united = replace(a, entries=("a", "also"))
     bundle("same.heat", c, united, b, keys=[GraphKeys("g", ("1", "2", "3"))])
     assert Path("m.heat").read_bytes() == Path("same.heat").read_bytes()
+
+
+def test_bundle_merge_loses_no_architecture_of_the_bundle_that_it_replaces(cli: Cli) -> None:
+    bundle("both.heat", promise("a"), promise("c", arch=Arch(8, 0)))
+    bundle("one.heat", promise("b"))
+    before = Path("both.heat").read_bytes()
+    ran = cli("bundle", "merge", "one.heat", "-o", "both.heat")
+    assert (ran.code, Path("both.heat").read_bytes()) == (2, before)
+    assert "both.heat has code for sm_80, which none of the bundles has: it would be lost" in ran.err
+    assert cli("bundle", "merge", "one.heat", "both.heat", "-o", "both.heat").code == 0
 
 
 def test_bundle_merge_refuses_two_answers_to_one_request_unless_one_is_chosen(cli: Cli) -> None:

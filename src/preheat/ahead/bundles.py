@@ -12,6 +12,7 @@ from typing import Any
 from preheat.ahead.manifest import GraphKeys, Manifest
 from preheat.arch import Arch
 from preheat.artifact import Artifact
+from preheat.build.bundle_archs import baked_archs, named
 from preheat.build.bundle_entries import (
     BundleEntry,
     code_keys,
@@ -33,6 +34,7 @@ __all__ = [
     "all_foreign",
     "faults",
     "graphs",
+    "lost_archs",
     "merge",
     "merge_entries",
     "meta",
@@ -114,6 +116,18 @@ def _unmatched_entries(bundle: Bundle) -> Iterator[tuple[str, str]]:
     )
 
 
+def lost_archs(path: Path, made: Iterable[Arch]) -> list[Arch]:
+    """Return the architectures of the bundle at `path` that are not among those `made`.
+
+    A file that no process can use has none.
+    """
+    try:
+        with Bundle.open(path) as bundle:
+            return sorted({*baked_archs(bundle)} - {*made})
+    except BundleError:
+        return []
+
+
 def require_place(output: str | os.PathLike[str]) -> None:
     """Raise `InputError` unless a bundle can be written to `output`, new or in place of another."""
     path = Path(output)
@@ -141,7 +155,8 @@ def merge(
     """Merge bundles into one file, and return the number of entries and the size of the file.
 
     `key` signs it, whoever signed the others. Two bundles with different code for one request are an
-    error, unless `prefer` is "first" or "last".
+    error, unless `prefer` is "first" or "last". So is an `output` with code for an architecture that
+    none of them has.
     """
     require_place(output)
     merged: dict[str, tuple[BundleEntry, Bundle]] = {}
@@ -157,6 +172,11 @@ def merge(
     made = [entry.artifact for entry in kept]
     keys = Manifest().merged(*(Manifest(graphs=graphs(bundle)) for bundle in bundles)).graphs
     targets = [*(a.arch for a in made), *(entry.arch for entry in foreign if entry.arch is not None)]
+    if lost := lost_archs(Path(output), targets):
+        raise InputError(
+            f"{output} has code for {named(lost)}, which none of the bundles has: it would be lost",
+            hint=f"name {output} among the bundles as well, or another file with -o",
+        )
     about = meta((a.toolchain for a in made), targets, keys)
     entries = {digest: blob for entry in kept for digest, blob in entry.encode().items()}
     entries |= {entry.digest: entry.encode(provenance=False) for entry in foreign}

@@ -9,15 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from preheat.ahead.bundles import require_place
+from preheat.ahead.bundles import lost_archs, require_place
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.jobs import Job
 from preheat.arch import Arch
-from preheat.build.bundle_archs import baked_archs
-from preheat.cache.bundle import Bundle, write
+from preheat.cache.bundle import write
 from preheat.cache.lock import FileLock
 from preheat.cache.signatures import Signer
-from preheat.errors import BundleError, InputError
+from preheat.errors import InputError
 
 __all__ = ["BundleOutput"]
 
@@ -71,7 +70,7 @@ class BundleOutput:
 
     def _loss(self, made: set[Arch]) -> InputError | None:
         """Return the error for architectures that the file has and that are not among those `made`."""
-        lost = [] if self._replace else sorted(_archs_at(self.path) - made)
+        lost = [] if self._replace else lost_archs(self.path, made)
         if not lost:
             return None
         named = ", ".join(map(str, lost))
@@ -83,12 +82,3 @@ class BundleOutput:
 
 def _known(archs: Iterable[Arch | None]) -> set[Arch]:
     return {arch for arch in archs if arch is not None}
-
-
-def _archs_at(path: Path) -> set[Arch]:
-    """Return the architectures of the bundle at `path`. A file that no process can use has none."""
-    try:
-        with Bundle.open(path) as bundle:
-            return set(baked_archs(bundle))
-    except BundleError:
-        return set()
