@@ -27,6 +27,8 @@ class Kind(enum.Enum):
     REGISTERED = enum.auto()  # by the program, on the host
     VARIABLE = enum.auto()  # of a module
     GRAPH = enum.auto()  # by the replays of a graph, at this address
+    GRAPH_PINNED = enum.auto()
+    GRAPH_MANAGED = enum.auto()
 
 
 @dataclass(eq=False)
@@ -56,7 +58,17 @@ class Allocation:
     @property
     def on_host(self) -> bool:
         """True for host memory, whose copies do not have to wait."""
-        return self.kind in (Kind.PINNED, Kind.REGISTERED)
+        return self.kind in (Kind.PINNED, Kind.REGISTERED, Kind.GRAPH_PINNED)
+
+    @property
+    def is_managed(self) -> bool:
+        """True for memory whose place the driver chooses."""
+        return self.kind in (Kind.MANAGED, Kind.GRAPH_MANAGED)
+
+    @property
+    def of_graph(self) -> bool:
+        """True for memory whose address belongs to a graph, also while it is not allocated."""
+        return self.kind in (Kind.GRAPH, Kind.GRAPH_PINNED, Kind.GRAPH_MANAGED)
 
 
 class Allocations:

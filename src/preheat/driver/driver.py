@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from preheat.devices.emulator.graph_work import GraphAllocation
 from preheat.devices.emulator.launch import Launch
-from preheat.driver.allocations import Allocation, Allocations, Kind
+from preheat.driver.allocations import Allocation, Allocations
 from preheat.driver.contexts import Context
 from preheat.driver.devices import Gpu
 from preheat.driver.faults import CallError, fault_status, say
@@ -218,7 +218,7 @@ class Driver:
 
     def forget(self, made: Allocation) -> None:
         """Forget memory that was freed. That of a graph has its address as long as the graph exists."""
-        if made.kind is Kind.GRAPH:
+        if made.of_graph:
             return
         self.memory.remove(made.start)
         if made.pool is not None:

@@ -136,10 +136,12 @@ def _allocate_in(driver: Driver, out: int, size: int, pool: Pool, stream: Stream
     put(out, start)
 
 
-def note_graph_memory(driver: Driver, made: GraphAllocation, context: Context) -> None:
+def note_graph_memory(
+    driver: Driver, made: GraphAllocation, context: Context, kind: Kind = Kind.GRAPH
+) -> None:
     """Know the memory of an allocation node as long as the node exists."""
     start, size = made.address, made.allocation.size
-    driver.memory.add(Allocation(start, size, Kind.GRAPH, context))
+    driver.memory.add(Allocation(start, size, kind, context))
     driver.graph_memory[start] = made
     weakref.finalize(made, driver.memory.remove, start).atexit = False
 
@@ -266,5 +268,5 @@ def _prefetch(driver: Driver, address: int, size: int, place: int, flags: int, s
 
 def _require_managed(driver: Driver, address: int, size: int) -> None:
     found = driver.memory.find(address)
-    if found is None or found.kind is not Kind.MANAGED or address + size > found.end:
+    if found is None or not found.is_managed or address + size > found.end:
         raise CallError(INVALID_VALUE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preheat.driver.allocations import Allocation, Kind
+from preheat.driver.allocations import Allocation
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import I32, U32, U64, get, put
 from preheat.driver.status import INVALID_VALUE
@@ -54,10 +54,10 @@ def _known(found: Allocation, address: int) -> dict[int, int | None]:
         "CONTEXT": found.context.handle,
         "MEMORY_TYPE": _HOST if on_host else _DEVICE,
         "DEVICE_POINTER": address,
-        "HOST_POINTER": address if on_host or found.kind is Kind.MANAGED else None,
+        "HOST_POINTER": address if on_host or found.is_managed else None,
         "SYNC_MEMOPS": 0,
         "BUFFER_ID": found.number,
-        "IS_MANAGED": int(found.kind is Kind.MANAGED),
+        "IS_MANAGED": int(found.is_managed),
         "DEVICE_ORDINAL": found.context.gpu.index,
         "IS_LEGACY_CUDA_IPC_CAPABLE": 0,
         "RANGE_START_ADDR": found.start,

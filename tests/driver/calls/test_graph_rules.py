@@ -65,6 +65,15 @@ def update(executable: Any, graph: Any) -> tuple[int, int, int, int]:
     return code, told[0] & 0xFFFFFFFF, told[1], told[2]
 
 
+def without_data(name: str, thing: Any, arrays: int = 1) -> tuple[int, list[int]]:
+    """Return the status and the nodes of a question about edges in the version without their data."""
+    nodes, count = (ctypes.c_uint64 * 4)(), ctypes.c_size_t(4)
+    places = [ctypes.c_void_p(ctypes.addressof(nodes))] * arrays
+    handle = ctypes.c_void_p(int(thing))
+    code: int = getattr(ctypes.CDLL(None), name)(handle, *places, ctypes.byref(count))
+    return code, [] if code else list(nodes[: count.value])
+
+
 # Wrong handles and null pointers
 
 NO_GRAPH, NO_NODE, NO_EXECUTABLE = cu.CUgraph(0), cu.CUgraphNode(0), cu.CUgraphExec(0)
@@ -283,6 +292,13 @@ def test_edges_have_the_data_that_they_were_given(graph: Any, twice: Any) -> Non
     ]  # fmt: skip
     assert ok(cu.cuGraphNodeGetDependencies(nodes[1], 1))[1][0].from_port == 1
     assert ok(cu.cuGraphNodeGetDependentNodes(nodes[0], 1))[1][0].type == 1
+    clone = ok(cu.cuGraphClone(graph))
+    assert [each.type for each in ok(cu.cuGraphGetEdges(clone, 2))[2]] == [1, 0]
+    ok(cu.cuGraphDestroy(clone))
+    assert without_data("cuGraphGetEdges", graph, arrays=2) == (LOSSY_QUERY, [])
+    assert without_data("cuGraphNodeGetDependencies", nodes[1]) == (LOSSY_QUERY, [])
+    assert without_data("cuGraphNodeGetDependentNodes", nodes[0]) == (LOSSY_QUERY, [])
+    assert without_data("cuGraphNodeGetDependencies", last) == (0, [int(nodes[1])])
     wrong = cu.cuGraphRemoveDependencies(graph, [nodes[0]], [nodes[1]], None, 1)
     assert status(wrong) == INVALID_VALUE  # There is no such edge without data.
     ok(cu.cuGraphRemoveDependencies(graph, [nodes[0]], [nodes[1]], [programmatic], 1))
@@ -385,16 +401,42 @@ def test_allocation_nodes_with_wrong_parameters_are_refused(program: Program, gr
         change(parameters)
         return status(cu.cuGraphAddMemAllocNode(graph, None, 0, parameters))
 
-    places = cu.CUmemLocationType
     assert refused(lambda p: setattr(p, "bytesize", 0)) == INVALID_VALUE
     assert refused(lambda p: setattr(p.poolProps, "allocType", _no_type())) == INVALID_VALUE
-    host = places.CU_MEM_LOCATION_TYPE_HOST
-    assert refused(lambda p: setattr(p.poolProps.location, "type", host)) == NOT_SUPPORTED
+    nowhere = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID
+    assert refused(lambda p: setattr(p.poolProps.location, "type", nowhere)) == INVALID_VALUE
+    handle = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    assert refused(lambda p: setattr(p.poolProps, "handleTypes", handle)) == NOT_SUPPORTED
     assert refused(lambda p: setattr(p.poolProps.location, "id", 99)) == 101
     ordinary = program.memory([1])
     for wrong in (ordinary, cu.CUdeviceptr(0), cu.CUdeviceptr(64)):
         assert status(cu.cuGraphAddMemFreeNode(graph, None, 0, wrong)) == INVALID_VALUE
     ok(cu.cuMemFree(ordinary))
+
+
+@pytest.mark.parametrize("kind", ["device", "host", "managed"])
+def test_graphs_allocate_memory_of_each_kind(
+    program: Program, stream: Any, graph: Any, kind: str
+) -> None:
+    parameters = allocation_of(16)
+    if kind == "host":
+        parameters.poolProps.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    elif kind == "managed":
+        parameters.poolProps.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+    made = ok(cu.cuGraphAddMemAllocNode(graph, None, 0, parameters))
+    told = ok(cu.cuGraphMemAllocNodeGetParams(made)).poolProps
+    assert told.allocType == parameters.poolProps.allocType
+    assert told.location.type == parameters.poolProps.location.type
+    address = parameters.dptr
+    ok(cu.cuGraphAddMemsetNode(graph, [made], 1, fill_of(address, 3, 4), program.context))
+    run(graph, stream)
+    attributes = cu.CUpointer_attribute
+    where = ok(cu.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address))
+    managed = ok(cu.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_IS_MANAGED, address))
+    assert (int(where), bool(managed)) == (1 if kind == "host" else 2, kind == "managed")
+    assert program.values(address, 4) == [3] * 4
+    ok(cu.cuMemFreeAsync(address, stream))
+    ok(cu.cuStreamSynchronize(stream))
 
 
 def _no_type() -> Any:
@@ -685,6 +727,31 @@ def test_an_update_compares_parameters_attributes_and_child_graphs(
     assert update(made, graph) == (UPDATE_FAILURE, changed, int(inner), 0)
     ok(cu.cuGraphExecDestroy(made))
     ok(cu.cuGraphDestroy(child))
+
+
+def test_an_update_replaces_the_user_objects_that_an_executable_keeps(
+    program: Program, stream: Any, graph: Any
+) -> None:
+    del program
+    ended: list[int] = []
+    destructor = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(ended.append)
+    where = cu.CUhostFn(ctypes.cast(destructor, ctypes.c_void_p).value)
+    other = ok(cu.cuGraphCreate(0))
+    for number, each in enumerate((graph, other)):
+        flags = cu.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+        made = ok(cu.cuUserObjectCreate(number, where, 1, flags))
+        move = cu.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+        ok(cu.cuGraphRetainUserObject(each, made, 1, move))
+        if each is graph:
+            executable = ok(cu.cuGraphInstantiate(graph, 0))
+            ok(cu.cuGraphReleaseUserObject(graph, made, 1))
+    ok(cu.cuGraphExecUpdate(executable, other))
+    ok(cu.cuGraphLaunch(executable, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuGraphDestroy(other))
+    assert ended == [0]
+    ok(cu.cuGraphExecDestroy(executable))
+    assert ended == [0, 1]
 
 
 # Attributes

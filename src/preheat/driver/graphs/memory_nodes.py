@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from preheat.devices.emulator.graph_work import GraphAllocation, GraphFree
+from preheat.driver.allocations import Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.graphs.graph import Graph, Node
 from preheat.driver.graphs.node_kinds import PARAMETERS_CHANGED, SUCCESS, Described, NodeKind
@@ -24,7 +25,8 @@ _ALLOCATION = struct.Struct(f"<4i{_POOL_SIZE - 16}xQQQQ")
 #: Where a program finds the address of the memory in the structure.
 ALLOCATION_ADDRESS = _ALLOCATION.size - 8
 _FREE = struct.Struct("<Q")
-_PINNED = _ON_DEVICE = 1
+_PINNED, _MANAGED = 1, 2
+_ON_DEVICE, _PLACES_ON_HOST = 1, (2, 3, 4)
 
 _USED, _USED_HIGH, _RESERVED, _RESERVED_HIGH = range(4)
 
@@ -39,15 +41,27 @@ def _graph(place: Graph | Node) -> Graph:
 
 def _read_allocation(driver: Driver, data: bytes, place: Graph | Node) -> Described:
     _graph(place)
-    kind, handles, where, number, _, _, size, _ = _ALLOCATION.unpack(data)
-    if handles or where != _ON_DEVICE:
+    memory, handles, where, number, _, _, size, _ = _ALLOCATION.unpack(data)
+    if handles:
         raise CallError(NOT_SUPPORTED)
-    if kind != _PINNED or not size:
+    if not size:
         raise CallError(INVALID_VALUE)
-    gpu = driver.gpu(number)
+    kind = _kind(memory, where)
+    gpu = driver.gpu(number) if where == _ON_DEVICE else driver.current().gpu
     made = gpu.emulator.allocator.graph_allocation(size)
-    note_graph_memory(driver, made, driver.primary(gpu))
+    note_graph_memory(driver, made, driver.primary(gpu), kind)
     return Described(made)
+
+
+def _kind(memory: int, where: int) -> Kind:
+    """Return the kind of memory of a type at a place."""
+    if memory == _MANAGED:
+        return Kind.GRAPH_MANAGED
+    if memory == _PINNED and where == _ON_DEVICE:
+        return Kind.GRAPH
+    if memory == _PINNED and where in _PLACES_ON_HOST:
+        return Kind.GRAPH_PINNED
+    raise CallError(INVALID_VALUE)
 
 
 def _write_allocation(driver: Driver, node: Node) -> bytes:
@@ -55,9 +69,11 @@ def _write_allocation(driver: Driver, node: Node) -> bytes:
     if not isinstance(made, GraphAllocation):
         raise CallError(INVALID_VALUE)
     known = driver.memory.find(made.address)
-    number = 0 if known is None else known.context.gpu.index
-    size = made.allocation.size
-    return _ALLOCATION.pack(_PINNED, 0, _ON_DEVICE, number, 0, 0, size, made.address)
+    assert known is not None
+    memory = _MANAGED if known.is_managed else _PINNED
+    where = _PLACES_ON_HOST[0] if known.on_host else _ON_DEVICE
+    size, number = made.allocation.size, known.context.gpu.index
+    return _ALLOCATION.pack(memory, 0, where, number, 0, 0, size, made.address)
 
 
 def _read_free(driver: Driver, data: bytes, place: Graph | Node) -> Described:
