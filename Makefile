@@ -232,6 +232,7 @@ bench: $(TESTING)      ## benchmarks against peers, in one run
 	$(BIN)/python benchmarks/bench_bake.py
 	$(BIN)/python benchmarks/bench_together.py
 	$(BIN)/python benchmarks/bench_emulator.py
+	$(BIN)/python benchmarks/bench_driver.py
 
 bench-remote: $(TESTING)    ## engines of shared stores on real servers: calls, 10,000 objects, races of processes
 	$(BIN)/python benchmarks/bench_remote.py

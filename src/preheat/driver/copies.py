@@ -81,11 +81,12 @@ class Copy:
 
     def with_bytes_of_now(self) -> Copy:
         """Return the same copy of what its source holds now."""
-        rows = self.source.rows(self.height, self.depth)
-        data = b"".join(read(row, self.width) for row in rows)
-        held = ctypes.create_string_buffer(data, len(data))
+        held = (ctypes.c_char * (self.width * self.height * self.depth))()
+        start = ctypes.addressof(held)
+        for at, row in enumerate(self.source.rows(self.height, self.depth)):
+            ctypes.memmove(start + at * self.width, row, self.width)
         layer = self.width * self.height
-        source = Side(ctypes.addressof(held), self.width, layer, None)
+        source = Side(start, self.width, layer, None)
         return replace(self, source=source, kept=held)
 
 
@@ -141,9 +142,9 @@ def submit_copy(stream: Stream, copy: Copy, *, wait: bool = False) -> None:
     if not copy.width * copy.height * copy.depth:
         return
     if stream.emulated.branch is None:
-        if copy.source.allocator is None:
-            copy = copy.with_bytes_of_now()
         wait = wait or copy.target.allocator is None
+        if copy.source.allocator is None and not wait:
+            copy = copy.with_bytes_of_now()
     submit("copy", stream, copy, wait=wait)
 
 
