@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -182,10 +182,17 @@ def builder(program: Program, kept: Kept) -> Any:
             ok(cu.cuMemFreeHost(int(address)))
 
 
-def launched(graph: Any, builder: Builder, values: list[np.ndarray[Any, Any]], times: int) -> Any:
-    """Return the arrays after launches of a graph."""
+def launched(
+    graph: Any,
+    builder: Builder,
+    values: list[np.ndarray[Any, Any]],
+    times: int,
+    update: Callable[[Any], None] = lambda _: None,
+) -> Any:
+    """Return the arrays after launches of a graph, whose executable was updated."""
     stream = ok(cu.cuStreamCreate(1))
     executable = ok(cu.cuGraphInstantiate(graph, 0))
+    update(executable)
     for address, array in zip(builder.addresses, values, strict=True):
         ctypes.memmove(int(address), array.ctypes.data, array.nbytes)
     for _ in range(times):
@@ -224,6 +231,52 @@ def test_a_random_graph_does_what_its_nodes_do_one_after_the_other(
         np.testing.assert_array_equal(found, expected)
     for each in {int(graph): graph, int(used): used}.values():
         ok(cu.cuGraphDestroy(each))
+
+
+def changed(step: Step) -> Step:
+    """Return the same step with other numbers."""
+    return replace(step, value=3 - step.value, inner=tuple(map(changed, step.inner)))
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=steps)
+def test_an_updated_executable_does_what_the_other_graph_does(
+    builder: Any, one_by_one: bool, order: list[Step]
+) -> None:
+    values = [np.arange(5, dtype=np.int32) + at for at in range(COUNT)]
+    made = builder(values)
+    other = [changed(step) for step in order]
+    graphs = [ok(cu.cuGraphCreate(0)) for _ in range(2)]
+    for graph, its_steps in zip(graphs, (order, other), strict=True):
+        made.build(graph, its_steps, lambda *_: False)
+
+    def update(executable: Any) -> None:
+        if one_by_one:
+            update_nodes(executable, *graphs)
+        else:
+            ok(cu.cuGraphExecUpdate(executable, graphs[1]))
+
+    expected = [array.copy() for array in values]
+    for step in other:
+        step.apply(expected)
+    np.testing.assert_array_equal(launched(graphs[0], made, values, 1, update), expected)
+    for graph in graphs:
+        ok(cu.cuGraphDestroy(graph))
+
+
+def update_nodes(executable: Any, graph: Any, other: Any) -> None:
+    """Give each node of an executable of a graph the parameters that another graph has."""
+    count = ok(cu.cuGraphGetNodes(graph))[1]
+    mine, theirs = (ok(cu.cuGraphGetNodes(each, count))[0] for each in (graph, other))
+    kinds = cu.CUgraphNodeType
+    for old, new in zip(mine, theirs, strict=True):
+        kind = ok(cu.cuGraphNodeGetType(old))
+        if kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
+            child = ok(cu.cuGraphChildGraphNodeGetGraph(new))
+            ok(cu.cuGraphExecChildGraphNodeSetParams(executable, old, child))
+        elif kind != kinds.CU_GRAPH_NODE_TYPE_EMPTY:
+            ok(cu.cuGraphExecNodeSetParams(executable, old, ok(cu.cuGraphNodeGetParams(new))))
 
 
 @pytest.mark.parametrize("nested", [False, True])

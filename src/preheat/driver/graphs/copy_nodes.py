@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from preheat.driver.contexts import Context
     from preheat.driver.driver import Driver
 
-__all__ = ["COPY", "FILL", "is_plain"]
+__all__ = ["COPY", "FILL", "is_plain_copy"]
 
 _COPY = struct.Struct(f"<iiQ{BOX_3D.size}s")
 _FILL = struct.Struct("<QQIIQQQ")
@@ -29,9 +29,9 @@ def _mapping(driver: Driver, side: Side) -> Context | None:
     return None if found is None or found.on_host else found.context
 
 
-def is_plain(work: Copy | Fill) -> bool:
-    """Return whether work has one row."""
-    return work.height == 1 and (isinstance(work, Fill) or work.depth == 1)
+def is_plain_copy(work: object) -> bool:
+    """Return whether work is a copy of one row."""
+    return isinstance(work, Copy) and work.height == work.depth == 1
 
 
 # Copies
@@ -109,7 +109,7 @@ def _refuse_fill(driver: Driver, old: Node, new: Described) -> int:
     assert isinstance(after, Fill)
     if _mapping(driver, before.target) is not _mapping(driver, after.target):
         return PARAMETERS_CHANGED
-    if is_plain(before) and is_plain(after):
+    if before.height == after.height == 1:
         return SUCCESS
     same = _shape(before) == _shape(after)
     return SUCCESS if same else PARAMETERS_CHANGED

@@ -11,12 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.driver.calls import CallError, entry
-from preheat.driver.graphs.copy_nodes import COPY, FILL, is_plain
+from preheat.driver.graphs.copy_nodes import COPY, FILL, is_plain_copy
 from preheat.driver.graphs.edges import read_edges
 from preheat.driver.graphs.graph import Executable, Node, executable_of, graph_of, node_of
 from preheat.driver.graphs.kernel_nodes import KERNEL
 from preheat.driver.graphs.memory_nodes import ALLOCATION, ALLOCATION_ADDRESS
-from preheat.driver.graphs.node_kinds import Described
 from preheat.driver.graphs.updates import KINDS, update_child
 from preheat.driver.raw import I32, get, put, read, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
@@ -162,15 +161,12 @@ def _update(driver: Driver, made: Executable, node: Node, part: _Part, data: byt
         update_child(driver, mine, new)
         made.change()
         return
-    if KINDS[part.kind].refusal(driver, mine, new) or not _keeps_shape(mine, new):
+    if KINDS[part.kind].refusal(driver, mine, new):
         raise CallError(INVALID_VALUE)
+    if part.kind == "copy" and not (is_plain_copy(mine.work) and is_plain_copy(new.work)):
+        raise CallError(INVALID_VALUE)  # Only an update of the whole graph changes other copies.
     mine.work, mine.name, mine.parameters = new
     made.change()
-
-
-def _keeps_shape(old: Node, new: Described) -> bool:
-    """Return whether copies have one row, as those must have that are updated one by one."""
-    return old.kind != "copy" or (is_plain(old.work) and is_plain(new.work))  # type: ignore[arg-type]
 
 
 def _set_described(driver: Driver, handle: int, address: int, *, part: _Part) -> None:
