@@ -66,8 +66,9 @@ def test_settings_come_from_variables() -> None:
     assert (str(found.arch), found.devices, found.schedule, found.sanitize) == ("sm_80", 2, 7, False)
     assert DriverSettings.from_env({"PREHEAT_EMULATE_SCHEDULE": "off"}).schedule is None
     assert DriverSettings.from_env({}).schedule == 0
-    with pytest.raises(ConfigError, match="PREHEAT_EMULATE_DEVICES"):
-        DriverSettings.from_env({"PREHEAT_EMULATE_DEVICES": "many"})
+    for name, wrong in (("DEVICES", "many"), ("ARCH", "hopper"), ("SCHEDULE", "-1")):
+        with pytest.raises(ConfigError, match=f"PREHEAT_EMULATE_{name}"):
+            DriverSettings.from_env({f"PREHEAT_EMULATE_{name}": wrong})
 
 
 def test_it_starts_where_there_is_no_gpu(machine: Callable[[bool], None]) -> None:

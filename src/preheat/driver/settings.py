@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from preheat.arch import Arch
-from preheat.errors import ConfigError
+from preheat.errors import ConfigError, InputError
 
 __all__ = ["MOST_DEVICES", "DriverSettings", "gpu_refusal", "is_seed"]
 
@@ -45,7 +45,7 @@ class DriverSettings:
     def from_env(cls, env: Mapping[str, str]) -> DriverSettings:
         """Read the variables `PREHEAT_EMULATE_…`. An invalid value is a `ConfigError`."""
         return cls(
-            arch=Arch.parse(env.get("PREHEAT_EMULATE_ARCH", "") or _ARCH),
+            arch=_arch(env, "PREHEAT_EMULATE_ARCH"),
             devices=_number(env, "PREHEAT_EMULATE_DEVICES", 1, most=MOST_DEVICES) or 1,
             schedule=_seed(env, "PREHEAT_EMULATE_SCHEDULE"),
             sanitize=env.get("PREHEAT_EMULATE_SANITIZE", "").lower() not in _OFF,
@@ -68,6 +68,14 @@ def gpu_refusal(settings: DriverSettings) -> str | None:
 def is_seed(text: str) -> bool:
     """Return whether a text is a seed of deferred streams, or says that there are none."""
     return text == "off" or _is_number(text, _MOST_SEED)
+
+
+def _arch(env: Mapping[str, str], name: str) -> Arch:
+    text = env.get(name, "").strip()
+    try:
+        return Arch.parse(text or _ARCH)
+    except InputError:
+        raise ConfigError(name, text, "the name of an architecture, such as sm_90") from None
 
 
 def _seed(env: Mapping[str, str], name: str) -> int | None:
