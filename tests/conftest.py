@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import gc
 import itertools
 import os
@@ -23,6 +21,7 @@ from preheat.ahead import check
 from preheat.build import builder as builder_module
 from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
+from preheat.driver.library import is_loaded
 from preheat.events import Events
 from preheat.gpu import Gpu
 from preheat.toolchain import locate
@@ -231,7 +230,7 @@ _kept: list[object] = []
 @pytest.fixture(autouse=True)
 def schedule_of_the_test() -> None:
     """On the CPU driver, let the order of deferred work not depend on the tests before this one."""
-    if _has_cpu_driver():
+    if is_loaded():
         from preheat.driver.bootstrap import driver_of_this_process
 
         driver = driver_of_this_process()
@@ -418,15 +417,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu and (why := _no_gpu()):
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA GPU: {why}"))
-    cpu_driver = _has_cpu_driver()
+    cpu_driver = is_loaded()
     for item in items:
         if item.get_closest_marker("cpu_driver") and not cpu_driver:
             item.add_marker(pytest.mark.skip(reason="this process has no CPU driver"))
         if cpu_driver and (marker := item.get_closest_marker("hardware")):
             item.add_marker(pytest.mark.skip(reason=f"not on the CPU driver: {marker.args[0]}"))
-
-
-@functools.cache
-def _has_cpu_driver() -> bool:
-    """Return whether the driver of this process is that of preheat."""
-    return hasattr(ctypes.CDLL(None), "preheat_driver_install")

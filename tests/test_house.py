@@ -55,6 +55,7 @@ LAYERS = (
     {"audit"},
     {"lora"},
     {"pytest_run"},
+    {"pytest_driver"},
     {"cli", "pytest_plugin"},
     {"__main__"},
 )
@@ -127,7 +128,7 @@ def test_devices_do_not_know_each_other() -> None:
 def test_only_the_edges_know_the_cpu_driver() -> None:
     """Everything else must work in the same way with the driver of a GPU."""
     users = {layer(file) for file in FILES if "driver" in imported(file)}
-    assert users <= {"driver", "cli", "pytest_plugin", "pytest_run"}
+    assert users <= {"driver", "cli", "pytest_driver"}
 
 
 def test_the_cache_knows_nothing_of_cuda() -> None:

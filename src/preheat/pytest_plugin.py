@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from preheat.pytest_run import ALL, AUTO, KINDS, Run, Target
+from preheat.pytest_run import ALL, AUTO, DRIVER, KINDS, SCHEDULES, Run, Target
 
 TYPE_CHECKING = False  # Type checkers assume True.
 if TYPE_CHECKING:
@@ -63,15 +63,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "'emulator[sm_100,sanitize]'. If the option is repeated, each test runs on each device. By "
         "default PREHEAT_DEVICE, or else the setting preheat_device, or else auto.",
     )
+    group.addoption(
+        DRIVER,
+        action="store_true",
+        help="run the tests with a CUDA driver that executes kernels on the CPU, so that tests of "
+        "cuda.bindings, cuda.core, numba-cuda and Triton need no GPU. PREHEAT_EMULATE_ARCH, "
+        "PREHEAT_EMULATE_DEVICES and PREHEAT_EMULATE_SANITIZE choose its devices.",
+    )
+    group.addoption(
+        SCHEDULES,
+        type=int,
+        metavar="N",
+        help=f"with {DRIVER}, repeat each test function in N orders of the work of streams",
+    )
     parser.addini(_SETTING, f"devices of the tests, as for {_OPTION}", type="args")
     scopes = ", ".join(_SCOPES)
     parser.addini(_SCOPE, f"how long {_FIXTURE} stays open: {scopes}", default=_SCOPES[0])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    """Start a run on the CPU driver again, before output is captured and CUDA is imported."""
+    if early_config.known_args_namespace.preheat_driver:
+        from preheat.pytest_driver import start_again
+
+        start_again()
+    return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let `preheat.device()` return the device of the run, also in processes that tests start."""
     config.addinivalue_line("markers", "preheat_gpu: needs an NVIDIA GPU")
     config.addinivalue_line("markers", "preheat_emulator: needs the emulator, for example for faults")
+    config.addinivalue_line("markers", "preheat_faults: has kernels with faults, on the CPU driver")
+    if config.getoption(DRIVER):
+        from preheat.pytest_driver import DriverRun
+
+        config.pluginmanager.register(DriverRun(config), "preheat_driver")
+    elif config.getoption(SCHEDULES) is not None:
+        raise pytest.UsageError(f"{SCHEDULES} needs {DRIVER}")
     if (scope := config.getini(_SCOPE)) not in _SCOPES:
         raise pytest.UsageError(f"{_SCOPE}: {scope!r} is not one of {', '.join(_SCOPES)}")
     run = config.stash[_RUN] = _find_devices(config)

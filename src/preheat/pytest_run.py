@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from preheat.errors import PreheatError
     from preheat.gpu import Gpu
 
-__all__ = ["ALL", "AUTO", "KINDS", "Run", "Target"]
+__all__ = ["ALL", "AUTO", "DRIVER", "KINDS", "SCHEDULES", "Run", "Target"]
 
 #: The kinds of devices, and the marker of tests that run on only one kind.
 KINDS = {"emulator": "preheat_emulator", "cuda": "preheat_gpu"}
 AUTO = "auto"  # a GPU if there is one, and otherwise the emulator
+#: The options of runs on the CPU driver, which `pytest_driver.py` has.
+DRIVER = "--preheat-driver"
+SCHEDULES = "--preheat-schedules"
+
 ALL = "all"  # every kind, if there is such a device
 
 

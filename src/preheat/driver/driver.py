@@ -24,7 +24,7 @@ from preheat.driver.status import (
     NO_DEVICE,
     NOT_INITIALIZED,
 )
-from preheat.errors import EmulatorFault, UnsupportedInstructionError
+from preheat.errors import DriverError, EmulatorFault, UnsupportedInstructionError
 
 if TYPE_CHECKING:
     from preheat.driver.graphs.graph import Graph
@@ -146,11 +146,13 @@ class Driver:
             self.threads.set_initialized()
             self.initialized = True
 
-    def restart_schedule(self) -> None:
-        """Let the order of deferred work depend on the seed and on later calls alone."""
+    def restart_schedule(self, seed: int | None = None) -> None:
+        """Let the order of deferred work depend on a seed, by default that of the settings, alone."""
+        seed = self.settings.schedule if seed is None else seed
         for gpu in self.gpus:
-            if gpu.emulator.scheduler is not None and self.settings.schedule is not None:
-                gpu.emulator.scheduler.restart(self.settings.schedule)
+            if gpu.emulator.scheduler is not None and seed is not None:
+                gpu.emulator.schedule = seed  # also after a reset
+                gpu.emulator.scheduler.restart(seed)
 
     def _capture_mode(self) -> str:
         return CAPTURE_MODES[self.threads.capture_mode()]
@@ -248,6 +250,25 @@ class Driver:
         for context in self.contexts.values():
             context.status = context.status or status
         return status
+
+    def recover(self) -> list[EmulatorFault]:
+        """Execute queued work, let contexts work again after a fault, and return the faults so far."""
+        for gpu in self.gpus:
+            try:
+                gpu.emulator.synchronize()
+            except EmulatorFault as fault:
+                self.report_fault(fault)
+            except DriverError:
+                pass  # A stream is captured.
+            if gpu.emulator.scheduler is not None:
+                gpu.emulator.scheduler.recover()
+        faults, self.faults = self.faults, []
+        if faults:
+            self.faulted = False
+            self.reported = None
+            for context in self.contexts.values():
+                context.status = 0
+        return faults
 
     # Texts
 

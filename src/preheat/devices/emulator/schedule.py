@@ -105,6 +105,12 @@ class Scheduler:
         with self.lock:
             self._random = random.Random(seed)
 
+    def recover(self) -> None:
+        """Accept work again after a fault."""
+        with self.lock:
+            self._fault = None
+            self._raised = False
+
     # Streams
 
     def open(self, stream: int, *, blocking: bool = False) -> None:
