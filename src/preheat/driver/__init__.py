@@ -5,7 +5,7 @@ entry_points  the table of all functions; `calls` registers and guards those tha
 driver        the state of the process: devices, handles, the memory of programs
 faults        errors of the emulator as status codes, and what a program is told about them
 devices       devices and their attributes; `contexts`: contexts of threads
-memory        allocations, with `pools` and `pointers`; `allocations` has what is allocated, by address
+memory        allocations; `allocations` has them by address; `pools`, `pointers`, `managed`
 copies        copies and fills
 streams       streams and functions of the host; `events`
 modules       modules, libraries and kernels; `functions`: their attributes; `launches`, `configs`

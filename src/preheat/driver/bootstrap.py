@@ -20,6 +20,7 @@ from preheat.driver import (
     functions,
     launches,
     linking,
+    managed,
     memory,
     modules,
     pointers,
@@ -49,8 +50,8 @@ __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 #: The modules that register functions when they are imported.
 SUBJECTS = (
     captures, contexts, copies, devices, edges, events, executables, functions, kernel_nodes, launches,
-    linking, memory, memory_nodes, modules, nodes, pointers, pools, streams, structure, updates,
-    user_objects,
+    linking, managed, memory, memory_nodes, modules, nodes, pointers, pools, streams, structure,
+    updates, user_objects,
 )  # fmt: skip
 
 _SOURCES = Path(__file__).with_name("native")

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.devices.emulator.allocator import Allocator
-from preheat.driver.allocations import Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import read
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
@@ -305,7 +304,7 @@ def _submit_fill(driver: Driver, stream: Stream, fill: Fill, *, asynchronous: bo
     """Execute a fill in a stream. One of memory that the host reads waits unless it is asynchronous."""
     if fill.count * fill.height:
         found = driver.memory.find(fill.target.address)
-        on_host = found is not None and (found.on_host or found.kind is Kind.MANAGED)
+        on_host = found is not None and (found.on_host or found.is_managed)
         submit("fill", stream, fill, wait=on_host and not asynchronous)
 
 

@@ -61,6 +61,7 @@ class Gpu:
         self.flags = 0  # of the primary context
         self.default_pool = 0  # its handle, and that of the pool in its place, or 0
         self.pool = 0
+        self.managed_pool = 0
         self.attributes = self._attributes()
 
     def _attributes(self) -> dict[int, int]:

@@ -135,6 +135,7 @@ def _name(driver: Driver, out: int, handle: int) -> None:
 
 
 def _parameter(driver: Driver, handle: int, index: int, offset: int, size: int) -> None:
+    driver.current()
     parameters = function_of(driver, handle).emulated.parameters
     if index >= len(parameters):
         raise CallError(INVALID_VALUE)
@@ -214,8 +215,7 @@ def _available(driver: Driver, out: int, handle: int, blocks: int, threads: int)
         raise CallError(INVALID_VALUE)
     has = function.context.gpu.emulator.multiprocessor
     each = has.shared // blocks - has.reserved - function.emulated.attributes.shared
-    limit = function.context.gpu.emulator.limits.shared_optin - function.emulated.attributes.shared
-    put(out, max(min(each, limit), 0), U64)
+    put(out, max(min(each, most_dynamic_shared(function)), 0), U64)
 
 
 @entry("cuOccupancyMaxActiveClusters")

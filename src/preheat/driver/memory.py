@@ -132,7 +132,7 @@ def _allocate_in(driver: Driver, out: int, size: int, pool: Pool, stream: Stream
         note_graph_memory(driver, made, stream.context)
     else:
         pool.count(size)
-        driver.memory.add(Allocation(start, size, Kind.DEVICE, stream.context, pool))
+        driver.memory.add(Allocation(start, size, pool.kind, stream.context, pool))
     put(out, start)
 
 
@@ -241,32 +241,3 @@ def _host_flags(driver: Driver, out: int, address: int) -> None:
         raise CallError(INVALID_VALUE)
     mapped = 2  # With unified addresses all host memory is.
     put(out, found.flags | mapped, U32)
-
-
-# Hints about the place of managed memory, which is host memory here
-
-
-@entry("cuMemAdvise")
-def _advise(driver: Driver, address: int, size: int, advice: int, place: int) -> None:
-    del advice, place
-    _require_managed(driver, address, size)
-
-
-@entry("cuMemPrefetchAsync", 8000, stream=3)
-def _prefetch_to(driver: Driver, address: int, size: int, device: int, stream: int) -> None:
-    del device
-    stream_of(driver, stream)
-    _require_managed(driver, address, size)
-
-
-@entry("cuMemPrefetchAsync", 12020, stream=4)
-def _prefetch(driver: Driver, address: int, size: int, place: int, flags: int, stream: int) -> None:
-    del place, flags
-    stream_of(driver, stream)
-    _require_managed(driver, address, size)
-
-
-def _require_managed(driver: Driver, address: int, size: int) -> None:
-    found = driver.memory.find(address)
-    if found is None or not found.is_managed or address + size > found.end:
-        raise CallError(INVALID_VALUE)

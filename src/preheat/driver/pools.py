@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from preheat.driver.allocations import Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import I32, U64, get, put, read
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
@@ -17,23 +18,26 @@ __all__ = ["Pool", "default_pool", "pool_of"]
 
 _ON_DEVICE = 1
 _HOST_LOCATIONS = (2, 3)
+_MANAGED = 2  # a type of allocations
 _READ_AND_WRITE = 3
 _RELEASE_THRESHOLD, _RESERVED, _RESERVED_HIGH, _USED, _USED_HIGH = 4, 5, 6, 7, 8
 _REUSE = (1, 2, 3)  # the attributes of 32 bits that a program may set
 
 
 class Pool:
-    """A pool of memory of a device, or of host memory.
+    """A pool of memory of a device, of host memory, or of managed memory.
 
     Attributes:
+        kind: The kind of the memory that is allocated from it.
         used: Bytes that are allocated from it now.
         most_used: The most since the program has set this to 0.
     """
 
-    def __init__(self, gpu: Gpu, *, on_host: bool = False) -> None:
+    def __init__(self, gpu: Gpu, *, on_host: bool = False, kind: Kind = Kind.DEVICE) -> None:
         self.handle = 0
         self.gpu = gpu
         self.on_host = on_host
+        self.kind = kind
         self.used = 0
         self.most_used = 0
         self.most_reserved = 0
@@ -72,10 +76,13 @@ def _current_pool(driver: Driver, gpu: Gpu) -> int:
 def _create(driver: Driver, out: int, properties: int) -> None:
     context = driver.current()
     context.gpu.emulator.captures.reject("pool create", watched=True)
-    _, exported, where, number = struct.unpack("<4i", read(properties, 16))
+    kind, exported, where, number = struct.unpack("<4i", read(properties, 16))
     if exported:
         raise CallError(NOT_SUPPORTED)
-    if where == _ON_DEVICE:
+    if kind == _MANAGED:
+        gpu = driver.gpu(number) if where == _ON_DEVICE else context.gpu
+        pool = Pool(gpu, kind=Kind.MANAGED)
+    elif where == _ON_DEVICE:
         pool = Pool(driver.gpu(number))
     elif where in _HOST_LOCATIONS:
         pool = Pool(context.gpu, on_host=True)
@@ -87,7 +94,7 @@ def _create(driver: Driver, out: int, properties: int) -> None:
 @entry("cuMemPoolDestroy")
 def _destroy(driver: Driver, handle: int) -> None:
     pool = pool_of(driver, handle)
-    if handle == pool.gpu.default_pool:
+    if handle in (pool.gpu.default_pool, pool.gpu.managed_pool):
         raise CallError(INVALID_VALUE)
     if handle == pool.gpu.pool:
         pool.gpu.pool = 0
@@ -168,14 +175,22 @@ def _set_device_pool(driver: Driver, number: int, handle: int) -> None:
 
 @entry("cuMemGetDefaultMemPool")
 def _default_at(driver: Driver, out: int, place: int, kind: int) -> None:
-    del kind
-    put(out, default_pool(driver, _gpu_at(driver, place)), U64)
+    pool = _managed_pool(driver) if kind == _MANAGED else default_pool(driver, _gpu_at(driver, place))
+    put(out, pool, U64)
 
 
 @entry("cuMemGetMemPool")
 def _pool_at(driver: Driver, out: int, place: int, kind: int) -> None:
-    del kind
-    put(out, _current_pool(driver, _gpu_at(driver, place)), U64)
+    pool = _managed_pool(driver) if kind == _MANAGED else _current_pool(driver, _gpu_at(driver, place))
+    put(out, pool, U64)
+
+
+def _managed_pool(driver: Driver) -> int:
+    """Return the handle of the pool of managed memory, whose place makes no difference here."""
+    gpu = driver.current().gpu
+    if not gpu.managed_pool:
+        gpu.managed_pool = _add(driver, Pool(gpu, kind=Kind.MANAGED))
+    return gpu.managed_pool
 
 
 def _gpu_at(driver: Driver, place: int) -> Gpu:

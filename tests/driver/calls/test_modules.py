@@ -83,10 +83,15 @@ def test_a_kernel_says_what_it_uses(program: Program) -> None:
     assert attribute(function, "NUM_REGS") > 0
     assert [ok(cu.cuFuncGetParamInfo(function, at)) for at in range(3)] == [(0, 8), (8, 4), (12, 4)]
     assert status(cu.cuFuncGetParamInfo(function, 3)) == INVALID_VALUE
+    ok(cu.cuCtxPopCurrent())
+    assert status(cu.cuFuncGetParamInfo(function, 0)) == 201
+    ok(cu.cuCtxPushCurrent(program.context))
     blocks = ok(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 1024, 0))
     assert blocks == 2
     grid, block = ok(cu.cuOccupancyMaxPotentialBlockSize(function, None, 0, 0))
     assert grid * block == 132 * 2048
+    # Without an opt-in, a block has at most 48 KiB, however much is free.
+    assert ok(cu.cuOccupancyAvailableDynamicSMemPerBlock(function, 1, 32)) == 48 << 10
 
 
 def test_ptx_for_an_architecture_that_is_older_than_every_gpu_runs(program: Program) -> None:
