@@ -46,9 +46,12 @@ def test_it_says_which_targets_make_test_leaves_out() -> None:
     (run,) = re.findall(r"^\t\$\(MAKE\) .* (types .*)$", makefile, re.M)
     said = {
         "test-gpu": "a GPU",
+        "test-driver": "a GPU",
+        "test-driver-without-native": "a GPU",
         "test-adapters": "Triton, torch, CuPy",
         "test-torch": "torch",
         "test-numba": "Numba",
+        "test-audit-libraries": "CuTe DSL",
         "test-fleet": "Dask or Ray",
     }
     assert targets - set(run.split()) == set(said)

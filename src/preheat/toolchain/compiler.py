@@ -147,7 +147,7 @@ class Toolchain:
         The labels of a linked program begin with the index of the part and a dot.
         """
         if program.language != "cuda+link":
-            return _with_toolkit(program, self.located.roots)
+            return {**own_roots(program), **self.located.roots}
         assert isinstance(program, _linked_program())
         return {
             f"{index}.{label}": directory
@@ -291,7 +291,7 @@ class _EarlyPrograms:
             self._unclaimed.append((program, arch))
         elif not self._claim(program, arch):
             return None
-        roots = _with_toolkit(program, self._guessed.roots)
+        roots = {**own_roots(program), **self._guessed.roots}
         return translate.early_request(self._guessed.library, program, arch, roots)
 
 
@@ -308,8 +308,3 @@ def own_roots(program: Program) -> dict[str, str]:
         for index, part in program.sources.items()
         for label, directory in own_roots(part).items()
     }
-
-
-def _with_toolkit(program: Program, toolkit: Mapping[str, str]) -> dict[str, str]:
-    """Return the include directories of a program by label, and those of the toolkit after them."""
-    return {**own_roots(program), **toolkit}
