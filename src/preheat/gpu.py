@@ -76,7 +76,7 @@ class Gpu(GraphMethods):
         self._replay_options = replay_options
         self._device = device
         self._session = self._new_session()
-        builder._bundles.serve(device.name, device.arch)
+        builder._bundles.serve(device)
         self._warmers = Warmers()
         self._closed = False
 
@@ -499,6 +499,7 @@ class Gpu(GraphMethods):
             self._context.close()
             self._device.close()
         self._context.mark_closed()
+        self.builder._bundles.leave(self._device)
         self._session.clear()
         with _opening:
             for key in [key for key, gpu in _open.items() if gpu is self]:

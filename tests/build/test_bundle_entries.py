@@ -358,6 +358,17 @@ def test_a_bundle_without_code_for_a_device_is_reported_once(
     assert caplog.messages == [f"{path} is not used: {why}"]
 
 
+def test_a_bundle_is_not_compared_with_a_device_that_was_closed(
+    tmp_path: Path, bare: Callable[..., Builder]
+) -> None:
+    write(tmp_path / "80.heat", {}, {"archs": ["sm_80"]})
+    builder = bare()
+    with Gpu(EmulatorDevice(0, "sm_75"), builder):
+        pass
+    builder.mount(tmp_path / "80.heat")
+    assert recorded(builder, "refused") == []
+
+
 def test_a_bundle_for_another_device_beside_one_for_this_device_is_not_reported(
     tmp_path: Path, bare: Callable[..., Builder]
 ) -> None:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Provenance
@@ -49,6 +50,13 @@ DAMAGED_ENTRY = "damaged: the entry in"
 _COPY_AGAIN = "copy the file to this place again, or correct PREHEAT_BUNDLE"
 # This word is in every bundle, so it cannot change. The artifacts in a bundle have another kind.
 _ENTRY_KIND = "promise"
+
+
+class _Device(Protocol):
+    """What bundles know of a device."""
+
+    name: str
+    arch: Arch
 
 
 @dataclass(frozen=True)
@@ -202,7 +210,7 @@ class MountedBundles:
         # artifact is in use, the entry is not read again.
         self._decoded: dict[tuple[Bundle, str], tuple[str, tuple[Any, ...]]] = {}
         self.rejected: dict[Path, BundleError] = {}
-        self._devices: dict[str, Arch] = {}  # that use the bundles, by name
+        self._devices: WeakKeyDictionary[_Device, Arch] = WeakKeyDictionary()  # that use the bundles
         self._unsuited: set[tuple[Path, Arch]] = set()  # which were reported
 
     @property
@@ -235,10 +243,14 @@ class MountedBundles:
         self._decoded = {key: row for key, row in self._decoded.items() if key[0] is not known}
         return opened
 
-    def serve(self, device: str, arch: Arch) -> None:
+    def serve(self, device: _Device) -> None:
         """Add a device that uses the bundles, for `report_unsuited`."""
-        self._devices[device] = arch
+        self._devices[device] = device.arch
         self.report_unsuited()
+
+    def leave(self, device: _Device) -> None:
+        """Remove a device that has been closed."""
+        self._devices.pop(device, None)
 
     def report_unsuited(self) -> None:
         """Emit an event for each bundle that has no code for a device, if no other bundle has some.
@@ -249,12 +261,12 @@ class MountedBundles:
         for bundle in self.bundles if self._devices else ():
             with suppress(BundleError):  # An invalid list is an error where it is used.
                 archs[bundle.path] = baked_archs(bundle)
-        for device, arch in self._devices.items():
+        for device, arch in list(self._devices.items()):
             served = any(runs(arch, its) for its in archs.values())
             for path, its in () if served else archs.items():
                 if its and (path, arch) not in self._unsuited:
                     self._unsuited.add((path, arch))
-                    reason = f"it has code for {named(its)}, and {device} is {arch}"
+                    reason = f"it has code for {named(its)}, and {device.name} is {arch}"
                     self._events.emit("refused", path=str(path), reason=reason)
 
     def _required_signers(self, place: Path) -> Verifier | None:
