@@ -96,6 +96,7 @@ def test_the_environment_of_a_program_keeps_what_else_is_preloaded() -> None:
     assert env["LD_PRELOAD"].split(":") == ["/a.so", str(LIBRARY)]
     assert (env["PREHEAT_EMULATE_SCHEDULE"], env["PREHEAT_EMULATE_DEVICES"]) == ("3", "2")
     assert driver_environment(env)["LD_PRELOAD"] == env["LD_PRELOAD"]
+    assert env["TRITON_LIBCUDA_PATH"] == str(LIBRARY.parent)  # Its host code is linked to the driver.
 
 
 @pytest.mark.skipif(not LIBRARY.is_file(), reason="the CPU driver was not built")

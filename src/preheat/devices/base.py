@@ -74,6 +74,10 @@ Setter = Callable[[bytes], tuple[int, ...]]
 #: that executes PTX in the place of machine code adds a function here.
 before_load: list[Callable[[Artifact, FindLines | None], None]] = []
 
+#: Called by adapters with machine code of another library and the PTX that it was made from, before
+#: that library loads it.
+before_foreign_load: list[Callable[[bytes, bytes], None]] = []
+
 
 class Limits(NamedTuple):
     """The limits of a device for one launch.

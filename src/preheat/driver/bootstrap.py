@@ -127,6 +127,7 @@ def _install(shim: ctypes.PyDLL) -> None:
     ctypes.pythonapi.Py_AtExit(ctypes.cast(shim.preheat_driver_end, ctypes.c_void_p))
     atexit.register(_report, driver, shim, table)
     base.before_load.append(driver.handed_over.add)
+    base.before_foreign_load.append(driver.handed_over.add_foreign)
     shim.preheat_driver_install(functions)
     _installed.append(driver)
 

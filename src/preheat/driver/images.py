@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact, Resources
@@ -33,7 +33,7 @@ from preheat.toolchain.demangle import demangled
 from preheat.toolchain.elf import ELF, elf_size
 from preheat.toolchain.fatbin import FatbinEntry, parse_fatbin, read_entry
 from preheat.toolchain.ptx_merge import PtxPart, merge
-from preheat.toolchain.ptx_section import attached_ptx
+from preheat.toolchain.ptx_section import attach_ptx, attached_ptx
 from preheat.toolchain.signature import entry_points
 
 __all__ = ["HandedOver", "ImageError", "image_bytes", "link_text", "read_file", "read_image"]
@@ -61,27 +61,36 @@ class ImageError(CallError):
 
 
 class HandedOver:
-    """Artifacts of preheat that are about to be loaded, with their PTX, by the bytes that are loaded.
+    """Code that is about to be loaded, with its PTX, by the bytes that are loaded.
 
-    The compilers of preheat run in processes without the driver, so that their cubins have no PTX.
+    The compilers of preheat run in processes without the driver, so that their cubins have no PTX, and
+    so do bakes of other libraries.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Artifact, FindLines | None]] = {}
+        self._foreign: dict[str, bytes] = {}  # PTX by the machine code
 
     def add(self, artifact: Artifact, lines: FindLines | None) -> None:
         """Know an artifact. The oldest ones are forgotten when there are many."""
         for code in (artifact.cubin, artifact.ptx):
             if code and artifact.ptx:
                 self._known[_digest(code)] = artifact, lines
-        while len(self._known) > _MOST_HANDED_OVER:
-            del self._known[next(iter(self._known))]
+        _forget_oldest(self._known)
+
+    def add_foreign(self, cubin: bytes, ptx: bytes) -> None:
+        """Know the PTX of machine code of another library."""
+        self._foreign[_digest(cubin)] = ptx
+        _forget_oldest(self._foreign)
 
     def image(self, address: int, arch: Arch) -> Artifact:
         """Return the code of the image at an address: that of the artifact, if it is one of them."""
         data = _told(lambda: image_bytes(address))
-        artifact, _ = self._known.get(_digest(data), (None, None))
+        digest = _digest(data)
+        artifact, _ = self._known.get(digest, (None, None))
         if artifact is None:
+            if (ptx := self._foreign.get(digest)) is not None:
+                data = attach_ptx(data, ptx)
             return _told(lambda: _artifact(data, arch))
         if data.startswith(ELF):
             _told(lambda: _require_arch(data, arch))
@@ -91,6 +100,11 @@ class HandedOver:
         """Return what finds the source lines of an artifact."""
         known, lines = self._known.get(_digest(artifact.cubin), (None, None))
         return lines if known is artifact else None
+
+
+def _forget_oldest(known: dict[str, Any]) -> None:
+    while len(known) > _MOST_HANDED_OVER:
+        del known[next(iter(known))]
 
 
 def _digest(code: bytes) -> str:

@@ -13,6 +13,7 @@ __all__ = ["LIBRARY", "driver_environment", "is_loaded", "require_library"]
 LIBRARY = Path(__file__).with_name("libcuda.so.1")
 _PRELOAD = "LD_PRELOAD"
 _OWN = "on-cpu-driver"  # at the end of the name of a cache
+_LINKED_BY_TRITON = "TRITON_LIBCUDA_PATH"  # where it finds the library that its host code is linked to
 #: LD_PRELOAD separates paths by colons and white space, and expands names after a dollar sign.
 _UNSAFE = frozenset(": \t\n$")
 
@@ -46,8 +47,10 @@ def driver_environment(env: Mapping[str, str], **settings: str | int) -> dict[st
     """
     others = [path for path in env.get(_PRELOAD, "").split(":") if path and path != str(LIBRARY)]
     variables = {f"PREHEAT_EMULATE_{name.upper()}": str(value) for name, value in settings.items()}
-    preload = ":".join([*others, str(require_library())])
-    return {**env, **_own_caches(env), **variables, _PRELOAD: preload}
+    library = require_library()
+    preload = ":".join([*others, str(library)])
+    linked = {_LINKED_BY_TRITON: str(library.parent)}
+    return {**env, **_own_caches(env), **linked, **variables, _PRELOAD: preload}
 
 
 def _own_caches(env: Mapping[str, str]) -> dict[str, str]:

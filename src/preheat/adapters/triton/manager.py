@@ -28,8 +28,10 @@ from preheat.build.foreign_store import ABSENT, UNMEASURED, Claim, created_now
 from preheat.cache.publish import replace as publish
 from preheat.cache.trust import make_private, read_file
 from preheat.config import SealMode
+from preheat.devices import base
 from preheat.errors import InputError
 from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.toolchain.ptx_section import detach_ptx
 
 __all__ = ["CacheManager"]
 
@@ -81,6 +83,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             self._claim.release()
         if self._compile_request is not None:
             state().report_kernel(self._compile_request, entry)
+        _hand_over(entry.files)
         return self._materialise(entry.files, filename)
 
     def put_group(self, filename: str, group: Mapping[str, str]) -> str:
@@ -89,7 +92,9 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             path: str = self._stock.put_group(filename, group)
             return path
         request = self._request(filename)
-        files = {name: self._files.get(name) or Path(path).read_bytes() for name, path in group.items()}
+        found = {name: self._files.get(name) or Path(path).read_bytes() for name, path in group.items()}
+        # Entries are the same on the CPU driver, where ptxas adds the PTX to the cubin.
+        files = {name: detach_ptx(content) for name, content in found.items()}
         entry = ForeignEntry(
             KIND, request.key, files, request.variant, request.label, request.arch,
             properties={} if self._compile_request is None else self._compile_request.properties,
@@ -210,6 +215,15 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         if self._variant:
             _link_once(path, os.path.join(directory, filename), content, trust=trust)
         return path
+
+
+def _hand_over(files: Mapping[str, bytes]) -> None:
+    """Tell the PTX of a kernel to a driver that executes PTX in the place of machine code."""
+    for name, content in files.items():
+        ptx = files.get(name.removesuffix("cubin") + "ptx")
+        if name.endswith(".cubin") and ptx is not None:
+            for listener in base.before_foreign_load:
+                listener(content, ptx)
 
 
 def _write_once(path: str, content: bytes, *, trust: bool) -> None:
