@@ -63,3 +63,22 @@ def test_a_fault_in_a_graph_ends_the_context_and_is_named(schedule: str) -> None
     assert printed == ["0 700", "700 700"]
     assert "twice, PTX line" in messages
     assert "0 bytes past the end of the 20-byte buffer" in messages
+
+
+OTHER_DEVICE = """
+inside = allocation_of(20, device=1)
+made = ok(cu.cuGraphAddMemAllocNode(graph, None, 0, inside))
+ok(cu.cuGraphAddMemsetNode(graph, [made], 1, fill_of(inside.dptr, 3, 5), program.context))
+executable = ok(cu.cuGraphInstantiate(graph, 0))
+print(status(cu.cuGraphLaunch(executable, stream)), status(cu.cuGraphLaunch(executable, stream)))
+ok(cu.cuStreamSynchronize(stream))
+print(*program.values(inside.dptr, 5))
+print(status(cu.cuMemFreeAsync(inside.dptr, stream)), status(cu.cuGraphLaunch(executable, stream)))
+"""
+
+
+@pytest.mark.parametrize("schedule", ["off", "1"])
+def test_a_graph_allocates_memory_of_another_device(schedule: str) -> None:
+    printed, messages = run(START + OTHER_DEVICE, schedule=schedule, devices="2")
+    assert printed == ["0 1", "3 3 3 3 3", "0 0"]
+    assert not messages

@@ -126,7 +126,7 @@ class Allocator:
     def graph_allocation(self, size: int) -> GraphAllocation:
         """Return work that allocates memory in each replay, at the same address."""
         allocation = _new_allocation(size)
-        return GraphAllocation(allocation, lambda: self._allocate_in_graph(allocation))
+        return GraphAllocation(allocation, lambda: self._allocate_in_graph(allocation), self.claim)
 
     def _allocate_in_graph(self, allocation: Allocation) -> None:
         with self.lock:
@@ -140,26 +140,26 @@ class Allocator:
 
     def claim(
         self,
-        allocations: Sequence[GraphAllocation],
+        made: Sequence[GraphAllocation],
+        freed: Sequence[GraphAllocation],
         stream: base.Stream,
         *,
         free: bool,
-        freed: Sequence[GraphAllocation] = (),
     ) -> bool:
         """Count memory that a replay in `stream` allocates, and what it frees of others no longer.
 
         Return False if the former is still allocated, unless `free` frees it, or if the latter is not.
         """
         with self.lock:
-            held = [made.address for made in allocations if made.address in self._allocated]
-            if (held and not free) or any(made.address not in self._allocated for made in freed):
+            held = [each.address for each in made if each.address in self._allocated]
+            if (held and not free) or any(each.address not in self._allocated for each in freed):
                 return False
             for address in held:
                 self.free(address, stream)
-            for made in freed:
-                self._uncount(made.address)
-            for made in allocations:
-                self._count(made.allocation._replace(of_graph=made))
+            for each in freed:
+                self._uncount(each.address)
+            for each in made:
+                self._count(each.allocation._replace(of_graph=each))
             return True
 
     # The moments at which queued work changes what is valid

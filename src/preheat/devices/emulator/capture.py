@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from preheat.devices import base
 from preheat.devices.emulator.driver_errors import driver_error
-from preheat.devices.emulator.graph import ClaimMemory, EmulatorGraph
+from preheat.devices.emulator.graph import EmulatorGraph
 from preheat.devices.emulator.graph_work import GraphAllocation, GraphFree, GraphWork, WorkList
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.errors import DriverError
@@ -136,13 +136,10 @@ class Captures:
     `thread_mode` returns the capture mode of the calling thread.
     """
 
-    def __init__(
-        self, scheduler: Scheduler | None, claim: ClaimMemory, thread_mode: Callable[[], str]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler | None, thread_mode: Callable[[], str]) -> None:
         self._thread_mode = thread_mode
         self._active: dict[int, Branch] = {}  # By the id of the stream.
         self._scheduler = scheduler
-        self._claim = claim
 
     def begin(self, stream: int, mode: str, *, blocking: bool = False) -> None:
         """Begin to capture a stream. One that is `blocking` waits for the legacy default stream."""
@@ -179,7 +176,7 @@ class Captures:
         capture.require("end capture")
         if capture.unjoined(branch.last):
             raise driver_error("end capture", 904)
-        return EmulatorGraph(capture.nodes, capture.captured(), self._scheduler, self._claim)
+        return EmulatorGraph(capture.nodes, capture.captured(), self._scheduler)
 
     def _leave(self, capture: Capture) -> None:
         capture.over = True

@@ -97,7 +97,7 @@ class EmulatorDevice:
         if self.schedule is not None:
             self.scheduler = Scheduler(self.schedule, self.lock, lambda fault: self.on_loss(fault))
         self.allocator = Allocator(self._memory, self.scheduler, self.lock)
-        self.captures = Captures(self.scheduler, self.allocator.claim, self._thread_mode)
+        self.captures = Captures(self.scheduler, self._thread_mode)
         self.streams = Streams(self.captures, self.scheduler)
 
     def report_fault(self, fault: DeviceError) -> None:
@@ -135,8 +135,7 @@ class EmulatorDevice:
 
     def executable(self, work: GraphWork, *, free_on_launch: bool = False) -> EmulatorExecutable:
         """Return work that can be executed as one graph any number of times."""
-        claim = self.allocator.claim
-        return EmulatorExecutable(work, self.scheduler, claim, free_on_launch=free_on_launch)
+        return EmulatorExecutable(work, self.scheduler, free_on_launch=free_on_launch)
 
     def adopt(self, handle: int) -> EmulatorStream:
         """Return the stream with this handle."""

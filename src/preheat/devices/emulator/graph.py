@@ -5,16 +5,15 @@ Where work is deferred, each replay executes the pieces in another order that th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Protocol
 
 from preheat.devices import base
 from preheat.devices.emulator.graph_work import (
     Event,
-    GraphAllocation,
     GraphWork,
+    Work,
     expanded,
     foreign_frees,
     run_all,
@@ -22,24 +21,7 @@ from preheat.devices.emulator.graph_work import (
 )
 from preheat.devices.emulator.schedule import Scheduler
 
-__all__ = ["ClaimMemory", "EmulatorExecutable", "EmulatorGraph"]
-
-
-class ClaimMemory(Protocol):
-    """Counts the memory that a replay leaves allocated, and what it frees of other graphs."""
-
-    def __call__(
-        self,
-        allocations: Sequence[GraphAllocation],
-        stream: base.Stream,
-        *,
-        free: bool,
-        freed: Sequence[GraphAllocation] = (),
-    ) -> bool:
-        """Return False if memory of an earlier replay is still allocated, unless `free` frees it.
-
-        It is also False if memory that the replay frees, `freed`, is not allocated.
-        """
+__all__ = ["EmulatorExecutable", "EmulatorGraph"]
 
 
 class EmulatorExecutable:
@@ -49,12 +31,10 @@ class EmulatorExecutable:
         self,
         graph: GraphWork,
         scheduler: Scheduler | None,
-        claim: ClaimMemory,
         *,
         free_on_launch: bool,
     ) -> None:
         self._scheduler = scheduler
-        self._claim = claim
         self._free_on_launch = free_on_launch
         self._closed = False
         self.renew(graph)
@@ -63,8 +43,7 @@ class EmulatorExecutable:
         """Let later replays do other work with the same dependencies. Queued replays keep theirs."""
         self._pieces = pieces = expanded(graph)
         self._has_events = any(isinstance(piece, Event) for piece in pieces.work)
-        self._unfreed = unfreed(pieces.work)
-        self._foreign = foreign_frees(pieces.work)
+        self._claims = _claims(pieces.work, free=self._free_on_launch)
 
     def upload(self, stream: base.Stream) -> None:
         """Do nothing: there is nothing to upload."""
@@ -81,10 +60,7 @@ class EmulatorExecutable:
     def _replay(self, stream: base.Stream, mark: base.Event | None) -> tuple[int, ...]:
         if self._closed:
             return (400,)
-        claims = self._unfreed or self._foreign
-        if claims and not self._claim(
-            self._unfreed, stream, free=self._free_on_launch, freed=self._foreign
-        ):
+        if not all(claim(stream) for claim in self._claims):
             return (1,)
         pieces = self._pieces
         scheduler = self._scheduler
@@ -130,12 +106,10 @@ class EmulatorGraph:
         nodes: list[base.GraphNode],
         captured: GraphWork,
         scheduler: Scheduler | None,
-        claim: ClaimMemory,
     ) -> None:
         self._nodes = nodes
         self._captured = captured
         self._scheduler = scheduler
-        self._claim = claim
 
     def num_nodes(self) -> int:
         """Return the number of nodes."""
@@ -151,11 +125,24 @@ class EmulatorGraph:
 
     def instantiate(self, *, free_on_launch: bool = False) -> base.Executable:
         """Return an executable."""
-        return EmulatorExecutable(
-            self._captured, self._scheduler, self._claim, free_on_launch=free_on_launch
-        )
+        return EmulatorExecutable(self._captured, self._scheduler, free_on_launch=free_on_launch)
 
     def close(self) -> None:
         """Release the work and the owners."""
         self._nodes = []
         self._captured = GraphWork([], [])
+
+
+def _claims(work: Sequence[Work], *, free: bool) -> list[Callable[[base.Stream], bool]]:
+    """Return functions that count the memory of a replay, one for each device that it belongs to."""
+    made, freed = unfreed(work), foreign_frees(work)
+    owners = dict.fromkeys(each.claim for each in (*made, *freed))
+    return [
+        partial(
+            claim,
+            [each for each in made if each.claim == claim],
+            [each for each in freed if each.claim == claim],
+            free=free,
+        )
+        for claim in owners
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from preheat.devices import base
 from preheat.devices.emulator.quarantine import Allocation
@@ -90,12 +90,34 @@ class EventWait:
 Event = EventRecord | EventWait
 
 
+class ClaimMemory(Protocol):
+    """Counts memory of a device that a replay leaves allocated, or frees for another graph."""
+
+    def __call__(
+        self,
+        made: Sequence[GraphAllocation],
+        freed: Sequence[GraphAllocation],
+        stream: base.Stream,
+        *,
+        free: bool,
+    ) -> bool:
+        """Return False if memory of an earlier replay is still allocated, unless `free` frees it.
+
+        It is also False if memory that the replay frees is not allocated.
+        """
+
+
 @dataclass(frozen=True, eq=False)
 class GraphAllocation:
-    """Work that allocates memory in each replay, at an address that is always the same."""
+    """Work that allocates memory in each replay, at an address that is always the same.
+
+    Attributes:
+        claim: Counts the memory on its device.
+    """
 
     allocation: Allocation
     make_valid: Callable[[], None]
+    claim: ClaimMemory
 
     @property
     def address(self) -> int:
@@ -117,13 +139,13 @@ class GraphFree:
         self.make_freed()
 
 
-def unfreed(work: WorkList) -> tuple[GraphAllocation, ...]:
+def unfreed(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
     """Return the allocations in a list of work that no work in it frees."""
     freed = {each.made for each in work if isinstance(each, GraphFree)}
     return tuple(each for each in work if isinstance(each, GraphAllocation) and each not in freed)
 
 
-def foreign_frees(work: WorkList) -> tuple[GraphAllocation, ...]:
+def foreign_frees(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
     """Return the allocations of other graphs that a list of work frees."""
     own = {each for each in work if isinstance(each, GraphAllocation)}
     return tuple(each.made for each in work if isinstance(each, GraphFree) and each.made not in own)
