@@ -36,10 +36,16 @@ ONE = listed('extern "C" __global__ void one(int* x) { *x = 1; }')
 BAD = listed("__global__ void bad(int* x) { *x = missing; }")
 
 
-def existing(path: Path, *archs: Arch) -> Path:
+def existing(path: Path, *archs: Arch, shard: Shard | None = None) -> Path:
     """Write a bundle that lists architectures; it has no programs, which do not matter here."""
-    write(path, {}, meta((), archs, ()))
+    noted = {} if shard is None else {"shard": str(shard)}
+    write(path, {}, {**meta((), archs, ()), **noted})
     return path
+
+
+def about(path: Path) -> dict[str, Any]:
+    with Bundle.open(path) as bundle:
+        return {**bundle.meta}
 
 
 def archs_in(path: Path) -> list[str]:
@@ -107,19 +113,42 @@ def test_a_bundle_is_kept_if_all_programs_of_an_architecture_fail(
 def test_a_shard_may_have_fewer_architectures_than_the_whole_bake(tmp_path: Path) -> None:
     """Which shard has which jobs may change from bake to bake."""
     whole = plan_all(ONE, ["sm_80", "sm_90"])
-    for number in (1, 2):
-        own = Shard(number, 2).select(whole)
-        (job,) = own
-        path = existing(tmp_path / f"k.{number}-of-2.heat", SM_80, SM_90)
-        place = BundleOutput(path, whole, own, replace=False)
+    for shard in (Shard(1, 2), Shard(2, 2)):
+        (job,) = own = shard.select(whole)
+        path = existing(tmp_path / f"k.{shard.number}-of-2.heat", SM_80, SM_90, shard=shard)
+        place = BundleOutput(path, whole, own, shard=shard, replace=False)
         written = place.write({}, meta((), [job.arch or SM_80], ()), [job.arch], None)
         assert isinstance(written, int)
-    path = existing(tmp_path / "k.1-of-2.heat", SM_80, SM_90, SM_100)
+        assert about(path)["shard"] == str(shard)
+    existing(path, SM_80, SM_90, SM_100, shard=shard)
     with pytest.raises(InputError, match="has code for sm_100"):
-        BundleOutput(path, whole, Shard(1, 2).select(whole), replace=False)
-    path = existing(tmp_path / "k.2-of-2.heat", *{job.arch for job in own if job.arch})
-    lost = BundleOutput(path, whole, own, replace=False).write({}, {}, [], None)
+        BundleOutput(path, whole, own, shard=shard, replace=False)
+    existing(path, *{job.arch for job in own if job.arch}, shard=shard)
+    lost = BundleOutput(path, whole, own, shard=shard, replace=False).write({}, {}, [], None)
     assert isinstance(lost, InputError)  # Its only job has failed.
+
+
+@pytest.mark.parametrize("other", [None, Shard(2, 2), Shard(1, 3)])
+def test_a_shard_takes_no_architecture_from_another_bundle(
+    other: Shard | None, builder: Builder, tmp_path: Path
+) -> None:
+    """The other bundle may be the only one with the code."""
+    both = ["sm_80", "sm_90"]
+    (job,) = Shard(1, 2).select(plan_all(ONE, both))
+    path = existing(tmp_path / "k.heat", SM_80, SM_90, shard=other)
+    with pytest.raises(InputError) as caught:
+        bake(ONE, both, output=path, shard="1/2", builder=builder, on_start=never)
+    (kept,) = {SM_80, SM_90} - {job.arch}
+    assert f"k.heat has code for {kept}, which shard 1/2 does not make" in str(caught.value)
+    assert caught.value.hint == "name another file for the shard, or pass --replace (replace=True)"
+    assert archs_in(path) == both
+
+
+def test_only_the_bundle_of_a_shard_names_a_shard(builder: Builder, tmp_path: Path) -> None:
+    for shard in (None, "2/2"):
+        path = tmp_path / f"{shard is None}.heat"
+        assert bake(ONE, ["sm_80", "sm_90"], output=path, shard=shard, builder=builder).ok
+        assert about(path).get("shard") == shard
 
 
 class _Refused(Executor):

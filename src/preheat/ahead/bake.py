@@ -151,9 +151,12 @@ def bake(
     require_known(archs or (), builder, config)
     manifest = require_programs(manifest)
     everything = plan_all(manifest, archs)
-    todo = _select(everything, shard)
+    part = Shard.parse(shard) if isinstance(shard, str) else shard
+    todo = _select(everything, part)
     # Fail now and not after an hour of compiling.
-    place = None if output is None else BundleOutput(output, everything, todo, replace=replace)
+    place = None
+    if output is not None:
+        place = BundleOutput(output, everything, todo, shard=part, replace=replace)
     recorded = RecordedEntries(manifest.recorded)
     results = _Results(on_done)
     used = _BakeBuilder(builder, config)

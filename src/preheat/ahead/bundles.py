@@ -39,6 +39,7 @@ __all__ = [
     "merge_entries",
     "meta",
     "require_place",
+    "shard_at",
     "sign",
 ]
 
@@ -126,6 +127,16 @@ def lost_archs(path: Path, made: Iterable[Arch]) -> list[Arch]:
             return sorted({*baked_archs(bundle)} - {*made})
     except BundleError:
         return []
+
+
+def shard_at(path: Path) -> str | None:
+    """Return the shard of a bake that the bundle at `path` is, such as "2/8", or None."""
+    try:
+        with Bundle.open(path) as bundle:
+            shard = bundle.meta.get("shard")
+            return shard if isinstance(shard, str) else None
+    except BundleError:
+        return None
 
 
 def require_place(output: str | os.PathLike[str]) -> None:

@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from preheat.ahead.bundles import lost_archs, require_place
+from preheat.ahead.bundles import lost_archs, require_place, shard_at
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.jobs import Job
+from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.cache.bundle import write
 from preheat.cache.lock import FileLock
@@ -26,9 +27,10 @@ _WAIT = 30.0  # seconds for another bake that writes the same file
 class BundleOutput:
     """The file of a bake.
 
-    `whole` are the jobs of the whole bake, of which this process may run one shard, and `own` are those
-    of this process. With `replace`, the file may lose architectures. Raises `InputError` if it cannot
-    be written, or would lose one even if no job fails.
+    `whole` are the jobs of the whole bake, and `own` are those of this process, which may bake one
+    `shard`. The bundle of a shard names it: the next bake of the same shard may have given some of its
+    architectures to other shards. With `replace`, the file may lose any architecture. Raises
+    `InputError` if it cannot be written, or would lose one even if no job fails.
     """
 
     def __init__(
@@ -37,13 +39,15 @@ class BundleOutput:
         whole: Iterable[Job | ForeignJob],
         own: Iterable[Job | ForeignJob],
         *,
+        shard: Shard | None = None,
         replace: bool,
     ) -> None:
         require_place(path)
         self.path = Path(path)
+        self._shard = None if shard is None else str(shard)
         self._replace = replace
-        planned = _known(job.arch for job in whole)
-        self._of_other_shards = planned - _known(job.arch for job in own)
+        planned = _known(job.arch for job in own)
+        self._of_other_shards = _known(job.arch for job in whole) - planned
         if error := self._loss(planned):
             raise error
 
@@ -63,20 +67,28 @@ class BundleOutput:
         with suppress(OSError):  # Not every filesystem has locks.
             lock.acquire(_WAIT)
         try:
-            error = self._loss(self._of_other_shards | _known(made))
-            return write(self.path, entries, meta, key) if error is None else error
+            error = self._loss(_known(made))
+            about = meta if self._shard is None else {**meta, "shard": self._shard}
+            return write(self.path, entries, about, key) if error is None else error
         finally:
             lock.release()
 
     def _loss(self, made: set[Arch]) -> InputError | None:
         """Return the error for architectures that the file has and that are not among those `made`."""
-        lost = [] if self._replace else lost_archs(self.path, made)
+        if self._replace:
+            return None
+        if self._shard is not None and shard_at(self.path) == self._shard:
+            made = made | self._of_other_shards
+        lost = lost_archs(self.path, made)
         if not lost:
             return None
         named = ", ".join(map(str, lost))
+        by, remedy = "this bake", f"bake for {named} as well, name another file,"
+        if self._shard is not None:
+            by, remedy = f"shard {self._shard}", "name another file for the shard,"
         return InputError(
-            f"{self.path} has code for {named}, which this bake does not make: it would be lost",
-            hint=f"bake for {named} as well, name another file, or pass --replace (replace=True)",
+            f"{self.path} has code for {named}, which {by} does not make: it would be lost",
+            hint=f"{remedy} or pass --replace (replace=True)",
         )
 
 
