@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.emulated import emulated, needs_driver
 from tests.plugin import run_pytest
 from tests.test_guides import Image, Stage, clean
 
@@ -79,6 +80,26 @@ def test_pytest_suite(tmp_path: Path) -> None:
     ran = run_pytest(suite, "-q", "-W", "error", "--preheat-device=emulator")
     assert ran.returncode == 0, ran.stdout
     assert re.search(r"^7 passed, 1 skipped in", ran.stdout, re.M), ran.stdout
+
+
+# The CPU driver, for programs of other libraries; those of Numba and Triton: `tests/adapters`
+
+
+@needs_driver
+def test_cpu_driver_with_cuda_bindings(tmp_path: Path) -> None:
+    assert emulated(tmp_path, EXAMPLES / "cpu_driver" / "add_bindings.py") == (
+        "right",
+        "1 launch, 0 faults",
+    )
+
+
+@needs_driver
+def test_cpu_driver_with_cuda_core(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core")
+    assert emulated(tmp_path, EXAMPLES / "cpu_driver" / "add_core.py") == (
+        "right",
+        "1 launch, 0 faults",
+    )
 
 
 # Containers, without an engine

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from preheat.audit.library import LIBRARY
+from preheat.driver.library import LIBRARY as DRIVER
 from tests.plugin import load_plugin
 from tests.stories import run_page
 
@@ -41,6 +42,7 @@ PAGES = [
     DOCS / "guides" / "ptx.md",
     DOCS / "guides" / "streams.md",
     DOCS / "guides" / "testing.md",
+    DOCS / "guides" / "without-gpu.md",
     DOCS / "kernels.md",
     DOCS / "linking.md",
     DOCS / "lora.md",
@@ -53,7 +55,7 @@ PAGES = [
     DOCS / "shared.md",
 ]
 #: Pages that need a library, which may not be installed.
-LIBRARIES = {"adapters.md": "cuda.core", "cuda-core.md": "cuda.core"}
+LIBRARIES = {"adapters.md": "cuda.core", "cuda-core.md": "cuda.core", "without-gpu.md": "cuda.core"}
 #: Pages that start `preheat audit`, whose library needs a C compiler.
 AUDITS = ("audit.md", "pycuda.md")
 
@@ -79,6 +81,8 @@ def test_a_page_does_what_it_shows(page: Path, env: dict[str, str], tmp_path: Pa
         pytest.skip(f"{library} is not installed")
     if page.name in AUDITS and not LIBRARY.is_file():
         pytest.skip("the audit library needs a C compiler")
+    if page.name == "without-gpu.md" and not DRIVER.is_file():
+        pytest.skip("the CPU driver needs a C compiler")
     place = tmp_path / "work"
     place.mkdir()
     assert run_page(page, place, env) > 0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["DriverRun", "start_again"]
 
 _SEED = "preheat_schedule"
+#: A part of the program of a worker of xdist on another machine, which cannot be started again.
+_EXECNET = "exec(eval(sys.stdin.readline()))"
 _VARIABLE = "PREHEAT_EMULATE_SCHEDULE"
 
 
@@ -41,7 +43,7 @@ def start_again() -> None:
     if is_loaded():
         return
     preloads = os.environ.get("LD_PRELOAD", "").split(":")
-    if str(library) in preloads or "PYTEST_XDIST_WORKER" in os.environ:
+    if str(library) in preloads or _EXECNET in sys.orig_argv[-1]:
         raise pytest.UsageError(f"{DRIVER}: this process did not load {library}")
     sys.stdout.flush()
     sys.stderr.flush()

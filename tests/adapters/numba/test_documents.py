@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="Numba-CUDA is installed by `make test-adapters`")
 
 from tests.adapters.numba.world import World
+from tests.emulated import emulated, needs_driver
 from tests.shown_output import compare
 from tests.stories import blocks, run_page
 from tests.test_docs import ROOT
@@ -61,3 +62,9 @@ def test_the_programs_run_on_a_gpu(name: str, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     shown = PROGRAMS["together.py"].output or ""
     compare("served\n" if name == "serve.py" else shown, ran.stdout)
+
+
+@needs_driver
+def test_the_example_for_the_cpu_driver_is_right(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "cpu_driver" / "add_numba.py"
+    assert emulated(tmp_path, example) == ("right", "1 launch, 0 faults")

@@ -14,7 +14,8 @@ import click
 import pytest
 
 from preheat.cli.demo import bare_python
-from tests.adapters.triton.world import STANDIN, World
+from tests.adapters.triton.world import STANDIN, World, triton_version
+from tests.emulated import emulated, needs_driver
 from tests.stories import run_page
 from tests.test_docs import ROOT, TRITON_PAGES
 from tests.test_guides import instructions
@@ -78,3 +79,10 @@ def test_the_example_of_a_server_does_what_its_script_says(world: World) -> None
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.splitlines()[0] == "served 4096 1000"
     assert ran.stdout.splitlines()[-1] == "served 4096 1000 1 33 8191"
+
+
+@needs_driver
+@pytest.mark.skipif(triton_version() < (3, 9), reason="this version of Triton asks torch for a GPU")
+def test_the_example_for_the_cpu_driver_is_right(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "cpu_driver" / "softmax_triton.py"
+    assert emulated(tmp_path, example) == ("right", "1 launch, 0 faults")
