@@ -42,7 +42,8 @@ _KINDS = {
 
 def entry_points(headers: Path = HEADERS) -> str:
     """Return the table of all versions of all functions, one in each line, ordered by name."""
-    text = _without_comments((headers / "cudaTypedefs.h").read_text())
+    files = ("cudaTypedefs.h", "cudaProfilerTypedefs.h")
+    text = "".join(_without_comments((headers / name).read_text()) for name in files)
     handles = set(re.findall(r"typedef struct \w+ ?\* ?(\w+);", (headers / "cuda.h").read_text()))
     found = {
         (name, int(version), suffix): _kinds(arguments, handles)

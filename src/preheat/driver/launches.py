@@ -43,8 +43,7 @@ def prepared(driver: Driver, function: Function, geometry: Geometry, stream: Str
         _require_valid(function, geometry)
         if len(function.launches) >= _MOST_PREPARED:
             function.launches.clear()
-        rounded = -(-geometry.shared // _SHARED_UNIT) * _SHARED_UNIT
-        found = function.emulated.prepare(geometry._replace(shared=rounded), stream.emulated)
+        found = function.emulated.prepare(geometry, stream.emulated, shared_unit=_SHARED_UNIT)
         function.launches[geometry, handle] = found
         driver.kernels[found] = function
     return found

@@ -746,6 +746,7 @@ def test_an_update_replaces_the_user_objects_that_an_executable_keeps(
             executable = ok(cu.cuGraphInstantiate(graph, 0))
             ok(cu.cuGraphReleaseUserObject(graph, made, 1))
     ok(cu.cuGraphExecUpdate(executable, other))
+    assert ended == [0]
     ok(cu.cuGraphLaunch(executable, stream))
     ok(cu.cuStreamSynchronize(stream))
     ok(cu.cuGraphDestroy(other))

@@ -114,6 +114,34 @@ def test_more_shared_memory_needs_an_opt_in(program: Program) -> None:
     ok(cu.cuMemFree(address))
 
 
+SIZES = b"""
+extern "C" __global__ void sizes(int4* x) {
+    extern __shared__ int4 shared[];
+    int size;
+    asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(size));
+    shared[1] = make_int4(size, 0, 0, 0);
+    *x = shared[1];
+}
+"""
+
+
+def test_shared_memory_is_allocated_in_units_that_compilers_rely_on(program: Program) -> None:
+    """A vector may cross the end of the memory that a launch asked for; the kernel sees that size."""
+    module = ok(cu.cuModuleLoadData(compiled(source=SIZES)))
+    function = ok(cu.cuModuleGetFunction(module, b"sizes"))
+    address = program.memory([0] * 4)
+    ok(cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 28, 0, ((int(address),), (ctypes.c_void_p,)), 0))
+    assert program.values(address, 1) == [28]
+    ok(cu.cuMemFree(address))
+    ok(cu.cuModuleUnload(module))
+
+
+def test_the_range_of_a_profiler_changes_nothing(program: Program) -> None:
+    del program
+    ok(cu.cuProfilerStart())
+    ok(cu.cuProfilerStop())
+
+
 @pytest.mark.parametrize(
     ("grid", "block"), [((0, 1, 1), (1, 1, 1)), ((1, 1, 1), (1025, 1, 1)), ((1, 65536, 1), (1, 1, 1))]
 )

@@ -65,6 +65,7 @@ class Launch:
         device: LaunchDevice,
         title: str,
         stream: int,
+        shared_unit: int = 1,
     ) -> None:
         self._stream = stream
         self.parameters = parameters
@@ -73,7 +74,7 @@ class Launch:
         self._device = device
         self.blocks = math.prod(geometry.grid)
         self.threads = math.prod(geometry.block)
-        self.shared = program.shared_bytes + geometry.shared
+        self.shared = program.shared_bytes + align_up(geometry.shared, shared_unit)
         self._cluster_blocks = math.prod(geometry.cluster or (1, 1, 1))
         recurses = _may_recurse(program.functions)
         self._max_threads = _MAX_RECURSIVE_THREADS if recurses else _MAX_THREADS

@@ -226,12 +226,20 @@ class EmulatorFunction:
         self.bounds = base.Bounds(threads, shared, cluster)
         self._directives = head.directives
 
-    def prepare(self, geometry: base.Geometry, stream: base.Stream) -> Launch:
-        """Return a prepared launch."""
+    def prepare(self, geometry: base.Geometry, stream: base.Stream, *, shared_unit: int = 1) -> Launch:
+        """Return a prepared launch. Dynamic shared memory is allocated in units of some bytes."""
         if geometry.cluster is None and self.attributes.cluster is not None:
             geometry = geometry._replace(cluster=self.attributes.cluster)
         self._check_cluster(math.prod(geometry.cluster or (1, 1, 1)))
-        return Launch(self.program, self.parameters, geometry, self._device, self.title, stream.handle)
+        return Launch(
+            self.program,
+            self.parameters,
+            geometry,
+            self._device,
+            self.title,
+            stream.handle,
+            shared_unit,
+        )
 
     def _check_cluster(self, blocks: int) -> None:
         if _numbers(self._directives, ".blocksareclusters") is not None:

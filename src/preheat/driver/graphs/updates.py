@@ -97,6 +97,7 @@ def _update(driver: Driver, handle: int, graph: int) -> _Difference | None:
     if found is None:
         _take(driver, made.template, other)
         made.change()
+        made.emulated(driver)  # What the graph before it has kept is released now.
     return found
 
 
