@@ -141,6 +141,30 @@ def test_after_a_fault_every_call_of_the_context_fails_in_every_thread() -> None
     assert "add, PTX line" in message
 
 
+@pytest.mark.parametrize(
+    ("statement", "status"),
+    [
+        ("x[2] = 1", 700),
+        ("*(int*)((char*)x + 1) = 1", 716),
+        ('__assertfail("no", "k.cu", 1, "f", 1)', 710),
+    ],
+)
+def test_the_status_of_a_fault_does_not_depend_on_the_name_of_the_kernel(
+    statement: str, status: int
+) -> None:
+    code = f"""
+source = b'''extern "C" __device__
+void __assertfail(const char*, const char*, unsigned, const char*, size_t);
+extern "C" __global__ void assert_aligned(int* x) {{ {statement}; }}'''
+module = ok(cu.cuModuleLoadData(compiled(source=source)))
+function = ok(cu.cuModuleGetFunction(module, b"assert_aligned"))
+address = int(program.memory([1, 1]))
+ok(cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, ((address,), (ctypes.c_void_p,)), 0))
+print(status(cu.cuCtxSynchronize()))
+"""
+    assert run(code)[0] == [str(status)]
+
+
 def test_a_launch_that_executes_at_once_succeeds_as_well_unless_launches_block() -> None:
     assert run(FAULT, schedule="off")[0] == ["0 700 700 700 0"]
     assert run(FAULT, schedule="off", CUDA_LAUNCH_BLOCKING="1")[0] == ["700 700 700 700 0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from preheat.errors import DeviceError, DriverError, EmulatorFault, UnsupportedI
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
+
+_MISALIGNED = re.compile(r"(reads|writes) \d+ bytes at \w+, which is not a multiple of ")
 
 __all__ = ["CallError", "fault_status", "say", "status_of"]
 
@@ -57,8 +60,9 @@ def fault_status(fault: EmulatorFault) -> int:
     """Return the status that a GPU would give for a fault of a kernel."""
     if isinstance(fault, UnsupportedInstructionError):
         return NOT_SUPPORTED
-    if "aligned" in fault.message:
+    # A message may also contain the name of the kernel, which may contain these words.
+    if _MISALIGNED.match(fault.message):
         return MISALIGNED_ADDRESS
-    if "assert" in fault.message:
+    if fault.message.startswith("assertion "):
         return ASSERT
     return LAUNCH_FAILED if fault.address is None else ILLEGAL_ADDRESS
