@@ -239,6 +239,26 @@ def test_a_program_with_the_name_of_a_build_tool_is_not_a_compiler(
         assert (done.code, verdict["verdict"]) == (NOT_ACCOUNTED, "not proven"), name
 
 
+@pytest.mark.parametrize("first", ["gcc", "nvcc"])
+def test_a_program_is_no_compiler_by_its_first_argument(
+    cli: Cli, opener: tuple[Path, Path], standins: Standins, first: str
+) -> None:
+    """What it starts is seen, and its libraries are looked at."""
+    words = ["bash", "-c", 'exec -a "$0" "$@"', first]
+    _, verdict = judged(cli, *words, str(opener[1]), "linked", "--version")
+    assert verdict["verdict"] == "not proven"
+    _, verdict = judged(cli, *words, str(standins.loader), "popen", "nvcc a.cu", "--version")
+    assert [each["what"] for each in verdict["refused"]] == ["start a compiler"]
+
+
+def test_a_question_to_a_compiler_does_not_hide_its_libraries(
+    cli: Cli, opener: tuple[Path, Path]
+) -> None:
+    program = shutil.copy(opener[1], opener[1].with_name("gcc"))
+    done, verdict = judged(cli, str(program), "linked", "--version")
+    assert (done.code, verdict["verdict"]) == (NOT_ACCOUNTED, "not proven")
+
+
 # The report, the verdict, and what the user allows
 
 

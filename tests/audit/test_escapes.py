@@ -59,7 +59,15 @@ STARTS = {
     "instruction-bare-orphan": (UNSEEN, UNSEEN),
     "instruction-bare-unwaited": (UNNOTICED, UNNOTICED),
 }
+IN_MEMORY = f"""\
+import os
+file = os.memfd_create("innocent")
+with open({str(COMPILER)!r}, "rb") as gcc, os.fdopen(os.dup(file), "wb") as copy:
+    copy.write(gcc.read() + b"more, so that it is no copy")
+os.execve(file, ["gcc", "-c", "t.c", "-o", "t.o"], os.environ)
+"""
 PYTHON = {
+    "memory": (IN_MEMORY, REFUSED),
     "subprocess": ("import subprocess; subprocess.run(['gcc', '-c', 't.c', '-o', 't.o'])", REFUSED),
     "system": ("import os; del os.environ['LD_PRELOAD']; os.system('gcc -c t.c -o t.o')", UNSEEN),
 }

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -505,6 +506,19 @@ static int is_preloaded(void) {
            found.dli_fbase == own.dli_fbase;
 }
 
+/* Return the role of this program, which is at `path`. The kernel also keeps the path that was executed: a link
+   to it may have the name of a tool. For a script, that is not this program. */
+static const char* role_of_process(const char* path, char* const argv[]) {
+    const char *executed = (const char*)getauxval(AT_EXECFN), *role = role_of(path, argv);
+    struct stat named, self;
+    if (!role[0] && executed && !stat(executed, &named) && !stat("/proc/self/exe", &self) &&
+        named.st_dev == self.st_dev && named.st_ino == self.st_ino)
+        role = role_of(executed, argv);
+    if (!role[0])
+        role = role_of_copy("/proc/self/exe", argv);
+    return role[0] && getenv(PROBE) ? "probe" : role;
+}
+
 static void report_process(char* const argv[]) {
     static const char* const seals[] = {"off", "warn", "error"};
     Scratch* scratch = map_memory(sizeof *scratch);
@@ -512,11 +526,7 @@ static void report_process(char* const argv[]) {
         return;
     ssize_t length = readlink("/proc/self/exe", scratch->path, sizeof scratch->path - 1);
     scratch->path[length > 0 ? length : 0] = 0;
-    own_role = role_of(scratch->path, argv);
-    if (!own_role[0])
-        own_role = role_of_copy("/proc/self/exe", argv);
-    if (own_role[0] && getenv(PROBE))
-        own_role = "probe";
+    own_role = role_of_process(scratch->path, argv);
     int preloaded = is_preloaded();
     prepare_children(preloaded);
     Line line;
@@ -572,7 +582,7 @@ __attribute__((constructor)) static void begin(int count, char** argv, char** en
     prepare_events();
     prepare_sites();
     report_process(argv);
-    if (strcmp(own_role, "compiler") && strcmp(own_role, "probe")) /* These are seen as programs. */
+    if (strcmp(own_role, "compiler")) /* It is seen as a program. */
         prepare_libraries();
 }
 

@@ -164,9 +164,20 @@ static int is_probe(Family family, char* const argv[]) {
     return (family == DRIVER || family == LINKER) && is_library_search(family, argv);
 }
 
+/* Return whether a path does not name the program that runs: the loader of programs was executed, or a file
+   that has no name, such as one in memory. The path is empty where there is no /proc. */
+static int is_nameless(const char* path) {
+    static const char deleted[] = " (deleted)"; /* as the kernel ends the path of such a file */
+    const char* name = base_name(path);
+    size_t length = strlen(path), end = sizeof deleted - 1;
+    return !length || !strncmp(name, "ld-linux", 8) || !strncmp(name, "ld-musl", 7) || !strcmp(name, "ld.so") ||
+           (length > end && !strcmp(path + length - end, deleted));
+}
+
+/* A program can have any first argument, so that it counts only where the path says nothing. */
 const char* role_of(const char* path, char* const argv[]) {
     Family family = family_of(path);
-    if (family == NO_TOOL && argv && argv[0])
+    if (family == NO_TOOL && is_nameless(path) && argv && argv[0])
         family = family_of(argv[0]);
     if (family == NO_TOOL)
         return "";
