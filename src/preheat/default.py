@@ -55,14 +55,7 @@ def default_builder(cache_dir: str | os.PathLike[str] | None = None) -> Builder:
 
 @functools.cache
 def _builder(cache_dir: Path | None) -> Builder:
-    config = Config.from_env(cache_dir=cache_dir)
-    builder = Builder.open(config)
-    if config.record is not None:
-        with no_fork:
-            from preheat.ahead.recorder import Recorder
-
-        Recorder.attach(builder, config.record)
-    return builder
+    return Builder.open(Config.from_env(cache_dir=cache_dir))
 
 
 def compile(

@@ -159,6 +159,35 @@ def test_a_program_of_a_file_is_recorded_by_its_path(
     assert not manifest.with_suffix(".sources").exists()
 
 
+def test_builders_that_the_program_opens_are_recorded(launch: Launch, manifest: Path) -> None:
+    """Each request is counted once, and the process has one spool file."""
+    said = expect_success(
+        launch(
+            "events = preheat.Events()\n"
+            "opened = [preheat.Builder.open(events=events) for _ in range(3)]\n"
+            "ask(1)\n"
+            "for builder in (*opened, preheat.Builder.open()):\n"
+            "    text = 'extern \"C\" __global__ void own(float* x) { *x = 7; }'\n"
+            "    builder.build(preheat.Program.of(text, label='own.cu'), 'sm_90')\n"
+            "print(len([name for name in os.listdir('kernels.toml.spool') if 'jsonl' in name]))\n"
+        )
+    )
+    assert asked(manifest) == {"k1.cu": 1, "own.cu": 4}
+    assert said == "1\n"
+
+
+def test_the_builder_whose_request_cannot_be_recorded_gets_the_fault(
+    launch: Launch, manifest: Path
+) -> None:
+    """The one that was opened first may have events that nobody reads."""
+    spool_directory(manifest).write_text("in the way")
+    process = launch("preheat.Builder.open(events=preheat.Events())\nask(1)\n")
+    _, err = wait_for_exit(process)
+    assert process.returncode == 0, err
+    (warning,) = err.splitlines()
+    assert warning.startswith("record: cannot write: NotADirectoryError: ")
+
+
 def test_without_the_setting_nothing_of_it_is_even_loaded(
     cache: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Recording a run: requests to a builder are written to spool files and merged into a manifest.
+"""Recording a run: requests to builders are written to spool files and merged into a manifest.
 
 Every process appends to its own spool file and holds a lock on it while it lives. A merge takes
 the files that are not locked. Nothing is lost when a process is killed: the next merge takes its file.
@@ -16,9 +16,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 # A merge at exit needs this module. An import at exit would run `exec`, as dataclasses do, which makes
 # Python forget that an interrupt ended the program, and the exit status would be 1.
@@ -38,12 +40,11 @@ from preheat.ahead.manifest import (
 from preheat.ahead.manifest.recorded import ENTRY_SUFFIX
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.build.builder import Builder
 from preheat.cache.lock import FileLock, hold
 from preheat.cache.publish import replace as publish
 from preheat.callsite import CallSite, call_site, format_site
 from preheat.errors import InputError
-from preheat.events import Events, warn
+from preheat.events import Events, Sink, warn
 from preheat.files import Descriptor, lock_open_file, opened
 from preheat.foreign import ForeignEntry
 from preheat.linked_program import BinaryPart, LinkedProgram
@@ -55,6 +56,7 @@ __all__ = ["Recorder", "merge_into", "read_existing", "spool_directory"]
 _WAIT = 30.0  # seconds to wait for another process that merges
 _TRIES = 100  # to create a file in a directory that other processes remove
 _SUFFIX = ".jsonl"
+_RECORDED = ("request", "resolve", "graph", "foreign_request")  # the events
 
 T = TypeVar("T")
 _Request = tuple[Program, Arch, CallSite]
@@ -69,7 +71,7 @@ class _RequestCount:
 
 
 class Recorder:
-    """Records what a builder returns. It never raises: a failure is reported as a fault event.
+    """Records what builders return. It never raises: a failure is reported as a fault event.
 
     A new program, kernel or graph is written at once. A count is written whenever it has doubled, and
     at exit, so a process that is killed leaves at least half of each count.
@@ -78,32 +80,50 @@ class Recorder:
     def __init__(self, manifest: Path, events: Events) -> None:
         self._manifest = manifest
         self._events = events
+        self._attached: WeakSet[Events] = WeakSet()
         self._programs: dict[str, dict[Program, None]] = {}  # by the digest of the artifact
         self._broken = False
         self._begin()
         fork.register(self)
 
     @classmethod
-    def attach(cls, builder: Builder, manifest: Path) -> Recorder:
-        """Record everything that `builder` returns from now on."""
-        recorder = cls(manifest, builder.events)
-        names = ("request", "resolve", "graph", "foreign_request")
-        builder.events.subscribe(recorder.on_event, *names)
-        atexit.register(recorder.close)
-        _at_process_end(recorder.close)
-        return recorder
+    def attach(cls, events: Events, manifest: Path) -> None:
+        """Record everything that the builders with these events return from now on.
 
-    def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
+        A process has one recorder for each manifest, however many builders it opens.
+        """
+        with _attaching:
+            recorder = _recorders.get(manifest)
+            if recorder is None:
+                recorder = _recorders[manifest] = cls(manifest, events)
+                atexit.register(recorder.close)
+                _at_process_end(recorder.close)
+            if events not in recorder._attached:  # Several builders may have the same events.
+                recorder._attached.add(events)
+                events.subscribe(recorder._sink(events), *_RECORDED)
+
+    def _sink(self, events: Events) -> Sink:
+        """Return a sink of `events`, which also get the fault if an event cannot be recorded."""
+
+        def sink(name: str, fields: Mapping[str, Any]) -> None:
+            self.on_event(name, fields, events)
+
+        return sink
+
+    def on_event(self, name: str, fields: Mapping[str, Any], events: Events | None = None) -> None:
         """Record a request, a kernel that was resolved, or a graph that was captured."""
         if name == "request":
             request = (fields["program"], fields["arch"], call_site())
-            self._attempt("write", lambda: self._record_request(request, fields["artifact"]))
+            action = partial(self._record_request, request, fields["artifact"])
         elif name == "resolve":
-            self._attempt("write", lambda: self._record_entry(fields["key"], fields["entry"]))
+            action = partial(self._record_entry, fields["key"], fields["entry"])
         elif name == "foreign_request":
-            self._attempt("write", lambda: self._record_foreign(**fields))
+            action = partial(self._record_foreign, **fields)
         elif name == "graph" and fields["what"] == "captured" and fields["name"] is not None:
-            self._attempt("write", lambda: self._record_graph(fields["name"], fields["key"]))
+            action = partial(self._record_graph, fields["name"], fields["key"])
+        else:
+            return
+        self._attempt("write", action, events)
 
     def close(self) -> None:
         """Write the counts and merge. Requests after that go to a new spool file."""
@@ -128,14 +148,14 @@ class Recorder:
         self._foreign: dict[tuple[str, str], tuple[dict[str, Any], _RequestCount]] = {}
         self._once: set[tuple[str, ...]] = set()
 
-    def _attempt(self, verb: str, action: Callable[[], object]) -> None:
+    def _attempt(self, verb: str, action: Callable[[], object], events: Events | None = None) -> None:
         if self._broken:
             return
         try:
             action()
         except Exception as error:  # A failed recording must not disturb the application.
             self._broken = True
-            self._events.fault("record", verb, error)
+            (events or self._events).fault("record", verb, error)
 
     def _record_request(self, request: _Request, artifact: Artifact) -> None:
         with self._lock:
@@ -271,6 +291,11 @@ class _Spool:
     def abandon(self) -> None:
         """Close the descriptor, and leave the lock to the process that holds it."""
         self._file.close()
+
+
+#: The recorders of this process, by manifest.
+_recorders: dict[Path, Recorder] = {}
+_attaching = Lock()
 
 
 # Merging

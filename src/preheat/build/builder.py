@@ -24,6 +24,7 @@ from preheat.build.key_locks import Busy, Deferral, KeyLocks
 from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import HEADERS, HeaderMemos, Hit, Lookup, Miss
 from preheat.build.monitoring import expose_counters
+from preheat.build.recording import record_requests
 from preheat.build.request import Request
 from preheat.build.sealed_headers import SealedHeaders
 from preheat.build.signers import required_signers
@@ -149,6 +150,7 @@ class Builder:
         if (sink := audit_sink(environ())) is not None:
             events.subscribe(sink)
         expose_counters(config, events)
+        record_requests(config, events)
         cache, disk = open_chain(config, events)
         memo_dir = disk.root if disk else None
         builder = cls(
