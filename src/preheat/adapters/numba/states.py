@@ -20,6 +20,8 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import _Kernel
 
 from preheat.adapters.numba.signature import UnkeyableError
+from preheat.devices import base
+from preheat.toolchain.ptx_section import detach_ptx
 
 __all__ = ["decode", "encode"]
 
@@ -47,7 +49,7 @@ def encode(kernel: Any, argument_types: Sequence[Any]) -> dict[str, bytes]:
     }
     return {
         _KERNEL: json.dumps(state).encode(),
-        _CUBIN: bytes(cubin.code),
+        _CUBIN: detach_ptx(bytes(cubin.code)),  # Entries are the same on the CPU driver.
         _PTX: _SEPARATOR.join(library["ptx_cache"].get(target, ())).encode(),
         _LLVM: _SEPARATOR.join(library["llvm_strs"]).encode(),
     }
@@ -94,10 +96,13 @@ def decode(files: Mapping[str, bytes], argument_types: Sequence[Any], extensions
     state = json.loads(files[_KERNEL])
     target = tuple(state["target"])
     name = state["kernel"]["name"]
+    modules = files[_PTX].decode().split(_SEPARATOR)
+    for listener in base.before_foreign_load:
+        listener(files[_CUBIN], "\0".join(modules).encode())
     library = CUDACodeLibrary._rebuild(
         **state["library"],
         cubin_cache={target: ObjectCode.from_cubin(files[_CUBIN], name=name)},
-        ptx_cache={target: files[_PTX].decode().split(_SEPARATOR)},
+        ptx_cache={target: modules},
         llvm_strs=files[_LLVM].decode().split(_SEPARATOR),
         linkerinfo_cache={target: ""},
     )
