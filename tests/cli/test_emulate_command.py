@@ -102,7 +102,7 @@ def test_a_fault_names_thread_buffer_argument_and_line_and_the_program_sees_its_
     assert fault.startswith(f"preheat: add, {tmp_path}/add.cu:3, PTX line ")
     assert "thread (8, 0, 0)): reads 4 bytes" in fault
     assert "0 bytes past the end of the 32-byte buffer" in fault
-    assert "argument 0" in fault
+    assert "(argument 0)" in fault
     assert instruction.strip().startswith("ld.global")
     assert summary == "preheat: 1 launch, 1 fault"
     report = json.loads((tmp_path / "report.json").read_text())

@@ -228,3 +228,10 @@ def test_the_ptx_of_a_cubin_computes_what_its_program_says(
     submit = module.function("k").prepare(Geometry((1, 1, 1), (4, 1, 1), 0), stream)
     submit(ctypes.addressof(pointers), 0)
     assert np.ctypeslib.as_array((ctypes.c_float * 4).from_address(address)).tolist() == [1, 2, 3, 4]
+
+
+def test_a_kernel_is_named_without_the_tags_of_numba() -> None:
+    """They have a hundred characters, and say nothing to the reader of a fault."""
+    name = b"_ZN8__main__3addB2v1B8cw51cXTLE5ArrayIfLi1EE"
+    (kernel,) = loaded(PTX + b"\n.visible .entry " + name + b"() { ret; }\n").entries
+    assert kernel.title == "__main__::add"

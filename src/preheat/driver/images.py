@@ -43,6 +43,7 @@ T = TypeVar("T")
 _MOST_BYTES = 1 << 30  # of a module
 _MOST_HANDED_OVER = 512
 _PAGE = 1 << 16
+_TAG = re.compile(r"\[abi:\w+\]")  # Numba keeps apart by tags what C++ keeps apart by types.
 _WRAPPER = fatbin.WRAPPER_MAGIC.to_bytes(4, "little")
 _FATBIN = fatbin.MAGIC.to_bytes(4, "little")
 _WITHOUT_PTX = (
@@ -232,7 +233,7 @@ def _artifact(data: bytes, arch: Arch) -> Artifact:
     except ptx.SyntaxFault as bad:
         raise ImageError(INVALID_PTX, f"invalid PTX, line {bad.line}: {bad}") from None
     digest = hashlib.sha256(data).hexdigest()
-    spelled = {name: found for name in module.entries if (found := demangled(name))}
+    spelled = {name: _TAG.sub("", found) for name in module.entries if (found := demangled(name))}
     return Artifact(
         digest=digest, label=f"module {digest[:12]}", arch=arch, toolchain="unknown", parts=(),
         entries=entry_points(module, spelled, {}, _resources(data)), cubin=b"", ptx=text.encode(),

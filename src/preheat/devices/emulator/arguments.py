@@ -14,7 +14,10 @@ _POINTER = 8  # Bytes.
 
 
 class ArgumentSpec(NamedTuple):
-    """One parameter of a kernel: its place in the parameter buffer, and its C++ type or PTX name."""
+    """One parameter of a kernel: its place in the parameter buffer, and its C++ type or PTX name.
+
+    The label is empty where the type is unknown and the compiler has made up the name.
+    """
 
     offset: int
     size: int
@@ -35,4 +38,4 @@ def _pointers_into(buffer: Buffer, arguments: Sequence[ArgumentSpec], at: int) -
             address = ctypes.c_uint64.from_address(at + offset + start).value
             if buffer.start <= address < max(buffer.end, buffer.start + 1):
                 member = f" at byte {start}" if size > _POINTER else ""
-                yield f"argument {position}, {label}{member}"
+                yield f"argument {position}{', ' if label else ''}{label}{member}"

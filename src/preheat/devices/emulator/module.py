@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Iterable
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
@@ -272,11 +273,15 @@ class EmulatorFunction:
         self._carveout = percent
 
 
+#: The names that compilers give to parameters: that of the kernel, and a number.
+_NUMBERED = re.compile(r".*_param_\d+")
+
+
 def _arguments(parameters: tuple[ptx.Param, ...], entry: EntryPoint | None) -> tuple[ArgumentSpec, ...]:
     """Return the parameters of a kernel with their C++ types, or with their names in PTX."""
     types = [each.type for each in entry.parameters] if entry else []
     return tuple(
-        ArgumentSpec(each.offset, each.size, known or each.name)
+        ArgumentSpec(each.offset, each.size, known or _NUMBERED.sub("", each.name))
         for each, known in zip_longest(parameters, types[: len(parameters)])
     )
 
