@@ -42,6 +42,7 @@ EVENTS: Mapping[str, str] = {
     "uncached": "an artifact was made and not stored [program, arch, reason]",
     "sealed": "a sealed process would have to compile or measure [mode, program, arch, caller, reason]",
     "stale": "a sealed process uses code of other header files [program, arch, caller, header, reason]",
+    "headers": "a sealed process does not refuse code of other header files; reported once [policy]",
     "put": "a tier stored an artifact or a list of header states [tier, key, bytes]",
     "fault": "a tier or file could not be used [where, verb, error]",
     "damaged": "an entry failed its check and counts as absent [tier, key, reason]",

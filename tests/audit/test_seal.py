@@ -366,18 +366,24 @@ def test_a_verdict_is_complete_with_events_of_the_user(
     assert "hit" in [row["event"] for row in events(tmp_path / "events.jsonl")]
 
 
+def changed_header(cli: Cli, place: Path) -> Path:
+    """Bake `k.cu` into a bundle, change the header that it includes, and return the header."""
+    header = place / "value.cuh"
+    header.write_text("#define VALUE 1\n")
+    (place / "k.cu").write_text(
+        '#include "value.cuh"\nextern "C" __global__ void k(int* x) { *x = VALUE; }'
+    )
+    (place / "k.toml").write_text('version = 1\n[[program]]\nfile = "k.cu"\n')
+    assert cli("bake", "k.toml", "--arch", "sm_90", "-o", "kernels.heat").code == 0
+    header.write_text("#define VALUE 2\n")
+    return header
+
+
 def test_a_verdict_says_what_was_not_compared_with_headers(
     cli: Cli, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    header = tmp_path / "value.cuh"
-    header.write_text("#define VALUE 1\n")
-    (tmp_path / "k.cu").write_text(
-        '#include "value.cuh"\nextern "C" __global__ void k(int* x) { *x = VALUE; }'
-    )
-    (tmp_path / "k.toml").write_text('version = 1\n[[program]]\nfile = "k.cu"\n')
-    assert cli("bake", "k.toml", "--arch", "sm_90", "-o", "kernels.heat").code == 0
+    header = changed_header(cli, tmp_path)
     code = "import preheat\npreheat.compile(preheat.Program.from_file('k.cu'), 'sm_90')"
-    header.write_text("#define VALUE 2\n")
     for policy in ("warn", "ignore"):
         monkeypatch.setenv("PREHEAT_SEALED_HEADERS", policy)
         assert cli(*SEALED, "--", *script(code)).code == 0
@@ -387,6 +393,20 @@ def test_a_verdict_says_what_was_not_compared_with_headers(
             [("k.cu", str(header))] if policy == "warn" else []
         )
         assert made["verdict"] == "accounted"
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_a_verdict_has_the_policy_for_headers_that_the_program_has_set(
+    cli: Cli, script: Script, tmp_path: Path, policy: str
+) -> None:
+    changed_header(cli, tmp_path)
+    code = (
+        f"import os\nos.environ['PREHEAT_SEALED_HEADERS'] = '{policy}'\n"
+        "import preheat\npreheat.compile(preheat.Program.from_file('k.cu'), 'sm_90')"
+    )
+    assert cli(*SEALED, "--", *script(code)).code == 0
+    assert verdict()["sealed_headers"] == policy
+    assert len(verdict()["stale"]) == (policy == "warn")
 
 
 def test_a_bundle_that_lacks_an_entry_does_not_start(cli: Cli, baked: list[str]) -> None:

@@ -353,7 +353,7 @@ def test_with_warn_the_bundle_is_used_and_a_warning_is_logged_once(
             assert b"5" in builder.build(wanted, "sm_90").ptx
     (line,) = caplog.messages
     assert "by.cu for sm_90 is used as it was baked, but header by.h has changed since the bake" in line
-    assert builder.stats()["process"]["stale"] == 1
+    assert (builder.stats()["process"]["stale"], builder.stats()["process"]["headers"]) == (1, 1)
 
 
 def test_with_ignore_no_file_is_looked_at(
@@ -367,6 +367,7 @@ def test_with_ignore_no_file_is_looked_at(
     builder = seal(bundle, "ignore")
     assert builder.build(wanted, "sm_90")
     assert recorded(builder, "stale") == []
+    assert recorded(builder, "headers") == [{"policy": "ignore"}]
 
 
 @pytest.mark.parametrize("guard", [nullcontext, sealed])

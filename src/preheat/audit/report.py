@@ -119,6 +119,7 @@ class Report:
     mapped: tuple[MappedLibrary, ...] = ()  # libraries with a compiler inside
     allowed: tuple[str, ...] = ()  # the names of libraries whose compiles need not be seen
     stale: tuple[Mapping[str, Any], ...] = ()  # events: a sealed process has used code of other headers
+    header_policies: frozenset[str] = frozenset()  # those of sealed processes, other than "error"
 
     @property
     def hidden(self) -> tuple[MappedLibrary, ...]:
@@ -237,6 +238,7 @@ def make_report(
         mapped,
         tuple(allowed),
         tuple(row for row in log.preheat if row.get("event") == "stale"),
+        frozenset(str(row.get("policy")) for row in log.preheat if row.get("event") == "headers"),
     )
 
 

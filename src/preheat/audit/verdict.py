@@ -55,6 +55,11 @@ def _identity(path: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _weakest(policies: set[str]) -> str:
+    """Return the policy for headers that refuses least. A program may have set its own."""
+    return next((policy for policy in ("ignore", "warn") if policy in policies), "error")
+
+
 def make_verdict(report: Report, bundles: Sequence[BundleFile], config: Config) -> dict[str, Any]:
     """Return the verdict as JSON values. `config` has the settings of the command.
 
@@ -74,7 +79,7 @@ def make_verdict(report: Report, bundles: Sequence[BundleFile], config: Config) 
         "command": list(report.command),
         "exit_status": report.status,
         "sealed": config.sealed.name.lower(),
-        "sealed_headers": config.sealed_headers,
+        "sealed_headers": _weakest({config.sealed_headers, *report.header_policies}),
         "stale": [
             {"name": row.get("program"), "header": row.get("header"), "line": row.get("caller")}
             for row in report.stale

@@ -22,13 +22,15 @@ class SealedHeaders:
     """Compares the header files of entries in a sealed process, each file once.
 
     `policy` is that of `PREHEAT_SEALED_HEADERS`: with "error", an entry whose headers differ is not
-    used. With "warn", it is used and an event says so. With "ignore", no file is looked at.
+    used. With "warn", it is used and an event says so. With "ignore", no file is looked at. The first
+    use of an entry with headers reports a policy that is not "error".
     """
 
     def __init__(self, policy: str, events: Events) -> None:
         self._policy = policy
         self._events = events
         self._results: dict[tuple[object, ...], tuple[HeaderState, HeaderChange | None]] = {}
+        self._reported = policy == "error"
 
     @lazy
     def _files(self) -> OwnHeaders:
@@ -40,7 +42,12 @@ class SealedHeaders:
     def rejection(self, request: Request, entry: BundleEntry) -> str | None:
         """Return why `entry` must not be used for `request`, or None if it can be used."""
         state = entry.state
-        if self._policy == "ignore" or not (state.headers or state.absent):
+        if not (state.headers or state.absent):
+            return None
+        if not self._reported:
+            self._reported = True
+            self._events.emit("headers", policy=self._policy)
+        if self._policy == "ignore":
             return None
         roots = request.own_roots
         key = (entry.key, entry.artifact.digest, *roots.values())

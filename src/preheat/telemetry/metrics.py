@@ -56,6 +56,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("preheat.uncached", "uncached", "Artifacts that were made and not stored."),
     Metric("preheat.sealed", "sealed", "Requests for a compile in a sealed process."),
     Metric("preheat.stale", "stale", "Programs in a sealed process whose headers differ."),
+    Metric("preheat.headers", "headers", "Builders that do not refuse code of other headers."),
     Metric("preheat.puts", "puts", "Entries that a tier stored.", labels=("tier",)),
     Metric("preheat.written", "bytes_written", "Bytes that a tier stored.", "By", ("tier",)),
     Metric("preheat.faults", "faults", "Tiers and files that could not be used.", labels=("where",)),
