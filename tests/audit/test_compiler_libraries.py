@@ -162,6 +162,23 @@ def test_a_mapped_compiler_is_not_proven(
     assert f"not proven: {NOT_PROVEN.format(process)}" in done.err
 
 
+@pytest.mark.parametrize("other", ["link", "copy"])
+@pytest.mark.parametrize("way", ["end", "lookup", "close"])
+def test_a_mapped_compiler_with_another_name_is_not_proven(
+    cli: Cli, hidden: Path, opener: tuple[Path, Path], way: str, other: str
+) -> None:
+    """A copy still has the name that it was linked with."""
+    path = hidden.with_name("libinnocent.so")
+    if other == "link":
+        path.symlink_to(hidden)
+    else:
+        shutil.copy(hidden, path)
+    done, verdict = judged(cli, str(opener[0]), way, str(path))
+    (library,) = verdict["compiler_libraries"]
+    assert (library["name"], library["path"]) == ("Halide", str(path))
+    assert (done.code, verdict["verdict"]) == (NOT_ACCOUNTED, "not proven")
+
+
 def test_a_process_that_is_killed_has_reported_what_it_used(
     cli: Cli, hidden: Path, opener: tuple[Path, Path]
 ) -> None:
@@ -257,6 +274,19 @@ def test_a_question_to_a_compiler_does_not_hide_its_libraries(
     program = shutil.copy(opener[1], opener[1].with_name("gcc"))
     done, verdict = judged(cli, str(program), "linked", "--version")
     assert (done.code, verdict["verdict"]) == (NOT_ACCOUNTED, "not proven")
+
+
+def test_the_name_of_a_library_does_not_matter_if_its_file_is_known(
+    cli: Cli, hidden: Path, opener: tuple[Path, Path]
+) -> None:
+    """Many of the table have no soname. A link to one is followed."""
+    path, link = hidden.with_name("libtvm.so"), hidden.with_name("libinnocent.so")
+    link.symlink_to(path.name)
+    code = "int anything(void) { return 1; }"
+    for options, opened in (([], path), ([], link), (["-Wl,-soname,libnothing.so"], path)):
+        compile_code(code, "-shared", "-fPIC", "-o", str(path), *options)
+        _, verdict = judged(cli, str(opener[0]), "end", str(opened))
+        assert [each["name"] for each in verdict["compiler_libraries"]] == ["TVM"]
 
 
 # The report, the verdict, and what the user allows

@@ -239,7 +239,7 @@ def mapped_libraries(log: EventLog) -> tuple[MappedLibrary, ...]:
     found: dict[tuple[str, str, str], set[int]] = {}
     for event in log.named("library"):
         path = event.text("path")
-        row = library_at(path)
+        row = library_at(path) or library_at(event.text("name"))
         if row is not None:
             found.setdefault((row.name, path, _why_unseen(row, event, log)), set()).add(event.pid)
     return tuple(MappedLibrary(*key, tuple(sorted(pids))) for key, pids in sorted(found.items()))

@@ -144,6 +144,7 @@ const char* role_of_copy(const char* path, char* const argv[]); /* as role_of(),
 void prepare_children(int preloaded);
 void note_other_wait(void);        /* A function of the C library has waited for a child. */
 void note_sandbox(void);           /* From now on, a system call may end this process. */
+int is_sandboxed(void);
 void report_unseen_children(void); /* that this program has waited for, at its end */
 
 /* symbols.c */

@@ -27,6 +27,8 @@ static struct {
     atomic_int incomplete; /* There were other waits, or a sandbox forbids to ask. */
 } children;
 
+static atomic_int sandboxed; /* also in a forked child */
+
 static void begin_children(void) {
     children.owner = getpid();
     children.faults = 0;
@@ -52,7 +54,13 @@ void prepare_children(int preloaded) {
 }
 
 void note_other_wait(void) { children.incomplete = 1; }
-void note_sandbox(void) { children.incomplete = 1; }
+
+void note_sandbox(void) {
+    sandboxed = 1;
+    children.incomplete = 1;
+}
+
+int is_sandboxed(void) { return sandboxed; }
 
 void report_unseen_children(void) {
     struct rusage usage;

@@ -1,8 +1,9 @@
 /* Libraries that have a compiler inside: a process reports each of them that it has mapped.
 
-   PREHEAT_AUDIT_COMPILERS has the patterns of their names, separated by colons. A library is found in the
-   list of the loader, wherever its load came from: the program was linked against it, another library needs
-   it, or `dlopen` loaded it. The list is searched
+   PREHEAT_AUDIT_COMPILERS has the patterns of their names, separated by colons. They are compared
+   with the name that a library was loaded by, the one that it was linked with (DT_SONAME), and that of its file
+   where it was loaded by a link. A library is found in the list of the loader, wherever its load came from: the
+   program was linked against it, another library needs it, or `dlopen` loaded it. The list is searched
 
      - when the process starts
      - in each thread, in its first lookup of a symbol after a `dlopen`: before the library is used
@@ -55,13 +56,15 @@ static int matches(const char* name, const char* pattern) {
            !strcmp(name + length - after, star + 1);
 }
 
-/* Return whether a file has a pattern, and was not found before in this process. */
+static int has_pattern(const char* name) {
+    for (int i = 0; i < pattern_count; i++)
+        if (matches(name, patterns[i]))
+            return 1;
+    return 0;
+}
+
+/* Return whether a library was not found before in this process. */
 static int is_new(const char* path) {
-    int found = 0;
-    for (int i = 0; i < pattern_count && !found; i++)
-        found = matches(base_name(path), patterns[i]);
-    if (!found)
-        return 0;
     uint64_t name = 0xcbf29ce484222325ull;
     for (const char* at = path; *at; at++)
         name = (name ^ (unsigned char)*at) * 0x100000001b3ull;
@@ -72,7 +75,8 @@ static int is_new(const char* path) {
     return 1;
 }
 
-static void report_library(const char* path) {
+/* Report a library that was loaded from a path, and has a pattern by a name. */
+static void report_library(const char* path, const char* name) {
     Scratch* scratch = map_memory(sizeof *scratch);
     if (!scratch)
         return;
@@ -80,6 +84,7 @@ static void report_library(const char* path) {
     line_begin(&line, scratch->text, sizeof scratch->text, "library", audit_now());
     line.recent = 1;
     line_text(&line, "path", path);
+    line_text(&line, "name", name);
     line_text(&line, "hooks", hooks);
     line_write(&line);
     unmap_memory(scratch, sizeof *scratch);
@@ -90,8 +95,40 @@ enum { SEARCH_ON, FOUND, UNCHANGED };
 typedef struct {
     size_t at;
     unsigned long long adds, loaded; /* as the loader counts them; `loaded` is for all namespaces */
-    char path[PATH_BYTES];
+    char path[PATH_BYTES], file[PATH_BYTES], name[PATH_BYTES];
 } Search;
+
+/* Return the name that a library was linked with; empty if it has none. */
+static const char* soname_of(const struct dl_phdr_info* library) {
+    const ElfW(Dyn)* entry = NULL;
+    ElfW(Addr) strings = 0, name = 0;
+    for (int i = 0; i < library->dlpi_phnum; i++)
+        if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            entry = (const void*)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr);
+    for (; entry && entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_STRTAB)
+            strings = entry->d_un.d_ptr;
+        else if (entry->d_tag == DT_SONAME)
+            name = entry->d_un.d_val;
+    }
+    if (!strings || !name)
+        return "";
+    if (strings < library->dlpi_addr) /* The loader has not relocated it, as in the library of the kernel. */
+        strings += library->dlpi_addr;
+    return (const char*)(strings + name);
+}
+
+/* Return the name by which a library has a pattern, or NULL. */
+static const char* matching_name(const struct dl_phdr_info* library, char file[PATH_BYTES]) {
+    const char *path = library->dlpi_name, *soname = soname_of(library);
+    char any;
+    if (has_pattern(base_name(path)))
+        return path;
+    if (has_pattern(soname))
+        return soname;
+    int is_link = !is_sandboxed() && readlink(path, &any, sizeof any) > 0;
+    return is_link && realpath(path, file) && has_pattern(base_name(file)) ? file : NULL;
+}
 
 /* Look at one library of the list. The loader holds its lock, so that nothing is reported here. */
 static int look_at(struct dl_phdr_info* library, size_t size, void* data) {
@@ -109,9 +146,11 @@ static int look_at(struct dl_phdr_info* library, size_t size, void* data) {
     if (search->at++ < searched)
         return SEARCH_ON;
     searched = search->at;
-    if (!library->dlpi_name || !is_new(library->dlpi_name))
+    const char* name = library->dlpi_name ? matching_name(library, search->file) : NULL;
+    if (!name || !is_new(library->dlpi_name))
         return SEARCH_ON;
     snprintf(search->path, sizeof search->path, "%s", library->dlpi_name);
+    snprintf(search->name, sizeof search->name, "%s", name);
     return FOUND;
 }
 
@@ -123,8 +162,8 @@ static void search_maps(char* line, size_t size) {
     while (fgets(line, (int)size, file)) {
         const char *rights = strchr(line, ' '), *path = strchr(line, '/');
         line[strcspn(line, "\n")] = 0;
-        if (path && path > rights && rights[3] == 'x' && is_new(path))
-            report_library(path);
+        if (path && path > rights && rights[3] == 'x' && has_pattern(base_name(path)) && is_new(path))
+            report_library(path, path);
     }
     fclose(file);
 }
@@ -139,7 +178,7 @@ static void search_list(void) {
         search->at = 0;
         result = dl_iterate_phdr(look_at, search);
         if (result == FOUND)
-            report_library(search->path);
+            report_library(search->path, search->name);
     } while (result == FOUND);
     if (result == SEARCH_ON) {
         searched_adds = search->adds;
