@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,41 @@ def _prefetch(driver: Driver, address: int, size: int, place: int, flags: int, s
     if flags:
         raise CallError(INVALID_VALUE)
     _hints(driver, address, size).prefetched = _checked(driver, _read_place(place))
+
+
+def _ranges(driver: Driver, starts: int, sizes: int, count: int) -> list[Hints]:
+    """Return the hints of several ranges of managed memory."""
+    if not count or not starts or not sizes:
+        raise CallError(INVALID_VALUE)
+    return [_hints(driver, get(starts + 8 * at), get(sizes + 8 * at)) for at in range(count)]
+
+
+@entry("cuMemDiscardBatchAsync", stream=4)
+def _discard_all(driver: Driver, starts: int, sizes: int, count: int, flags: int, stream: int) -> None:
+    """Discard what is in memory: the program must not read it before it has written it again."""
+    stream_of(driver, stream)
+    _ranges(driver, starts, sizes, count)
+    if flags:
+        raise CallError(INVALID_VALUE)
+
+
+def _prefetch_all(
+    driver: Driver, starts: int, sizes: int, count: int, places: int, firsts: int, number: int,
+    flags: int, stream: int,
+) -> None:  # fmt: skip
+    """Prefetch ranges, each to the last place that begins at its index or before it."""
+    stream_of(driver, stream)
+    ranges = _ranges(driver, starts, sizes, count)
+    begins = [get(firsts + 8 * at) for at in range(number)]
+    if flags or not begins or begins[0] or begins != sorted(set(begins)) or begins[-1] >= count:
+        raise CallError(INVALID_VALUE)
+    for at, hints in enumerate(ranges):
+        place = places + 8 * (bisect_right(begins, at) - 1)
+        hints.prefetched = _checked(driver, _read_place(get(place)))
+
+
+entry("cuMemPrefetchBatchAsync", stream=7)(_prefetch_all)
+entry("cuMemDiscardAndPrefetchBatchAsync", stream=7)(_prefetch_all)
 
 
 def _number(place: _Place) -> int:

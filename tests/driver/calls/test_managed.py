@@ -79,6 +79,19 @@ def test_the_last_prefetch_is_told(memory: Any) -> None:
     assert told(memory, "LAST_PREFETCH_LOCATION") == -1
 
 
+def test_several_ranges_are_prefetched_and_discarded(memory: Any) -> None:
+    other = ok(cu.cuMemAllocManaged(64, 1))
+    ranges = [memory, other], [64, 64], 2
+    ok(cu.cuMemPrefetchBatchAsync(*ranges, [DEVICE, HOST], [0, 1], 2, 0, 0))
+    assert [told(each, "LAST_PREFETCH_LOCATION") for each in (memory, other)] == [0, -1]
+    ok(cu.cuMemDiscardAndPrefetchBatchAsync(*ranges, [HOST], [0], 1, 0, 0))
+    assert [told(each, "LAST_PREFETCH_LOCATION") for each in (memory, other)] == [-1, -1]
+    ok(cu.cuMemDiscardBatchAsync(*ranges, 0, 0))
+    assert status(cu.cuMemPrefetchBatchAsync(*ranges, [DEVICE], [1], 1, 0, 0)) == INVALID_VALUE
+    assert status(cu.cuMemDiscardBatchAsync([memory], [65], 1, 0, 0)) == INVALID_VALUE
+    ok(cu.cuMemFree(other))
+
+
 def test_wrong_advice_is_refused(program: Program, memory: Any) -> None:
     elsewhere = place(TYPES.CU_MEM_LOCATION_TYPE_DEVICE, 9)
     assert advise(memory, "SET_PREFERRED_LOCATION", elsewhere) == INVALID_DEVICE
