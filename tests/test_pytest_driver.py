@@ -174,7 +174,7 @@ def test_next(preheat_device):
             "there is one order of work",
         ),
         (("--preheat-driver",), {"PREHEAT_EMULATE_DEVICES": "many"}, "PREHEAT_EMULATE_DEVICES='many'"),
-        (("--preheat-driver",), {"PREHEAT_EMULATE_ARCH": "hopper"}, "'hopper' is not a GPU"),
+        (("--preheat-driver",), {"PREHEAT_EMULATE_ARCH": "hopper"}, "PREHEAT_EMULATE_ARCH='hopper'"),
     ],
 )
 def test_bad_usage_is_a_usage_error(

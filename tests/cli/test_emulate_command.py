@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,10 +155,20 @@ def test_a_process_that_ends_suddenly_is_not_counted_but_its_faults_are(emulate:
 
 def test_a_command_without_the_driver_is_named_as_one(emulate: Emulate) -> None:
     assert (
-        emulate("emulate", "--", "true").stderr == "preheat: the command did not call the CUDA driver\n"
+        emulate("emulate", "--", "true").stderr
+        == "preheat: no Python process of the command called the CUDA driver\n"
     )
     emulate("emulate", "--", "sh", "-c", "exit 7", status=7)
     assert "cannot run nowhere" in emulate("emulate", "--", "nowhere", status=127).stderr
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_program_without_python_gets_an_error_that_says_so(emulate: Emulate, tmp_path: Path) -> None:
+    (tmp_path / "plain.c").write_text("int cuInit(unsigned); int main(void) { return cuInit(0); }")
+    subprocess.run(["cc", "plain.c", "-o", "plain", str(LIBRARY)], cwd=tmp_path, check=True)
+    complaint, summary = emulate("emulate", "--", "./plain", status=100).stderr.splitlines()
+    assert "it executes kernels in processes of Python, and this is none" in complaint
+    assert summary == "preheat: no Python process of the command called the CUDA driver"
 
 
 def test_with_json_the_report_is_the_only_output(emulate: Emulate) -> None:

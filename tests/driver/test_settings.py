@@ -66,6 +66,7 @@ def test_settings_come_from_variables() -> None:
     assert (str(found.arch), found.devices, found.schedule, found.sanitize) == ("sm_80", 2, 7, False)
     assert DriverSettings.from_env({"PREHEAT_EMULATE_SCHEDULE": "off"}).schedule is None
     assert DriverSettings.from_env({}).schedule == 0
+    assert str(DriverSettings.from_env({"PREHEAT_EMULATE_ARCH": "sm_90a"}).arch) == "sm_90"
     for name, wrong in (("DEVICES", "many"), ("ARCH", "hopper"), ("SCHEDULE", "-1")):
         with pytest.raises(ConfigError, match=f"PREHEAT_EMULATE_{name}"):
             DriverSettings.from_env({f"PREHEAT_EMULATE_{name}": wrong})

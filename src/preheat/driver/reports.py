@@ -77,7 +77,7 @@ class RunReport:
     def __str__(self) -> str:
         """Return the report in one line."""
         if not self.processes:
-            return "the command did not call the CUDA driver"
+            return "no Python process of the command called the CUDA driver"
         parts = [count(self.launches, "launch"), count(len(self.faults), "fault")]
         if self.unsupported:
             calls = count(len(self.unsupported), "function")

@@ -73,7 +73,7 @@ def is_seed(text: str) -> bool:
 def _arch(env: Mapping[str, str], name: str) -> Arch:
     text = env.get(name, "").strip()
     try:
-        return Arch.parse(text or _ARCH)
+        return Arch.parse(text or _ARCH).plain
     except InputError:
         raise ConfigError(name, text, "the name of an architecture, such as sm_90") from None
 
