@@ -601,3 +601,61 @@ def test_a_numba_with_other_functions_is_not_seen(
     _, verdict = judged(cli, *script(numba_program("pass")))
     (unseen,) = verdict["unseen"]
     assert unseen.endswith("compile_ir of this Numba has other parameters")
+
+
+CUTE = {
+    "__init__.py": "import cutlass.base_dsl.compiler\n",
+    "_mlir/passmanager.py": 'class PassManager:\n    def run(self): print("ran passes")\n',
+    "_mlir/execution_engine.py": """\
+import ctypes, types
+class Base:
+    def __init__(self, module): print("made an engine")
+_execution_engine = types.SimpleNamespace(ExecutionEngine=Base)
+class ExecutionEngine(_execution_engine.ExecutionEngine):
+    pass
+ctypes.CDLL({library!r})
+""",
+    "base_dsl/compiler.py": """\
+from cutlass._mlir import execution_engine, passmanager
+class Compiler:
+    def compile(self): passmanager.PassManager().run()
+    def jit(self): return execution_engine.ExecutionEngine("module")
+""",
+}
+CUTE_CALLS = {
+    "compiler.Compiler().compile()": "GPU code",
+    "compiler.Compiler().jit()": "host code",
+    "compiler.passmanager.PassManager().run()": "GPU code",
+    "compiler.execution_engine.ExecutionEngine(module='')": "host code",
+    "compiler.execution_engine._execution_engine.ExecutionEngine('')": "host code",
+}
+
+
+@pytest.fixture
+def cute(cli: Cli, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installs a stand-in for CuTe DSL and its MLIR bindings."""
+    del cli  # It sets PYTHONPATH.
+    place = tmp_path / "site-packages"
+    for name, source in CUTE.items():
+        path = place / "cutlass" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.replace("{library!r}", repr(str(make("_cutlass_ir.so")))))
+    about = place / "nvidia_cutlass_dsl-4.8.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cutlass-dsl\nVersion: 4.8.1\n")
+    monkeypatch.setenv("PYTHONPATH", f"{place}{os.pathsep}{os.environ['PYTHONPATH']}")
+
+
+@pytest.mark.usefixtures("cute")
+@pytest.mark.parametrize("call", CUTE_CALLS)
+def test_each_compile_of_cute_and_of_its_bindings_is_reported_once(
+    cli: Cli, script: Script, call: str
+) -> None:
+    words = script(f"from cutlass.base_dsl import compiler\n{call}\n")
+    report = cli("audit", "--json", "--", *words).report
+    assert [(row["name"], row["line"]) for row in report["compiles"]] == [
+        (CUTE_CALLS[call], "app.py:2")
+    ]
+    assert report["unseen"] == []
+    done, verdict = judged(cli, *words)
+    assert (done.code, done.out, verdict["verdict"]) == (1, "", "not accounted")

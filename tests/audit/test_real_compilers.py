@@ -36,6 +36,18 @@ def host(n: cutlass.Int32):
 
 cute.compile(host, 3)
 """
+MLIR = """\
+from cutlass._mlir import execution_engine, ir, passmanager
+from cutlass._mlir._mlir_libs._cutlass_ir import _mlirExecutionEngine as below
+with ir.Context(), ir.Location.unknown():
+    module = ir.Module.parse("llvm.func @f() { llvm.return }")
+    made = {call}
+"""
+MLIR_CALLS = {
+    "engine": "execution_engine.ExecutionEngine(module)",
+    "engine below": "below.ExecutionEngine(module)",
+    "passes": "passmanager.PassManager.parse('builtin.module()').run(module.operation)",
+}
 WARP = """\
 import sys
 import warp as wp
@@ -114,6 +126,8 @@ def test_a_compile_is_reported_with_its_line(
     report = json.loads(done.out[done.out.index("{\n") :])
     assert {(row["compiler"], row["line"]) for row in report["compiles"]} == {(name, f"app.py:{line}")}
     assert report["unseen"] == []
+    if name == "CuTe":  # What the wrapped functions call is wrapped, too, and counts once.
+        assert [row["name"] for row in report["compiles"]] == ["GPU code", "host code"]
 
 
 @pytest.mark.parametrize(("package", "name", "code", "line"), SEEN, ids=NAMES)
@@ -145,6 +159,18 @@ def test_a_compile_that_nobody_sees_is_not_accounted_for(
     assert done.code == NOT_ACCOUNTED
     assert verdict["verdict"] != "accounted"
     assert {row["name"] for row in verdict["compiler_libraries"] if not row["seen"]} == {name}
+
+
+@pytest.mark.parametrize("call", MLIR_CALLS)
+def test_a_compile_by_the_bindings_of_cute_is_seen(cli: Cli, script: Script, call: str) -> None:
+    require("cutlass")
+    words = script(MLIR.replace("{call}", MLIR_CALLS[call]))
+    report = cli("audit", "--json", "--", *words).report
+    (compile,) = report["compiles"]
+    assert (compile["compiler"], compile["line"], report["unseen"]) == ("CuTe", "app.py:5", [])
+    done, verdict = judged(cli, words)
+    assert (done.code, verdict["verdict"]) == (1, "not accounted")
+    assert [row["line"] for row in verdict["refused"]] == ["app.py:5"]
 
 
 @pytest.mark.parametrize("package", ["cutlass", "warp", "numba", "numba.cuda", "triton", "torch"])

@@ -112,11 +112,13 @@ def waiting(report: Reporter, *, timed: bool) -> dict[str, Callable[[Any], None]
     With `timed`, compiles are reported, and not only refusals.
     """
 
+    guards = {hook.compiler: Guard(hook.compiler, hook.hint, report, timed) for hook in _HOOKS}
+
     def installer(hook: _Hook) -> Callable[[Any], None]:
         def install(module: Any) -> None:
             try:
                 _require_version(hook)
-                hook.wrap(module, Guard(hook.compiler, hook.hint, report, timed))
+                hook.wrap(module, guards[hook.compiler])
             except Exception as error:
                 why = str(error) if isinstance(error, _UnknownVersionError) else repr(error)
                 report({"event": "unhooked", "compiler": hook.compiler, "why": why})
@@ -162,10 +164,24 @@ def _file_name(call: _Call, index: int, name: str) -> str:
 
 
 def _wrap_cute(module: Any, guard: Guard) -> None:
-    """Wrap both steps: passes that make GPU code, and LLVM, which compiles the host code around it."""
+    """Wrap both steps: passes that make GPU code, and LLVM, which compiles the host code around it.
+
+    A refusal by the bindings below would reach the program as an error of CuTe about its source.
+    """
     compiler = module.Compiler
     compiler.compile = guard(compiler.compile, lambda _: "GPU code")
     compiler.jit = guard(compiler.jit, lambda _: "host code")
+
+
+def _wrap_cute_passes(module: Any, guard: Guard) -> None:
+    module.PassManager.run = guard(module.PassManager.run, lambda _: "GPU code")
+
+
+def _wrap_cute_engine(module: Any, guard: Guard) -> None:
+    """Wrap LLVM, which compiles when an engine is made. The base class of the class does the same."""
+    engine = module.ExecutionEngine
+    engine.__init__ = guard(engine.__init__, lambda _: "host code")
+    module._execution_engine.ExecutionEngine = engine
 
 
 def _wrap_cute_compiler(module: Any, guard: Guard) -> None:
@@ -196,12 +212,13 @@ def _numba_name(call: _Call) -> str:
 _EXPORT = "export the function ahead of time with `cute.compile(…).export_to_c`, and load it"
 _AOT = "compile ahead of time with `wp.compile_aot_module`, or keep the directory of WARP_CACHE_PATH"
 _CACHE = "use `@njit(cache=True)`, and keep the directory of NUMBA_CACHE_DIR"
+_CUTE = ("nvidia-cutlass-dsl", (4, 3), (4, 8))
 _HOOKS = (
     _Hook("Numba", "numba.core.compiler", "numba", (0, 57), None, _wrap_numba, _CACHE),
     _Hook("Warp", "warp._src.build", "warp-lang", (1, 10), (1, 19), _wrap_warp, _AOT),
-    _Hook(
-        "CuTe", "cutlass.base_dsl.compiler", "nvidia-cutlass-dsl", (4, 3), (4, 8), _wrap_cute, _EXPORT
-    ),
+    _Hook("CuTe", "cutlass.base_dsl.compiler", *_CUTE, _wrap_cute, _EXPORT),
+    _Hook("CuTe", "cutlass._mlir.passmanager", *_CUTE, _wrap_cute_passes, _EXPORT),
+    _Hook("CuTe", "cutlass._mlir.execution_engine", *_CUTE, _wrap_cute_engine, _EXPORT),
     _Hook(
         "CuTe", "cutlass.compiler", "nvidia-cutlass-dsl", (4, 6), (4, 8), _wrap_cute_compiler, _EXPORT
     ),
