@@ -189,15 +189,71 @@ def test_absent_headers_need_no_directory(
 def test_headers_of_a_toolkit_are_not_compared_wherever_it_is(
     tmp_path: Path, bake: Bake, seal: Callable[..., Builder]
 ) -> None:
-    toolkit = files(tmp_path / "cuda", cuda_runtime_api="", by="#define BY 5\n", cccl__two="")
+    """Also if its directory is not a toolkit any more, or its new release has more files."""
+    toolkit = files(tmp_path / "cuda", cuda_runtime_api="", vector_types="#define BY 5\n")
+    (toolkit / "cccl" / "cuda").mkdir(parents=True)
+    (toolkit / "cccl" / "cuda" / "version").touch()
     linked = tmp_path / "link"
     linked.symlink_to(toolkit)
-    wanted = program(linked, toolkit / "cccl", source='#include "by.h"\n#include "two.h"\n')
+    source = (
+        "#include <vector_types.h>\n#include <cuda/version>\n#if __has_include(<later.h>)\n#endif\n"
+    )
+    wanted = program(linked, toolkit / "cccl", source=source)
     bundle = bake(wanted)
-    files(toolkit, by="#define BY 6\n", cccl__two="//")
+    assert seal(bundle).build(wanted, "sm_90")
+    files(toolkit, vector_types="#define BY 6\n", later="")
+    (toolkit / "cccl" / "cuda" / "version").write_text("//")
     assert seal(bundle).build(wanted, "sm_90")
     (toolkit / "cuda_runtime_api.h").unlink()
+    assert seal(bundle).build(wanted, "sm_90")
+
+
+def test_a_directory_that_gets_a_file_of_a_toolkit_is_compared(
+    tmp_path: Path, bake: Bake, seal: Callable[..., Builder]
+) -> None:
+    place = files(tmp_path / "include", by="#define BY 5\n")
+    wanted = program(place)
+    bundle = bake(wanted)
+    files(place, cuda_runtime_api="")
+    assert seal(bundle).build(wanted, "sm_90")
+    files(place, by="#define BY 6\n")
     assert "header by.h has changed" in refusal(seal(bundle), wanted)
+
+
+def test_headers_of_the_program_beside_those_of_a_toolkit_are_compared(
+    tmp_path: Path, bake: Bake, seal: Callable[..., Builder]
+) -> None:
+    prefix = files(tmp_path / "prefix", cuda_runtime_api="", vector_types="", by="#define BY 5\n")
+    wanted = program(prefix, source="#include <vector_types.h>\n#include <by.h>\n")
+    bundle = bake(wanted)
+    files(prefix, vector_types="// another release\n")
+    builder = seal(bundle)
+    artifact = builder.build(wanted, "sm_90")
+    builder._stored.sealed_headers.clear()
+    assert builder.build(wanted, "sm_90") is artifact  # Its entry is not decoded again.
+    files(prefix, by="#define BY 6\n")
+    assert "header by.h has changed" in refusal(seal(bundle), wanted)
+
+
+def test_a_header_of_the_program_that_a_file_in_a_toolkit_hides_is_named(
+    tmp_path: Path, bake: Bake, seal: Callable[..., Builder]
+) -> None:
+    prefix = files(tmp_path / "prefix", cuda_runtime_api="")
+    place = files(tmp_path / "include", by="#define BY 5\n")
+    wanted = program(prefix, place, source="#include <by.h>\n")
+    bundle = bake(wanted)
+    assert seal(bundle).build(wanted, "sm_90")
+    files(prefix, by="#define BY 6\n")
+    assert "by.h is new since the bake" in refusal(seal(bundle), wanted)
+
+
+def test_an_entry_without_headers_of_a_toolkit_lists_none(
+    tmp_path: Path, shared_builder: Builder
+) -> None:
+    place = files(tmp_path / "include", by="#define BY 5\n")
+    entry, _ = shared_builder.bundle_entry(program(place), "sm_90")
+    assert entry.toolkit == ()
+    assert b'"toolkit"' not in entry.encode()[entry.key]
 
 
 def test_a_file_that_hides_a_header_of_the_toolkit_is_named(

@@ -506,12 +506,8 @@ class Builder:
         request = self._request(program, arch)
         include = program.include_spellings
         baked = self._stored.bundle_entry(request, artifact)
-        if baked is not None:
-            return replace(baked, artifact=artifact, entries=entries, include=include), tier
-        note = program.uncacheable or self._compiler.untracked(artifact)
-        state = self._compiler.header_state(request, artifact)
-        key = request.bundle_key.digest
-        return BundleEntry(key, artifact, state, entries, note, include), tier
+        entry = baked or self._compiler.bundle_entry(request, artifact)
+        return replace(entry, artifact=artifact, entries=entries, include=include), tier
 
     # Other libraries
 

@@ -23,7 +23,7 @@ from preheat.foreign import ForeignEntry, foreign_kind
 from preheat.key import Part, include_parts
 from preheat.locks import no_fork
 from preheat.pins import split_pin
-from preheat.toolchain.headers import HeaderState, decode_states, encode_states
+from preheat.toolchain.headers import HeaderState, Place, decode_states, encode_states
 from preheat.weak_values import WeakValues
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class BundleEntry:
     names. `untracked_reason` says why no cache can store the artifact, or is empty. `include` has the
     include directories of the request as portable paths, which `artifact` does not contain. It is empty
     for a program that includes no file, and None in a bundle that was baked before include directories
-    were part of requests. `sources` has the `long_texts` of the program, if they are baked.
+    were part of requests. `sources` has the `long_texts` of the program, if they are baked. `toolkit`
+    has the `toolkit_places` in its include directories.
     """
 
     key: str
@@ -77,6 +78,7 @@ class BundleEntry:
     untracked_reason: str = ""
     include: tuple[str, ...] | None = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    toolkit: tuple[Place, ...] = ()
 
     @property
     def request(self) -> tuple[Part, ...]:
@@ -102,6 +104,8 @@ class BundleEntry:
         }
         if self.sources:
             meta["sources"] = dict(sorted(self.sources.items()))
+        if self.toolkit:
+            meta["toolkit"] = self.toolkit
         return {self.key: codec.pack(self.key, meta, {}), artifact.digest: artifact.encode()}
 
 
@@ -175,13 +179,14 @@ def decode_entry(bundle: Bundle, key: str, meta: dict[str, Any], in_use: InUse =
             raise TypeError("its sources are not a table")
         for each in (*entries, *(include or ()), *sources.values()):
             text(each)
+        toolkit = tuple([(root, name) for root, name in codec.rows(meta.get("toolkit", []), 2)])
         artifact = in_use.get(digest) or _artifact(bundle, digest)
     except codec.DamagedEntryError:
         raise
     except (KeyError, TypeError, ValueError) as bad:
         raise codec.DamagedEntryError(f"not an entry of a bundle: {bad}") from None
     named = None if include is None else tuple(include)
-    return BundleEntry(key, artifact, state, tuple(entries), untracked_reason, named, sources)
+    return BundleEntry(key, artifact, state, tuple(entries), untracked_reason, named, sources, toolkit)
 
 
 def _artifact(bundle: Bundle, digest: str) -> Artifact:
@@ -208,7 +213,7 @@ class MountedBundles:
         self.mounted: dict[Path, Bundle] = {}
         # The digest of the artifact of each entry that was read, and its other fields. While the
         # artifact is in use, the entry is not read again.
-        self._decoded: dict[tuple[Bundle, str], tuple[str, tuple[Any, ...]]] = {}
+        self._decoded: dict[tuple[Bundle, str], tuple[str, dict[str, Any]]] = {}
         self.rejected: dict[Path, BundleError] = {}
         self._devices: WeakKeyDictionary[_Device, Arch] = WeakKeyDictionary()  # that use the bundles
         self._unsuited: set[tuple[Path, Arch]] = set()  # which were reported
@@ -325,7 +330,7 @@ class MountedBundles:
             known = self._decoded.get((bundle, key))
             artifact = None if known is None else in_use.get(known[0])
             if known is not None and artifact is not None:
-                yield BundleEntry(key, artifact, *known[1])
+                yield BundleEntry(key, artifact, **known[1])
                 continue
             try:
                 found = read(bundle, key, in_use)
@@ -337,7 +342,8 @@ class MountedBundles:
                 yield _damaged(bundle)
             else:
                 if found is not None:
-                    rest = (found.state, found.entries, found.untracked_reason, found.include)
+                    names = ("state", "entries", "untracked_reason", "include", "toolkit")
+                    rest = {name: getattr(found, name) for name in names}
                     self._decoded[bundle, key] = found.artifact.digest, rest
                     yield found
 

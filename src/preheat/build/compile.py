@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header, Provenance
+from preheat.build.bundle_entries import BundleEntry
 from preheat.build.lookup import Lookup
 from preheat.build.request import Request
 from preheat.cache import DiskTier, codec
@@ -19,8 +20,9 @@ from preheat.key import Key
 from preheat.linked_program import LinkedProgram
 from preheat.program import Program
 from preheat.toolchain.absent_names import Untrackable
-from preheat.toolchain.headers import HeaderState, decode_states, joined, pack_states
+from preheat.toolchain.headers import HeaderState, Place, decode_states, joined, pack_states
 from preheat.toolchain.observe import Unexpected, observe, observe_roughly
+from preheat.toolchain.own_headers import toolkit_places
 from preheat.toolchain.sources import sources_of
 from preheat.toolchain.survey import Survey
 
@@ -91,6 +93,16 @@ class ArtifactCompiler:
         """Return the header files that `artifact` was made from; not all, if it was not stored."""
         known = self._untracked.get(artifact.digest)
         return self._lookup.header_state(request, artifact) if known is None else known.state
+
+    def bundle_entry(self, request: Request, artifact: Artifact) -> BundleEntry:
+        """Return what a bundle holds for a request whose artifact was made or found here."""
+        note = request.program.uncacheable or self.untracked(artifact)
+        state = self.header_state(request, artifact)
+        toolkit: tuple[Place, ...] = ()
+        if own := request.own_roots:
+            toolkit = toolkit_places(state, own, [*request.toolchain.located.roots.values()])
+        key = request.bundle_key.digest
+        return BundleEntry(key, artifact, state, untracked_reason=note, toolkit=toolkit)
 
     def _tracked(self, request: Request) -> tuple[Compiled, HeaderState | _Untracked]:
         """Compile, and return the header files that were read, or why they are not known.

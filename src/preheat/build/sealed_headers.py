@@ -53,7 +53,7 @@ class SealedHeaders:
         key = (entry.key, entry.artifact.digest, *roots.values())
         known = self._results.get(key)
         if known is None:
-            change = self._files.change(request.program, state, roots)
+            change = self._files.change(request.program, state, roots, entry.toolkit)
             known = self._results[key] = (state, change)
             if change is not None and self._policy == "warn":
                 self._events.emit(

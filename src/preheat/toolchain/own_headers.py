@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -18,11 +18,11 @@ from preheat.callsite import shown_path
 from preheat.locks import no_fork
 from preheat.program import Program
 from preheat.toolchain.evidence import file_digest
-from preheat.toolchain.headers import ABSOLUTE, HeaderState, is_toolkit, part_of, path_of
+from preheat.toolchain.headers import ABSOLUTE, HeaderState, Place, is_toolkit, part_of, path_of
 
-__all__ = ["HeaderChange", "OwnHeaders", "line_that_includes"]
+__all__ = ["HeaderChange", "OwnHeaders", "line_that_includes", "toolkit_places"]
 
-#: A directory that has this file is an include directory of a toolkit, whoever names it.
+#: A directory that has this file is an include directory of a toolkit, perhaps among other headers.
 _TOOLKIT_FILE = "cuda_runtime_api.h"
 
 
@@ -40,19 +40,24 @@ class OwnHeaders:
     def __init__(self) -> None:
         self._digests: dict[str, str | OSError | None] = {}  # by path; None: a compiler finds no file
         self._directories: dict[str, bool] = {}
-        self._in_toolkit: dict[str, bool] = {}
 
     def change(
-        self, program: Program, state: HeaderState, roots: Mapping[str, str]
+        self,
+        program: Program,
+        state: HeaderState,
+        own: Mapping[str, str],
+        toolkit: Collection[Place] = (),
     ) -> HeaderChange | None:
         """Return the first header by which `state` differs from this machine, or None.
 
-        `roots` are the program's own include directories by label. Those of a toolkit are not compared.
+        `own` are the program's own include directories by label, and `toolkit` has the `toolkit_places`
+        in them, as they were at the bake.
         """
-        own = {root: place for root, place in roots.items() if not self._is_toolkit(place)}
+        known = {*toolkit}
+        headers = [h for h in state.headers if not is_toolkit(h.root) and (h.root, h.name) not in known]
         gone: list[Header] = []
-        for header in state.headers:
-            if is_toolkit(header.root) or (path := path_of(own, header.root, header.name)) is None:
+        for header in headers:
+            if (path := path_of(own, header.root, header.name)) is None:
                 continue
             digest = self._digest(path) if self._is_directory(own.get(header.root, "/")) else None
             if isinstance(digest, OSError):
@@ -65,10 +70,20 @@ class OwnHeaders:
         for header in gone:
             if (found := self._replacement(program, state, header, own)) is not None:
                 return found
-        return self._new_file(state, own)
+        return self._new_file(state, headers, own, {root for root, name in known if not name})
 
-    def _new_file(self, state: HeaderState, own: Mapping[str, str]) -> HeaderChange | None:
-        """Return a file that was absent and that a compile would find now, perhaps before a header."""
+    def _new_file(
+        self,
+        state: HeaderState,
+        headers: Sequence[Header],
+        own: Mapping[str, str],
+        toolkits: Collection[str],
+    ) -> HeaderChange | None:
+        """Return a file that was absent and that a compile would find now, perhaps before a header.
+
+        In the directories of `toolkits`, only the names of `headers` count: another release of a
+        toolkit may have more files.
+        """
         for root, name in state.absent:
             place = path_of(own, root, name)
             if place is None or not self._is_directory(own.get(root, "/")):
@@ -77,7 +92,10 @@ class OwnHeaders:
             if name.endswith("/"):  # It stands for all names in it. Only those of headers count.
                 if not self._is_directory(place):
                     continue
-                names = [tail for header in state.headers for tail in _tails(header.name)]
+                counted = headers if root in toolkits else state.headers
+                names = [tail for header in counted for tail in _tails(header.name)]
+            elif root in toolkits and not any(name in _tails(header.name) for header in headers):
+                continue
             for rest in names:
                 if self._digest(place + rest) is not None:
                     reason = f"header {shown_path(place + rest)} is new since the bake"
@@ -116,13 +134,33 @@ class OwnHeaders:
             self._directories[path] = os.path.isdir(path)
         return self._directories[path]
 
-    def _is_toolkit(self, directory: str) -> bool:
-        if directory not in self._in_toolkit:
-            real = os.path.realpath(directory)
-            places = [real, os.path.dirname(real)] if os.path.basename(real) == "cccl" else [real]
-            found = any(os.path.isfile(f"{place}/{_TOOLKIT_FILE}") for place in places)
-            self._in_toolkit[directory] = found
-        return self._in_toolkit[directory]
+
+def toolkit_places(
+    state: HeaderState, own: Mapping[str, str], located: Collection[str]
+) -> tuple[Place, ...]:
+    """Return the headers of a toolkit in the program's own include directories, which may have others.
+
+    `located` are the include directories of the toolkit that compiles: a header is one of a toolkit if
+    they have a file of its name. A directory itself is a place without a name.
+    """
+    places: list[Place] = []
+    for root, directory in own.items():
+        if _has_toolkit(directory):
+            places.append((root, ""))
+            names = [header.name for header in state.headers if header.root == root]
+            places += [(root, name) for name in names if _is_in_any(located, name)]
+    return tuple(places)
+
+
+def _has_toolkit(directory: str) -> bool:
+    real = os.path.realpath(directory)
+    places = [real, os.path.dirname(real)] if os.path.basename(real) == "cccl" else [real]
+    return any(os.path.isfile(f"{place}/{_TOOLKIT_FILE}") for place in places)
+
+
+def _is_in_any(directories: Iterable[str], name: str) -> bool:
+    steps = name.split("/")
+    return ".." not in steps and any(os.path.isfile(f"{each}/{name}") for each in directories)
 
 
 def line_that_includes(
