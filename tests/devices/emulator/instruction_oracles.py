@@ -306,7 +306,7 @@ def converted(m: Modifiers, a: float) -> float:
         a = oracle.flush(a, of)
     if "irnd" in m and math.isfinite(a):
         a = math.copysign(oracle.to_integer(a, m["irnd"]), a) if abs(a) < 2.0**60 else a
-    mode = m.get("rnd") or m.get("rnz") or ("rna" if "rna" in m else "rn")
+    mode = m.get("rnd") or m.get("rnz") or m.get("rdir") or ("rna" if "rna" in m else "rn")
     if math.isfinite(a) and a:
         a = oracle.round_to(Fraction(a), to, mode)
     if "ftz" in m and names[0] == "f32":
@@ -456,6 +456,7 @@ ORACLES: dict[str, Oracle] = {
     "cvt.rnd{.ftz}{.sat}.f16.f32": converted,
     "cvt{.rnd}.f16.bf16": converted,
     "cvt.rnd.bf16.f64": converted,
+    "cvt.rdir.bf16.f32": converted,
     "cvt{.rnd}.bf16.f16": converted,
     "cvt.rnz.relu.f16.f32": converted,
     "cvt.rnz{.relu}.bf16.f32": converted,

@@ -432,7 +432,9 @@ def to_bfloat16(m: Modifiers) -> Instruction:
     return Instruction(
         (U16,),
         (_type(m),),
-        lambda a: small_floats.double_to_bfloat16(a.astype(np.float64), m.get("rnd", "rn")),
+        lambda a: small_floats.double_to_bfloat16(
+            a.astype(np.float64), m.get("rnd") or m.get("rdir", "rn")
+        ),
     )
 
 

@@ -165,6 +165,7 @@ _EXACT: tuple[tuple[str, Build], ...] = (
     ("cvt.rnd.bf16.f64 cvt{.rnd}.bf16.f16", builders.to_bfloat16),
     ("cvt.rnz.relu.f16.f32", builders.single_to_f16type("f16")),
     ("cvt.rnz{.relu}.bf16.f32", builders.single_to_f16type("bf16")),
+    ("cvt.rdir.bf16.f32", builders.to_bfloat16),
     ("cvt.rnz{.relu}.f16x2.f32", builders.singles_to_packed("f16")),
     ("cvt.rnz{.relu}.bf16x2.f32", builders.singles_to_packed("bf16")),
     ("cvt.rnz{.relu}.tf32.f32 cvt.rna.tf32.f32", builders.to_tf32),

@@ -74,6 +74,7 @@ MODIFIERS: dict[str, tuple[str, ...]] = {
         "settypeb": "bf16 u16 s16 u32 s32",
         "rnd": "rn rz rm rp",
         "rnz": "rn rz",
+        "rdir": "rm rp",
         "irnd": "rni rzi rmi rpi",
         "mode": "clamp wrap",
         "part": "lo hi",
