@@ -21,11 +21,11 @@ from preheat.ahead import check
 from preheat.build import builder as builder_module
 from preheat.build.builder import Builder
 from preheat.config import VARIABLES, Config
-from preheat.driver.library import is_loaded
 from preheat.events import Events
 from preheat.gpu import Gpu
 from preheat.toolchain import locate
 from preheat.toolchain.pool import WorkerPool
+from preheat.toolchain.ptx_section import is_executed
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
@@ -230,7 +230,7 @@ _kept: list[object] = []
 @pytest.fixture(autouse=True)
 def schedule_of_the_test() -> None:
     """On the CPU driver, let the order of deferred work not depend on the tests before this one."""
-    if is_loaded():
+    if is_executed():
         from preheat.driver.bootstrap import driver_of_this_process
 
         driver = driver_of_this_process()
@@ -417,7 +417,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu and (why := _no_gpu()):
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA GPU: {why}"))
-    cpu_driver = is_loaded()
+    cpu_driver = is_executed()
     for item in items:
         if item.get_closest_marker("cpu_driver") and not cpu_driver:
             item.add_marker(pytest.mark.skip(reason="this process has no CPU driver"))

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preheat.config import environ
-from preheat.driver.library import driver_environment, is_loaded, require_library
+from preheat.driver.library import driver_environment, require_library
 from preheat.driver.settings import DriverSettings, gpu_refusal
 from preheat.errors import PreheatError
 from preheat.pytest_run import DRIVER, SCHEDULES
+from preheat.toolchain.ptx_section import is_executed
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
@@ -40,7 +41,7 @@ def start_again() -> None:
         raise pytest.UsageError(f"{DRIVER}: {error}{hint}") from None
     if why is not None:
         raise pytest.UsageError(f"{DRIVER}: {why}")
-    if is_loaded():
+    if is_executed():
         return
     preloads = os.environ.get("LD_PRELOAD", "").split(":")
     if str(library) in preloads or _EXECNET in sys.orig_argv[-1]:

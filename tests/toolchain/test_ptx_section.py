@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.audit.images import canonical
-from preheat.toolchain.ptx_section import SECTION_TYPE, attach_ptx, attached_ptx, detach_ptx
+from preheat.toolchain.ptx_section import (
+    SECTION_TYPE,
+    attach_ptx,
+    attached_ptx,
+    detach_ptx,
+    has_attached_ptx,
+)
 from tests.audit.modules import PTX, cubin
 
 
@@ -28,6 +34,7 @@ def many_sections(count: int) -> bytes:
 def test_what_is_attached_is_read_back_and_leaves_nothing_behind(code: bytes) -> None:
     made = attach_ptx(code, PTX)
     assert attached_ptx(made) == [PTX]
+    assert (has_attached_ptx(b"pickled" + made), has_attached_ptx(code)) == (True, False)
     assert detach_ptx(made) == code
     assert canonical(made + b"more memory") == made  # Its last byte is the end of its last section.
 

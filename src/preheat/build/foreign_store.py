@@ -21,6 +21,7 @@ from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.locks import no_fork
 from preheat.singleflight import SingleFlight
+from preheat.toolchain.ptx_section import has_attached_ptx, is_executed
 
 __all__ = ["ABSENT", "UNMEASURED", "Claim", "ForeignStore", "created_now"]
 
@@ -29,6 +30,8 @@ _JOURNAL_EVERY = 5.0  # seconds between writes of the counters
 ABSENT = "absent: it is in no bundle and in no cache"
 #: The reason for a miss if the entry is the result of a measurement.
 UNMEASURED = "unmeasured: its result is in no bundle and in no cache"
+#: The reason for a miss if the entry was made for the CPU driver, and this process does not use it.
+_FOR_CPU_DRIVER = "cpu driver: it was compiled on the CPU driver, and this process uses another driver"
 
 
 class Claim:
@@ -56,7 +59,8 @@ class Claim:
 class ForeignStore:
     """Looks foreign entries up in the bundles and then in the caches, and stores new ones.
 
-    Safe from any thread, in any number of processes.
+    Entries that were compiled on the CPU driver are found only by processes on it. Safe from any
+    thread, in any number of processes.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class ForeignStore:
         self._counters = counters
         self._sealed = sealed
         self._flights: SingleFlight[ForeignEntry] = SingleFlight(events)
+        self._for_cpu_driver: set[str] = set()  # the digests of entries that were not used here
 
     @property
     def sealed(self) -> SealMode:
@@ -101,6 +106,7 @@ class ForeignStore:
     def put(self, entry: ForeignEntry) -> None:
         """Store an entry in every writable tier. An entry of the same identity is replaced."""
         self._cache.put(entry.digest, entry.encode())
+        self._for_cpu_driver.discard(entry.digest)
 
     def remove(self, request: ForeignRequest) -> None:
         """Remove an entry from every writable tier."""
@@ -182,6 +188,8 @@ class ForeignStore:
 
         `called_by` returns the line that the warning names.
         """
+        if request.digest in self._for_cpu_driver:
+            reason = _FOR_CPU_DRIVER
         self.events.emit(
             "miss", key=request.digest, program=request.title, arch=request.target, reason=reason
         )
@@ -214,6 +222,8 @@ class ForeignStore:
         if self.sealed is not SealMode.ERROR:
             return
         self._bundles.require_all(SealMode.ERROR)
+        if request.digest in self._for_cpu_driver:
+            reason, hint = _FOR_CPU_DRIVER, "bake the bundle without the CPU driver"
         reason = self._bundles.fault_of(request.digest) or reason
         line = called_by()
         self._report_sealed(request, reason, line)
@@ -241,6 +251,9 @@ class ForeignStore:
 
     def all(self, kind: str | None = None) -> Iterator[ForeignEntry]:
         """Yield the entries of all bundles and caches, each once; with `kind`, those of that kind."""
+        return filter(_is_usable, self._all(kind))
+
+    def _all(self, kind: str | None) -> Iterator[ForeignEntry]:
         seen: set[str] = set()
         for bundle in self._bundles.bundles:
             for digest in bundle.digests():
@@ -264,12 +277,16 @@ class ForeignStore:
 
     def _checked(self, digest: str, blob: bytes, tier: str) -> ForeignEntry | None:
         try:
-            return _decode(digest, blob)
+            entry = _decode(digest, blob)
         except codec.DamagedEntryError as bad:
             self.events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             if tier != "bundle":
                 self._cache.remove(digest)
             return None
+        if _is_usable(entry):
+            return entry
+        self._for_cpu_driver.add(digest)
+        return None
 
 
 def created_now(seconds: float) -> Provenance:
@@ -293,6 +310,14 @@ def _in_layer(tier: LayerTier, kind: str | None, seen: set[str]) -> Iterator[For
 def _is_of(front: bytes, kind: str | None) -> bool:
     found = foreign_kind(front)
     return found is not None and kind in (None, found)
+
+
+def _is_usable(entry: ForeignEntry) -> bool:
+    """Return whether the driver of this process is the one that the code of an entry is for.
+
+    On the CPU driver, compilers put their PTX into the machine code.
+    """
+    return not any(map(has_attached_ptx, entry.files.values())) or is_executed()
 
 
 def _decode(digest: str, blob: bytes) -> ForeignEntry:

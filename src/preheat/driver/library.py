@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
 from preheat.errors import InputError
 
-__all__ = ["LIBRARY", "driver_environment", "is_loaded", "require_library"]
+__all__ = ["LIBRARY", "driver_environment", "require_library"]
 
 LIBRARY = Path(__file__).with_name("libcuda.so.1")
 _PRELOAD = "LD_PRELOAD"
@@ -31,11 +30,6 @@ def require_library() -> Path:
             hint="install preheat in a directory whose path has no space, colon or dollar sign",
         )
     return LIBRARY
-
-
-def is_loaded() -> bool:
-    """Return whether the driver of this process is that of preheat."""
-    return hasattr(ctypes.CDLL(None), "preheat_driver_install")
 
 
 def driver_environment(env: Mapping[str, str], **settings: str | int) -> dict[str, str]:

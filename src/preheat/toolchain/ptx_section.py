@@ -9,10 +9,18 @@ compiler made, byte for byte.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import NamedTuple
 
-__all__ = ["SECTION_TYPE", "attach_ptx", "attached_ptx", "detach_ptx"]
+__all__ = [
+    "SECTION_TYPE",
+    "attach_ptx",
+    "attached_ptx",
+    "detach_ptx",
+    "has_attached_ptx",
+    "is_executed",
+]
 
 #: The type of the section, in the range of types that programs may define: "PTX" in ASCII.
 SECTION_TYPE = 0x80505458
@@ -21,6 +29,8 @@ _ELF = b"\x7fELF\x02\x01"  # of 64 bits, little-endian
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _COUNT, _TABLE = 60, 40  # the places of e_shnum and e_shoff in the header
+#: How its row begins: it has no name and no flags.
+_OWN_ROW = struct.pack("<IIQ", 0, SECTION_TYPE, 0)
 _LARGEST_COUNT = 0xFF00  # SHN_LORESERVE: the first section has the number of more sections than that
 _SIZE = 32  # the place of sh_size in a row
 _ALIGNMENT = 16
@@ -69,6 +79,16 @@ def attached_ptx(cubin: bytes) -> list[bytes]:
     if offset + size > len(cubin):
         raise ValueError(f"its PTX ends at byte {offset + size} of {len(cubin)}")
     return [text for text in cubin[offset : offset + size].split(b"\0") if text.strip()]
+
+
+def has_attached_ptx(data: bytes) -> bool:
+    """Return whether bytes have a cubin with the section anywhere in them, as in a pickled kernel."""
+    return _OWN_ROW in data
+
+
+def is_executed() -> bool:
+    """Return whether the driver of this process executes the PTX in cubins: it is the CPU driver."""
+    return hasattr(ctypes.CDLL(None), "preheat_driver_install")
 
 
 def detach_ptx(cubin: bytes) -> bytes:
