@@ -34,7 +34,8 @@ def launch(
     """Return what compiles and launches kernels, by default for both dialects of PTX."""
     from tests.adapters.triton.compiled import Launcher
 
-    return Launcher(compiler, open_device("emulator", arch=f"sm_{request.param}"), request.param)
+    gpu = open_device("emulator", arch=f"sm_{request.param}", host_arrays=True)
+    return Launcher(compiler, gpu, request.param)
 
 
 @pytest.fixture

@@ -25,13 +25,14 @@ def test_a_missing_kernel_names_function_variant_line_and_the_nearest_one(baked:
         f"preheat.errors.SealedError: program0.py:{line}: triton kernels:add (sm_90) cannot be "
         "compiled in this sealed process: it is in no bundle and in no cache"
     )
-    nearest = re.fullmatch(r"  most similar: (.*) \([0-9a-f]{12}\); the request differs in", message[1])
+    assert message[1].startswith("  searched ../kernels.heat, which has triton kernels:add for ")
+    nearest = re.fullmatch(r"  most similar: (.*) \([0-9a-f]{12}\); the request differs in", message[2])
     assert nearest is not None
     assert set(nearest[1].split(", ")) >= {
         *("arch: sm_90", "BLOCK: constant 1024", "alpha: fp32"),
         *("n: i32", "divisible by 16", "x_ptr: *fp32"),
     }
-    assert message[2:4] == [
+    assert message[3:5] == [
         "    BLOCK: constant 1024 became constant 2048",
         "    num_warps: not set became 8",
     ]
@@ -136,8 +137,9 @@ def test_a_result_of_tuning_is_stored_found_and_baked(world: World) -> None:
     assert re.search(
         rf"SealedError: program\d\.py:{line}: triton kernels:tuned tuned for \(4096, .*\) \(sm_90\) "
         r"cannot be measured in this sealed process: its result is in no bundle and in no cache; there "
-        r"are results for \(8192, 'fp32'\)\nhint: record a launch with these values on a GPU of sm_90, "
-        "and bake",
+        r"are results for \(8192, 'fp32'\)\n  searched \S*tuned\.heat, which does not have triton "
+        r"kernels:tuned tuned for \(4096, 'fp32'\)\nhint: record a launch with these values on a GPU "
+        "of sm_90, and bake",
         missing.err,
     )
 
