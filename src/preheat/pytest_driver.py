@@ -43,12 +43,12 @@ def start_again() -> None:
         raise pytest.UsageError(f"{DRIVER}: {why}")
     if is_executed():
         return
-    preloads = os.environ.get("LD_PRELOAD", "").split(":")
+    preloads = environ().get("LD_PRELOAD", "").split(":")
     if str(library) in preloads or _EXECNET in sys.orig_argv[-1]:
         raise pytest.UsageError(f"{DRIVER}: this process did not load {library}")
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], driver_environment(os.environ))
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], driver_environment(environ()))
 
 
 class DriverRun:

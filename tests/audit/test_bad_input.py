@@ -79,7 +79,8 @@ def test_a_command_that_leaves_a_daemon(
         "os.setsid()\n"
         "if os.fork(): os._exit(0)\n"
         "for number in range(3): os.close(number)\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        f"open({str(tmp_path / 'new')!r}, 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\n"
         "os.execlp('sleep', 'sleep', '100')\n"
     )
     started = script(code)
