@@ -70,7 +70,7 @@ def diagnostics(log: str, program: Program) -> tuple[Diagnostic, ...]:
                 message=found["message"].strip(),
                 source=source,
                 column=column,
-                context=tuple(_context(lines[index + 1 :])),
+                context=tuple(_context(lines[at] for at in range(index + 1, len(lines)))),
             )
         )
     return tuple(rows)
