@@ -1,11 +1,15 @@
-"""Attributes computed when they are first read."""
+"""What is made when it is first used: attributes of objects, and modules."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["lazy"]
+from preheat.locks import no_fork, wait_before_logging
+
+__all__ = ["LazyModule", "lazy"]
 
 T = TypeVar("T")
 
@@ -36,3 +40,32 @@ class lazy(Generic[T]):  # noqa: N801 - used like `property`
             return self
         value: T = instance.__dict__.setdefault(self._name, self._compute(instance))
         return value
+
+
+class LazyModule:
+    """A module that is imported when one of its attributes is first read.
+
+        if TYPE_CHECKING:
+            from preheat.build import refusal
+        else:
+            refusal = LazyModule("preheat.build.refusal")  # Only a sealed process needs it.
+
+    The import is held back while the process forks. Without that, a child that is forked by another
+    thread during the import would wait for the lock of the import for ever. `logs` is for a module that
+    makes a logger, such as asyncio.
+    """
+
+    __slots__ = ("_logs", "_module", "_name")
+
+    def __init__(self, name: str, *, logs: bool = False) -> None:
+        self._name = name
+        self._logs = logs
+        self._module: ModuleType | None = None
+
+    def __getattr__(self, attribute: str) -> Any:
+        if self._module is None:
+            with no_fork:
+                if self._logs:
+                    wait_before_logging()
+                self._module = importlib.import_module(self._name)
+        return getattr(self._module, attribute)
