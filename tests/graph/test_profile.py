@@ -100,16 +100,6 @@ def test_each_graph_is_counted_for_itself(open_with: Open) -> None:
     assert [(row["key"], row["count"]) for row in rows] == [("a", 1), ("b", 1), ("a", 3), ("b", 3)]
 
 
-@pytest.mark.parametrize("upload", [False, True])
-def test_upload_happens_once_or_before_every_replay(
-    upload: bool, open_with: Open, seam: FaultyDevice
-) -> None:
-    graph = counting(open_with(ReplayOptions(upload=upload)))
-    for _ in range(5):
-        graph.replay()
-    assert seam.calls["executable.upload"] == (5 if upload else 1)
-
-
 @pytest.mark.parametrize("sync", [False, True])
 def test_sync_waits_after_every_replay_and_adds_a_column(
     sync: bool, open_with: Open, seam: FaultyDevice

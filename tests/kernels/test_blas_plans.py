@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from preheat.kernels.plan import _PlannedLaunch
 
 from preheat import Gpu
 from preheat.kernels.blas import Blas, Found
 from preheat.kernels.ops import Ops
-from preheat.kernels.plan import _PlannedLaunch
 from preheat.runtime.launch import Call
 from tests.kernels.cublas import Cublas
 from tests.kernels.tensors import FloatTorch

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from preheat.kernels.plan import Plan
 
 from preheat import Array, Builder, Gpu, InputError
 from preheat.kernels import plan as plan_module
@@ -18,7 +19,6 @@ from preheat.kernels.blas import Blas, Found
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.op import trace_ops
 from preheat.kernels.ops import Ops
-from preheat.kernels.plan import Plan
 from preheat.runtime.launch import Call
 from tests.conftest import Recorder
 from tests.counting import count_calls

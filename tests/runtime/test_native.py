@@ -100,9 +100,11 @@ ODD: list[Any] = [
 NAMES = (
     "x", "y", "z", "d", "c", "out", "owned", "exported", "tensor of exported", "view", "whole",
     "reshaped", "strided", "pointer", "elsewhere", "closed", "ended", "tensor", "tensor 2", "part",
-    "every other", "negative", "conjugate", "strided tensor", "host", "host integers",
+    "every other", "negative", "strided tensor", "host", "host integers", "cupy", "cupy 2", "cupy part",
+    "cupy subclass", "strided cupy", "cupy elsewhere", "real cupy", "cupy to Strided",
 )  # fmt: skip
 OPERANDS = [Operand(name) for name in NAMES]
+CONJUGATE = Operand("conjugate")  # A tensor of torch is conjugated only if its elements may be complex.
 INTEGERS = st.sampled_from(INT_EDGES) | st.integers(-(2**70), 2**70)
 REALS = st.floats() | st.floats(width=32) | st.integers(-(2**70), 2**70)
 ANYTHING = INTEGERS | REALS | st.sampled_from(ODD) | st.sampled_from(OPERANDS)
@@ -123,17 +125,22 @@ SMALL = st.integers(-100, 100)
 MEMORY = [
     operand("x", "y", "view", "whole", "reshaped") | st.none(),
     operand("y", "x", "whole"),
-    operand("z", "owned", "exported", "tensor", "tensor 2", "part") | st.none(),
-    operand("z", "owned", "d", "tensor") | st.none(),
+    operand("z", "owned", "exported", "tensor", "tensor 2", "part", "cupy", "cupy 2") | st.none(),
+    operand("z", "owned", "d", "tensor", "cupy") | st.none(),
     SMALL,
 ]
 TENSORS = operand("tensor", "tensor 2", "part", "tensor of exported")
+ARRAYS_OF_CUPY = operand("cupy", "cupy 2", "cupy part", "cupy subclass")
 WORD = st.integers(-(2**31), 2**32 - 1) | st.floats()
 RIGHT: dict[str, list[st.SearchStrategy[Any]]] = {
     "numbers": NUMBERS,
     "memory": MEMORY,
-    "add": [TENSORS | operand("z", "owned", "exported"), TENSORS | operand("z", "owned"), SMALL],
-    "touch": [TENSORS | operand("conjugate", "x", "d", "c", "owned") | st.none(), SMALL],
+    "add": [
+        TENSORS | ARRAYS_OF_CUPY | operand("z", "owned", "exported"),
+        TENSORS | ARRAYS_OF_CUPY | operand("z", "owned"),
+        SMALL,
+    ],
+    "touch": [TENSORS | ARRAYS_OF_CUPY | operand("conjugate", "x", "d", "c", "owned") | st.none(), SMALL],
     "keep": [
         operand("kept"),
         WORD,
@@ -163,7 +170,8 @@ def launches(draw: st.DrawFn) -> tuple[str, list[Any], dict[str, Any]]:
     return kernel, args, named
 
 
-STEPS = launches() | st.sampled_from(["side", "stream 0", "stream 1", "stream 2", "fill"])
+STREAMS = [f"{library} {number}" for library in ("torch", "cupy") for number in range(3)]
+STEPS = launches() | st.sampled_from(["side", "fill", *STREAMS])
 
 
 def take_step(world: World, step: Any) -> None:
@@ -172,8 +180,13 @@ def take_step(world: World, step: Any) -> None:
         world.use_in_side_stream()
     elif step == "fill":
         world.operands["tensor"].fill_(7)
+        world.operands["cupy"].fill(7)
     elif isinstance(step, str):
-        world.torch.current = world.streams[int(step[-1])]
+        library, number = step.split()
+        if library == "torch":
+            world.torch.current = world.streams[int(number)]
+        else:
+            world.cupy.current = world.cupy_streams[int(number)]
     else:
         world.launch(*step)
 
@@ -212,7 +225,8 @@ def test_each_odd_argument_at_each_place_agrees(worlds: Worlds, kernel: str) -> 
     for _ in range(3):
         assert agree(worlds, lambda world: world.launch(kernel, GOOD[kernel], {})) == Outcome(None)
     refused = 0
-    for args in odd_arguments(kernel, [*ODD, *INT_EDGES, *OPERANDS]):
+    operands = [*OPERANDS, *([CONJUGATE] if kernel == "touch" else ())]
+    for args in odd_arguments(kernel, [*ODD, *INT_EDGES, *operands]):
         found = agree(worlds, lambda world, args=args: world.launch(kernel, args, {}))
         refused += found.kind is not None
     agree_on_contents(worlds)
@@ -381,12 +395,12 @@ def test_other_arguments_of_a_replay_agree(worlds: Worlds, graphs: Graphs, call:
 class _Replayer:
     """What the native replay reads of a replayer and of a context."""
 
-    __slots__ = ("last_replayed", "launch", "lost_or_capturing", "num_replays")
+    __slots__ = ("last_replayed", "launch", "num_replays", "unrestricted")
 
     def __init__(self) -> None:
         self.num_replays = 0
         self.launch: Any = None
-        self.lost_or_capturing = None
+        self.unrestricted = True
         self.last_replayed: Any = None
 
 

@@ -143,7 +143,7 @@ class GraphCache:
         Return `NOT_REPLAYED` otherwise. Instead of the key, an equal tuple can be given.
         """
         entries = self._entries
-        if entries.context.lost_or_capturing is not None or entries.collected or self.checked:
+        if not entries.context.unrestricted or entries.collected or self.checked:
             return NOT_REPLAYED
         token = None if owner is None else entries.owner_token(owner)
         cached = entries.graphs.get((token, key))
@@ -202,7 +202,7 @@ class GraphCache:
                 key = key_of(key)
             entries = self._entries
             entry = (None if owner is None else entries.owner_token(owner), key)
-            if scalars or entries.context.lost_or_capturing is not None or entries.collected:
+            if scalars or not entries.context.unrestricted or entries.collected:
                 cached = entries.find(entry)
             else:  # This is `find` without a call. The replay of an unusable graph raises.
                 cached = entries.graphs.get(entry)

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.idle_streams import give_back_stream, take_stream
 from preheat.graph.nodes import Node, Record
 from preheat.graph.shared_pool import SharedPool
-from preheat.runtime.active_capture import Allocator, Operation, RecordedLaunch
+from preheat.runtime.active_capture import Allocator, RecordedLaunch, Restricted
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Launch, LaunchArguments, LoadedModule
@@ -189,7 +190,7 @@ class Capture:
         return not self._owner.is_alive()
 
     def abort(self) -> None:
-        """End the capture as far as it had begun, and drop the graph, valid or not."""
+        """Undo a partly begun capture and discard its graph."""
         try:
             if self._at_device:
                 self._end().close()
@@ -286,7 +287,7 @@ class Capture:
 
     # What happens inside
 
-    def refuse(self, operation: Operation, stream: base.Stream | None) -> None:
+    def refuse(self, operation: Restricted, stream: base.Stream | None) -> None:
         """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
         mine = self.thread == threading.get_ident()
         if mine:
@@ -304,18 +305,19 @@ class Capture:
             f"{operation.name} while another thread captures (since {self.began})", where=where
         )
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """Do one piece of work inside the capture, which remembers its place and the first error."""
         self._place = call_site()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        if error is None:
-            self.last_site = self._place
-        elif isinstance(error, DriverError) and error.code == _INVALIDATED:
-            raise self.remember_error(self._invalidated(error, self._place)) from error
-        else:  # After an interrupt nobody knows whether the work became part of the graph.
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, DriverError) and error.code == _INVALIDATED:
+                raise self.remember_error(self._invalidated(error, self._place)) from error
+            # After an interrupt nobody knows whether the work became part of the graph.
             self.remember_error(error)
+            raise
+        self.last_site = self._place
 
     def remember_error(self, error: E) -> E:
         """Keep the first error and return it, so that no frame of its traceback has to hold it."""

@@ -223,7 +223,7 @@ class Array:
         if capture is None:
             self._fill(element_bytes(value, self.dtype))
             return self
-        with capture, capture.streams.ordered(capture.stream, {self.buffer.uses: True}):
+        with capture.operation(), capture.streams.ordered(capture.stream, {self.buffer.uses: True}):
             pattern = element_bytes(value, self.dtype)
             capture.add_fill(self, pattern, self._fill(pattern, capture.stream))
         return self
@@ -275,7 +275,7 @@ class Array:
         uses = {other.buffer.uses: False} | {self.buffer.uses: True}
         capture = context.active_capture()
         if capture is not None:
-            with capture, capture.streams.ordered(capture.stream, uses):
+            with capture.operation(), capture.streams.ordered(capture.stream, uses):
                 self._device.copy(self.address, other.address, self.nbytes, capture.stream)
                 capture.add_copy(self, other)
             return self
