@@ -496,7 +496,7 @@ typedef struct {
 typedef struct {
     PyObject_VAR_HEAD
     vectorcallfunc vectorcall;
-    PyObject *launch, *fallback, *prepare, *raise_for_status, *raise_in_capture; /* with functions of it */
+    PyObject *launch, *prepare, *raise_for_status, *raise_in_capture; /* a Launch and functions of it */
     PyObject *context, *thread_state, *submits;
     PyObject *stream, *stream_id, *stream_handle;
     PyObject* readers; /* how tensors of other libraries are read, by their type: see `Reader` */
@@ -887,7 +887,7 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
         int direct = slot(self->context, self->context_unrestricted) == Py_True;
         outcome = direct ? launch_now(self, args) : record_launch(self, args);
     }
-    return outcome == UNFIT  ? call_general(self->fallback, args, nargsf, kwnames)
+    return outcome == UNFIT  ? call_general(self->launch, args, nargsf, kwnames)
            : outcome == DONE ? Py_NewRef(Py_None)
                              : NULL;
 }

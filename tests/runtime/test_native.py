@@ -21,6 +21,7 @@ from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
+from preheat.runtime.launch import Launch
 from preheat.runtime.operands import Pointer
 from tests.runtime.native_worlds import (
     SCALARS,
@@ -31,7 +32,7 @@ from tests.runtime.native_worlds import (
     open_worlds,
     outcome,
 )
-from tests.standin import FakeTorch, introduce
+from tests.standin import FakeCuPy, FakeTorch, introduce
 
 needs_core = pytest.mark.skipif(native.core is None, reason=f"no native core: {native.reason}")
 Worlds = tuple[World, World]
@@ -140,7 +141,10 @@ RIGHT: dict[str, list[st.SearchStrategy[Any]]] = {
         TENSORS | ARRAYS_OF_CUPY | operand("z", "owned"),
         SMALL,
     ],
-    "touch": [TENSORS | ARRAYS_OF_CUPY | operand("conjugate", "x", "d", "c", "owned") | st.none(), SMALL],
+    "touch": [
+        TENSORS | ARRAYS_OF_CUPY | operand("conjugate", "x", "d", "c", "owned") | st.none(),
+        SMALL,
+    ],
     "keep": [
         operand("kept"),
         WORD,
@@ -432,27 +436,62 @@ def test_an_error_keeps_its_context_and_the_lock_is_released() -> None:
 
 @needs_core
 @pytest.mark.parametrize("schedule", range(6))
+@pytest.mark.parametrize(
+    ("first", "second"), [(FakeTorch, FakeTorch), (FakeTorch, FakeCuPy), (FakeCuPy, FakeCuPy)]
+)
 def test_tensors_of_two_libraries_are_ordered(
-    schedule: int, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
+    first: Any, second: Any, schedule: int, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=schedule), shared_builder)
-    libraries = [FakeTorch(gpu, name) for name in ("faketorch", "faketorch2")]
+    libraries: list[Any] = [first(gpu, "fakefirst"), second(gpu, "fakesecond")]
     for library in libraries:
         introduce(library, monkeypatch)
     x, y = (library.full(32, 0) for library in libraries)
     add = gpu.module(SOURCE)["add"]
+
+    def fill(tensor: Any, value: int) -> None:
+        (tensor.fill_ if hasattr(tensor, "fill_") else tensor.fill)(value)
+
     for tensor in (x, y):  # Each library's stream is prepared by launches with tensors of it alone.
         for _ in range(4):
             add[1, 4](tensor, tensor, 0)
     for value in range(10, 20):
-        x.fill_(value)
-        y.fill_(value)
+        fill(x, value)
+        fill(y, value)
         add[1, 4](x, y, 1)
         assert y.tolist()[:4] == [2 * value + 1] * 4
-        y.fill_(value)
-        x.fill_(value)
+        fill(y, value)
+        fill(x, value)
         add[1, 4](y, x, 1)
         assert x.tolist()[:4] == [2 * value + 1] * 4
+    gpu.synchronize()
+    gpu.close()
+
+
+@needs_core
+@pytest.mark.parametrize("stand_in", [FakeTorch, FakeCuPy])
+def test_a_repeated_launch_with_tensors_of_a_library_needs_no_python_code(
+    stand_in: Any, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=3), shared_builder)
+    library = stand_in(gpu)
+    introduce(library, monkeypatch)
+    add = gpu.module(SOURCE)["add"]
+    x, y, other = (library.full(4, value) for value in (5, 0, 0))
+    streams = [library.default, library.new_stream()]
+    for stream in streams:
+        with library.stream(stream):
+            add[1, 4](x, y, 1)
+            library.read(y.data_ptr() if stand_in is FakeTorch else y.data.ptr, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Launch, "run", lambda *_, **__: pytest.fail("the launch in Python"))
+        for stream in streams:
+            with library.stream(stream):
+                add[1, 4](x, y, 1)
+                assert y.tolist() == [6 * (3 + streams.index(stream))] * 4
+    with library.stream(library.new_stream()):  # A new stream is prepared by Python code.
+        add[1, 4](x, other, 1)
+        assert other.tolist() == [6] * 4
     gpu.synchronize()
     gpu.close()
 

@@ -38,7 +38,7 @@ def make_launcher(launch: Launch) -> Callable[..., None]:
     stream = launch.stream or context.stream
     takes_tensors = launch.stream is None and context.device.dlpack[0] != ON_HOST
     references = (  # in the order of the fields of `Launcher` in `_native.c`
-        launch, launch, launch.prepare, launch.raise_for_status, launch.raise_in_capture,
+        launch, launch.prepare, launch.raise_for_status, launch.raise_in_capture,
         context, context.thread_state, launch.submits,
         stream, stream.id, stream.handle,
         native_readers if takes_tensors else {},
