@@ -388,7 +388,7 @@ LONGEST_FILES = [
     "corpus/test_corpus.py",
     "kernels/test_archs.py",
     "kernels/test_gemm.py",
-    "kernels/test_plans.py",
+    "kernels/test_repeated_calls.py",
     "kernels/test_rms_norm.py",
     "lora/test_plan.py",
     "test_docstrings.py",
