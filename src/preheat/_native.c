@@ -835,11 +835,14 @@ static Outcome can_record(Launcher* self, PyObject* capture) {
     return graph == Py_None ? UNFIT : DONE;
 }
 
+/* The prepared launch in the captured stream. The first launch in a stream prepares it. */
 static PyObject* captured_submit(Launcher* self, PyObject* capture) {
     PyObject* stream = PyObject_GetAttr(capture, name.stream);
-    PyObject* handle = stream ? PyObject_GetAttr(stream, name.handle) : NULL;
+    PyObject* prepared = prepared_in(self, stream ? PyObject_GetAttr(stream, name.handle) : NULL);
+    if (!prepared && !PyErr_Occurred())
+        prepared = PyObject_CallOneArg(self->prepare, stream);
     Py_XDECREF(stream);
-    return prepared_in(self, handle);
+    return prepared;
 }
 
 /* Record a launch, and submit it. The record comes first, because it keeps the memory of the node. */
@@ -872,7 +875,12 @@ static Outcome record_launch(Launcher* self, PyObject* const* args) {
     }
     if (outcome == DONE) {
         PyObject* prepared = captured_submit(self, capture);
-        outcome = prepared ? submit_recorded(self, capture, args, prepared, &packed) : unfit_or_failed();
+        if (prepared)
+            outcome = submit_recorded(self, capture, args, prepared, &packed);
+        else {
+            Py_XDECREF(raise_in_capture(self, capture, NULL));
+            outcome = FAILED;
+        }
         Py_XDECREF(prepared);
     }
     Py_DECREF(capture);

@@ -126,8 +126,9 @@ class Capture:
         try:
             if self.first_error is not None:
                 raise self._failure(self.first_error[1]) from self.first_error[1]
-            self._merge(graph)
-            self._collect_uses()
+            launches = [record for record in self.records if isinstance(record, tuple)]
+            self._merge(graph, launches)
+            self._collect_uses(launches)
         except BaseException:
             graph.close()
             raise
@@ -253,9 +254,9 @@ class Capture:
             hint="look after that line for a synchronisation, an allocation or a copy to the host",
         )
 
-    def _merge(self, graph: base.Graph) -> None:
+    def _merge(self, graph: base.Graph, launches: Sequence[RecordedLaunch]) -> None:
         """Insert the nodes of other libraries among ours. The device lists all nodes in order."""
-        left = deque(self._launches())
+        left = deque(launches)
         ours_alone = graph.num_nodes() == len(left) + self._num_other_nodes
         if ours_alone and self.streams.single:
             return
@@ -272,12 +273,9 @@ class Capture:
         self.records = [*merged, *left]
         self.after = _merged_dependencies(graph.dependencies(), positions, len(self.records))
 
-    def _launches(self) -> Iterator[RecordedLaunch]:
-        return (record for record in self.records if isinstance(record, tuple))
-
-    def _collect_uses(self) -> None:
+    def _collect_uses(self, launches: Sequence[RecordedLaunch]) -> None:
         """Find the arrays of the captured launches, their uses and the modules."""
-        distinct = {(launch, args): None for launch, _, args, *_ in self._launches()}
+        distinct = {(launch, args): None for launch, _, args, *_ in launches}
         for launch, args in distinct:
             self.modules[launch.module] = None
             for position, write in launch.signature.memory_positions:

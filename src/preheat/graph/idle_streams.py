@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from preheat.devices import base
 from preheat.errors import DeviceError
 from preheat.runtime.context import Context
@@ -13,9 +11,10 @@ __all__ = ["give_back_stream", "is_released", "take_stream"]
 
 def take_stream(context: Context) -> base.Stream:
     """Return a stream for a capture."""
-    with suppress(IndexError):
+    try:
         return context.idle_capture_streams.popleft()
-    return context.order.register_capture_stream(context.device.stream())
+    except IndexError:
+        return context.order.register_capture_stream(context.device.stream())
 
 
 def give_back_stream(context: Context, stream: base.Stream) -> None:
@@ -31,8 +30,10 @@ def is_released(context: Context, stream: base.Stream) -> bool:
     """
     if context.lost is not None:
         return False
-    with suppress(DeviceError):  # A stream without a status is not used again either.
+    try:
         if stream.capture_status() == "none":
             return True
         context.order.destroy_capture_stream(stream)
+    except DeviceError:
+        return False  # A stream without a status is not used again either.
     return False
