@@ -15,7 +15,6 @@ from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.captured_streams import CapturedStreams
 from preheat.graph.foreign import ForeignLibraries
-from preheat.graph.idle_streams import give_back_stream, take_stream
 from preheat.graph.nodes import Node, Record
 from preheat.graph.shared_pool import SharedPool
 from preheat.runtime.active_capture import Allocator, RecordedLaunch, Restricted
@@ -78,7 +77,7 @@ class Capture:
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
         self._shared = shared
-        self.stream = take_stream(context) if shared is None else shared.stream
+        self.stream = context.take_capture_stream() if shared is None else shared.stream
         self.streams = CapturedStreams(context, self.stream, requested, self._began)
         self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
 
@@ -215,7 +214,7 @@ class Capture:
         if self.context.remove_capture(self) or not self._opened:
             self.streams.close()
             if self._shared is None:
-                give_back_stream(self.context, self.stream)
+                self.context.give_back_capture_stream(self.stream)
         if self._shared is not None:
             self._shared.end_turn(self.streams.token)
 

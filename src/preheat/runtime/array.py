@@ -39,7 +39,7 @@ class Array:
 
     `gpu.array`, `gpu.zeros` and `gpu.empty` make arrays. `close`, the end of a `with` block and
     dropping the last view free the memory. torch, CuPy, NumPy (on the emulator) and others take the
-    array without a copy, by DLPack or the array interfaces. `a[3]`, `a[2:5]`, `a[3, 2:5]` and
+    array without a copy, by DLPack or CUDA's array interface. `a[3]`, `a[2:5]`, `a[3, 2:5]` and
     `a.reshape(…)` are views, which share the memory.
 
     Attributes:
@@ -343,15 +343,7 @@ class Array:
         self.require_usable("export")
         return export.cuda_interface(self)
 
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        if self._device.dlpack[0] != ON_HOST:
-            raise AttributeError("this array is in CUDA memory: use .numpy()")
-        self.require_usable("export")
-        return export.host_interface(self)
-
     def __array__(self, *_: Any, **__: Any) -> Any:
-        # NumPy asks the interface above first, so only arrays on a GPU get here.
         raise TypeError("an array is not copied to the host implicitly: use .numpy()")
 
 
