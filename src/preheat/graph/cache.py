@@ -198,7 +198,7 @@ class GraphCache:
         try:
             key = key_of(key)
             entries = self._entries
-            entry = entries.entry_key(key, owner)
+            entry = (entries.owner_token(owner), key)
             cached = entries.find(entry)
             if cached is None:
                 return False
