@@ -300,24 +300,34 @@ class Launch(Operation):
     def __repr__(self) -> str:
         return f"<launch of {self.signature.kernel}>"
 
-    def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> bytes:
-        """Submit the launch to the device and return the bytes of its parameters."""
+    def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
+        self._submit_packed(self._pack(arguments), arguments, stream)
+
+    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture, stream: base.Stream) -> None:
+        buffer = self._pack(arguments)
+        data = bytes(buffer.data[: self.signature.layout.size])
+        # Before the launch, because the record keeps the memory of the node.
+        capture.add_launch(self, data, arguments)
+        self._submit_packed(buffer, arguments, stream)
+
+    def _pack(self, arguments: LaunchArguments) -> ParamBuffer:
+        """Return a buffer with the parameters."""
         try:
             buffer = self.buffers.pop()
         except IndexError:
             buffer = new_param_buffer(self.signature)
         buffer.pack(*arguments.values)
+        return buffer
+
+    def _submit_packed(
+        self, buffer: ParamBuffer, arguments: LaunchArguments, stream: base.Stream
+    ) -> None:
+        """Submit the launch to the device, and keep the buffer for the next one."""
         with registered_operands(self.context, arguments):
             status = self.prepare(stream)(buffer.pointers, 0)
-        data = bytes(buffer.data[: self.signature.layout.size])
         self.buffers.append(buffer)
         if status[0]:
             self.raise_for_status(status)
-        return data
-
-    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture, stream: base.Stream) -> None:
-        data = self._submit(arguments, stream)
-        capture.add_launch(self, data, arguments)
 
     def raise_in_capture(
         self, capture: ActiveCapture, status: tuple[int, ...] | None, error: BaseException | None
