@@ -286,6 +286,10 @@ def heard_builder(shared_config: Config, open_builder: Callable[..., Builder]) -
     return open_builder(shared_config)
 
 
+#: For tests of what only the native core does: it skips checks that nothing has made necessary.
+needs_native_core = pytest.mark.skipif(native.core is None, reason=f"no native core: {native.reason}")
+
+
 @pytest.fixture
 def without_native_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets kernels and graphs that the test makes be launched by Python code."""
@@ -388,7 +392,7 @@ LONGEST_FILES = [
     "corpus/test_corpus.py",
     "kernels/test_archs.py",
     "kernels/test_gemm.py",
-    "kernels/test_plans.py",
+    "kernels/test_repeated_calls.py",
     "kernels/test_rms_norm.py",
     "lora/test_plan.py",
     "test_docstrings.py",

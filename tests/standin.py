@@ -369,10 +369,11 @@ class FakeArray:
         self.data = types.SimpleNamespace(ptr=address, device_id=index, memory=memory)
         self.device = types.SimpleNamespace(id=index)
         self._c_contiguous = True
+        self.kind = DTYPES["int32"].numpy()
 
     @property
     def dtype(self) -> Any:
-        return DTYPES["int32"].numpy()
+        return self.kind
 
     @property
     def flags(self) -> Any:
@@ -411,6 +412,7 @@ class FakeCuPy(FakeLibrary):
         self.module.__dict__.update(
             ndarray=self.ndarray,
             int32=np.int32,
+            float32=np.float32,
             cuda=types.SimpleNamespace(
                 get_current_stream=lambda _=0: types.SimpleNamespace(
                     ptr=self.current.handle, stream=self.current

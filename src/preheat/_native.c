@@ -1,13 +1,12 @@
 /* The native core of preheat: launches, recorded launches and replays without a Python frame.
 
    Each type here handles the arguments that most calls have. Everything else, and every error, goes to
-   the Python function that the object was given, so that both paths behave the same by construction.
-   `preheat.runtime.fast_launch` and `preheat.graph.replay` have the same logic in Python.
+   the Python function that the object was given, which handles any arguments: `Launch.run` and
+   `Replayer.run`.
 
      KernelLaunch   a prepared launch of the driver      devices/cuda/module.py
      GraphLaunch    a prepared replay of the driver      devices/cuda/graph.py
      WordSetter     prepared fills of the driver         devices/cuda/device.py
-     LibraryCall    a call of another CUDA library       devices/cuda/device.py
      Launcher       checks arguments and launches        runtime/native_launch.py
      Replay         sets scalars and replays a graph     graph/replay.py
      file_times     the stamps of many files             toolchain/evidence.py
@@ -16,7 +15,8 @@
 
    The driver's functions are given as addresses, so that this file needs neither its headers nor its
    library. The GIL is released during their calls. Arrays of preheat are read at the offsets of their
-   slots, without a lookup by name; tensors of torch through the C functions that DLPack 1.3 defines. */
+   slots, without a lookup by name; tensors of torch through the C functions that DLPack 1.3 defines;
+   arrays of CuPy by their attributes. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -27,8 +27,7 @@
 #error "build it by: python hatch_build.py"
 #endif
 
-enum { MOST_PARAMS = 64, MOST_BYTES = 8 * MOST_PARAMS, MOST_TYPES = 8, MOST_SCALARS = 16 };
-enum { RELAXED = 2 }; /* CU_STREAM_CAPTURE_MODE_RELAXED */
+enum { MAX_PARAMS = 64, MAX_BYTES = 8 * MAX_PARAMS, MAX_TYPES = 8, MAX_SCALARS = 16 };
 enum { THREADS = 0, SHARED = 1, HAS_CLUSTER = 10, CLUSTER = 11 }; /* CU_FUNC_ATTRIBUTE_…; CLUSTER has 3 */
 enum { INVALID_CONTEXT = 201, INVALID_HANDLE = 400 }; /* of a launch under another context */
 
@@ -44,7 +43,8 @@ typedef enum { DONE, UNFIT, FAILED } Outcome;
 static PyObject *zero, *no_error, *empty;
 static PyObject* unfit_errors; /* exceptions which mean that an argument is for the general path */
 static struct {
-    PyObject *capture, *graph, *handle, *interrupted, *is_conj, *is_neg, *last_site, *records, *stream;
+    PyObject *_c_contiguous, *capture, *data, *device_id, *dtype, *graph, *handle, *interrupted, *is_conj;
+    PyObject *is_neg, *last_site, *ptr, *records, *stream;
 } name;
 
 /* Turn the errors that a wrong argument causes into UNFIT. Others, such as an interrupt, stay set. */
@@ -345,7 +345,7 @@ typedef struct {
     InContext in_context;
     int num_words;
     unsigned size; /* of all values */
-    Word words[2 * MOST_SCALARS];
+    Word words[2 * MAX_SCALARS];
 } WordSetter;
 
 static PyTypeObject WordSetter_Type;
@@ -407,54 +407,13 @@ static PyObject* WordSetter_new(PyTypeObject* type, PyObject* args, PyObject* kw
     PyArg_ParseTuple(args, "(O&O&O&)O&O!O&", to_pointer, &self->fill8, to_pointer, &self->fill16, to_pointer,
                      &self->fill32, to_pointer, &self->stream, &PyList_Type, &places, to_in_context,
                      &self->in_context);
-    if (!PyErr_Occurred() && PyList_GET_SIZE(places) > MOST_SCALARS)
-        PyErr_Format(PyExc_ValueError, "a setter takes up to %d values", MOST_SCALARS);
+    if (!PyErr_Occurred() && PyList_GET_SIZE(places) > MAX_SCALARS)
+        PyErr_Format(PyExc_ValueError, "a setter takes up to %d values", MAX_SCALARS);
     for (Py_ssize_t at = 0; !PyErr_Occurred() && at < PyList_GET_SIZE(places); at++)
         if (PyArg_ParseTuple(PyList_GET_ITEM(places, at), "KI", &address, &size))
             add_words(self, address, size);
     return unless_error(self);
 }
-
-/* LibraryCall */
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    PyObject *function, *raise_error;
-    InContext in_context;
-    int (*exchange_mode)(int*); /* of the thread, towards captures */
-} LibraryCall;
-
-/* Call the function with the context current, and without effect on captures of other threads. */
-static PyObject* LibraryCall_call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-    LibraryCall* self = (LibraryCall*)callable;
-    int mode = RELAXED;
-    PyObject *result = NULL, *error = NULL;
-    int status = enter(&self->in_context);
-    if (!status) {
-        status = self->exchange_mode(&mode);
-        if (!status) {
-            result = call_general(self->function, args, nargsf, kwnames);
-            error = result ? NULL : take_error();
-            self->exchange_mode(&mode);
-        }
-        leave(&self->in_context);
-    }
-    if (error)
-        raise_again(error);
-    return status ? PyObject_CallFunction(self->raise_error, "i", status) : result;
-}
-
-static PyObject* LibraryCall_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    LibraryCall* self = alloc_from(type, kwargs, LibraryCall_call);
-    if (!self)
-        return NULL;
-    PyArg_ParseTuple(args, "O&O&O&O&", to_reference, &self->function, to_reference, &self->raise_error,
-                     to_in_context, &self->in_context, to_pointer, &self->exchange_mode);
-    return unless_error(self);
-}
-
-TRACK(LibraryCall, function, raise_error)
 
 /* Numbers */
 
@@ -530,20 +489,20 @@ typedef struct {
     char maybe_complex; /* The memory may hold complex numbers. */
     unsigned offset;    /* in the packed parameters */
     int num_types;      /* of the element types that the memory may have; 0 for any */
-    PyObject* dtypes[MOST_TYPES];       /* as preheat has them. They live as long as the process. */
-    uint32_t dlpack_types[MOST_TYPES]; /* as DLPack has them: code, bits and lanes */
+    PyObject* dtypes[MAX_TYPES];       /* as preheat has them. They live as long as the process. */
+    uint32_t dlpack_types[MAX_TYPES]; /* as DLPack has them: code, bits and lanes */
 } Param;
 
 typedef struct {
     PyObject_VAR_HEAD
     vectorcallfunc vectorcall;
-    PyObject *launch, *fallback, *prepare, *raise_for_status, *raise_in_capture; /* with functions of it */
+    PyObject *launch, *prepare, *raise_for_status, *raise_in_capture; /* a Launch and functions of it */
     PyObject *context, *thread_state, *submits;
     PyObject *stream, *stream_id, *stream_handle;
-    PyObject* exchange; /* functions for the tensors of a library, as capsules, by the type of a tensor */
+    PyObject* readers; /* how tensors of other libraries are read, by their type: see `Reader` */
     PyObject *call_site, *outside_files;
     PyObject *context_type, *array_type, *uses_type, *buffer_type;
-    Py_ssize_t context_busy, context_lost; /* The first one is `lost_or_capturing`. */
+    Py_ssize_t context_unrestricted, context_lost;
     Py_ssize_t array_address, array_buffer, array_dtype, array_uses, uses_writer, uses_readers;
     Py_ssize_t uses_exports, uses_interface;
     Py_ssize_t buffer_context, buffer_open, buffer_uses;
@@ -626,13 +585,6 @@ typedef struct {
     int (*current_stream)(int32_t device_type, int32_t device, void** out);
 } ExchangeApi;
 
-/* The functions for a tensor, or NULL: without an error if its type offers none. */
-static const ExchangeApi* exchange_api(Launcher* self, PyObject* tensor) {
-    PyObject* capsule = PyDict_GetItemWithError(self->exchange, (PyObject*)Py_TYPE(tensor));
-    const ExchangeApi* api = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
-    return api && api->major == 1 && api->describe && api->current_stream ? api : NULL;
-}
-
 static int is_contiguous(const DLTensor* tensor) {
     int64_t step = 1;
     int dense = 1;
@@ -647,15 +599,22 @@ static int is_contiguous(const DLTensor* tensor) {
     return dense;
 }
 
-/* Store the address of a tensor of the library, after testing what its memory must be like. */
-static Outcome store_tensor(Launcher* self, const Param* param, PyObject* tensor, void* out,
-                            const ExchangeApi** api) {
+/* How tensors of a library are read: a capsule with the functions of DLPack, or for CuPy a tuple with
+   the type of device, a dictionary from its element types to ours, and `get_current_stream`. */
+typedef PyObject Reader;
+
+static const ExchangeApi* exchange_api(Reader* reader) { /* NULL, perhaps without an error */
+    const ExchangeApi* api = PyCapsule_GetPointer(reader, "dlpack_exchange_api");
+    return api && api->major == 1 && api->describe && api->current_stream ? api : NULL;
+}
+
+/* Store the address of a tensor, after testing what its memory must be like. */
+static Outcome store_by_dlpack(Launcher* self, const Param* param, PyObject* tensor, Reader* reader,
+                               void* out) {
     DLTensor found;
-    const ExchangeApi* first = *api;
-    if (!(*api = exchange_api(self, tensor)) || (*api)->describe(tensor, &found))
+    const ExchangeApi* api = exchange_api(reader);
+    if (!api || api->describe(tensor, &found))
         return unfit_or_failed();
-    if (first && *api != first)
-        return UNFIT; /* Tensors of two libraries need an order. */
     if (found.device_type != self->device_type || found.device != self->device ||
         !has_dlpack_type(param, found.type) || !is_contiguous(&found) ||
         is_false(PyObject_CallMethodNoArgs(tensor, name.is_neg)) != 1 ||
@@ -666,18 +625,70 @@ static Outcome store_tensor(Launcher* self, const Param* param, PyObject* tensor
     return DONE;
 }
 
+/* 1 if an attribute is true, 0 if it is not, -1 with an error. */
+static int attribute_is_true(PyObject* object, PyObject* attribute) {
+    int is_not_true = is_false(PyObject_GetAttr(object, attribute));
+    return is_not_true < 0 ? -1 : !is_not_true;
+}
+
+/* The same for an attribute that has this value. */
+static int attribute_is(PyObject* object, PyObject* attribute, long wanted) {
+    PyObject* value = PyObject_GetAttr(object, attribute);
+    long number = value ? PyLong_AsLong(value) : -1;
+    Py_XDECREF(value);
+    return PyErr_Occurred() ? -1 : number == wanted;
+}
+
+/* Return one of our element types for that of an array of CuPy, a borrowed reference, or NULL. */
+static PyObject* cupy_dtype(PyObject* array, Reader* reader) {
+    PyObject* theirs = PyObject_GetAttr(array, name.dtype);
+    PyObject* ours = theirs ? PyDict_GetItemWithError(PyTuple_GET_ITEM(reader, 1), theirs) : NULL;
+    Py_XDECREF(theirs);
+    return ours;
+}
+
+/* The same for an array of CuPy. Its memory is the attribute `data`. */
+static Outcome store_by_attributes(Launcher* self, const Param* param, PyObject* array, Reader* reader,
+                                   void* out) {
+    if (PyLong_AsLong(PyTuple_GET_ITEM(reader, 0)) != self->device_type)
+        return unfit_or_failed();
+    PyObject* dtype = cupy_dtype(array, reader);
+    if (!dtype || !has_dtype(param, dtype) || attribute_is_true(array, name._c_contiguous) != 1)
+        return unfit_or_failed();
+    PyObject *data = PyObject_GetAttr(array, name.data), *address = NULL;
+    if (data && attribute_is(data, name.device_id, self->device) == 1)
+        address = PyObject_GetAttr(data, name.ptr);
+    Py_XDECREF(data);
+    Outcome stored = address && PyLong_CheckExact(address) ? store_integer(address, 'Q', out) : UNFIT;
+    Py_XDECREF(address);
+    return stored == DONE ? DONE : unfit_or_failed();
+}
+
 /* The packed parameters of one launch. */
 typedef struct {
-    _Alignas(16) unsigned char data[MOST_BYTES];
-    void* pointers[MOST_PARAMS];
-    int of_ours;            /* Memory of preheat is among them. */
-    const ExchangeApi* api; /* of the library whose memory is among them, or NULL */
+    _Alignas(16) unsigned char data[MAX_BYTES];
+    void* pointers[MAX_PARAMS];
+    int of_ours;    /* Memory of preheat is among them. */
+    Reader* reader; /* of the library whose memory is among them, or NULL */
 } Packed;
+
+static Outcome store_tensor(Launcher* self, const Param* param, PyObject* tensor, void* out,
+                            Packed* packed) {
+    Reader* reader = PyDict_GetItemWithError(self->readers, (PyObject*)Py_TYPE(tensor));
+    if (!reader)
+        return unfit_or_failed();
+    if (!packed->reader)
+        packed->reader = Py_NewRef(reader);
+    if (packed->reader != reader)
+        return UNFIT; /* Tensors of two libraries need an order. */
+    return PyTuple_CheckExact(reader) ? store_by_attributes(self, param, tensor, reader, out)
+                                      : store_by_dlpack(self, param, tensor, reader, out);
+}
 
 /* Test all arguments and store them. UNFIT for memory of preheat and of a library together. */
 static Outcome pack(Launcher* self, PyObject* const* args, int recording, Packed* packed) {
     packed->of_ours = 0;
-    packed->api = NULL;
+    packed->reader = NULL;
     PyTypeObject* array_type = (PyTypeObject*)self->array_type;
     for (int at = 0; at < self->num_params; at++) {
         const Param* param = &self->params[at];
@@ -692,11 +703,11 @@ static Outcome pack(Launcher* self, PyObject* const* args, int recording, Packed
             packed->of_ours = 1;
             stored = store_array(self, param, given, recording, out);
         } else if (param->memory && !recording)
-            stored = store_tensor(self, param, given, out, &packed->api);
+            stored = store_tensor(self, param, given, out, packed);
         if (stored != DONE)
             return stored;
     }
-    return packed->of_ours && packed->api ? UNFIT : DONE;
+    return packed->of_ours && packed->reader ? UNFIT : DONE;
 }
 
 /* The prepared launch in the stream with this handle, a new reference. NULL if there is none. */
@@ -712,10 +723,20 @@ static PyObject* own_submit(Launcher* self) {
     return prepared || PyErr_Occurred() ? prepared : PyObject_CallOneArg(self->prepare, self->stream);
 }
 
-static PyObject* library_submit(Launcher* self, const ExchangeApi* api) {
-    void* stream;
-    int failed = api->current_stream(self->device_type, self->device, &stream);
-    return prepared_in(self, failed ? NULL : PyLong_FromVoidPtr(stream));
+/* The handle of the stream that is current in a library, a new reference. NULL if it cannot be read. */
+static PyObject* current_stream(Launcher* self, Reader* reader) {
+    if (!PyTuple_CheckExact(reader)) {
+        const ExchangeApi* api = exchange_api(reader);
+        void* handle;
+        int known = api && !api->current_stream(self->device_type, self->device, &handle);
+        return known ? PyLong_FromVoidPtr(handle) : NULL;
+    }
+    PyObject* device = PyLong_FromLong(self->device);
+    PyObject* stream = device ? PyObject_CallOneArg(PyTuple_GET_ITEM(reader, 2), device) : NULL;
+    PyObject* handle = stream ? PyObject_GetAttr(stream, name.ptr) : NULL;
+    Py_XDECREF(device);
+    Py_XDECREF(stream);
+    return handle;
 }
 
 /* Raise the error that is set, or the one that a status means, after the capture has remembered it. */
@@ -744,16 +765,22 @@ static Outcome submit_packed(Launcher* self, PyObject* prepared, void** pointers
     return failed ? FAILED : DONE;
 }
 
+static Outcome launch_packed(Launcher* self, Packed* packed) {
+    PyObject* prepared =
+        packed->reader ? prepared_in(self, current_stream(self, packed->reader)) : own_submit(self);
+    if (!prepared)
+        return packed->reader ? unfit_or_failed() : FAILED;
+    Outcome outcome = submit_packed(self, prepared, packed->pointers, NULL);
+    Py_DECREF(prepared);
+    return outcome;
+}
+
 static Outcome launch_now(Launcher* self, PyObject* const* args) {
     Packed packed;
     Outcome outcome = pack(self, args, 0, &packed);
-    if (outcome != DONE)
-        return outcome;
-    PyObject* prepared = packed.api ? library_submit(self, packed.api) : own_submit(self);
-    if (!prepared)
-        return packed.api ? unfit_or_failed() : FAILED;
-    outcome = submit_packed(self, prepared, packed.pointers, NULL);
-    Py_DECREF(prepared);
+    if (outcome == DONE)
+        outcome = launch_packed(self, &packed);
+    Py_XDECREF(packed.reader);
     return outcome;
 }
 
@@ -808,11 +835,14 @@ static Outcome can_record(Launcher* self, PyObject* capture) {
     return graph == Py_None ? UNFIT : DONE;
 }
 
+/* The prepared launch in the captured stream. The first launch in a stream prepares it. */
 static PyObject* captured_submit(Launcher* self, PyObject* capture) {
     PyObject* stream = PyObject_GetAttr(capture, name.stream);
-    PyObject* handle = stream ? PyObject_GetAttr(stream, name.handle) : NULL;
+    PyObject* prepared = prepared_in(self, stream ? PyObject_GetAttr(stream, name.handle) : NULL);
+    if (!prepared && !PyErr_Occurred())
+        prepared = PyObject_CallOneArg(self->prepare, stream);
     Py_XDECREF(stream);
-    return prepared_in(self, handle);
+    return prepared;
 }
 
 /* Record a launch, and submit it. The record comes first, because it keeps the memory of the node. */
@@ -845,7 +875,12 @@ static Outcome record_launch(Launcher* self, PyObject* const* args) {
     }
     if (outcome == DONE) {
         PyObject* prepared = captured_submit(self, capture);
-        outcome = prepared ? submit_recorded(self, capture, args, prepared, &packed) : unfit_or_failed();
+        if (prepared)
+            outcome = submit_recorded(self, capture, args, prepared, &packed);
+        else {
+            Py_XDECREF(raise_in_capture(self, capture, NULL));
+            outcome = FAILED;
+        }
         Py_XDECREF(prepared);
     }
     Py_DECREF(capture);
@@ -857,10 +892,10 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
     Launcher* self = (Launcher*)callable;
     Outcome outcome = UNFIT;
     if (PyVectorcall_NARGS(nargsf) == self->num_params && !(kwnames && PyTuple_GET_SIZE(kwnames))) {
-        int idle = slot(self->context, self->context_busy) == Py_None;
-        outcome = idle ? launch_now(self, args) : record_launch(self, args);
+        int direct = slot(self->context, self->context_unrestricted) == Py_True;
+        outcome = direct ? launch_now(self, args) : record_launch(self, args);
     }
-    return outcome == UNFIT  ? call_general(self->fallback, args, nargsf, kwnames)
+    return outcome == UNFIT  ? call_general(self->launch, args, nargsf, kwnames)
            : outcome == DONE ? Py_NewRef(Py_None)
                              : NULL;
 }
@@ -868,7 +903,7 @@ static PyObject* Launcher_call(PyObject* callable, PyObject* const* args, size_t
 static int find_offsets(Launcher* self) {
     PyObject *context = self->context_type, *array = self->array_type, *uses = self->uses_type;
     PyObject* buffer = self->buffer_type;
-    return slot_offset(context, "lost_or_capturing", &self->context_busy) ||
+    return slot_offset(context, "unrestricted", &self->context_unrestricted) ||
            slot_offset(context, "lost", &self->context_lost) ||
            slot_offset(array, "address", &self->array_address) ||
            slot_offset(array, "buffer", &self->array_buffer) ||
@@ -894,7 +929,7 @@ static int add_param(Launcher* self, PyObject* given) {
     param->memory = (char)memory;
     param->writes = (char)writes;
     param->maybe_complex = (char)maybe_complex;
-    if (PyTuple_GET_SIZE(types) > MOST_TYPES || param->offset > MOST_BYTES - 8) {
+    if (PyTuple_GET_SIZE(types) > MAX_TYPES || param->offset > MAX_BYTES - 8) {
         PyErr_SetString(PyExc_ValueError, "a parameter has too many types, or lies beyond the buffer");
         return -1;
     }
@@ -914,7 +949,7 @@ static PyObject* Launcher_new(PyTypeObject* type, PyObject* args, PyObject* kwar
         !PyArg_ParseTuple(args, "O!(ii)pIO!", &PyTuple_Type, &references, &device_type, &device, &records, &size,
                           &PyTuple_Type, &params))
         return NULL;
-    if (PyTuple_GET_SIZE(params) > MOST_PARAMS || size > MOST_BYTES)
+    if (PyTuple_GET_SIZE(params) > MAX_PARAMS || size > MAX_BYTES)
         return PyErr_Format(PyExc_ValueError, "too many parameters");
     Launcher* self = (Launcher*)type->tp_alloc(type, PyTuple_GET_SIZE(params));
     if (!self)
@@ -947,7 +982,7 @@ typedef struct {
     PyObject *context, *title, *lock, *not_submitted;
     PyObject* number_setters; /* by the names of scalars: the device's function and their formats */
     PyObject *context_type, *replayer_type;
-    Py_ssize_t context_busy, context_last_replayed, launch, num_replays; /* slots of both */
+    Py_ssize_t context_unrestricted, context_last_replayed, launch, num_replays; /* slots of both */
 } Replay;
 
 static PyTypeObject Replay_Type;
@@ -988,7 +1023,7 @@ typedef struct {
     PyObject *setter, *names;
     const char* codes;
     unsigned size;
-    unsigned char values[MOST_SCALARS * 8];
+    unsigned char values[MAX_SCALARS * 8];
 } Scalars;
 
 /* Pack numbers as the module struct does. UNFIT for what it would not pack. */
@@ -1056,7 +1091,7 @@ done:
 
 /* Take the lock, a dictionary with one item, replay and put the item back: see `dict_lock`. */
 static Outcome replay_now(Replay* self, Scalars* scalars) {
-    if (slot(self->context, self->context_busy) != Py_None)
+    if (slot(self->context, self->context_unrestricted) != Py_True)
         return UNFIT;
     if (PyDict_DelItem(self->lock, zero))
         return unfit_or_failed(); /* Another thread holds it. */
@@ -1099,7 +1134,7 @@ static PyObject* Replay_call(PyObject* callable, PyObject* const* args, size_t n
 static PyObject* Replay_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     Replay* self = alloc_from(type, kwargs, Replay_call);
     if (self && (take_references(args, &self->replayer, &self->replayer_type + 1) ||
-                 slot_offset(self->context_type, "lost_or_capturing", &self->context_busy) ||
+                 slot_offset(self->context_type, "unrestricted", &self->context_unrestricted) ||
                  slot_offset(self->context_type, "last_replayed", &self->context_last_replayed) ||
                  slot_offset(self->replayer_type, "launch", &self->launch) ||
                  slot_offset(self->replayer_type, "num_replays", &self->num_replays)))
@@ -1130,7 +1165,6 @@ static void dealloc_tracked(PyObject* self) {
 TRACKED_TYPE(KernelLaunch, "A prepared launch of a kernel: launch(pointers, 0) returns the status in a tuple.")
 TRACKED_TYPE(GraphLaunch, "A prepared replay of a graph: launch() returns the status in a tuple.")
 TYPE(WordSetter, "Prepared fills: setter(values) sets each address to its bytes.", 0)
-TRACKED_TYPE(LibraryCall, "A function of another CUDA library, called beside captures.")
 TRACKED_TYPE(Launcher, "Launches a kernel with the arguments that most launches have.",
              .tp_itemsize = sizeof(Param), .tp_repr = (reprfunc)Launcher_repr)
 TRACKED_TYPE(Replay, "Replays a graph: replay(**scalars).")
@@ -1261,16 +1295,17 @@ static int intern_names(void) {
 #define INTERN(word)                                                                                        \
     if (!(name.word = PyUnicode_InternFromString(#word)))                                                   \
         return -1;
-    INTERN(capture) INTERN(graph) INTERN(handle) INTERN(interrupted) INTERN(is_conj) INTERN(is_neg)
-    INTERN(last_site) INTERN(records) INTERN(stream)
+    INTERN(_c_contiguous) INTERN(capture) INTERN(data) INTERN(device_id) INTERN(dtype) INTERN(graph)
+    INTERN(handle) INTERN(interrupted) INTERN(is_conj) INTERN(is_neg) INTERN(last_site) INTERN(ptr)
+    INTERN(records) INTERN(stream)
 #undef INTERN
     return 0;
 }
 
 /* Make the constants, and add to the module what it offers. */
 static int fill_module(PyObject* made) {
-    PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type, &WordSetter_Type, &LibraryCall_Type,
-                             &Launcher_Type,     &Replay_Type};
+    PyTypeObject* types[] = {&KernelLaunch_Type, &GraphLaunch_Type, &WordSetter_Type, &Launcher_Type,
+                             &Replay_Type};
     zero = PyLong_FromLong(0);
     no_error = Py_BuildValue("(i)", 0);
     empty = PyTuple_New(0);
@@ -1281,9 +1316,9 @@ static int fill_module(PyObject* made) {
             return -1;
     return !zero || !no_error || !empty || !unfit_errors || intern_names() ||
            PyModule_AddStringConstant(made, "SOURCES", PREHEAT_SOURCES) ||
-           PyModule_AddIntConstant(made, "MOST_PARAMS", MOST_PARAMS) ||
-           PyModule_AddIntConstant(made, "MOST_BYTES", MOST_BYTES) ||
-           PyModule_AddIntConstant(made, "MOST_SCALARS", MOST_SCALARS);
+           PyModule_AddIntConstant(made, "MAX_PARAMS", MAX_PARAMS) ||
+           PyModule_AddIntConstant(made, "MAX_BYTES", MAX_BYTES) ||
+           PyModule_AddIntConstant(made, "MAX_SCALARS", MAX_SCALARS);
 }
 
 PyMODINIT_FUNC PyInit__native(void) {

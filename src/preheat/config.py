@@ -228,9 +228,6 @@ VARIABLES: tuple[Variable, ...] = (
         "`PREHEAT_EVENTS` or to standard error.",
     ),
     Variable(
-        "PREHEAT_GRAPH_UPLOAD", boolean, "off", "If on, a graph is uploaded again before every replay."
-    ),
-    Variable(
         "PREHEAT_GRAPH_SYNC",
         boolean,
         "off",
@@ -335,7 +332,6 @@ class Config:
     jit: bool = False
     reload: bool = True
     graph_profile: bool = False
-    graph_upload: bool = False
     graph_sync: bool = False
     events: Path | None = None
     metrics: Address | None = None

@@ -93,7 +93,7 @@ class AxpyCase(NamedTuple):
     def check_usable(self, launches: int = 0) -> None:
         """Check that the device works with and without a capture, after this number of launches."""
         context = self.gpu._context
-        assert (context.captures_by_thread, context.lost_or_capturing) == ({}, None)
+        assert (context.captures_by_thread, context.unrestricted) == ({}, True)
         self.check_launches(launches)
         self.launch()
         graph = self.captured()

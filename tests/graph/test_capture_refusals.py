@@ -31,7 +31,7 @@ from preheat.runtime.active_capture import (
     TO_HOST,
     UNLOAD,
     WAIT_OUTSIDE,
-    Operation,
+    Restricted,
 )
 from preheat.runtime.array import Array, Scalar
 from preheat.runtime.kernel import Kernel
@@ -95,7 +95,7 @@ class Case(NamedTuple):
 
     do: Callable[[Scene], object]
     words: str
-    act: Operation | None  # None: work in another stream, which only relaxed captures let pass
+    act: Restricted | None  # None: work in another stream, which only relaxed captures let pass
 
 
 ELSEWHERE = "work in a stream other than the captured one"

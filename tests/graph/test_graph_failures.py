@@ -154,7 +154,7 @@ def test_an_interrupt_that_ends_the_body_has_no_note_about_itself(device: Gpu) -
     def body() -> None:
         capture = device._context.active_capture()
         assert capture is not None
-        with capture:  # as during the work
+        with capture.operation():  # as during the work
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught, device.capture():

@@ -52,7 +52,7 @@ class Forks:
     def check_usable(self) -> None:
         """Check that nothing ran or captures, and that captures in all streams work."""
         context = self.gpu._context
-        assert (context.captures_by_thread, context.lost_or_capturing) == ({}, None)
+        assert (context.captures_by_thread, context.unrestricted) == ({}, True)
         idle = context.idle_capture_streams
         assert [stream.capture_status() for stream in idle] == ["none"] * len(idle)
         for turn in range(2 * len(idle) + 2):  # Every idle stream takes part again.

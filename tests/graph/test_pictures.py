@@ -230,7 +230,7 @@ def test_a_notebook_shows_the_picture_unless_it_is_enormous(
 ) -> None:
     graph = Page(emulator).captured()
     assert graph._repr_svg_() == graph.svg()
-    monkeypatch.setattr(drawable, "_MOST_INLINE", 3)
+    monkeypatch.setattr(drawable, "_MAX_INLINE", 3)
     assert graph._repr_svg_() is None
     assert len(boxes(graph.svg())) == 4
 

@@ -100,16 +100,6 @@ def test_each_graph_is_counted_for_itself(open_with: Open) -> None:
     assert [(row["key"], row["count"]) for row in rows] == [("a", 1), ("b", 1), ("a", 3), ("b", 3)]
 
 
-@pytest.mark.parametrize("upload", [False, True])
-def test_upload_happens_once_or_before_every_replay(
-    upload: bool, open_with: Open, seam: FaultyDevice
-) -> None:
-    graph = counting(open_with(ReplayOptions(upload=upload)))
-    for _ in range(5):
-        graph.replay()
-    assert seam.calls["executable.upload"] == (5 if upload else 1)
-
-
 @pytest.mark.parametrize("sync", [False, True])
 def test_sync_waits_after_every_replay_and_adds_a_column(
     sync: bool, open_with: Open, seam: FaultyDevice
@@ -218,7 +208,7 @@ def test_a_profile_of_every_0th_replay_is_refused(device: Gpu) -> None:
 def test_the_environment_switches_everything_on(
     word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("PROFILE", "UPLOAD", "SYNC"):
+    for name in ("PROFILE", "SYNC"):
         monkeypatch.setenv(f"PREHEAT_GRAPH_{name}", word)
     with preheat.device("emulator:5") as gpu:
         counting(gpu, "seen").replay()
@@ -227,13 +217,13 @@ def test_the_environment_switches_everything_on(
     assert {"upload_us", "launch_us", "sync_us", "total_us"} < row.keys()
 
 
-@pytest.mark.parametrize("name", ["PROFILE", "UPLOAD", "SYNC"])
+@pytest.mark.parametrize("name", ["PROFILE", "SYNC"])
 def test_each_variable_switches_its_own_option_alone(name: str) -> None:
-    options = ("PROFILE", "UPLOAD", "SYNC")
+    options = ("PROFILE", "SYNC")
     settings = {f"PREHEAT_GRAPH_{each}": "1" if each == name else "0" for each in options}
     for env in ({}, settings):
         config = Config.from_env(env)
-        on = [config.graph_profile, config.graph_upload, config.graph_sync]
+        on = [config.graph_profile, config.graph_sync]
         assert on == [bool(env) and each == name for each in options]
 
 
@@ -253,7 +243,7 @@ def test_a_profile_goes_to_the_file_of_the_events_where_there_is_one(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["PROFILE", "UPLOAD", "SYNC"])
+@pytest.mark.parametrize("name", ["PROFILE", "SYNC"])
 def test_the_environment_speaks_one_grammar(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"PREHEAT_GRAPH_{name}", "perhaps")
     with pytest.raises(ConfigError, match=f"PREHEAT_GRAPH_{name}='perhaps' is not a switch"):

@@ -32,7 +32,7 @@ N = 16
 STEADY, GENERAL, EAGER = range(3)  # how a world does its steps
 
 
-SLOT: Any = Context.__dict__["lost_or_capturing"]
+SLOT: Any = Context.__dict__["unrestricted"]
 
 
 class GeneralContext(Context):
@@ -41,13 +41,13 @@ class GeneralContext(Context):
     __slots__ = ()
 
     @property
-    def lost_or_capturing(self) -> object:
-        """Never None."""
-        return self
+    def unrestricted(self) -> bool:
+        """Never True."""
+        return False
 
-    @lost_or_capturing.setter
-    def lost_or_capturing(self, value: object) -> None:
-        SLOT.__set__(self, value or self)
+    @unrestricted.setter
+    def unrestricted(self, _: bool) -> None:
+        SLOT.__set__(self, False)
 
 
 class Owner:
@@ -62,7 +62,7 @@ class World:
         self.eager = number == EAGER
         if number == GENERAL:
             gpu._context.__class__ = GeneralContext
-            gpu._context.lost_or_capturing = None
+            gpu._context.unrestricted = True
         self.axpy = gpu.kernel(KERNELS, "axpy")
         self.step = gpu.scalar("int32", name="step")
         self.x = gpu.array(np.arange(N, dtype=np.int32) + 1)
@@ -106,7 +106,7 @@ class World:
         """Close the device, and end what the test made of it."""
         self.gpu.builder.events.unsubscribe(self.note)
         self.gpu._context.__class__ = Context
-        self.gpu._context.lost_or_capturing = None
+        self.gpu._context.unrestricted = True
         self.gpu.close()
 
 
@@ -354,22 +354,6 @@ def test_a_replay_that_copies_results_is_alone(device: Gpu, monkeypatch: pytest.
     other.join(300)
     np.testing.assert_array_equal(result.numpy(), made.ys + 9 * made.xs)
     made.check(12)
-
-
-@pytest.mark.parametrize(
-    ("value", "constant"),
-    [
-        (None, True), (3, True), ((), True), ((1, ("a",)), True), (Pointer(3), True), ([], False),
-        ({}, False), ((1, [2]), False), (((), ({},)), False), (Batch(1, 2), False),
-        ((Frozen(2),), False),
-    ],
-)  # fmt: skip
-def test_only_values_without_changeable_containers_are_returned_as_they_are(
-    value: Any, constant: bool
-) -> None:
-    assert trees.is_constant(value) is constant
-    if constant:
-        assert trees.copy_containers(value) is value
 
 
 class Shape(tuple[int, ...]):

@@ -162,7 +162,7 @@ MUTATIONS = (
     ),
     Mutation(
         "parts of a block do not delay its free", "graph/arena.py",
-        "            span.block.uses.uses_of_freed_parts[id(uses)] = uses\n",
+        "            span.block.uses.freed_parts[id(uses)] = uses\n",
         "",
     ),
     Mutation(

@@ -19,7 +19,7 @@ from preheat.runtime.array import Array
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.operands import Pointer, Strided
 from tests.runtime.support import PTX
-from tests.standin import FakeTorch, introduce
+from tests.standin import FakeCuPy, FakeTorch, introduce
 
 N = 32  # Any kernel may write to any array, whatever the type.
 THREADS = 4  # Views have at least this number of elements.
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 
 
 class World:
-    """A device with kernels, memory of every kind, and a stand-in of torch.
+    """A device with kernels, memory of every kind, and stand-ins of torch and CuPy.
 
     `core` is the native core, or None for launches by Python code.
     """
@@ -75,8 +75,9 @@ class World:
         device = EmulatorDevice(0, "sm_90", schedule=schedule, host_arrays=schedule is None)
         self.gpu = gpu = Gpu(device, builder)
         self.elsewhere = Gpu(EmulatorDevice(1, "sm_90"), builder)
-        self.torch = FakeTorch(gpu)
+        self.torch, self.cupy = FakeTorch(gpu), FakeCuPy(gpu)
         self.streams = [self.torch.default, self.torch.new_stream(), self.torch.new_stream()]
+        self.cupy_streams = [self.cupy.default, self.cupy.new_stream(), self.cupy.new_stream()]
         self.side = gpu.stream()
         module = gpu.module(SOURCE)
         self.kernels: dict[str, Kernel] = {each: module[each] for each in module}
@@ -113,14 +114,30 @@ class World:
         made["conjugate"] = made["tensor"][:]
         made["conjugate"].conjugate = True
         made["strided tensor"] = Strided(made["every other"])
-        return made
+        return made | self._arrays_of_cupy()
+
+    def _arrays_of_cupy(self) -> dict[str, Any]:
+        cupy = self.cupy
+        array = cupy.full(2 * N, 3)
+        every_other, elsewhere, real = (cupy.full(N, 4) for _ in range(3))
+        every_other._c_contiguous = False
+        elsewhere.data.device_id = elsewhere.device.id = 7
+        real.kind = np.dtype("float32")
+        return {
+            "cupy": array, "cupy 2": cupy.full(N, 5),
+            "cupy part": cupy.ndarray(cupy, array.data.memory, N, 4),
+            "cupy subclass": type("Sub", (cupy.ndarray,), {})(cupy, array.data.memory, N),
+            "strided cupy": every_other, "cupy elsewhere": elsewhere, "real cupy": real,
+            "cupy to Strided": Strided(every_other),
+        }  # fmt: skip
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let preheat use this world's core, and know its torch alone."""
+        """Let preheat use this world's core, and know its stand-ins alone."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "core", self.core)
             introduce(self.torch, patch)
+            introduce(self.cupy, patch)
             yield
 
     def resolve(self, given: Any) -> Any:
@@ -145,7 +162,7 @@ class World:
         for name, array in own:
             if name not in ("elsewhere", "ended"):
                 found[name] = [self._plain_number(n) for n in array.numpy().reshape(-1).tolist()]
-        for name in ("tensor", "tensor 2", "host", "host integers"):
+        for name in ("tensor", "tensor 2", "cupy", "cupy 2", "host", "host integers"):
             found[name] = repr(self.operands[name].tolist())
         found["scalars"] = {n: repr(each.get()) for n, each in self.scalars.items()}
         return found
@@ -165,6 +182,8 @@ class World:
                 found[each.ctypes.data] = name
             elif hasattr(each, "data_ptr"):
                 found[each.data_ptr()] = name
+            elif hasattr(each, "_c_contiguous"):
+                found[each.data.ptr] = name
         return found
 
     def watched(self) -> Graph:

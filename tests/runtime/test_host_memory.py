@@ -13,7 +13,7 @@ from preheat.adapters.cupy import RawKernel, place
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
-from preheat.runtime.operands import exchange_apis, strided
+from preheat.runtime.operands import native_readers, strided
 from tests.conftest import SAXPY
 from tests.exchange import exchange_api
 from tests.runtime.support import KERNELS, PTX, SaxpyCase, import_or_skip, saxpy_case
@@ -171,7 +171,7 @@ def test_the_native_core_takes_no_tensor_of_the_host(
     gpu = open_device("emulator")
     add, x = gpu.kernel(KERNELS, "add"), gpu.zeros(8, "int32")
     api = exchange_api(lambda: gpu._context.stream.handle)
-    monkeypatch.setitem(exchange_apis, Described, api)
+    monkeypatch.setitem(native_readers, Described, api)
     given = Described(np.ones(8, np.int32))
     for _ in range(5):
         add[1, 8](x, 1, x, 8)

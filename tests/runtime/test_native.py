@@ -21,6 +21,7 @@ from preheat.build.builder import Builder
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
+from preheat.runtime.launch import Launch
 from preheat.runtime.operands import Pointer
 from tests.runtime.native_worlds import (
     SCALARS,
@@ -31,7 +32,7 @@ from tests.runtime.native_worlds import (
     open_worlds,
     outcome,
 )
-from tests.standin import FakeTorch, introduce
+from tests.standin import FakeCuPy, FakeTorch, introduce
 
 needs_core = pytest.mark.skipif(native.core is None, reason=f"no native core: {native.reason}")
 Worlds = tuple[World, World]
@@ -100,9 +101,11 @@ ODD: list[Any] = [
 NAMES = (
     "x", "y", "z", "d", "c", "out", "owned", "exported", "tensor of exported", "view", "whole",
     "reshaped", "strided", "pointer", "elsewhere", "closed", "ended", "tensor", "tensor 2", "part",
-    "every other", "negative", "conjugate", "strided tensor", "host", "host integers",
+    "every other", "negative", "strided tensor", "host", "host integers", "cupy", "cupy 2", "cupy part",
+    "cupy subclass", "strided cupy", "cupy elsewhere", "real cupy", "cupy to Strided",
 )  # fmt: skip
 OPERANDS = [Operand(name) for name in NAMES]
+CONJUGATE = Operand("conjugate")  # A tensor of torch is conjugated only if its elements may be complex.
 INTEGERS = st.sampled_from(INT_EDGES) | st.integers(-(2**70), 2**70)
 REALS = st.floats() | st.floats(width=32) | st.integers(-(2**70), 2**70)
 ANYTHING = INTEGERS | REALS | st.sampled_from(ODD) | st.sampled_from(OPERANDS)
@@ -123,17 +126,25 @@ SMALL = st.integers(-100, 100)
 MEMORY = [
     operand("x", "y", "view", "whole", "reshaped") | st.none(),
     operand("y", "x", "whole"),
-    operand("z", "owned", "exported", "tensor", "tensor 2", "part") | st.none(),
-    operand("z", "owned", "d", "tensor") | st.none(),
+    operand("z", "owned", "exported", "tensor", "tensor 2", "part", "cupy", "cupy 2") | st.none(),
+    operand("z", "owned", "d", "tensor", "cupy") | st.none(),
     SMALL,
 ]
 TENSORS = operand("tensor", "tensor 2", "part", "tensor of exported")
+ARRAYS_OF_CUPY = operand("cupy", "cupy 2", "cupy part", "cupy subclass")
 WORD = st.integers(-(2**31), 2**32 - 1) | st.floats()
 RIGHT: dict[str, list[st.SearchStrategy[Any]]] = {
     "numbers": NUMBERS,
     "memory": MEMORY,
-    "add": [TENSORS | operand("z", "owned", "exported"), TENSORS | operand("z", "owned"), SMALL],
-    "touch": [TENSORS | operand("conjugate", "x", "d", "c", "owned") | st.none(), SMALL],
+    "add": [
+        TENSORS | ARRAYS_OF_CUPY | operand("z", "owned", "exported"),
+        TENSORS | ARRAYS_OF_CUPY | operand("z", "owned"),
+        SMALL,
+    ],
+    "touch": [
+        TENSORS | ARRAYS_OF_CUPY | operand("conjugate", "x", "d", "c", "owned") | st.none(),
+        SMALL,
+    ],
     "keep": [
         operand("kept"),
         WORD,
@@ -163,7 +174,8 @@ def launches(draw: st.DrawFn) -> tuple[str, list[Any], dict[str, Any]]:
     return kernel, args, named
 
 
-STEPS = launches() | st.sampled_from(["side", "stream 0", "stream 1", "stream 2", "fill"])
+STREAMS = [f"{library} {number}" for library in ("torch", "cupy") for number in range(3)]
+STEPS = launches() | st.sampled_from(["side", "fill", *STREAMS])
 
 
 def take_step(world: World, step: Any) -> None:
@@ -172,8 +184,13 @@ def take_step(world: World, step: Any) -> None:
         world.use_in_side_stream()
     elif step == "fill":
         world.operands["tensor"].fill_(7)
+        world.operands["cupy"].fill(7)
     elif isinstance(step, str):
-        world.torch.current = world.streams[int(step[-1])]
+        library, number = step.split()
+        if library == "torch":
+            world.torch.current = world.streams[int(number)]
+        else:
+            world.cupy.current = world.cupy_streams[int(number)]
     else:
         world.launch(*step)
 
@@ -212,7 +229,8 @@ def test_each_odd_argument_at_each_place_agrees(worlds: Worlds, kernel: str) -> 
     for _ in range(3):
         assert agree(worlds, lambda world: world.launch(kernel, GOOD[kernel], {})) == Outcome(None)
     refused = 0
-    for args in odd_arguments(kernel, [*ODD, *INT_EDGES, *OPERANDS]):
+    operands = [*OPERANDS, *([CONJUGATE] if kernel == "touch" else ())]
+    for args in odd_arguments(kernel, [*ODD, *INT_EDGES, *operands]):
         found = agree(worlds, lambda world, args=args: world.launch(kernel, args, {}))
         refused += found.kind is not None
     agree_on_contents(worlds)
@@ -381,12 +399,12 @@ def test_other_arguments_of_a_replay_agree(worlds: Worlds, graphs: Graphs, call:
 class _Replayer:
     """What the native replay reads of a replayer and of a context."""
 
-    __slots__ = ("last_replayed", "launch", "lost_or_capturing", "num_replays")
+    __slots__ = ("last_replayed", "launch", "num_replays", "unrestricted")
 
     def __init__(self) -> None:
         self.num_replays = 0
         self.launch: Any = None
-        self.lost_or_capturing = None
+        self.unrestricted = True
         self.last_replayed: Any = None
 
 
@@ -418,27 +436,62 @@ def test_an_error_keeps_its_context_and_the_lock_is_released() -> None:
 
 @needs_core
 @pytest.mark.parametrize("schedule", range(6))
+@pytest.mark.parametrize(
+    ("first", "second"), [(FakeTorch, FakeTorch), (FakeTorch, FakeCuPy), (FakeCuPy, FakeCuPy)]
+)
 def test_tensors_of_two_libraries_are_ordered(
-    schedule: int, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
+    first: Any, second: Any, schedule: int, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=schedule), shared_builder)
-    libraries = [FakeTorch(gpu, name) for name in ("faketorch", "faketorch2")]
+    libraries: list[Any] = [first(gpu, "fakefirst"), second(gpu, "fakesecond")]
     for library in libraries:
         introduce(library, monkeypatch)
     x, y = (library.full(32, 0) for library in libraries)
     add = gpu.module(SOURCE)["add"]
+
+    def fill(tensor: Any, value: int) -> None:
+        (tensor.fill_ if hasattr(tensor, "fill_") else tensor.fill)(value)
+
     for tensor in (x, y):  # Each library's stream is prepared by launches with tensors of it alone.
         for _ in range(4):
             add[1, 4](tensor, tensor, 0)
     for value in range(10, 20):
-        x.fill_(value)
-        y.fill_(value)
+        fill(x, value)
+        fill(y, value)
         add[1, 4](x, y, 1)
         assert y.tolist()[:4] == [2 * value + 1] * 4
-        y.fill_(value)
-        x.fill_(value)
+        fill(y, value)
+        fill(x, value)
         add[1, 4](y, x, 1)
         assert x.tolist()[:4] == [2 * value + 1] * 4
+    gpu.synchronize()
+    gpu.close()
+
+
+@needs_core
+@pytest.mark.parametrize("stand_in", [FakeTorch, FakeCuPy])
+def test_a_repeated_launch_with_tensors_of_a_library_needs_no_python_code(
+    stand_in: Any, shared_builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(EmulatorDevice(0, "sm_90", schedule=3), shared_builder)
+    library = stand_in(gpu)
+    introduce(library, monkeypatch)
+    add = gpu.module(SOURCE)["add"]
+    x, y, other = (library.full(4, value) for value in (5, 0, 0))
+    streams = [library.default, library.new_stream()]
+    for stream in streams:
+        with library.stream(stream):
+            add[1, 4](x, y, 1)
+            library.read(y.data_ptr() if stand_in is FakeTorch else y.data.ptr, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Launch, "run", lambda *_, **__: pytest.fail("the launch in Python"))
+        for stream in streams:
+            with library.stream(stream):
+                add[1, 4](x, y, 1)
+                assert y.tolist() == [6 * (3 + streams.index(stream))] * 4
+    with library.stream(library.new_stream()):  # A new stream is prepared by Python code.
+        add[1, 4](x, other, 1)
+        assert other.tolist() == [6] * 4
     gpu.synchronize()
     gpu.close()
 

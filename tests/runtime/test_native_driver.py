@@ -293,7 +293,7 @@ def test_a_setter_stops_at_the_first_error(driver: Driver, in_context: bool) -> 
 
 
 def test_a_setter_takes_as_many_values_as_it_says(driver: Driver) -> None:
-    most = native.core.MOST_SCALARS
+    most = native.core.MAX_SCALARS
     made = setter(driver, [(0x1000 * n, 8) for n in range(most)])
     assert made(bytes(range(8 * most))) == (0,)
     assert len(driver.taken()) == 2 * most
@@ -347,21 +347,21 @@ def test_wrong_arguments_make_no_object(kind: str, args: tuple[Any, ...]) -> Non
         getattr(native.core, kind)(*args)
 
 
-REFERENCES = (*(None,) * 14, Context, Array, Uses, Buffer)
+REFERENCES = (*(None,) * 13, Context, Array, Uses, Buffer)
 NUMBER = (0, "i", False, False, False, False, ())
 
 
 @pytest.mark.parametrize(
     ("references", "size", "params", "why"),
     [
-        ((), 0, (), "18 references are needed"),
-        (REFERENCES[1:], 0, (), "18 references are needed"),
+        ((), 0, (), "17 references are needed"),
+        (REFERENCES[1:], 0, (), "17 references are needed"),
         ((*REFERENCES[:-1], None), 0, (), "no attribute 'context'"),
         ((*REFERENCES[:-1], Array), 0, (), "no attribute 'context'|is not a slot"),
         ((*REFERENCES[:-3], int, Uses, Buffer), 0, (), "no attribute 'address'"),
-        (REFERENCES, native_limit("MOST_BYTES") + 1, (), "too many parameters"),
-        (REFERENCES, 4, (NUMBER,) * (native_limit("MOST_PARAMS") + 1), "too many parameters"),
-        (REFERENCES, 4, ((native_limit("MOST_BYTES"), *NUMBER[1:]),), "lies beyond the buffer"),
+        (REFERENCES, native_limit("MAX_BYTES") + 1, (), "too many parameters"),
+        (REFERENCES, 4, (NUMBER,) * (native_limit("MAX_PARAMS") + 1), "too many parameters"),
+        (REFERENCES, 4, ((native_limit("MAX_BYTES"), *NUMBER[1:]),), "lies beyond the buffer"),
         (REFERENCES, 4, ((2**32 - 8, *NUMBER[1:]),), "lies beyond the buffer"),
         (REFERENCES, 8, ((*NUMBER[:-1], ((None, 1),) * 9),), "too many types"),
         (REFERENCES, 8, ((*NUMBER[:-1], ((None,),)),), "takes exactly 2 arguments"),
@@ -385,4 +385,4 @@ def test_no_object_takes_names_or_has_subclasses(kind: str) -> None:
 
 
 def test_the_limits_are_those_that_python_code_respects() -> None:
-    assert (native.core.MOST_PARAMS, native.core.MOST_BYTES, native.core.MOST_SCALARS) == (64, 512, 16)
+    assert (native.core.MAX_PARAMS, native.core.MAX_BYTES, native.core.MAX_SCALARS) == (64, 512, 16)

@@ -21,10 +21,11 @@ from preheat.errors import LaunchError, PreheatError
 from preheat.gpu import Gpu
 from preheat.runtime.arguments import new_param_buffer
 from preheat.runtime.launch import Launch
+from preheat.runtime.operands import native_readers
 from tests.driver_errors import not_supported
 from tests.faulty import FaultyGpu
 from tests.processes import TIMEOUT_SECONDS
-from tests.standin import FakeTorch, introduce
+from tests.standin import FakeCuPy, FakeTorch, introduce
 
 pytestmark = pytest.mark.skipif(native.core is None, reason=f"no native core: {native.reason}")
 
@@ -68,14 +69,31 @@ class Case:
         (launch,) = (n for n in gc.get_referents(self.launch) if isinstance(n, Launch))
         buffer = new_param_buffer(launch.signature)
         buffer.pack(self.x.address, self.y.address, 0.0, 0)
-        self.launch_status = launch.prepared(gpu._context.stream)(buffer.pointers, 0)
+        self.launch_status = launch.prepare(gpu._context.stream)(buffer.pointers, 0)
         assert type(self.launch).__name__ == "Launcher"
         assert type(graph.replay).__name__ == "Replay"
+
+    def in_full(self, act: Callable[[], object]) -> Callable[[], None]:
+        """Return a function that does `act` and waits, so that no deferred work is left."""
+
+        def do() -> None:
+            act()
+            self.gpu.synchronize()
+
+        return do
 
 
 @pytest.fixture
 def case(open_device: Callable[..., Gpu]) -> Case:
     return Case(open_device("emulator"))
+
+
+@pytest.fixture
+def deferred_case(shared_builder: Builder) -> Iterator[Case]:
+    """A case on deferred streams, where the native core takes tensors of other libraries."""
+    case = Case(Gpu(EmulatorDevice(0, "sm_90", schedule=1), shared_builder))
+    yield case
+    case.gpu.close()
 
 
 @pytest.fixture
@@ -339,9 +357,40 @@ def test_a_hundred_captures_leave_nothing(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("still")
-def test_tensors_of_torch_change_no_reference_count(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+def test_arrays_of_cupy_change_no_reference_count(
+    deferred_case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    case = deferred_case
+    cupy = FakeCuPy(case.gpu)
+    introduce(cupy, monkeypatch)
+    x, y, strided, elsewhere = (cupy.full(4, n) for n in range(4))
+    strided._c_contiguous = False
+    elsewhere.data.device_id = elsewhere.device.id = 7
+    real = cupy.full(4, 1)
+    real.kind = np.dtype("float32")
+    acts: list[Callable[[], object]] = [
+        lambda: case.launch(x, y, 1.5, 4),
+        lambda: case.launch(x, case.y, 1.5, 4),
+        refused(lambda: case.launch(x, y, 1.5, 1 << 40)),
+        refused(lambda: case.launch(x, strided, 1.5, 2)),
+        refused(lambda: case.launch(elsewhere, y, 1.5, 4)),
+        refused(lambda: case.launch(real, y, 1.5, 4)),
+    ]
+    acts[0]()
+    reader = native_readers[cupy.ndarray]
+    objects = (x, y, strided, elsewhere, real, cupy.ndarray, reader, x.kind, real.kind)
+    for act in map(case.in_full, acts):
+        act()
+        before = [sys.getrefcount(each) for each in objects]
+        check_counts(case, act)
+        assert [sys.getrefcount(each) for each in objects] == before
+
+
+@pytest.mark.usefixtures("still")
+def test_tensors_of_torch_change_no_reference_count(
+    deferred_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = deferred_case
     torch = FakeTorch(case.gpu)
     introduce(torch, monkeypatch)
     x, y = torch.full(4, 1), torch.full(4, 2)
@@ -357,7 +406,7 @@ def test_tensors_of_torch_change_no_reference_count(
         refused(lambda: case.launch(negative, y, 1.5, 4)),
         refused(lambda: case.launch(failing, y, 1.5, 4)),
     ]
-    for act in acts:
+    for act in map(case.in_full, acts):
         act()
         before = [sys.getrefcount(each) for each in (x, y, negative, failing, torch.Tensor)]
         check_counts(case, act)

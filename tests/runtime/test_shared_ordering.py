@@ -15,6 +15,7 @@ from preheat import native
 from preheat.errors import LaunchError, StaleGraphError
 from preheat.runtime.libraries import StreamHandle
 from preheat.runtime.operands import strided, tensor_kind
+from tests.conftest import needs_native_core
 from tests.counting import count_calls
 from tests.runtime.ordering import N, World, every_consumer, every_schedule, fill, is_shared, shared
 
@@ -393,6 +394,7 @@ def test_replays_follow_the_current_stream_of_the_library(world: World) -> None:
     assert graph.num_replays == 6
 
 
+@needs_native_core
 @every_schedule
 def test_a_repeated_replay_on_tensors_of_one_library_takes_no_section(
     world: World, monkeypatch: pytest.MonkeyPatch
@@ -439,6 +441,7 @@ def section_is_refused(world: World, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(type(world.gpu._context.order), "section", refuse)
 
 
+@needs_native_core
 @every_schedule
 def test_repeated_replays_that_write_an_array_are_ordered_with_its_other_uses(
     world: World, monkeypatch: pytest.MonkeyPatch
@@ -460,6 +463,7 @@ def test_repeated_replays_that_write_an_array_are_ordered_with_its_other_uses(
     assert graph.num_replays == 4 * 9
 
 
+@needs_native_core
 @every_schedule
 def test_repeated_replays_that_read_an_array_are_ordered_with_its_other_uses(
     world: World, monkeypatch: pytest.MonkeyPatch
@@ -545,6 +549,7 @@ def test_a_stream_that_waited_for_earlier_work_waits_for_a_repeated_replay_too(w
         assert world.read(a) == [value] * N
 
 
+@needs_native_core
 @every_schedule
 def test_an_interrupted_repeated_replay_is_ordered_with_the_uses_after_it(world: World) -> None:
     x = world.torch.full(N, 0)
@@ -575,6 +580,7 @@ def test_an_interrupted_repeated_replay_is_ordered_with_the_uses_after_it(world:
     assert world.read(a) == [4] * N
 
 
+@needs_native_core
 @every_schedule
 def test_a_repeated_replay_calls_few_functions(world: World) -> None:
     x = world.torch.full(N, 0)

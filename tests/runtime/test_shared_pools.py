@@ -14,6 +14,7 @@ from preheat.graph import trees
 from preheat.graph.graph import Graph
 from preheat.graph.shared_pool import SharedPool
 from preheat.runtime.libraries import LIBRARIES, StreamHandle
+from tests.conftest import needs_native_core
 from tests.graph.support import BodyError
 from tests.runtime.ordering import N, World, every_schedule
 from tests.standin import FakeTorch, introduce
@@ -94,6 +95,7 @@ def test_replays_of_graphs_with_one_pool_are_ordered_in_any_streams(world: World
         assert results[at].tolist() == [at + 1] * N
 
 
+@needs_native_core
 @one_schedule
 def test_replays_of_siblings_in_one_stream_take_the_short_path(
     world: World, monkeypatch: pytest.MonkeyPatch

@@ -104,7 +104,7 @@ class PoolBuffer(Buffer):
 
         def return_to_arena() -> None:
             # Freeing the block must wait for these uses as well.
-            span.block.uses.uses_of_freed_parts[id(uses)] = uses
+            span.block.uses.freed_parts[id(uses)] = uses
             returned.append((span, uses))
 
         return return_to_arena
@@ -162,7 +162,7 @@ class Arena:
         reclaimed = 0
         for (span, uses), is_ordered in zip(returned, ordered, strict=True):
             if is_ordered:
-                span.block.uses.uses_of_freed_parts.pop(id(uses), None)
+                span.block.uses.freed_parts.pop(id(uses), None)
                 self.free.put(span)
                 reclaimed += span.size
             else:

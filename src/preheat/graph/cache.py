@@ -127,8 +127,7 @@ class GraphCache:
             array([1., 1.], dtype=float32)
         """
         try:
-            if type(key) is not str and type(key) is not int:
-                key = key_of(key)
+            key = key_of(key)
             result: R = self.replay_step(key, (), owner, copy)
             if result is NOT_REPLAYED:
                 result = self.run_step(key, lambda _: body(), (), owner=owner, copy=copy)
@@ -143,14 +142,13 @@ class GraphCache:
         Return `NOT_REPLAYED` otherwise. Instead of the key, an equal tuple can be given.
         """
         entries = self._entries
-        if entries.context.lost_or_capturing is not None or entries.collected or self.checked:
+        if not entries.context.unrestricted or entries.collected or self.checked:
             return NOT_REPLAYED
         token = None if owner is None else entries.owner_token(owner)
         cached = entries.graphs.get((token, key))
         if cached is None or (arrays and not cached.usable):  # No input is copied for it.
             return NOT_REPLAYED
-        if cached.last_use != entries.latest_use:  # This is `note_use`, without a call.
-            entries.latest_use = cached.last_use = entries.next_use()
+        entries.note_use(cached)
         try:
             return cached.run(arrays, copy)
         except GraphError:
@@ -198,23 +196,14 @@ class GraphCache:
             False
         """
         try:
-            if type(key) is not str and type(key) is not int:
-                key = key_of(key)
+            key = key_of(key)
             entries = self._entries
-            entry = (None if owner is None else entries.owner_token(owner), key)
-            if scalars or entries.context.lost_or_capturing is not None or entries.collected:
-                cached = entries.find(entry)
-            else:  # This is `find` without a call. The replay of an unusable graph raises.
-                cached = entries.graphs.get(entry)
-                if cached is not None and cached.last_use != entries.latest_use:
-                    entries.latest_use = cached.last_use = entries.next_use()
+            entry = (entries.owner_token(owner), key)
+            cached = entries.find(entry)
             if cached is None:
                 return False
             try:
-                if scalars:
-                    cached.graph.replay(**scalars)
-                else:
-                    cached.graph.replay()
+                cached.graph.replay(**scalars)
             except GraphError:
                 if cached.usable:
                     raise

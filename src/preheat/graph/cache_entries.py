@@ -142,7 +142,7 @@ class Entries:
         """
         # A context that is not lost is the current one. While no owner was collected either, there is
         # nothing to remove.
-        if self.context.lost_or_capturing is not None or self.collected:
+        if not self.context.unrestricted or self.collected:
             with self._refreshed():
                 pass
         cached = self.graphs.get(entry)

@@ -51,7 +51,6 @@ class CachedGraph:
         self.generation_limit = generation_limit
         self.last_use = 0
         self.lock: DictLock = {0: True}  # held from the copies of inputs to the copies of outputs
-        self._nothing_to_copy = not inputs and trees.is_constant(outputs)
 
     @classmethod
     def capture(cls, new: Callable[[], Graph], step: Step) -> CachedGraph:
@@ -90,20 +89,7 @@ class CachedGraph:
 
     def run(self, arrays: Sequence[Any], copy: bool) -> Any:
         """Replay with the content of `arrays`; return what the body returned, or copies of it."""
-        lock = self.lock
-        try:
-            del lock[0]
-        except KeyError:
-            pass  # Another thread holds it. Errors below must not have this one as their context.
-        else:
-            try:
-                if copy or arrays or not self._nothing_to_copy:
-                    return self._run(arrays, copy)
-                self.graph.replay()
-                return self.outputs
-            finally:
-                lock[0] = True
-        return run_locked(lock, partial(self._run, arrays, copy))
+        return run_locked(self.lock, partial(self._run, arrays, copy))
 
     def _run(self, arrays: Sequence[Any], copy: bool) -> Any:
         for own, given in zip(self.inputs, arrays, strict=True):

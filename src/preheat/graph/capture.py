@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -14,10 +15,9 @@ from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.captured_streams import CapturedStreams
 from preheat.graph.foreign import ForeignLibraries
-from preheat.graph.idle_streams import give_back_stream, take_stream
 from preheat.graph.nodes import Node, Record
 from preheat.graph.shared_pool import SharedPool
-from preheat.runtime.active_capture import Allocator, Operation, RecordedLaunch
+from preheat.runtime.active_capture import Allocator, RecordedLaunch, Restricted
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Launch, LaunchArguments, LoadedModule
@@ -77,7 +77,7 @@ class Capture:
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
         self._shared = shared
-        self.stream = take_stream(context) if shared is None else shared.stream
+        self.stream = context.take_capture_stream() if shared is None else shared.stream
         self.streams = CapturedStreams(context, self.stream, requested, self._began)
         self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
 
@@ -125,8 +125,9 @@ class Capture:
         try:
             if self.first_error is not None:
                 raise self._failure(self.first_error[1]) from self.first_error[1]
-            self._merge(graph)
-            self._collect_uses()
+            launches = [record for record in self.records if isinstance(record, tuple)]
+            self._merge(graph, launches)
+            self._collect_uses(launches)
         except BaseException:
             graph.close()
             raise
@@ -189,7 +190,7 @@ class Capture:
         return not self._owner.is_alive()
 
     def abort(self) -> None:
-        """End the capture as far as it had begun, and drop the graph, valid or not."""
+        """Undo a partly begun capture and discard its graph."""
         try:
             if self._at_device:
                 self._end().close()
@@ -213,7 +214,7 @@ class Capture:
         if self.context.remove_capture(self) or not self._opened:
             self.streams.close()
             if self._shared is None:
-                give_back_stream(self.context, self.stream)
+                self.context.give_back_capture_stream(self.stream)
         if self._shared is not None:
             self._shared.end_turn(self.streams.token)
 
@@ -252,9 +253,9 @@ class Capture:
             hint="look after that line for a synchronisation, an allocation or a copy to the host",
         )
 
-    def _merge(self, graph: base.Graph) -> None:
+    def _merge(self, graph: base.Graph, launches: Sequence[RecordedLaunch]) -> None:
         """Insert the nodes of other libraries among ours. The device lists all nodes in order."""
-        left = deque(self._launches())
+        left = deque(launches)
         ours_alone = graph.num_nodes() == len(left) + self._num_other_nodes
         if ours_alone and self.streams.single:
             return
@@ -271,12 +272,9 @@ class Capture:
         self.records = [*merged, *left]
         self.after = _merged_dependencies(graph.dependencies(), positions, len(self.records))
 
-    def _launches(self) -> Iterator[RecordedLaunch]:
-        return (record for record in self.records if isinstance(record, tuple))
-
-    def _collect_uses(self) -> None:
+    def _collect_uses(self, launches: Sequence[RecordedLaunch]) -> None:
         """Find the arrays of the captured launches, their uses and the modules."""
-        distinct = {(launch, args): None for launch, _, args, *_ in self._launches()}
+        distinct = {(launch, args): None for launch, _, args, *_ in launches}
         for launch, args in distinct:
             self.modules[launch.module] = None
             for position, write in launch.signature.memory_positions:
@@ -286,7 +284,7 @@ class Capture:
 
     # What happens inside
 
-    def refuse(self, operation: Operation, stream: base.Stream | None) -> None:
+    def refuse(self, operation: Restricted, stream: base.Stream | None) -> None:
         """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
         mine = self.thread == threading.get_ident()
         if mine:
@@ -304,18 +302,19 @@ class Capture:
             f"{operation.name} while another thread captures (since {self.began})", where=where
         )
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """Do one piece of work inside the capture, which remembers its place and the first error."""
         self._place = call_site()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        if error is None:
-            self.last_site = self._place
-        elif isinstance(error, DriverError) and error.code == _INVALIDATED:
-            raise self.remember_error(self._invalidated(error, self._place)) from error
-        else:  # After an interrupt nobody knows whether the work became part of the graph.
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, DriverError) and error.code == _INVALIDATED:
+                raise self.remember_error(self._invalidated(error, self._place)) from error
+            # After an interrupt nobody knows whether the work became part of the graph.
             self.remember_error(error)
+            raise
+        self.last_site = self._place
 
     def remember_error(self, error: E) -> E:
         """Keep the first error and return it, so that no frame of its traceback has to hold it."""

@@ -16,7 +16,6 @@ from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
 from preheat.errors import CaptureError
 from preheat.graph.branches import Branch, BranchOrder, Mark
-from preheat.graph.idle_streams import give_back_stream, take_stream
 from preheat.runtime.context import Context
 from preheat.runtime.libraries import current_streams
 from preheat.runtime.uses import Uses
@@ -150,7 +149,7 @@ class CapturedStreams:
 
     def _fork(self, stream: base.Stream, point: Mark) -> None:
         title = f"<Stream {stream.id} on {self._context.device.name}>"
-        inside = take_stream(self._context)
+        inside = self._context.take_capture_stream()
         self._taken.append(inside)
         branch = Branch(inside, self.token, title, call_site())
         branch.wait(point)  # If this fails, the stream takes no part, and has nothing to join.
@@ -177,6 +176,6 @@ class CapturedStreams:
     def close(self) -> None:
         """Release the events and the streams but the captured one, after the end of the capture."""
         for stream in self._taken:
-            give_back_stream(self._context, stream)
+            self._context.give_back_capture_stream(stream)
         if self._order.begun:
             self._context.deferred_cleanups.append(self._order.close)

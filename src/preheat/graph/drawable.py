@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawable"]
 
-_MOST_INLINE = 1500  # boxes in a notebook; such a picture has a megabyte
+_MAX_INLINE = 1500  # boxes in a notebook; such a picture has a megabyte
 
 
 @short_methods()
@@ -95,7 +95,7 @@ class Drawable:
             from preheat.graph.svg_picture import as_svg
 
         picture = self._picture(None, fold=True)
-        return as_svg(picture) if len(picture.items) <= _MOST_INLINE else None
+        return as_svg(picture) if len(picture.items) <= _MAX_INLINE else None
 
     def _picture(self, other: Drawable | Sequence[Node] | None, *, fold: bool) -> Picture:
         """Return what is drawn."""

@@ -30,7 +30,7 @@ from preheat.graph.recorded import RecordedWork
 from preheat.graph.replay import CAPTURE_AGAIN, Replayer, ReplayFunction
 from preheat.graph.shared_pool import SharedPool
 from preheat.messages import count
-from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Operation
+from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Restricted
 from preheat.runtime.array import Scalar
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import run_locked
@@ -339,7 +339,7 @@ class Graph(Drawable):
         if shared is not None:
             shared.record_read()
 
-    def _not_captured(self, operation: Operation | None = None) -> NoReturn:
+    def _not_captured(self, operation: Restricted | None = None) -> NoReturn:
         """Raise because there is nothing to replay."""
         if operation is not None:
             self.context.require_alive(CAPTURE_AGAIN)

@@ -125,7 +125,7 @@ class Pool:
         size = math.prod(extents) * kind.size
         self._context.require_alive(_RECREATE)
         capture = self._context.active_capture()
-        with nullcontext() if capture is None else capture:
+        with nullcontext() if capture is None else capture.operation():
             return Array(self._buffer(size, capture), kind, extents)
 
     def zeros(self, shape: object, dtype: object = "float32") -> Array:

@@ -28,7 +28,6 @@ class ReplayOptions(NamedTuple):
     """What replays do in addition, for measurements and debugging: nothing by default."""
 
     profile: Profile | None = None
-    upload: bool = False  # upload the graph before every replay
     sync: bool = False  # wait after every replay, so that an error names the graph that caused it
 
     @classmethod
@@ -36,7 +35,7 @@ class ReplayOptions(NamedTuple):
         """Return the settings of the environment; a profile goes where events go."""
         write = to_stderr if config.events is None else lambda row: events.emit("replay", **row)
         profile = Profile(write) if config.graph_profile else None
-        return cls(profile, config.graph_upload, config.graph_sync)
+        return cls(profile, config.graph_sync)
 
 
 class Profile:

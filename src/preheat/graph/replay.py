@@ -2,8 +2,8 @@
 
 `Replayer.run` does everything that a replay may need. It then finds out whether the next replay may
 skip all of that, and sets `Replayer.launch` if so. For a graph that uses tensors of one other library,
-that is a function that launches it in the current stream of the library. `Replayer.replay` and its
-counterpart in the native core set scalars, call `launch` and do nothing else.
+that is a function that launches it in the current stream of the library. The native core sets scalars,
+calls `launch` and does nothing else. Without it, every replay is a `Replayer.run`.
 
 Whatever makes a check necessary again clears `launch` (`Replayer.invalidate`): another stream uses the
 memory, memory is closed, or a frame of a pool begins.
@@ -25,7 +25,7 @@ from preheat.graph.frames import ScratchBuffer
 from preheat.graph.nodes import first_user
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions, ReplaySample
 from preheat.graph.recorded import RecordedWork
-from preheat.runtime.active_capture import REPLAY, Operation
+from preheat.runtime.active_capture import REPLAY, Restricted
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
@@ -50,14 +50,13 @@ class Replayer:
     """Replays one graph: `work` at the device as `executable`.
 
     `launch` is the device's function that launches the graph in its usual stream, while a replay has
-    nothing else to do, and None otherwise. `setters` has the functions that set scalars in that stream,
-    by the names of the scalars. `lock` protects all of this.
+    nothing else to do, and None otherwise. `number_setters` has the functions that set scalars in that
+    stream, with the formats of the scalars, by their names. `lock` protects all of this.
     """
 
     __slots__ = (
         "__weakref__", "_launches", "_library_streams", "_options", "_scratch", "_setters", "_stream",
-        "context", "executable", "launch", "lock", "name", "num_replays", "number_setters", "setters",
-        "work",
+        "context", "executable", "launch", "lock", "name", "num_replays", "number_setters", "work",
     )  # fmt: skip
 
     def __init__(
@@ -77,8 +76,6 @@ class Replayer:
         self.num_replays = 0
         self.lock: DictLock = {0: True}
         self.launch: base.Replay | None = None
-        self.setters: dict[tuple[str, ...], base.Setter] = {}
-        # The same for the native core, with the formats of the scalars.
         self.number_setters: dict[tuple[str, ...], tuple[base.Setter, str]] = {}
         self._scratch = {each.stack for each in work.buffers if isinstance(each, ScratchBuffer)}
         self._stream = stream
@@ -98,7 +95,7 @@ class Replayer:
     # Replays
 
     def function(self) -> ReplayFunction:
-        """Return the function that `Graph.replay` is: `replay`, or its native counterpart."""
+        """Return the function that `Graph.replay` is: of the native core, or `replay` without it."""
         if native.core is None:
             return self.replay
         replay: ReplayFunction = native.core.Replay(
@@ -111,36 +108,7 @@ class Replayer:
     def replay(self, /, stream: object = None, synchronize: bool = False, **scalars: Any) -> None:
         """Replay the graph: see `Graph.replay`."""
         try:
-            setter = self.setters.get(tuple(scalars)) if scalars else None
-            unprepared = synchronize or stream is not None or (scalars and setter is None)
-            if unprepared or self.context.lost_or_capturing is not None:
-                self.run(stream, scalars, synchronize)
-                return
-            values = [] if setter is None else [*map(self.work.pack, scalars, scalars.values())]
-            lock = self.lock
-            launch = None
-            try:
-                del lock[0]
-            except KeyError:
-                pass  # Another thread holds it. Errors below must not have this one as their context.
-            else:
-                try:
-                    launch = self.launch
-                    if launch is not None:
-                        self.context.last_replayed = self.name
-                        if setter is not None:
-                            self._set(setter, scalars, values)
-                        status = launch()
-                        if not status[0]:
-                            self.num_replays += 1
-                        elif status is NOT_SUBMITTED:
-                            launch = None
-                        else:
-                            self.raise_launch_error(status)
-                finally:
-                    lock[0] = True
-            if launch is None:
-                self.run(None, scalars, False)
+            self.run(stream, scalars, synchronize)
         except PreheatError as error:
             shorten_traceback(error)
             raise
@@ -169,7 +137,7 @@ class Replayer:
                 hint="replay it before or after that capture",
             )
         launch = self._launch_in(stream)
-        if self._options.upload or not self.executable.uploaded:
+        if not self.executable.uploaded:
             self.executable.upload(stream)
         if sample:
             sample.lap("upload")
@@ -192,7 +160,8 @@ class Replayer:
             stream.synchronize()
         if sample and self._options.sync:
             sample.lap("sync")
-        self._find_shortcut(given, stream, tuple(scalars))
+        if native.core is not None:
+            self._find_shortcut(given, stream, tuple(scalars))
         return stream, sample
 
     def _set(self, setter: base.Setter, names: Iterable[str], values: Iterable[bytes]) -> None:
@@ -210,13 +179,12 @@ class Replayer:
             self._prepare_library_launch(stream)
             return
         if not plain or work.libraries or work.foreign:
-            self._clear_setters()
+            self.number_setters.clear()
             return
         if names:
-            setter = self.setters[names] = self._setters[names, stream.id]
             codes = self.work.number_formats(names)
-            if native.core is not None and codes is not None and len(codes) <= native.core.MOST_SCALARS:
-                self.number_setters[names] = (setter, codes)
+            if codes is not None and len(codes) <= native.core.MAX_SCALARS:
+                self.number_setters[names] = (self._setters[names, stream.id], codes)
         launch = self._launches[stream.id]
 
         def set_launch() -> None:
@@ -263,14 +231,10 @@ class Replayer:
         """Instantiate the graph and copy it to the device, in `stream`."""
         run_locked(self.lock, lambda: self.executable.upload(self._replay_stream(stream)))
 
-    def _clear_setters(self) -> None:
-        self.setters.clear()
-        self.number_setters.clear()
-
     # Prepared for one stream
 
     def _replay_stream(self, requested: object) -> base.Stream:
-        """Return the given stream, that of the capture, that of a library in the graph, or our own."""
+        """Return the first that exists: the given stream, the captured one, a library's, ours."""
         if requested is not None:
             stream = raw_stream(self.context, requested)
             self.context.active_capture(stream)  # This raises if another thread captures the stream.
@@ -303,7 +267,7 @@ class Replayer:
 
     # Errors
 
-    def check(self, operation: Operation) -> None:
+    def check(self, operation: Restricted) -> None:
         """Raise if the graph cannot be used for `operation` now."""
         self.context.require_alive(CAPTURE_AGAIN)
         self.context.refuse_in_capture(operation)
@@ -352,5 +316,5 @@ class Replayer:
         self._launches.clear()
         self._setters.clear()
         self._library_streams.clear()
-        self._clear_setters()
+        self.number_setters.clear()
         self.work.release()

@@ -19,7 +19,7 @@ _MARGIN = 18.0
 _TIP = 7.0  # of an arrow
 _MAX_WIDTH = 1160.0  # of the layout, so that a page shows the picture at its size
 _LEAST_WIDTH = 432.0  # so that the title of a small graph has room
-_FEWEST_COLUMNS, _MOST_COLUMNS = 18, 32  # of characters in a box
+_MIN_COLUMNS, _MAX_COLUMNS = 18, 32  # of characters in a box
 _TITLE = 14.0  # the size of the title
 _SWATCH = 20.0  # the space of a colour in the legend
 
@@ -90,11 +90,11 @@ def _class(item: Item) -> str:
 
 def _box_width(items: Sequence[Item]) -> float:
     """Return the width of all boxes: what the longest text needs, within limits."""
-    longest = _FEWEST_COLUMNS
+    longest = _MIN_COLUMNS
     for item in items:
         first = svg.columns(item.title) + 2 + svg.columns(item.label)
         longest = max(longest, first, *map(svg.columns, item.rows))
-    return min(longest, _MOST_COLUMNS) * _CHARACTER + 2 * _PAD
+    return min(longest, _MAX_COLUMNS) * _CHARACTER + 2 * _PAD
 
 
 def _box_height(item: Item) -> float:

@@ -19,7 +19,7 @@ from preheat.runtime.operands import Pointer, is_plain_tensor, tensor_kind
 
 __all__ = [
     "Memory", "address_range", "can_clone", "children", "clone", "clone_detached", "copy_arrays",
-    "copy_containers", "copy_into", "is_array", "is_constant", "leaves", "map_leaves", "memory_of",
+    "copy_containers", "copy_into", "is_array", "leaves", "map_leaves", "memory_of",
 ]  # fmt: skip
 
 _text = functools.cache(str)  # of the element types of torch, which are few
@@ -160,13 +160,6 @@ def copy_arrays(value: Any) -> Any:
 def copy_containers(value: Any) -> Any:
     """Return a copy of the structure with the same arrays."""
     return map_leaves(value, lambda item: item, copy_containers=True)
-
-
-def is_constant(value: Any) -> bool:
-    """Return True if `copy_containers` returns `value` itself: it has no list, dict or dataclass."""
-    if isinstance(value, tuple):
-        return all(map(is_constant, value))
-    return children(value) is None
 
 
 def can_clone(array: Any) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter
@@ -17,14 +16,12 @@ from preheat.devices.base import LEGACY_STREAMS, ON_GPU
 from preheat.dtypes import DTYPES, DType
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
-from preheat.kernels.blas_handle import Handle, Library, RawHandle, beside_captures, failed
+from preheat.kernels.blas_handle import Handle, Library, RawHandle
 from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension
-from preheat.kernels.plan import ADDRESSES, UNFIT, Launcher, NotPlanned, library_of
 from preheat.runtime.active_capture import ALLOCATE, ActiveCapture
 from preheat.runtime.arguments import Signature
 from preheat.runtime.array import Array
-from preheat.runtime.launch import Call, LaunchArguments
-from preheat.runtime.operands import tensor_kind
+from preheat.runtime.launch import LaunchArguments, Operation
 from preheat.runtime.stream import raw_stream
 
 __all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
@@ -159,7 +156,7 @@ class Blas:
         foreign = [
             key
             for key, handle in self._handles.items()
-            if key not in own and handle.default_stream is None
+            if key not in own and handle.stream and handle.stream.handle not in LEGACY_STREAMS
         ]
         for key in foreign[: max(len(foreign) - _FOREIGN_HANDLES, 0)]:
             del self._handles[key]
@@ -190,12 +187,6 @@ class Blas:
             if not self._ready:
                 with suppress(CaptureError):  # A capture of another thread forbids allocations.
                     self.reserve()
-
-    @property
-    def _has_idle_handles(self) -> bool:
-        """Return True when a stream that nothing holds any more has a handle."""
-        idle = list(self._library.context.idle_streams)
-        return any(stream.id in self._handles for _, stream in idle)
 
     def _handle_in_foreign_capture(self, stream: base.Stream) -> Handle:
         """Return the handle for the capture of another library, whose graph keeps the handle."""
@@ -235,56 +226,10 @@ class Blas:
         _Product(self, op, dtype, add, stream).run(a, b, c)
         add_to_traces(by_cublas(op))
 
-    def _launcher(
-        self, op: Op, dtype: DType, arrays: tuple[Any, ...], *, add: bool, stream: object
-    ) -> Launcher | None:
-        """Return a launcher for products like that of `arrays`, which `_multiply` has computed.
-
-        It is None if every product needs all checks.
-        """
-        context = self._library.context
-        raw = None if stream is None else raw_stream(context, stream)
-        api = library_of(arrays)
-        if self.gpu.blocking or api is None:
-            return None
-        product = partial(_multiply_quickly, self, ADDRESSES[api], self._gemm(op, dtype, add))
-        if not api:
-            raw = raw or context.stream
-            return Launcher(partial(product, _fits_own(dtype, raw), raw))
-        kind = tensor_kind(arrays[0])
-        source = None if kind is None else kind.source
-        place, index = context.device.dlpack
-        if raw is not None or source is None or source.device_type != place:
-            return None
-        fits = _FITS[api](arrays[0].dtype, index)
-        current = source.current
-        adopt = context.order.adopt
-
-        def multiply_in_current_stream(a: Any, b: Any, c: Any, *_: object) -> None:
-            if context.lost_or_capturing is not None:  # A lost context adopts no stream.
-                raise NotPlanned
-            product(fits, adopt(current(index)), a, b, c)
-
-        return Launcher(multiply_in_current_stream)
-
-    def _multiply_in_order(
-        self,
-        stream: base.Stream,
-        multiply: Callable[[Handle, int, int, int], None],
-        a: int,
-        b: int,
-        c: int,
+    def _gemm(
+        self, handle: Handle, op: Op, dtype: DType, addresses: tuple[int, int, int], *, add: bool
     ) -> None:
-        """Compute a product in a stream that is not captured, ordered with uses of the workspace."""
-        handle = self._handle_of(stream)
-        uses = handle.workspace.buffer.uses
-        with self._library.context.order.section(stream, {uses: True}, capturing=False):
-            multiply(handle, a, b, c)
-        if stream.handle in LEGACY_STREAMS:  # It is never captured or destroyed.
-            handle.default_stream = stream
-
-    def _gemm(self, op: Op, dtype: DType, add: bool) -> Callable[[Handle, int, int, int], None]:
-        """Return the function that computes a product with a handle, given three addresses."""
+        """Let cuBLAS compute what `op` describes, given the addresses of the three matrices."""
         # cuBLAS stores matrices by columns, so it sees each of ours transposed. Therefore it computes
         # the transposed result, which has the operands in reverse order.
         cublas = self._library.cublas
@@ -292,94 +237,18 @@ class Blas:
         dims = dict(op.dims)
         axes = _AXES[op.name]
         rows, columns, length = dims[axes.rows], dims[axes.columns], dims[axes.length]
+        a, b, c = addresses
         kind = _TYPES[dtype.name]
         compute = getattr(cublas.ComputeType, math.shorter if dtype.size < 4 else math.float32)
-        first = cublas.Operation(int(axes.b))
-        second = cublas.Operation(int(axes.a))
-        first_stride = length if axes.b else columns
-        second_stride = rows if axes.a else length
-        alpha, beta = _ONE, _ONE if add else _ZERO
-        gemm_ex = beside_captures(self._library.context.device, cublas.gemm_ex)
-
-        def gemm(handle: Handle, a: int, b: int, c: int) -> None:
-            try:
-                gemm_ex(
-                    handle.number, first, second, columns, rows, length, alpha,
-                    b, kind, first_stride, a, kind, second_stride, beta, c, kind, columns,
-                    compute, _ALGORITHM,
-                )  # fmt: skip
-            except cublas.cuBLASError as error:
-                raise failed("gemm_ex", error) from None
-
-        return gemm
-
-
-def _multiply_quickly(
-    blas: Blas,
-    address: Callable[[Any], int],
-    multiply: Callable[[Handle, int, int, int], None],
-    fits: Callable[[Any, bool], bool],
-    stream: base.Stream,
-    a: Any,
-    b: Any,
-    c: Any,
-    *_: object,
-) -> None:
-    """Compute a product in a stream that has a handle; `NotPlanned` where it needs all checks."""
-    context = blas._library.context
-    try:
-        if context.lost_or_capturing is not None:
-            raise NotPlanned
-        if not (fits(a, False) and fits(b, False) and fits(c, True)):
-            raise NotPlanned
-        addresses = address(a), address(b), address(c)
-        handle = blas._handles[stream.id]
-    except UNFIT:
-        raise NotPlanned from None
-    # The stream has waited for the workspace, and nothing else has used the workspace since.
-    if handle.workspace.uses.writer is stream or handle.default_stream is stream:
-        if blas._captured or not blas._ready or (context.idle_streams and blas._has_idle_handles):
-            blas._tidy()
-        multiply(handle, *addresses)
-        return
-    if context.order.owns(stream) or context.order.is_capturing(stream):
-        raise NotPlanned
-    blas._multiply_in_order(stream, multiply, *addresses)
-
-
-def _fits_own(dtype: DType, stream: base.Stream) -> Callable[[Any, bool], bool]:
-    """Return the test whether `stream` can use an array of ours without waiting."""
-    number = stream.id
-
-    def fits(array: Any, write: bool) -> bool:
-        uses = array.uses
-        right = uses.writer is stream or (not write and number in uses.readers)
-        return right and array.dtype is dtype
-
-    return fits
-
-
-def _fits_torch(dtype: object, index: int) -> Callable[[Any, bool], bool]:
-    """Return the test whether work on a GPU can use a tensor of torch."""
-
-    def fits(tensor: Any, _: bool) -> bool:
-        here = tensor.get_device() == index and tensor.dtype == dtype
-        return here and tensor.is_contiguous() and not tensor.is_neg()
-
-    return fits
-
-
-def _fits_cupy(dtype: object, index: int) -> Callable[[Any, bool], bool]:
-    """Return the test whether work on a GPU can use an array of CuPy."""
-
-    def fits(array: Any, _: bool) -> bool:
-        here = array.data.device_id == index and array.dtype == dtype
-        return bool(here and array._c_contiguous)
-
-    return fits
-
-
-_FITS = {"torch": _fits_torch, "cupy": _fits_cupy}
+        self._library.call(
+            "gemm_ex", handle.number,
+            cublas.Operation(int(axes.b)), cublas.Operation(int(axes.a)),
+            columns, rows, length, _ONE,
+            b, kind, length if axes.b else columns,
+            a, kind, rows if axes.a else length,
+            _ONE if add else _ZERO, c, kind, columns,
+            compute, _ALGORITHM,
+        )  # fmt: skip
 
 
 def _no_workspace() -> CaptureError:
@@ -412,7 +281,7 @@ def by_cublas(op: Op) -> Op:
     return op._replace(by="cuBLAS") if op.name in _AXES else op
 
 
-class _Product(Call):
+class _Product(Operation):
     """A product, which is checked and ordered like a launch and submitted by cuBLAS."""
 
     RECREATE = _RECREATE
@@ -429,22 +298,25 @@ class _Product(Call):
 
     def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
         if self.context.order.is_capturing(stream):
-            self._call(self._blas._handle_in_foreign_capture(stream), *arguments.values)
+            self._multiply(self._blas._handle_in_foreign_capture(stream), arguments)
             return
-        multiply = self._blas._gemm(self._op, self._dtype, self._add)
-        self._blas._multiply_in_order(stream, multiply, *arguments.values)
+        handle = self._blas._handle_of(stream)
+        uses = {handle.workspace.buffer.uses: True}
+        with self.context.order.section(stream, uses, capturing=False):
+            self._multiply(handle, arguments)
 
     def _capture(self, arguments: LaunchArguments, capture: ActiveCapture, stream: base.Stream) -> None:
         handle = self._blas._handle_in_capture(capture, stream)
         # Products in different streams of the capture share the workspace, so they are ordered.
         with capture.streams.ordered(stream, {handle.workspace.buffer.uses: True}):
-            self._call(handle, *arguments.values)
+            self._multiply(handle, arguments)
         arguments.use(handle.workspace, write=True)
         arguments.arrays[len(arguments.values)] = handle.workspace
         capture.add_uses(arguments)
 
-    def _call(self, handle: Handle, a: int, b: int, c: int) -> None:
-        self._blas._gemm(self._op, self._dtype, self._add)(handle, a, b, c)
+    def _multiply(self, handle: Handle, arguments: LaunchArguments) -> None:
+        a, b, c = arguments.values
+        self._blas._gemm(handle, self._op, self._dtype, (a, b, c), add=self._add)
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.devices import base
@@ -11,9 +10,8 @@ from preheat.devices.base import ON_GPU
 from preheat.errors import DeviceError
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
-from preheat.runtime.uses import Uses
 
-__all__ = ["Handle", "Library", "RawHandle", "beside_captures", "failed"]
+__all__ = ["Handle", "Library", "RawHandle"]
 
 
 class Library(NamedTuple):
@@ -24,19 +22,14 @@ class Library(NamedTuple):
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of cuBLAS on this GPU; its errors become `DeviceError`."""
-        function = beside_captures(self.context.device, getattr(self.cublas, name))
+        function = _beside_captures(self.context.device, getattr(self.cublas, name))
         try:
             return function(*args)
         except self.cublas.cuBLASError as error:
-            raise failed(name, error) from None
+            raise DeviceError(f"{name} of cuBLAS failed: {error}") from None
 
 
-def failed(name: str, error: Exception) -> DeviceError:
-    """Return the error for a function of cuBLAS that failed."""
-    return DeviceError(f"{name} of cuBLAS failed: {error}")
-
-
-def beside_captures(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def _beside_captures(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` so that it leaves captures valid. The emulator has no context to change."""
     return device.beside_captures(function) if device.dlpack[0] == ON_GPU else function
 
@@ -76,7 +69,6 @@ class Handle:
         self.workspace = workspace
         self._unused = unused
         self.stream: base.Stream | None = None  # where it works
-        self.default_stream: base.Stream | None = None  # the legacy one, once it uses the workspace
 
     @property
     def number(self) -> int:
@@ -94,14 +86,4 @@ class Handle:
         return self
 
     def __del__(self) -> None:
-        if self.default_stream is not None:  # Products after the last mark are not recorded yet.
-            context = self._library.context
-            uses = self.workspace.buffer.uses
-            context.deferred_cleanups.append(partial(_record_use, context, self.default_stream, uses))
         self._unused.append(self._raw)
-
-
-def _record_use(context: Context, stream: base.Stream, uses: Uses) -> None:
-    """Record that a stream, which is never captured, has used memory until now."""
-    with context.order.section(stream, {uses: True}, capturing=False):
-        pass

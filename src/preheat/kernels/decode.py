@@ -121,7 +121,7 @@ class DecodeState:
             array([42], dtype=int32)
         """
         capture = self._values.buffer.context.active_capture()
-        with nullcontext() if capture is None else capture:
+        with nullcontext() if capture is None else capture.operation():
             self._check(sampled)
             self._advance.launch(
                 self._values, sampled, self.limit, self.batch,
@@ -185,7 +185,7 @@ class DecodeState:
         """
         capture = self._values.buffer.context.active_capture()
         if capture is not None:
-            with capture:
+            with capture.operation():
                 raise CaptureError(
                     "a decode state passed by value would be fixed in the graph",
                     where=caller(),

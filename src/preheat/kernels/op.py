@@ -18,7 +18,7 @@ from preheat.program import Program
 from preheat.runtime.kernel import Kernel
 
 __all__ = [
-    "MAX_BLOCKS", "Op", "add_to_traces", "cpp_of", "dimension", "memoize", "open_traces", "trace_ops"
+    "MAX_BLOCKS", "Op", "add_to_traces", "cpp_of", "dimension", "memoize", "trace_ops"
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -70,7 +70,7 @@ class Op(NamedTuple):
         if self.slow_reason:
             self._report_slow_path(gpu, self.slow_reason)
         elif not aligned:
-            self.report_misaligned(gpu)
+            self._report_slow_path(gpu, _MISALIGNED)
 
     def kernel(self, gpu: Gpu) -> Kernel:
         """Return the kernel on `gpu`, compiled and loaded."""
@@ -92,10 +92,6 @@ class Op(NamedTuple):
         return {
             "grid": grid, "block": self.block, "shared": min(wanted, most), "cluster": cluster
         }  # fmt: skip
-
-    def report_misaligned(self, gpu: Gpu) -> None:
-        """Report once for each kernel that an operand is not aligned."""
-        self._report_slow_path(gpu, _MISALIGNED)
 
     def _report_slow_path(self, gpu: Gpu, reason: str) -> None:
         reported = _reported.setdefault(gpu, set())
@@ -125,13 +121,9 @@ def trace_ops() -> Iterator[list[Op]]:
         _traces.reset(token)
 
 
-#: Returns the traces that are open in this thread.
-open_traces = _traces.get
-
-
 def add_to_traces(op: Op) -> None:
     """Append `op` to every trace that is open in this thread."""
-    for ops in open_traces():
+    for ops in _traces.get():
         ops.append(op)
 
 

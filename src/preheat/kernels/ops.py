@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from preheat.dtypes import DTYPES
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
-from preheat.kernels.blas import Blas, Found, by_cublas, find
+from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.nf4 import Nf4
 from preheat.kernels.op import Op
 from preheat.kernels.operands import (
@@ -26,35 +24,12 @@ from preheat.kernels.operands import (
     operand,
     reject_overlap,
 )
-from preheat.kernels.plan import (
-    Launcher,
-    Plan,
-    Plans,
-    Step,
-    add_plan,
-    address_getter,
-    functions,
-    kernel_launcher,
-    new_result,
-)
 from preheat.kernels.rows import row_dimensions
 from preheat.locks import Lock
+from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 
 __all__ = ["Ops"]
-
-_NO_ARRAY = object()
-# Functions that launch by a plan, and functions that return the key of one.
-_planned_silu, _key_of_silu = functions(1, 1, values=1)
-_planned_elements, _key_of_elements = functions(2, 1, values=1)
-_planned_pair, _key_of_pair = functions(3, 2, values=1)
-_planned_softmax, _key_of_softmax = functions(1, 1, values=2)
-_planned_softmax_backward, _key_of_softmax_backward = functions(2, 1, values=2)
-_planned_rms_norm, _key_of_rms_norm = functions(2, 1, values=3, choice=True)
-_planned_rms_norm_backward, _key_of_rms_norm_backward = functions(
-    3, 2, values=4, choice=True, workspace=True
-)
-_planned_product, _key_of_product = functions(2, 1, values=4, choice=True)
 
 
 class Ops:
@@ -92,71 +67,21 @@ class Ops:
         self._blas = blas
         self._choosing = Lock()
         self._chosen: tuple[Context, Blas | None] | None = None  # Valid for this context.
-        self._plans: Plans = {}
         if blas is True:
             self._choice()
 
     def _launch(
         self,
-        steps: tuple[Step, ...],
+        op: Op,
         operands: tuple[ArrayArgument, ...],
         results: tuple[ArrayArgument, ...],
         values: tuple[Any, ...],
         stream: object,
-        key: object,
-        *,
-        workspace: tuple[ArrayArgument, ...] = (),
-        in_place: bool = True,
     ) -> None:
-        """Make the launches of a call, and have a plan for later calls with the same key.
-
-        `values` are the arguments after the arrays. A result may be an operand if `in_place`.
-        """
-        arguments = (*operands, *results, *workspace)
-        args = (*(each.array for each in arguments), *values)
-        is_aligned = aligned(*results, *operands)
-        for step in steps:
-            no_report = is_aligned or not step.reports_alignment
-            step.op.launch(self.gpu, *step.pick(args), stream=stream, aligned=no_report)
-
-        def launcher() -> Callable[[], Launcher | None] | None:
-            found = kernel_launcher(self.gpu, steps, stream, args)
-            return None if found is None else weakref.ref(found)
-
-        ops = tuple(step.op for step in steps)
-        reporting = tuple(
-            each.op for each in steps if each.reports_alignment and not each.op.slow_reason
-        )
-        results += workspace
-        self._plan(key, ops, operands, results, values, launcher, reporting, in_place=in_place)
-
-    def _plan(
-        self,
-        key: object,
-        ops: tuple[Op, ...],
-        operands: tuple[ArrayArgument, ...],
-        results: tuple[ArrayArgument, ...],
-        values: tuple[Any, ...],
-        launcher: Callable[[], Callable[[], Launcher | None] | None],
-        reporting: tuple[Op, ...] = (),
-        *,
-        in_place: bool = False,
-    ) -> None:
-        """Have a plan for calls with this key, if there is a launcher for their arrays."""
-
-        def make() -> Plan | None:
-            address = address_getter([each.array for each in (*operands, *results)])
-            found = None if address is None else launcher()
-            if address is None or found is None:
-                return None
-            sizes = tuple(each.end - each.start for each in (*results, *operands))
-            specs = tuple(each.spec for each in results)
-            context = self.gpu._context
-            return Plan(
-                found, context, self.gpu, ops, reporting, values, address, sizes, in_place, specs
-            )
-
-        add_plan(self._plans, key, make)
+        """Launch `op`. `values` are the arguments after the arrays."""
+        arrays = (*operands, *results)
+        args = (*(each.array for each in arrays), *values)
+        op.launch(self.gpu, *args, stream=stream, aligned=aligned(*arrays))
 
     # Elements
 
@@ -167,14 +92,10 @@ class Ops:
             >>> preheat.Ops(gpu).silu(gpu.zeros(2)).numpy()
             array([0., 0.], dtype=float32)
         """
-        done = _planned_silu(self._plans, "silu", x, out, stream)
-        if done is not None:
-            return done
         spec, operands = matching_operands(x=x)
         y = self._result("out", out, spec, stream, operands)
         op = elementwise.silu(spec.size, spec.dtype)
-        key = _key_of_silu(self._plans, "silu", x, out, stream)
-        self._launch((Step(op),), operands, (y,), (spec.size,), stream, key)
+        self._launch(op, operands, (y,), (spec.size,), stream)
         return y.array
 
     def silu_backward(self, gy: Any, x: Any, *, out: Any = None, stream: object = None) -> Any:
@@ -184,14 +105,10 @@ class Ops:
             >>> preheat.Ops(gpu).silu_backward(gpu.zeros(2).fill(1), gpu.zeros(2)).numpy()
             array([0.5, 0.5], dtype=float32)
         """
-        done = _planned_elements(self._plans, "silu_backward", gy, x, out, stream)
-        if done is not None:
-            return done
         spec, operands = matching_operands(gy=gy, x=x)
         gx = self._result("out", out, spec, stream, operands)
         op = elementwise.silu_backward(spec.size, spec.dtype)
-        key = _key_of_elements(self._plans, "silu_backward", gy, x, out, stream)
-        self._launch((Step(op),), operands, (gx,), (spec.size,), stream, key)
+        self._launch(op, operands, (gx,), (spec.size,), stream)
         return gx.array
 
     def swiglu(self, gate: Any, up: Any, *, out: Any = None, stream: object = None) -> Any:
@@ -201,14 +118,10 @@ class Ops:
             >>> preheat.Ops(gpu).swiglu(gpu.zeros(2), gpu.zeros(2).fill(3)).numpy()
             array([0., 0.], dtype=float32)
         """
-        done = _planned_elements(self._plans, "swiglu", gate, up, out, stream)
-        if done is not None:
-            return done
         spec, operands = matching_operands(gate=gate, up=up)
         y = self._result("out", out, spec, stream, operands)
         op = elementwise.swiglu(spec.size, spec.dtype)
-        key = _key_of_elements(self._plans, "swiglu", gate, up, out, stream)
-        self._launch((Step(op),), operands, (y,), (spec.size,), stream, key)
+        self._launch(op, operands, (y,), (spec.size,), stream)
         return y.array
 
     def swiglu_backward(
@@ -222,16 +135,10 @@ class Ops:
             >>> for_gate.numpy()
             array([0.5], dtype=float32)
         """
-        done: tuple[Any, Any] | None = _planned_pair(
-            self._plans, "swiglu_backward", gy, gate, up, *_unchecked_pair(out), stream
-        )
-        if done is not None:
-            return done
         spec, operands = matching_operands(gy=gy, gate=gate, up=up)
         results = self._results(out, (spec, spec), stream, operands)
         op = elementwise.swiglu_backward(spec.size, spec.dtype)
-        key = _key_of_pair(self._plans, "swiglu_backward", gy, gate, up, *_unchecked_pair(out), stream)
-        self._launch((Step(op),), operands, results, (spec.size,), stream, key)
+        self._launch(op, operands, results, (spec.size,), stream)
         return results[0].array, results[1].array
 
     # Rows: the last axis
@@ -243,15 +150,11 @@ class Ops:
             >>> preheat.Ops(gpu).softmax(gpu.zeros((1, 4))).numpy()
             array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
         """
-        done = _planned_softmax(self._plans, "softmax", x, out, stream)
-        if done is not None:
-            return done
         spec, operands = matching_operands(x=x)
         rows, width = spec.matrix("x")
         y = self._result("out", out, spec, stream, operands)
         op = softmax.softmax(rows, width, spec.dtype)
-        key = _key_of_softmax(self._plans, "softmax", x, out, stream)
-        self._launch((Step(op),), operands, (y,), (rows, width), stream, key)
+        self._launch(op, operands, (y,), (rows, width), stream)
         return y.array
 
     def softmax_backward(self, gy: Any, y: Any, *, out: Any = None, stream: object = None) -> Any:
@@ -262,15 +165,11 @@ class Ops:
             >>> preheat.Ops(gpu).softmax_backward(gy, y).numpy()
             array([[ 0.25, -0.25]], dtype=float32)
         """
-        done = _planned_softmax_backward(self._plans, "softmax_backward", gy, y, out, stream)
-        if done is not None:
-            return done
         spec, operands = matching_operands(gy=gy, y=y)
         rows, width = spec.matrix("gy")
         gx = self._result("out", out, spec, stream, operands)
         op = softmax.softmax_backward(rows, width, spec.dtype)
-        key = _key_of_softmax_backward(self._plans, "softmax_backward", gy, y, out, stream)
-        self._launch((Step(op),), operands, (gx,), (rows, width), stream, key)
+        self._launch(op, operands, (gx,), (rows, width), stream)
         return gx.array
 
     def rms_norm(
@@ -283,17 +182,13 @@ class Ops:
             >>> preheat.Ops(gpu).rms_norm(x, gpu.zeros(2).fill(2), eps=0.0).numpy()
             array([[ 2., -2.]], dtype=float32)
         """
-        done = _planned_rms_norm(self._plans, "rms_norm", x, gamma, out, stream, eps)
-        if done is not None:
-            return done
         spec, operands = matching_operands(x=x)
         rows, width = spec.matrix("x")
         operands += (operand("gamma", gamma).require(spec.row, "a row of x"),)
         y = self._result("out", out, spec, stream, operands)
         number = nonnegative("eps", eps)
         op = rms_norm.rms_norm(rows, width, spec.dtype)
-        key = _key_of_rms_norm(self._plans, "rms_norm", x, gamma, out, stream, eps)
-        self._launch((Step(op),), operands, (y,), (number, rows, width), stream, key)
+        self._launch(op, operands, (y,), (number, rows, width), stream)
         return y.array
 
     def rms_norm_backward(
@@ -324,11 +219,6 @@ class Ops:
             >>> for_gamma.numpy()
             array([1., 1.], dtype=float32)
         """
-        arrays = (gy, x, gamma, *_unchecked_pair(out), workspace)
-        call = self._plans, "rms_norm_backward", *arrays, stream, eps
-        done: tuple[Any, Any] | None = _planned_rms_norm_backward(*call)
-        if done is not None:
-            return done
         spec, operands = matching_operands(gy=gy, x=x)
         rows, width = spec.matrix("gy")
         operands += (operand("gamma", gamma).require(spec.row, "a row of x"),)
@@ -337,13 +227,13 @@ class Ops:
         room = self._workspace(workspace, needed, stream, (*operands, *results))
         groups = rms_norm.groups(rows, width, spec.dtype)
         values = (nonnegative("eps", eps), rows, width, groups)
-        steps = tuple(
+        args = (*(each.array for each in (*operands, *results, room)), *values)
+        is_aligned = aligned(*results, *operands)
+        for op in rms_norm.rms_norm_backward(rows, width, spec.dtype):
+            taken = rms_norm.backward_arguments(op.name, *args)
             # rms_norm_gamma reads only the workspace, whose alignment is not reported.
-            Step(op, partial(rms_norm.backward_arguments, op.name), op.name != "rms_norm_gamma")
-            for op in rms_norm.rms_norm_backward(rows, width, spec.dtype)
-        )
-        key = _key_of_rms_norm_backward(*call)
-        self._launch(steps, operands, results, values, stream, key, workspace=(room,))
+            no_report = is_aligned or op.name == "rms_norm_gamma"
+            op.launch(self.gpu, *taken, stream=stream, aligned=no_report)
         return results[0].array, results[1].array
 
     def rms_norm_workspace(self, rows: int, width: int, dtype: object) -> tuple[int]:
@@ -406,14 +296,10 @@ class Ops:
             >>> preheat.Ops(gpu).gemm(a, gpu.array(np.eye(2, dtype="float32"))).numpy()
             array([[1., 2.]], dtype=float32)
         """
-        done = _planned_product(self._plans, "gemm", a, b, out, stream, accumulate)
-        if done is not None:
-            return done
         operands = gemm_operands(a=(a, "mk"), b=(b, "kn"))
         c = self._product_result(out, "mn", operands, accumulate, stream)
         op = gemm.gemm(**operands.dims, dtype=operands.dtype)
-        key = _key_of_product(self._plans, "gemm", a, b, out, stream, accumulate)
-        return self._product(op, operands, c, accumulate, stream, key)
+        return self._product(op, operands, c, accumulate, stream)
 
     def gemm_backward_a(
         self, gc: Any, b: Any, *, out: Any = None, accumulate: bool = False, stream: object = None
@@ -425,16 +311,12 @@ class Ops:
             >>> preheat.Ops(gpu).gemm_backward_a(gc, b).numpy()
             array([[2., 3.]], dtype=float32)
         """
-        done = _planned_product(self._plans, "gemm_backward_a", gc, b, out, stream, accumulate)
-        if done is not None:
-            return done
         operands = gemm_operands(nf4="b", gc=(gc, "mn"), b=(b, "kn"))
         dims = operands.dims
         ga = self._product_result(out, "mk", operands, accumulate, stream)
         if not isinstance(b, Nf4):
             op = gemm.gemm_backward_a(**dims, dtype=operands.dtype)
-            key = _key_of_product(self._plans, "gemm_backward_a", gc, b, out, stream, accumulate)
-            return self._product(op, operands, ga, accumulate, stream, key)
+            return self._product(op, operands, ga, accumulate, stream)
         op = gemm.gemm_backward_a_nf4(**dims, dtype=operands.dtype)
         args = (gc, b.codes, b.scales, ga.array, *(dims[each] for each in "mnk"), bool(accumulate))
         op.launch(self.gpu, *args, stream=stream, aligned=aligned(ga, operands.operands[0]))
@@ -451,14 +333,10 @@ class Ops:
             array([[2.],
                    [3.]], dtype=float32)
         """
-        done = _planned_product(self._plans, "gemm_backward_b", a, gc, out, stream, accumulate)
-        if done is not None:
-            return done
         operands = gemm_operands(a=(a, "mk"), gc=(gc, "mn"))
         gb = self._product_result(out, "kn", operands, accumulate, stream)
         op = gemm.gemm_backward_b(**operands.dims, dtype=operands.dtype)
-        key = _key_of_product(self._plans, "gemm_backward_b", a, gc, out, stream, accumulate)
-        return self._product(op, operands, gb, accumulate, stream, key)
+        return self._product(op, operands, gb, accumulate, stream)
 
     def _product(
         self,
@@ -467,22 +345,15 @@ class Ops:
         c: ArrayArgument,
         accumulate: bool,
         stream: object,
-        key: object,
     ) -> Any:
         blas = self.blas
         add = bool(accumulate)
-        values = (*(size for _, size in op.dims), add)
         if blas is None:
-            self._launch((Step(op),), of.operands, (c,), values, stream, key, in_place=False)
-            return c.array
-        arrays = tuple(each.array for each in (*of.operands, c))
-        blas._multiply(op, of.dtype, *arrays, add=add, stream=stream)
-
-        def launcher() -> Callable[[], Launcher | None] | None:
-            found = blas._launcher(op, of.dtype, arrays, add=add, stream=stream)
-            return None if found is None else lambda: found
-
-        self._plan(key, (by_cublas(op),), of.operands, (c,), values, launcher)
+            values = (*(size for _, size in op.dims), add)
+            self._launch(op, of.operands, (c,), values, stream)
+        else:
+            arrays = (each.array for each in (*of.operands, c))
+            blas._multiply(op, of.dtype, *arrays, add=add, stream=stream)
         return c.array
 
     def _product_result(
@@ -520,19 +391,28 @@ class Ops:
     ) -> ArrayArgument:
         """Return `out` if it fits, or new memory if it is None. `out` may be one of the operands."""
         if out is None:
-            return array_argument(name, new_result(self.gpu, name, spec, stream))
+            return array_argument(name, self._new_result(name, spec, stream))
         found = operand(name, out).require(spec, "needed")
         if not found.writable:
             raise InputError(f"{name} is read-only")
         reject_overlap(found, operands, in_place=True)
         return found
 
+    def _new_result(self, name: str, spec: ArraySpec, stream: object) -> Array:
+        """Allocate the result `name` of an op."""
+        try:
+            return self.gpu.empty(spec.shape, spec.dtype, stream=stream)
+        except CaptureError as error:
+            argument = name.partition("[")[0]
+            error.hint = f"pass {argument}=…, allocated before the capture or from a gpu.pool()"
+            raise
+
     def _workspace(
         self, out: Any, spec: ArraySpec, stream: object, others: Iterable[ArrayArgument]
     ) -> ArrayArgument:
         """Return `out` if it is large enough and overlaps no other array, or new memory if None."""
         if out is None:
-            return array_argument("workspace", new_result(self.gpu, "workspace", spec, stream))
+            return array_argument("workspace", self._new_result("workspace", spec, stream))
         workspace = array_argument("workspace", out).require_contiguous()
         if workspace.spec.dtype is not spec.dtype or workspace.spec.size < spec.size:
             hint = "allocate ops.rms_norm_workspace(rows, width, dtype) elements of float32"
@@ -541,13 +421,6 @@ class Ops:
             raise InputError("workspace is read-only")
         reject_overlap(workspace, others)
         return workspace
-
-
-def _unchecked_pair(out: Any) -> tuple[Any, Any]:
-    """Return the two parts of `out`, or parts that fit no plan if `out` is not a pair."""
-    if type(out) is tuple and len(out) == 2:
-        return out
-    return (None, None) if out is None else (out, _NO_ARRAY)
 
 
 def _pair(out: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ __all__ = [
     "ALLOCATE", "FREE", "FROM_HOST", "INSTANTIATE", "LOAD", "MEASURE_POOL", "OTHER_STREAM",
     "REPLAY", "RESET", "RESOLVE_KERNEL", "SET_SCALAR", "SYNCHRONIZE", "TIME_EVENT", "TO_HOST", "UNLOAD",
     "WAIT_OUTSIDE", "WARM_GRAPHS", "ActiveCapture", "Allocator", "CapturePoint", "CaptureStreams",
-    "Operation", "RecordedLaunch",
+    "RecordedLaunch", "Restricted",
 ]  # fmt: skip
 
 #: A captured launch: the launch, its packed parameters, its arguments, the place in the program and the
@@ -29,7 +29,7 @@ __all__ = [
 RecordedLaunch = tuple["Launch", bytes, tuple[Any, ...], CallSite, "Sequence[Operand]"]
 
 
-class Operation(NamedTuple):
+class Restricted(NamedTuple):
     """An operation that cannot become part of a graph. The thread that captures must not do it.
 
     A relaxed capture permits the operation if `relaxed` is True. If `unsafe` is True, the operation
@@ -42,43 +42,43 @@ class Operation(NamedTuple):
     unsafe: bool = False
 
 
-LOAD = Operation(
+LOAD = Restricted(
     "compiling or loading a program",
     "ask for the kernel before the capture; for a RawKernel, call .compile() or launch it once",
     relaxed=True,
 )
-RESOLVE_KERNEL = Operation(
+RESOLVE_KERNEL = Restricted(
     "first use of a kernel", "take the kernel from its module before the capture", relaxed=True
 )
-ALLOCATE = Operation(
+ALLOCATE = Restricted(
     "allocating memory", "make arrays before the capture, or take them from a gpu.pool()",
     relaxed=True, unsafe=True,
 )  # fmt: skip
-FREE = Operation("freeing memory", "close arrays after the capture", relaxed=True, unsafe=True)
-UNLOAD = Operation("unloading programs", "trim after the capture", relaxed=True, unsafe=True)
-SYNCHRONIZE = Operation("synchronising", "synchronise after the replay", unsafe=True)
-WAIT_OUTSIDE = Operation(
+FREE = Restricted("freeing memory", "close arrays after the capture", relaxed=True, unsafe=True)
+UNLOAD = Restricted("unloading programs", "trim after the capture", relaxed=True, unsafe=True)
+SYNCHRONIZE = Restricted("synchronising", "synchronise after the replay", unsafe=True)
+WAIT_OUTSIDE = Restricted(
     "waiting for outside work",
     "wait before the replay; memory that the graph uses is ordered already",
 )
-TIME_EVENT = Operation("timing an event", "record the events outside, before and after the replay")
-TO_HOST = Operation("copying to the host", "read results after the replay", unsafe=True)
-FROM_HOST = Operation(
+TIME_EVENT = Restricted("timing an event", "record the events outside, before and after the replay")
+TO_HOST = Restricted("copying to the host", "read results after the replay", unsafe=True)
+FROM_HOST = Restricted(
     "copying from the host", "write before the replay; the graph reads the array's newest content",
     unsafe=True,
 )  # fmt: skip
-SET_SCALAR = Operation("setting a scalar", "graph.replay(name=value) sets it for each replay")
-INSTANTIATE = Operation("making a graph ready", "do so before or after the capture", unsafe=True)
-REPLAY = Operation("replaying a graph", "replay after the capture")
-RESET = Operation("resetting or closing the device", "leave the capture first", unsafe=True)
-OTHER_STREAM = Operation(
+SET_SCALAR = Restricted("setting a scalar", "graph.replay(name=value) sets it for each replay")
+INSTANTIATE = Restricted("making a graph ready", "do so before or after the capture", unsafe=True)
+REPLAY = Restricted("replaying a graph", "replay after the capture")
+RESET = Restricted("resetting or closing the device", "leave the capture first", unsafe=True)
+OTHER_STREAM = Restricted(
     "work in a stream other than the captured one",
     "omit the stream: work of the capturing thread goes to the captured stream; or fork the stream "
     "from it: stream.wait(gpu.record())",
     relaxed=True,
 )
-MEASURE_POOL = Operation("measuring a pool", "measure before the capture: it runs the body for real")
-WARM_GRAPHS = Operation("warming graphs", "warm before the capture")
+MEASURE_POOL = Restricted("measuring a pool", "measure before the capture: it runs the body for real")
+WARM_GRAPHS = Restricted("warming graphs", "warm before the capture")
 
 
 class Allocator(Protocol):
@@ -123,8 +123,7 @@ class CaptureStreams(Protocol):
 class ActiveCapture(Protocol):
     """A capture that has begun and not ended. Work of its thread becomes part of the graph.
 
-    It is a context manager for each piece of that work: it remembers the first error, and the line that
-    caused it, for the end of the capture.
+    It remembers the first error inside, and the line that caused it, for its end.
     """
 
     stream: base.Stream  # the stream that the device captures
@@ -145,14 +144,11 @@ class ActiveCapture(Protocol):
     def abort(self) -> None:
         """End the capture and drop what was captured."""
 
-    def refuse(self, operation: Operation, stream: base.Stream | None) -> None:
+    def refuse(self, operation: Restricted, stream: base.Stream | None) -> None:
         """Raise if this capture does not permit `operation` in this thread, on `stream` if given."""
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None: ...
+    def operation(self) -> AbstractContextManager[None]:
+        """Do one piece of work inside the capture, which remembers its place and the first error."""
 
     def add_export(self, array: Array) -> None:
         """Keep an array that another library uses in its part of the capture."""

@@ -39,7 +39,7 @@ class Array:
 
     `gpu.array`, `gpu.zeros` and `gpu.empty` make arrays. `close`, the end of a `with` block and
     dropping the last view free the memory. torch, CuPy, NumPy (on the emulator) and others take the
-    array without a copy, by DLPack or the array interfaces. `a[3]`, `a[2:5]`, `a[3, 2:5]` and
+    array without a copy, by DLPack or CUDA's array interface. `a[3]`, `a[2:5]`, `a[3, 2:5]` and
     `a.reshape(…)` are views, which share the memory.
 
     Attributes:
@@ -223,7 +223,7 @@ class Array:
         if capture is None:
             self._fill(element_bytes(value, self.dtype))
             return self
-        with capture, capture.streams.ordered(capture.stream, {self.buffer.uses: True}):
+        with capture.operation(), capture.streams.ordered(capture.stream, {self.buffer.uses: True}):
             pattern = element_bytes(value, self.dtype)
             capture.add_fill(self, pattern, self._fill(pattern, capture.stream))
         return self
@@ -275,7 +275,7 @@ class Array:
         uses = {other.buffer.uses: False} | {self.buffer.uses: True}
         capture = context.active_capture()
         if capture is not None:
-            with capture, capture.streams.ordered(capture.stream, uses):
+            with capture.operation(), capture.streams.ordered(capture.stream, uses):
                 self._device.copy(self.address, other.address, self.nbytes, capture.stream)
                 capture.add_copy(self, other)
             return self
@@ -343,15 +343,7 @@ class Array:
         self.require_usable("export")
         return export.cuda_interface(self)
 
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        if self._device.dlpack[0] != ON_HOST:
-            raise AttributeError("this array is in CUDA memory: use .numpy()")
-        self.require_usable("export")
-        return export.host_interface(self)
-
     def __array__(self, *_: Any, **__: Any) -> Any:
-        # NumPy asks the interface above first, so only arrays on a GPU get here.
         raise TypeError("an array is not copied to the host implicitly: use .numpy()")
 
 

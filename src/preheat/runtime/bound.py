@@ -38,7 +38,7 @@ class Bound:
         self._buffer = new_param_buffer(launch.signature)
         self._buffer.pack(*arguments.values)
         self._pointers = self._buffer.pointers
-        self._submit = launch.prepared(self._stream)
+        self._submit = launch.prepare(self._stream)
         foreign = bool(arguments.foreign) or not launch.context.order.owns(self._stream)
         self._always_checked = launch.blocking or foreign
         self._checked = False  # True while the next launch needs no check
@@ -46,7 +46,7 @@ class Bound:
     def __call__(self) -> None:
         """Launch."""
         try:
-            if not self._checked or self._context.lost_or_capturing is not None:
+            if not self._checked or not self._context.unrestricted:
                 self._launch_checked()
                 return
             status = self._submit(self._pointers, 0)
@@ -58,7 +58,7 @@ class Bound:
 
     def _launch_checked(self) -> None:
         """Launch with all checks and in order, and try to make the next launch a fast one."""
-        if self._always_checked or self._context.lost_or_capturing is not None:
+        if self._always_checked or not self._context.unrestricted:
             self._launch.run(*self._args)
             return
         arguments = self._launch.convert(self._args, UNORDERED)  # Raises when memory was freed.

@@ -22,7 +22,7 @@ from preheat.runtime.active_capture import (
     SYNCHRONIZE,
     ActiveCapture,
     Allocator,
-    Operation,
+    Restricted,
 )
 from preheat.runtime.dict_lock import DictLock, run_locked
 from preheat.runtime.libraries import current_streams
@@ -68,8 +68,8 @@ class Context:
 
     `lost` is None while the context can be used, and afterwards the reason why it cannot. `recovers`
     says whether a reset of the device helps. `captures_by_thread` has the active captures.
-    `lost_or_capturing` is None while the context is not lost and no capture is active, and is all that
-    a fast launch tests.
+    `unrestricted` is True while the context is not lost and no capture is active. It is all that a
+    launch or a replay of the native core tests.
 
     Finalizers take no lock and do not call the driver. They append the work to `deferred_cleanups`, or
     a module to `unused_modules`, and `drain` does the work at the next safe point, which is never
@@ -82,8 +82,8 @@ class Context:
         "__weakref__", "_cause", "_drain_lock", "_held_until_done", "_intact", "_remedy", "_state_lock",
         "_synchronizing", "capture_lock", "captures_by_thread", "deferred_cleanups", "device", "events",
         "idle_capture_streams", "idle_streams", "kernel_fill", "last_replayed", "lost",
-        "lost_or_capturing", "modules", "order", "recovers", "resolve_lock", "resources", "stream",
-        "thread_state", "unused_modules",
+        "modules", "order", "recovers", "resolve_lock", "resources", "stream", "thread_state",
+        "unrestricted", "unused_modules",
     )  # fmt: skip
 
     def __init__(self, device: base.Device, events: Events) -> None:
@@ -95,13 +95,13 @@ class Context:
         self._intact = False  # True if everything is still usable after the fault that `lost` reports
         self._remedy = ""
         self.captures_by_thread: dict[int, ActiveCapture] = {}
-        self.lost_or_capturing: object = None
+        self.unrestricted = True
         self.last_replayed: str | None = None  # the name of a graph
         self._state_lock: DictLock = {0: True}
         self.deferred_cleanups: deque[Callable[[], None]] = deque()
         self.unused_modules: deque[base.Module] = deque()
         self.idle_streams: deque[tuple[int, base.Stream]] = deque()
-        self.idle_capture_streams: deque[base.Stream] = deque()  # see `preheat.graph.idle_streams`
+        self.idle_capture_streams: deque[base.Stream] = deque()
         self._held_until_done: deque[tuple[Completion, object]] = deque()
         self.modules: weakref.WeakSet[UserModule] = weakref.WeakSet()  # what users or the session hold
         self.resources: weakref.WeakSet[Resource] = weakref.WeakSet()  # memory, graphs and the like
@@ -130,6 +130,33 @@ class Context:
                 self.idle_streams.append(idle)
         return self.order.register_stream(self.device.stream(priority=priority))
 
+    def take_capture_stream(self) -> base.Stream:
+        """Return a stream that nothing but captures uses."""
+        try:
+            return self.idle_capture_streams.popleft()
+        except IndexError:
+            return self.order.register_capture_stream(self.device.stream())
+
+    def give_back_capture_stream(self, stream: base.Stream) -> None:
+        """Keep a stream of `take_capture_stream` for later captures, if its capture has ended."""
+        if self.check_capture_stream(stream):
+            self.idle_capture_streams.append(stream)
+
+    def check_capture_stream(self, stream: base.Stream) -> bool:
+        """Return True if no capture has this stream; otherwise destroy it, which ends the capture.
+
+        The end of a capture can fail. A stream that is still captured would let a later capture fail.
+        """
+        if self.lost is not None:
+            return False
+        try:
+            if stream.capture_status() == "none":
+                return True
+            self.order.destroy_capture_stream(stream)
+        except DeviceError:
+            return False  # A stream without a status is not used again either.
+        return False
+
     # Captures
 
     def add_capture(self, capture: ActiveCapture) -> None:
@@ -142,9 +169,12 @@ class Context:
                 )
             self.captures_by_thread[threading.get_ident()] = capture
             self.thread_state.capture = capture
-            self.lost_or_capturing = self.lost or self.captures_by_thread
+            self._update_unrestricted()
 
         run_locked(self._state_lock, add)
+
+    def _update_unrestricted(self) -> None:
+        self.unrestricted = self.lost is None and not self.captures_by_thread
 
     def active_captures(self) -> list[ActiveCapture]:
         """Abort the captures that nothing can end any more, and return the other active ones."""
@@ -163,7 +193,7 @@ class Context:
             self.captures_by_thread = {
                 thread: one for thread, one in self.captures_by_thread.items() if one is not capture
             }
-            self.lost_or_capturing = self.lost or self.captures_by_thread or None
+            self._update_unrestricted()
             return was
 
         return run_locked(self._state_lock, remove)
@@ -185,7 +215,7 @@ class Context:
         capture = self.active_capture()
         return self.thread_state.allocator if capture is None else capture.allocator
 
-    def refuse_in_capture(self, operation: Operation, stream: base.Stream | None = None) -> None:
+    def refuse_in_capture(self, operation: Restricted, stream: base.Stream | None = None) -> None:
         """Raise if an active capture does not permit `operation`."""
         for capture in self.active_captures():
             capture.refuse(operation, stream)
@@ -237,7 +267,7 @@ class Context:
             self.lost = ContextLostError(reason)
             self._remedy = remedy
             self.recovers = recovers
-            self.lost_or_capturing = self.lost
+            self._update_unrestricted()
 
         run_locked(self._state_lock, lose)
 
@@ -251,7 +281,7 @@ class Context:
         def recover() -> bool:
             if self._intact:
                 self.lost = None
-                self.lost_or_capturing = self.captures_by_thread or None
+                self._update_unrestricted()
             return self._intact
 
         return run_locked(self._state_lock, recover)
@@ -375,10 +405,10 @@ class Context:
 
     def _run_deferred(self, *, modules: bool) -> None:
         for _ in range(len(self.deferred_cleanups)):  # What cannot be done yet is queued again.
-            if self.lost_or_capturing is not None or not self.deferred_cleanups:
+            if not self.unrestricted or not self.deferred_cleanups:
                 break
             self.deferred_cleanups.popleft()()
-        if modules and self.unused_modules and self.lost_or_capturing is None:
+        if modules and self.unused_modules and self.unrestricted:
             doomed = [self.unused_modules.popleft() for _ in range(len(self.unused_modules))]
             self.device.synchronize()  # Then none of these can be running.
             for module in doomed:
@@ -425,7 +455,7 @@ class Context:
         self.captures_by_thread = {
             thread: one for thread, one in self.captures_by_thread.items() if thread == mine
         }
-        self.lost_or_capturing = self.lost or self.captures_by_thread or None
+        self._update_unrestricted()
         if self.device.survives_fork:
             self.device.after_fork()
         else:

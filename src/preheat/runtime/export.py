@@ -1,4 +1,4 @@
-"""Exports of array memory to other libraries, by DLPack and the array interfaces."""
+"""Exports of array memory to other libraries, by DLPack and the array interface of CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preheat.runtime.libraries import current_streams, retained_current_streams
 if TYPE_CHECKING:
     from preheat.runtime.array import Array
 
-__all__ = ["capsule", "cuda_interface", "host_interface"]
+__all__ = ["capsule", "cuda_interface"]
 
 _LEGACY_STREAM = LEGACY_STREAMS[-1]  # The meaning of stream=None in DLPack.
 
@@ -49,13 +49,14 @@ def cuda_interface(array: Array) -> dict[str, Any]:
     captured = array.buffer.context.active_capture() is not None
     # Nothing can wait for a captured stream.
     stream = None if captured else array.buffer.home.handle or _LEGACY_STREAM
-    return {**_interface(array), "stream": stream}
-
-
-def host_interface(array: Array) -> dict[str, Any]:
-    """Return the `__array_interface__` of an array of the emulator."""
-    _export_by_interface(array)
-    return _interface(array)
+    return {
+        "version": 3,
+        "shape": array.shape,
+        "typestr": array.dtype.typestr,
+        "data": (array.address, False),
+        "strides": None,
+        "stream": stream,
+    }
 
 
 def _export(array: Array, handles: Iterable[int], *, shared: bool) -> None:
@@ -76,24 +77,13 @@ def _export_by_interface(array: Array) -> None:
     library waits, and so does the stream that the interface names.
     """
     device = array.buffer.context.device
-    on_host = device.dlpack[0] == ON_HOST
     uses = array.buffer.uses
     streams = [_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]
     before = uses.exported_by_interface
     shared = uses.shared
     uses.exported_by_interface = True
     try:
-        _export(array, [] if on_host else streams, shared=shared)
+        _export(array, streams, shared=shared)
     except BaseException:
         uses.exported_by_interface = before
         raise
-
-
-def _interface(array: Array) -> dict[str, Any]:
-    return {
-        "version": 3,
-        "shape": array.shape,
-        "typestr": array.dtype.typestr,
-        "data": (array.address, False),
-        "strides": None,
-    }

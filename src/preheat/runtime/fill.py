@@ -55,7 +55,7 @@ class KernelFill:
         launch = kernel.prepare(min(-(-count // _THREADS), blocks), _THREADS)
         buffer = new_param_buffer(launch.signature)
         buffer.pack(address, int.from_bytes(pattern, "little"), count)
-        status: Any = launch.prepared(stream)(buffer.pointers, 0)
+        status: Any = launch.prepare(stream)(buffer.pointers, 0)
         launch.raise_for_status(status)
         return True
 

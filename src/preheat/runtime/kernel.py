@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from preheat import native
 from preheat.artifact import EntryPoint
 from preheat.devices import base
 from preheat.errors import LaunchError, PreheatError, short_repr
 from preheat.runtime.bound import Bound
-from preheat.runtime.fast_launch import can_be_fast
 from preheat.runtime.launch import Launch
-from preheat.runtime.launcher import Launcher
-from preheat.runtime.native_launch import native_launcher
+from preheat.runtime.native_launch import make_launcher
 from preheat.runtime.stream import raw_stream
 from preheat.tracebacks import short_methods, shorten_traceback
 
@@ -27,10 +24,10 @@ __all__ = ["Kernel"]
 
 _CLUSTER = "cluster= is an integer, or a tuple of up to three: kernel.launch(…, cluster=2)"
 _DIM = "an integer, or a tuple of up to three: kernel[8, 256], kernel[(8, 4), (32, 8)]"
-_MOST_LAUNCHERS = 512  # of one kernel
+_MAX_LAUNCHERS = 512  # of one kernel
 
 
-@short_methods(without={"geometry", "launch", "replace"})
+@short_methods(without={"geometry", "launch"})
 class Kernel:
     """A kernel that can be launched: `kernel[grid, block](*args)`.
 
@@ -174,22 +171,12 @@ class Kernel:
 
     def _remember(self, key: object, launch: Launch) -> Callable[..., None]:
         """Return the launch as a callable, and store it under `key`."""
-        if len(self._launchers) >= _MOST_LAUNCHERS:
+        if len(self._launchers) >= _MAX_LAUNCHERS:
             self._launchers.clear()
-        launcher: Callable[..., None] | None = None
-        if native.core is not None and can_be_fast(launch):
-            launcher = native_launcher(launch, Launcher(launch))
-        if launcher is None:
-            launcher = Launcher(launch, weakref.ref(self), key)
-        self.replace(key, launcher)
-        return launcher
-
-    def replace(self, key: object, launcher: Callable[..., None]) -> None:
-        """Store `launcher` under `key`."""
-        try:
+        launcher = make_launcher(launch)
+        with suppress(TypeError):  # A geometry with lists cannot be a key.
             self._launchers[key] = launcher
-        except TypeError:  # A geometry with lists cannot be a key.
-            return
+        return launcher
 
     def launch(
         self,

@@ -1,8 +1,8 @@
 """Launches: arguments are checked and packed, operands are ordered, and the kernel is submitted.
 
-`Launch.run` handles any arguments; `preheat.runtime.fast_launch` generates a Python function that does
-the same for the arguments that most launches have. Work that another library submits for preheat, such
-as a product by cuBLAS, is also a `Call`.
+`Launch.run` handles any arguments. The native core does the same for the arguments that most launches
+have: see `preheat.runtime.native_launch`. Work that another library submits for preheat, such as a
+product by cuBLAS, is also an `Operation`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from preheat.artifact import Artifact
-from preheat.callsite import call_site
 from preheat.devices import base
 from preheat.devices.base import ON_HOST
 from preheat.dtypes import DType
@@ -50,10 +49,10 @@ _ASTYPE = ("cupy", "jax", "jaxlib", "numpy")  # libraries whose arrays have this
 __all__ = [
     "MANY_STREAMS",
     "UNORDERED",
-    "Call",
     "Launch",
     "LaunchArguments",
     "LoadedModule",
+    "Operation",
     "ordered",
     "registered_operands",
 ]
@@ -61,7 +60,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class LaunchArguments:
-    """The converted arguments of one call: values to pack, and the memory that they refer to."""
+    """The converted arguments of one operation: values to pack, and the memory that they refer to."""
 
     values: list[Any] = field(default_factory=list)
     uses: dict[Uses, bool] = field(default_factory=dict)  # of our memory; True for a write
@@ -96,12 +95,12 @@ class LoadedModule(Protocol):
     artifact: Artifact
 
 
-class Call(ABC):
+class Operation(ABC):
     """Work with arguments that a signature describes.
 
     The work goes to the stream that the caller named, else to the current stream of the library whose
     tensors are among the arguments (torch, CuPy), else to the device's own stream. `RECREATE` is the
-    hint for a call whose context is lost.
+    hint for an operation whose context is lost.
     """
 
     RECREATE: ClassVar[str]
@@ -130,7 +129,7 @@ class Call(ABC):
         self.context.require_alive(self.RECREATE)
         capture = self.context.active_capture(self.stream)
         if capture is not None:
-            with capture:
+            with capture.operation():
                 self._run_in(capture, self.convert(args, UNORDERED))
             return
         stream = self.choose_stream(args)
@@ -267,7 +266,7 @@ class Call(ABC):
             raise
 
 
-class Launch(Call):
+class Launch(Operation):
     """A kernel with a geometry."""
 
     RECREATE = "ask for the kernel again: gpu.kernel(…)"
@@ -290,47 +289,52 @@ class Launch(Call):
         self.submits: dict[int, base.Submit] = {}  # by the handle of the stream
         self.buffers: list[ParamBuffer] = []  # unused; each launch takes one
 
-    def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> bytes:
-        """Submit the launch to the device and return the bytes of its parameters."""
+    def __call__(self, *args: Any, **named: Any) -> None:
+        """Launch, as users call it."""
+        try:
+            self.run(*args, **named)
+        except PreheatError as error:
+            shorten_traceback(error)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<launch of {self.signature.kernel}>"
+
+    def _submit(self, arguments: LaunchArguments, stream: base.Stream) -> None:
+        self._submit_packed(self._pack(arguments), arguments, stream)
+
+    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture, stream: base.Stream) -> None:
+        buffer = self._pack(arguments)
+        data = bytes(buffer.data[: self.signature.layout.size])
+        # Before the launch, because the record keeps the memory of the node.
+        capture.add_launch(self, data, arguments)
+        self._submit_packed(buffer, arguments, stream)
+
+    def _pack(self, arguments: LaunchArguments) -> ParamBuffer:
+        """Return a buffer with the parameters."""
         try:
             buffer = self.buffers.pop()
         except IndexError:
             buffer = new_param_buffer(self.signature)
         buffer.pack(*arguments.values)
+        return buffer
+
+    def _submit_packed(
+        self, buffer: ParamBuffer, arguments: LaunchArguments, stream: base.Stream
+    ) -> None:
+        """Submit the launch to the device, and keep the buffer for the next one."""
         with registered_operands(self.context, arguments):
-            status = self.prepared(stream)(buffer.pointers, 0)
-        data = bytes(buffer.data[: self.signature.layout.size])
+            status = self.prepare(stream)(buffer.pointers, 0)
         self.buffers.append(buffer)
         if status[0]:
             self.raise_for_status(status)
-        return data
-
-    def _capture(self, arguments: LaunchArguments, capture: ActiveCapture, stream: base.Stream) -> None:
-        data = self._submit(arguments, stream)
-        capture.add_launch(self, data, arguments)
-
-    def record(self, capture: ActiveCapture, buffer: ParamBuffer, args: tuple[Any, ...]) -> None:
-        """Add a launch with checked and packed arguments, all of them ours, to a capture."""
-        stream = capture.stream
-        submit = self.submits.get(stream.handle) or self.prepared(stream)
-        site = call_site()
-        try:
-            data = bytes(buffer.data[: self.signature.layout.size])
-            # Before the launch, because the record keeps the memory of the node.
-            capture.records.append((self, data, args, site, ()))
-            status = submit(buffer.pointers, 0)
-            if status[0]:
-                self.raise_for_status(status)
-        except BaseException as error:
-            self.raise_in_capture(capture, None, error)
-        capture.last_site = site
 
     def raise_in_capture(
         self, capture: ActiveCapture, status: tuple[int, ...] | None, error: BaseException | None
     ) -> None:
         """Raise `error`, or the one that `status` means, inside a capture, which remembers it."""
         try:
-            with capture:
+            with capture.operation():
                 if error is not None:
                     raise error
                 if status is not None:
@@ -346,7 +350,7 @@ class Launch(Call):
             shorten_traceback(error)
             raise
 
-    def prepared(self, stream: base.Stream) -> base.Submit:
+    def prepare(self, stream: base.Stream) -> base.Submit:
         """Return the device's prepared launch for one stream."""
         submit = self.submits.get(stream.handle)
         if submit is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS, ON_GPU, PER_THREAD_STREAM
-from preheat.dtypes import DTYPES, DType
+from preheat.dtypes import DTYPES
 from preheat.errors import InputError
 
 __all__ = [
@@ -43,17 +43,16 @@ class StreamHandle:
 class Library:
     """A library with tensors on devices of one DLPack device type, and with its own streams.
 
-    `current` returns the handle of the current stream on the device with a number. `elements` are the
-    library's own element types. Both are known once the library is imported and inspected.
+    `current` returns the handle of the current stream on the device with a number, once the library is
+    imported and inspected.
     """
 
-    api = ""  # names its templates in `fast_launch` and its reader in `operands`
+    api = ""  # names its reader in `operands`
     can_redirect = True  # Its work can be sent to another stream.
 
     def __init__(self, name: str, *, device_type: int = ON_GPU) -> None:
         self.name = name
         self.device_type = device_type
-        self.elements: dict[DType, set[object]] = {dtype: set() for dtype in DTYPES.values()}
         self.current: Callable[[int], int] = self._inspect_and_get_stream
 
     @property
@@ -70,18 +69,17 @@ class Library:
         return self.module is not None
 
     def inspect(self) -> None:
-        """Inspect the library: how to get its current stream, and its element types."""
-        for dtype, names in self.elements.items():
-            names.update(self._element(dtype))
+        """Find out how to get the current stream of the library."""
         self.current = self._stream_getter()
+
+    def native_reader(self, kind: type) -> object:
+        """Return how the native core reads tensors of a type, or None: see `Reader` in `_native.c`."""
+        del kind
+        return None
 
     def _inspect_and_get_stream(self, index: int) -> int:
         self.inspect()
         return self.current(index)
-
-    def _element(self, dtype: DType) -> set[object]:
-        del dtype
-        return set()
 
     def _stream_getter(self) -> Callable[[int], int]:
         raise NotImplementedError
@@ -122,9 +120,10 @@ class Torch(Library):
         is_initialized = getattr(getattr(self.module, "cuda", None), "is_initialized", None)
         return is_initialized is not None and bool(is_initialized())
 
-    def _element(self, dtype: DType) -> set[object]:
-        named = getattr(self.module, dtype.name, None)
-        return set() if named is None else {named}
+    def native_reader(self, kind: type) -> object:
+        """Return the C functions of DLPack in a capsule, which torch offers since 2.10."""
+        functions = getattr(kind, "__dlpack_c_exchange_api__", None)
+        return functions if type(functions).__name__ == "PyCapsule" else None
 
     def _stream_getter(self) -> Callable[[int], int]:
         torch = self.module
@@ -204,8 +203,12 @@ class CuPy(Library):
 
     api = "cupy"
 
-    def _element(self, dtype: DType) -> set[object]:
-        return {dtype.numpy()} if hasattr(self.module, dtype.name) else set()
+    def native_reader(self, kind: type) -> object:
+        """Return the type of device, our element types by those of CuPy, and `get_current_stream`."""
+        del kind
+        known = (dtype for dtype in DTYPES.values() if hasattr(self.module, dtype.name))
+        elements = {dtype.numpy(): dtype for dtype in known}
+        return self.device_type, elements, self.module.cuda.get_current_stream
 
     def is_tensor_type(self, kind: type) -> bool:
         """Return True for the types of its arrays: the base class is in a module of CuPy's core."""

@@ -107,7 +107,7 @@ class Module:
         if resolved is not None:
             return resolved
         context = self.context
-        if context.lost_or_capturing is not None:
+        if not context.unrestricted:
             context.refuse_in_capture(RESOLVE_KERNEL)
         with context.resolve_lock:  # One thread resolves the kernel, and the others find it.
             resolved = self._functions.get(entry.name)

@@ -1,4 +1,4 @@
-"""Launches by the native core: what `preheat.runtime.fast_launch` generates, as one C function."""
+"""Launches by the native core: what `Launch.run` does for most arguments, as one C function."""
 
 from __future__ import annotations
 
@@ -16,50 +16,67 @@ from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.launch import Launch
 from preheat.runtime.memory import Buffer
-from preheat.runtime.operands import exchange_apis
+from preheat.runtime.operands import native_readers
 from preheat.runtime.uses import Uses
 
-__all__ = ["native_launcher"]
+__all__ = ["make_launcher"]
 
 
-def native_launcher(launch: Launch, fallback: Callable[..., None]) -> Callable[..., None] | None:
-    """Return the native function for a launch, or None if the launch has too many parameters.
+_FORMATS = "bBhHiIqQfd"  # the `struct` formats of parameters that the native core stores
 
-    It takes arrays of preheat, Python numbers, and tensors of torch since 2.10, which offers the C
-    functions of DLPack 1.3. `fallback` gets all other calls, and those with tensors of the host.
+
+def make_launcher(launch: Launch) -> Callable[..., None]:
+    """Return the native function for a launch; without one, the launch itself.
+
+    The function takes arrays of preheat, Python numbers, tensors of torch since 2.10, which offers the
+    C functions of DLPack 1.3, and arrays of CuPy. It passes all other calls to the launch.
     """
+    if native.core is None or not _is_supported(launch):
+        return launch
     signature = launch.signature
-    size = signature.layout.size
-    many = len(signature.params) > native.core.MOST_PARAMS
-    if many or size > native.core.MOST_BYTES:
-        return None
     context = launch.context
     stream = launch.stream or context.stream
     takes_tensors = launch.stream is None and context.device.dlpack[0] != ON_HOST
     references = (  # in the order of the fields of `Launcher` in `_native.c`
-        launch, fallback, launch.prepared, launch.raise_for_status, launch.raise_in_capture,
+        launch, launch.prepare, launch.raise_for_status, launch.raise_in_capture,
         context, context.thread_state, launch.submits,
         stream, stream.id, stream.handle,
-        exchange_apis if takes_tensors else {},
+        native_readers if takes_tensors else {},
         call_site, outside_files,
         Context, Array, Uses, Buffer,
     )  # fmt: skip
-    params, untyped = _described_params(signature.parameters)
+    params, untyped = _describe_params(signature.parameters)
     records = launch.stream is None and not untyped
     launcher: Callable[..., None] = native.core.Launcher(
-        references, context.device.dlpack, records, size, params
+        references, context.device.dlpack, records, signature.layout.size, params
     )
     return launcher
 
 
+def _is_supported(launch: Launch) -> bool:
+    """Return True if the native core can make such a launch with arguments that fit."""
+    # In a stream of another library, a mark must follow every use of an array: see `Timeline`.
+    in_own_stream = launch.stream is None or launch.context.order.owns(launch.stream)
+    signature = launch.signature
+    few = len(signature.params) <= native.core.MAX_PARAMS
+    small = signature.layout.size <= native.core.MAX_BYTES
+    plain = in_own_stream and not launch.blocking and few and small
+    return plain and _can_store(signature.parameters)
+
+
 @lru_cache(maxsize=1024)
-def _described_params(parameters: tuple[Parameter, ...]) -> tuple[tuple[tuple[Any, ...], ...], bool]:
+def _can_store(parameters: tuple[Parameter, ...]) -> bool:
+    return all(param.format in _FORMATS for param in param_specs(parameters))
+
+
+@lru_cache(maxsize=1024)
+def _describe_params(parameters: tuple[Parameter, ...]) -> tuple[tuple[tuple[Any, ...], ...], bool]:
     """Return the parameters as the native core takes them, and True if one of them is untyped."""
     params = param_specs(parameters)
-    return tuple(map(_described, params)), any(param.untyped for param in params)
+    return tuple(map(_describe, params)), any(param.untyped for param in params)
 
 
-def _described(param: ParamSpec) -> tuple[Any, ...]:
+def _describe(param: ParamSpec) -> tuple[Any, ...]:
     """Return a parameter in the order of the fields of `Param` in `_native.c`."""
     dtypes = param.dtypes or ()
     return (

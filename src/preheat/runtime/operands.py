@@ -15,7 +15,7 @@ from preheat.runtime import dlpack
 from preheat.runtime.libraries import LIBRARIES, Library
 
 __all__ = [
-    "Operand", "Pointer", "Strided", "TensorKind", "exchange_apis", "is_plain_tensor", "strided",
+    "Operand", "Pointer", "Strided", "TensorKind", "is_plain_tensor", "native_readers", "strided",
     "tensor_kind",
 ]  # fmt: skip
 
@@ -281,8 +281,8 @@ def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tup
 
 _kinds: dict[type, TensorKind | None] = {}
 
-#: The C functions of DLPack for tensors of torch, as capsules, by the type of a tensor.
-exchange_apis: dict[type, object] = {}
+#: How the native core reads tensors of torch and CuPy, by their type: see `Library.native_reader`.
+native_readers: dict[type, object] = {}
 _READERS: dict[str, Callable[[Any, int], Operand]] = {"torch": _from_torch, "cupy": _from_cupy}
 
 
@@ -291,9 +291,9 @@ def _find(kind: type) -> TensorKind | None:
     for library in LIBRARIES.values():
         if library.is_tensor_type(kind):
             library.inspect()
-            exchange = getattr(kind, "__dlpack_c_exchange_api__", None)
-            if library.api == "torch" and type(exchange).__name__ == "PyCapsule":
-                exchange_apis[kind] = exchange
+            reader = library.native_reader(kind)
+            if reader is not None:
+                native_readers[kind] = reader
             return TensorKind(library.name, _READERS[library.api], library)
     library_name = kind.__module__.partition(".")[0]
     if any((each.__module__, each.__name__) == ("numpy", "ndarray") for each in kind.__mro__):

@@ -243,7 +243,7 @@ class Order:
         found: list[RepeatedUse] = []
 
         def add() -> None:
-            if all(each.was_last_used_by(timeline, write=write) for each, write in uses.items()):
+            if all(each.needs_no_wait(timeline, write=write) for each, write in uses.items()):
                 repeated = RepeatedUse(self, timeline, uses, prepare(timeline.event))
                 for each in uses:
                     each.add_dependent(repeated)

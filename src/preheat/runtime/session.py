@@ -130,7 +130,7 @@ class Session:
         entry = self.modules.get(request)
         if entry is not None and entry.current:
             return entry
-        busy = self.context.lost_or_capturing is not None
+        busy = not self.context.unrestricted
         if busy:
             self.context.require_alive()
         if isinstance(request.source, GivenCode):

@@ -247,7 +247,7 @@ def record_in(context: Context, stream: base.Stream | None, *, timing: bool) -> 
         return record_event(context, stream or context.stream, timing=timing)
     if timing:
         context.refuse_in_capture(TIME_EVENT)
-    with capture:
+    with capture.operation():
         point = capture.streams.record(stream)
     return Event(context, point.event, point)
 
@@ -265,7 +265,7 @@ def wait_in(context: Context, stream: base.Stream | None, other: object) -> None
     if capture is None:
         event.require_outside()
         return
-    with capture:
+    with capture.operation():
         capture.streams.wait(stream, event.point)
 
 

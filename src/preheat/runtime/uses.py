@@ -44,7 +44,7 @@ from preheat.runtime.libraries import StreamHandle
 __all__ = ["Dependent", "Timeline", "Uses", "add_use"]
 
 _positions = itertools.count(1)  # the numbers of marks in all streams: a later mark has a larger one
-_MOST_WAITED_FOR = 256  # streams whose waits a timeline remembers; forgetting one costs a wait
+_MAX_WAITED_FOR = 256  # streams whose waits a timeline remembers; forgetting one costs a wait
 _MANY_READS = 16  # reads of other libraries' streams after which completed ones are dropped
 
 
@@ -96,7 +96,7 @@ class Timeline:
             return
         reached = other.position
         self.stream.wait(other.event)
-        if len(self.waited_for) >= _MOST_WAITED_FOR:
+        if len(self.waited_for) >= _MAX_WAITED_FOR:
             self.waited_for.clear()
         self.waited_for[other.stream.id] = reached
 
@@ -137,7 +137,7 @@ class Uses:
 
     __slots__ = (
         "_dependents", "_last_reads", "_last_writes", "_pending_readers", "_writer_timeline", "closed",
-        "dlpack_exports", "exported_by_interface", "readers", "released_streams", "uses_of_freed_parts",
+        "dlpack_exports", "exported_by_interface", "freed_parts", "readers", "released_streams",
         "writer",
     )  # fmt: skip
 
@@ -152,9 +152,7 @@ class Uses:
         self.dlpack_exports: dict[int, Sequence[StreamHandle]] = {}  # current streams, by number
         self.exported_by_interface = False  # Nobody releases such an export.
         self.released_streams: dict[int, StreamHandle] = {}  # of consumers that are done, by handle
-        self.uses_of_freed_parts: dict[
-            int, Uses
-        ] = {}  # uses of parts that ended before the whole, by id()
+        self.freed_parts: dict[int, Uses] = {}  # of parts that ended before the whole, by id()
         self.closed = False
 
     @property
@@ -173,7 +171,7 @@ class Uses:
     def with_freed_parts(self) -> Iterator[Uses]:
         """Yield these uses, and those of the parts that have ended."""
         yield self
-        for part in list(self.uses_of_freed_parts.values()):
+        for part in list(self.freed_parts.values()):
             yield from part.with_freed_parts()
 
     def release_export(self, number: int, streams: Iterable[StreamHandle]) -> None:
@@ -189,7 +187,7 @@ class Uses:
 
     def has_right(self, timeline: Timeline, *, write: bool) -> bool:
         """Return True when `timeline` has the right to this use."""
-        if self.closed or self.uses_of_freed_parts:
+        if self.closed or self.freed_parts:
             return False
         return self._writer_timeline is timeline or (not write and timeline.stream.id in self.readers)
 
@@ -207,7 +205,7 @@ class Uses:
                 self._wait_for(timeline, reader, marks)
             for last in self._last_reads.values():
                 timeline.wait(*last)
-        for part in list(self.uses_of_freed_parts.values()):
+        for part in list(self.freed_parts.values()):
             part.wait_for_uses(timeline, write=True, marks=marks)
 
     @staticmethod
@@ -253,12 +251,12 @@ class Uses:
     def _has_only_written(self, timeline: Timeline) -> bool:
         """Return True if the only known earlier use is a write of this stream, which has no right."""
         others = self._last_reads or self._pending_readers or self.readers
-        known = self._writer_timeline is not None or self.uses_of_freed_parts or others
+        known = self._writer_timeline is not None or self.freed_parts or others
         return not known and self._last_writes.keys() == {timeline.stream.id}
 
-    def was_last_used_by(self, timeline: Timeline, *, write: bool) -> bool:
+    def needs_no_wait(self, timeline: Timeline, *, write: bool) -> bool:
         """Return True if such a use by `timeline`, which has no right, would wait for nothing."""
-        if not self.allows_rights or self.uses_of_freed_parts or self._writer_timeline is not None:
+        if not self.allows_rights or self.freed_parts or self._writer_timeline is not None:
             return False
         only = {timeline.stream.id}
         if not write:  # It has waited for the writes, and a new write invalidates dependents.
@@ -317,7 +315,7 @@ class Uses:
         pending_readers: dict[int, Timeline] | None = None,
         readers: dict[int, Timeline] | None = None,
     ) -> None:
-        """Replace everything that is known of earlier uses. What is left out becomes empty."""
+        """Replace everything that is known of earlier uses. Omitted arguments are reset."""
         self.invalidate_dependents()
         self._writer_timeline = writer
         self.writer = None if writer is None or self.closed else writer.stream
@@ -326,7 +324,7 @@ class Uses:
         self._pending_readers = pending_readers or {}
         self.readers = {} if readers is None or self.closed else readers
         if writer is not None:
-            self.uses_of_freed_parts.clear()
+            self.freed_parts.clear()
 
     def add_dependent(self, dependent: Dependent) -> None:
         """Invalidate `dependent` once, when a right is lost or the memory is closed."""
@@ -351,9 +349,7 @@ class Uses:
         """Return True if only the order of `home` decides when this memory can be used again."""
         if self._last_writes or self._last_reads or self._pending_readers or self.released_streams:
             return False
-        return (
-            not self.uses_of_freed_parts and not self.shared and self._writer_timeline in (home, None)
-        )
+        return not self.freed_parts and not self.shared and self._writer_timeline in (home, None)
 
 
 def add_use(uses: dict[Uses, bool], one: Uses, *, write: bool) -> None:

@@ -170,14 +170,8 @@ class CudaDevice:
     def beside_captures(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function of another CUDA library that leaves captures of other threads valid.
 
-        It runs with the context current. A product of cuBLAS is called as often as a kernel is
-        launched, so the driver is called directly.
+        It runs with the context current.
         """
-        if native.core is not None:
-            mode = function_address("cuThreadExchangeStreamCaptureMode")
-            in_context = self.context_calls
-            call: Callable[..., T] = native.core.LibraryCall(function, _raise_error, in_context, mode)
-            return call
 
         def beside(*args: Any) -> T:
             with self.current(), relaxed_capture_mode():

@@ -1,4 +1,4 @@
-"""Planned products by cuBLAS: their streams, workspaces and errors."""
+"""Repeated products by cuBLAS: their streams, workspaces and errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 from preheat import Gpu
 from preheat.kernels.blas import Blas, Found
 from preheat.kernels.ops import Ops
-from preheat.kernels.plan import _PlannedLaunch
-from preheat.runtime.launch import Call
 from tests.kernels.cublas import Cublas
 from tests.kernels.tensors import FloatTorch
 from tests.standin import introduce
@@ -20,7 +18,7 @@ from tests.standin import introduce
 VALUES = np.cos(np.arange(64, dtype="float32"))
 
 
-def test_a_planned_product_gives_the_workspaces_of_closed_streams_back(
+def test_a_repeated_product_gives_the_workspaces_of_closed_streams_back(
     emulator: Gpu, blas: Blas
 ) -> None:
     ops = Ops(emulator, blas=blas)
@@ -42,7 +40,7 @@ def test_a_planned_product_gives_the_workspaces_of_closed_streams_back(
     assert emulator.memory().free == free
 
 
-def test_a_planned_product_has_a_workspace_ready_for_the_next_capture(
+def test_a_repeated_product_has_a_workspace_ready_for_the_next_capture(
     emulator: Gpu, blas: Blas, launched: Callable[[], None]
 ) -> None:
     ops = Ops(emulator, blas=blas)
@@ -56,7 +54,7 @@ def test_a_planned_product_has_a_workspace_ready_for_the_next_capture(
         ops.gemm(a, b, out=c)
 
 
-def test_a_planned_product_waits_for_a_workspace_that_its_stream_has_not_used(
+def test_a_repeated_product_waits_for_a_workspace_that_its_stream_has_not_used(
     emulator: Gpu, blas: Blas
 ) -> None:
     ops = Ops(emulator, blas=blas)
@@ -78,27 +76,8 @@ def torch(emulator: Gpu, monkeypatch: pytest.MonkeyPatch) -> FloatTorch:
     return made
 
 
-def test_planned_calls_on_tensors_do_not_take_the_complete_path(
-    emulator: Gpu, torch: FloatTorch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ops = Ops(emulator, blas=False)
-    a, b, c = (torch.tensor(np.resize(VALUES, (4, 4))) for _ in range(3))
-    for stream in (torch.default, torch.new_stream(), torch.default):
-        with torch.stream(stream):
-            for _ in range(4):
-                ops.silu_backward(a, b, out=c)
-            with monkeypatch.context() as patch:
-                patch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
-                patch.setattr(_PlannedLaunch, "run", lambda *_, **__: pytest.fail("not planned"))
-                ops.silu_backward(a, b, out=c)
-
-
-def test_planned_products_go_to_the_current_stream_of_the_library(
-    emulator: Gpu,
-    blas: Blas,
-    torch: FloatTorch,
-    cublas: Cublas,
-    monkeypatch: pytest.MonkeyPatch,
+def test_repeated_products_go_to_the_current_stream_of_the_library(
+    emulator: Gpu, blas: Blas, torch: FloatTorch, cublas: Cublas
 ) -> None:
     ops = Ops(emulator, blas=blas)
     a, b, c = (torch.tensor(np.resize(VALUES, (4, 4))) for _ in range(3))
@@ -107,7 +86,6 @@ def test_planned_products_go_to_the_current_stream_of_the_library(
     first = cublas.named("gemm_ex")[-1][0]
     with torch.stream(torch.new_stream()) as other:
         ops.gemm(a, b, out=c)
-        monkeypatch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
         ops.gemm(a, b, out=c)
     streams = dict(cublas.named("set_stream"))
     used = [handle for handle, *_ in cublas.named("gemm_ex")]
@@ -117,8 +95,8 @@ def test_planned_products_go_to_the_current_stream_of_the_library(
     assert streams[first] == 0
 
 
-def test_a_planned_product_in_a_stream_of_a_library_is_recorded_for_its_workspace(
-    emulator: Gpu, blas: Blas, torch: FloatTorch, monkeypatch: pytest.MonkeyPatch
+def test_a_repeated_product_in_a_stream_of_a_library_is_recorded_for_its_workspace(
+    emulator: Gpu, blas: Blas, torch: FloatTorch
 ) -> None:
     ops = Ops(emulator, blas=blas)
     a, b, c = (torch.tensor(np.resize(VALUES, (4, 4))) for _ in range(3))
@@ -127,12 +105,11 @@ def test_a_planned_product_in_a_stream_of_a_library_is_recorded_for_its_workspac
             ops.gemm(a, b, out=c)
         uses = blas._handles[other.id].workspace.uses
         before = uses._last_writes[other.id][1]
-        monkeypatch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
         ops.gemm(a, b, out=c)
     assert uses._last_writes[other.id][1] > before
 
 
-def test_a_planned_product_in_a_capture_of_a_library_has_a_workspace_of_its_own(
+def test_a_repeated_product_in_a_capture_of_a_library_has_a_workspace_of_its_own(
     emulator: Gpu, blas: Blas, torch: FloatTorch, cublas: Cublas
 ) -> None:
     ops = Ops(emulator, blas=blas)
@@ -147,7 +124,7 @@ def test_a_planned_product_in_a_capture_of_a_library_has_a_workspace_of_its_own(
         other.end_capture()
 
 
-def test_the_workspace_of_the_default_stream_is_released_behind_its_last_product(
+def test_a_repeated_product_in_the_default_stream_is_recorded_for_its_workspace(
     emulator: Gpu, cublas: Cublas, torch: FloatTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blas = Blas(emulator, found=Found(cublas, "13.0.0"))
@@ -165,13 +142,10 @@ def test_the_workspace_of_the_default_stream_is_released_behind_its_last_product
 
     monkeypatch.setattr(type(stream), "record", seen)
     ops.gemm(a, b, out=c)
-    assert recorded == []  # A planned product records nothing.
-    del blas, ops
-    emulator._context.drain()
-    assert recorded[0] == stream.id
+    assert recorded == [stream.id]  # The use of the workspace.
 
 
-def test_an_error_of_a_planned_product_says_which_call_it_was(
+def test_an_error_of_a_repeated_product_says_which_call_it_was(
     emulator: Gpu, blas: Blas, cublas: Cublas
 ) -> None:
     ops = Ops(emulator, blas=blas)

@@ -1,4 +1,4 @@
-"""Plans of `Ops`: a repeated call gives what a first call gives, in few Python calls."""
+"""Repeated calls of `Ops`: each gives what a first call gives."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ import numpy as np
 import pytest
 
 from preheat import Array, Builder, Gpu, InputError
-from preheat.kernels import plan as plan_module
 from preheat.kernels.blas import Blas, Found
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.op import trace_ops
 from preheat.kernels.ops import Ops
-from preheat.kernels.plan import Plan
-from preheat.runtime.launch import Call
 from tests.conftest import Recorder
-from tests.counting import count_calls
 from tests.graph.support import replayer
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas
@@ -185,20 +181,17 @@ def arrays(
 
 @pytest.fixture(params=["shipped", "cuBLAS"])
 def new_ops(request: pytest.FixtureRequest, arrays: Arrays) -> Callable[[], Ops]:
-    """Return a function that returns an `Ops` without plans."""
+    """Return a function that returns a new `Ops`."""
     if request.param == "shipped":
         return lambda: Ops(arrays.gpu, blas=False)
     blas = Blas(arrays.gpu, found=Found(Cublas(), "13.0.0"))
     return lambda: Ops(arrays.gpu, blas=blas)
 
 
-def planned(ops: Ops, name: str, arrays: Arrays, **more: Any) -> Ops:
-    """Return `ops` with a plan for good operands."""
+def used(ops: Ops, name: str, arrays: Arrays, **more: Any) -> Ops:
+    """Return `ops` after some calls with good operands."""
     for _ in range(3):
         OPS[name](ops, *arrays.good(name), **more)
-    assert any(isinstance(plan, Plan) for plan in ops._plans.values()) or (
-        name == "swiglu_backward" and arrays.torch is not None  # One result is an array of ours.
-    )
     return ops
 
 
@@ -206,7 +199,7 @@ def planned(ops: Ops, name: str, arrays: Arrays, **more: Any) -> Ops:
 def test_a_repeated_call_with_other_operands_gives_what_a_first_call_gives(
     arrays: Arrays, new_ops: Callable[[], Ops], name: str
 ) -> None:
-    ready = planned(new_ops(), name, arrays)
+    ready = used(new_ops(), name, arrays)
     for position in range(3):
         for what, change in CHANGES.items():
 
@@ -217,7 +210,7 @@ def test_a_repeated_call_with_other_operands_gives_what_a_first_call_gives(
 
             first = given()
             wanted = outcome(partial(OPS[name], new_ops(), *first))
-            for turn in range(3):  # The changed operands may get a plan of their own.
+            for turn in range(3):
                 again = given()
                 found = outcome(partial(OPS[name], ready, *again))
                 assert found == wanted, (position, what, turn)
@@ -225,7 +218,7 @@ def test_a_repeated_call_with_other_operands_gives_what_a_first_call_gives(
 
 @every
 def test_a_repeated_call_checks_overlaps(arrays: Arrays, new_ops: Callable[[], Ops], name: str) -> None:
-    ready = planned(new_ops(), name, arrays)
+    ready = used(new_ops(), name, arrays)
 
     def views(offsets: tuple[int, int, int]) -> list[Any]:
         arrays.whole = arrays.new((64,))
@@ -244,7 +237,7 @@ def test_a_repeated_call_checks_overlaps(arrays: Arrays, new_ops: Callable[[], O
 def test_a_repeated_call_with_other_settings_gives_what_a_first_call_gives(
     arrays: Arrays, new_ops: Callable[[], Ops], name: str
 ) -> None:
-    ready = planned(new_ops(), name, arrays)
+    ready = used(new_ops(), name, arrays)
     for what, make in SETTINGS.items():
         settings = make(arrays)
         operands = arrays.good(name)
@@ -255,7 +248,7 @@ def test_a_repeated_call_with_other_settings_gives_what_a_first_call_gives(
 
 
 @pytest.mark.parametrize("eps", [0, 0.0, 1, True, np.float32(1), -1.0, np.nan, "1", None, [1], 10**400])
-def test_a_plan_is_of_one_eps(emulator: Gpu, eps: Any) -> None:
+def test_a_repeated_call_uses_its_own_eps(emulator: Gpu, eps: Any) -> None:
     x, gamma = emulator.array(np.resize(VALUES, (4, 4))), emulator.array(VALUES[:4])
     ready = Ops(emulator)
     for usual in (0.0, 1.0, 1, 0):
@@ -268,11 +261,11 @@ def test_a_plan_is_of_one_eps(emulator: Gpu, eps: Any) -> None:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("accumulate", [True, False, 2, 0, None, "yes"])
-def test_a_plan_accumulates_or_not(
+def test_a_repeated_product_accumulates_or_not(
     arrays: Arrays, new_ops: Callable[[], Ops], name: str, accumulate: Any
 ) -> None:
-    ready = planned(new_ops(), name, arrays)
-    planned(ready, name, arrays, accumulate=True)
+    ready = used(new_ops(), name, arrays)
+    used(ready, name, arrays, accumulate=True)
     for out in (True, False):
 
         def call(ops: Ops, out: bool = out) -> Any:
@@ -311,18 +304,17 @@ class Backward:
         out = (gx, g_gamma)
         return ops.rms_norm_backward(gy, x, gamma, eps=0.5, out=out, workspace=workspace)
 
-    def planned(self) -> Ops:
+    def used(self) -> Ops:
         ops = Ops(self.arrays.gpu, blas=False)
         for _ in range(3):
             self.call(ops, *self.good())
-        assert any(isinstance(plan, Plan) for plan in ops._plans.values())
         return ops
 
 
 @pytest.mark.parametrize("position", range(6))
 def test_a_repeated_call_of_several_launches_checks_each_array(arrays: Arrays, position: int) -> None:
     backward = Backward(arrays, rows=4)
-    ready = backward.planned()
+    ready = backward.used()
     more: dict[str, Callable[[Arrays], Any]] = {
         "small workspace": lambda arrays: arrays.new((3,)),
         "large workspace": lambda arrays: arrays.new((5000,)),
@@ -347,7 +339,7 @@ def test_a_repeated_call_of_several_launches_checks_overlaps(
     arrays: Arrays, first: int, second: int
 ) -> None:
     backward = Backward(arrays)
-    ready = backward.planned()
+    ready = backward.used()
     for offset in (0, 1, 4):
 
         def given(offset: int = offset) -> list[Any]:
@@ -362,11 +354,9 @@ def test_a_repeated_call_of_several_launches_checks_overlaps(
             assert outcome(partial(backward.call, ready, *given())) == wanted, offset
 
 
-def test_a_planned_call_of_several_launches_makes_them_all(
-    emulator: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeated_call_of_several_launches_makes_them_all(emulator: Gpu) -> None:
     backward = Backward(Arrays(emulator, emulator, None))
-    ready = backward.planned()
+    ready = backward.used()
     fresh = Ops(emulator)
     given = backward.good()
     with trace_ops() as wanted:
@@ -377,17 +367,15 @@ def test_a_planned_call_of_several_launches_makes_them_all(
     assert len(graph.nodes) == 2
     given[3].fill(0)
     given[4].fill(0)
-    monkeypatch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
     with trace_ops() as found:
         backward.call(ready, *given)
     assert found == wanted
     assert all(map(np.array_equal, [array.numpy() for array in given[3:5]], results))
-    assert count_calls(lambda: backward.call(ready, *given)) <= MOST_CALLS_OF_TWO_LAUNCHES
 
 
-def test_a_plan_of_several_launches_keeps_no_module_loaded(emulator: Gpu) -> None:
+def test_repeated_calls_of_several_launches_keep_no_module_loaded(emulator: Gpu) -> None:
     backward = Backward(Arrays(emulator, emulator, None))
-    ready = backward.planned()
+    ready = backward.used()
     assert emulator.trim() == 2
     assert len(backward.call(ready, *backward.good())) == 2
 
@@ -403,68 +391,9 @@ def test_a_new_workspace_is_as_good_as_a_given_one(emulator: Gpu) -> None:
             assert outcome(partial(backward.call, ready, *some)) == wanted
 
 
-# What a plan is
-
-
-#: The largest numbers of Python calls of a planned op with arrays of preheat.
-MOST_CALLS = 3
-MOST_CALLS_WITH_A_PAIR = 4
-MOST_CALLS_OF_CUBLAS = 10
-MOST_CALLS_OF_TWO_LAUNCHES = 12
-
-
-@pytest.mark.parametrize("name", SINGLE)
-def test_a_planned_call_makes_few_python_calls(emulator: Gpu, name: str) -> None:
-    arrays = Arrays(emulator, emulator, None)
-    ops = planned(Ops(emulator, blas=False), name, arrays)
-    operands = arrays.good(name)
-    assert count_calls(lambda: OPS[name](ops, *operands)) - 1 <= MOST_CALLS  # without the lambda of OPS
-
-
-def test_every_element_type_has_a_plan(emulator: Gpu) -> None:
-    arrays = Arrays(emulator, emulator, None)
-    ops = Ops(emulator)
-    for dtype in ("float32", "float16"):
-        x, out = arrays.new((4, 4), dtype), arrays.new((4, 4), dtype)
-        for _ in range(3):
-            ops.silu(x, out=out)
-        assert count_calls(lambda: ops.silu(x, out=out)) <= MOST_CALLS  # noqa: B023
-
-
-def test_a_planned_call_with_a_pair_of_results_makes_few_python_calls(emulator: Gpu) -> None:
-    ops = Ops(emulator)
-    x, *out = (emulator.zeros((4, 4)) for _ in range(3))
-    for _ in range(3):
-        ops.swiglu_backward(x, x, x, out=tuple(out))
-    pair = tuple(out)
-    assert count_calls(lambda: ops.swiglu_backward(x, x, x, out=pair)) <= MOST_CALLS_WITH_A_PAIR
-
-
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_a_planned_product_of_cublas_makes_few_python_calls(
-    emulator: Gpu, blas: Blas, name: str
-) -> None:
-    arrays = Arrays(emulator, emulator, None)
-    blas._library.cublas.gemm_ex = lambda *_: None
-    ops = planned(Ops(emulator, blas=blas), name, arrays)
-    operands = arrays.good(name)
-    assert count_calls(lambda: OPS[name](ops, *operands)) - 1 <= MOST_CALLS_OF_CUBLAS
-
-
-@pytest.mark.parametrize("name", SINGLE)
-def test_a_planned_call_takes_no_complete_path(
-    arrays: Arrays, new_ops: Callable[[], Ops], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ops = planned(new_ops(), name, arrays)
-    operands = arrays.good(name)
-    OPS[name](ops, *operands)
-    monkeypatch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
-    OPS[name](ops, *operands)
-
-
 @pytest.mark.parametrize("by_cublas", [False, True])
 @pytest.mark.parametrize("name", ["silu", "silu_backward", "gemm"])
-def test_arrays_of_cupy_have_plans(
+def test_repeated_calls_take_arrays_of_cupy(
     emulator: Gpu, blas: Blas, name: str, by_cublas: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cupy = FloatCuPy(emulator)
@@ -477,27 +406,25 @@ def test_arrays_of_cupy_have_plans(
     for _ in range(3):
         OPS[name](ready, x, y, out)
     cupy.fill(out.data.ptr, 16, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Call, "run", lambda *_, **__: pytest.fail("the complete path"))
-        OPS[name](ready, x, y, out)
+    OPS[name](ready, x, y, out)
     assert out.numpy().tobytes() == wanted[0][1]
     x._c_contiguous = False
     with pytest.raises(InputError, match="is not contiguous"):
         OPS[name](ready, x, y, out)
 
 
-def test_a_trace_has_planned_calls(arrays: Arrays, new_ops: Callable[[], Ops]) -> None:
+def test_a_trace_has_repeated_calls(arrays: Arrays, new_ops: Callable[[], Ops]) -> None:
     for name in OPS:
         operands = arrays.good(name)
         with trace_ops() as first:
             OPS[name](new_ops(), *operands)
-        ops = planned(new_ops(), name, arrays)
+        ops = used(new_ops(), name, arrays)
         with trace_ops() as again:
             OPS[name](ops, *operands)
         assert again == first
 
 
-def test_operands_of_a_planned_call_that_are_not_aligned_are_reported_once(
+def test_operands_of_a_repeated_call_that_are_not_aligned_are_reported_once(
     open_device: Callable[..., Gpu], builder: Builder, recorder: Recorder
 ) -> None:
     gpu = open_device("emulator", builder=builder)
@@ -511,20 +438,7 @@ def test_operands_of_a_planned_call_that_are_not_aligned_are_reported_once(
     assert len(recorder.named("slow_path")) == 1
 
 
-def test_plans_are_bounded(emulator: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "_MOST_PLANS", 4)
-    monkeypatch.setattr(plan_module, "_MOST_LAUNCHERS", 2)
-    ops = Ops(emulator, blas=False)
-    for _ in range(2):
-        for size in range(1, 9):
-            x = emulator.zeros((size * 200,)).fill(1)
-            for _ in range(3):
-                assert np.allclose(ops.silu(x).numpy(), 1 / (1 + np.exp(-1)))
-            assert len(ops._plans) <= 4
-    assert all(len(known) <= 2 for known in plan_module._launchers.values())
-
-
-def test_a_plan_keeps_no_module_loaded(emulator: Gpu) -> None:
+def test_repeated_calls_keep_no_module_loaded(emulator: Gpu) -> None:
     ops = Ops(emulator)
     x = emulator.zeros((4, 4))
     for _ in range(3):
@@ -532,11 +446,10 @@ def test_a_plan_keeps_no_module_loaded(emulator: Gpu) -> None:
     assert emulator.trim() == 1
     for _ in range(3):
         assert exact(ops.silu(x)).shape == (4, 4)
-    assert any(isinstance(plan, Plan) and plan.usable for plan in ops._plans.values())
     assert emulator.trim() == 1
 
 
-def test_plans_of_a_device_that_was_reset_are_replaced(emulator: Gpu) -> None:
+def test_repeated_calls_work_after_a_reset(emulator: Gpu) -> None:
     ops = Ops(emulator)
     old = emulator.zeros((4, 4))
     for _ in range(3):
@@ -548,22 +461,10 @@ def test_plans_of_a_device_that_was_reset_are_replaced(emulator: Gpu) -> None:
     out = emulator.empty((4, 4))
     for _ in range(3):
         ops.silu(x, out=out)
-    assert count_calls(lambda: ops.silu(x, out=out)) <= 3
     assert outcome(lambda: ops.silu(x)) == outcome(lambda: fresh.silu(x))
 
 
-def test_a_device_that_waits_after_every_launch_has_no_plans(open_device: Callable[..., Gpu]) -> None:
-    gpu = open_device("emulator", blocking=True)
-    blas = Blas(gpu, found=Found(Cublas(), "13.0.0"))
-    x = gpu.zeros((4, 4))
-    for ops in (Ops(gpu, blas=False), Ops(gpu, blas=blas)):
-        for _ in range(3):
-            ops.silu(x)
-            ops.gemm(x, x)
-        assert set(ops._plans.values()) == {None}
-
-
-def test_threads_share_plans(emulator: Gpu) -> None:
+def test_threads_share_an_ops(emulator: Gpu) -> None:
     ops = Ops(emulator, blas=False)
     together = threading.Barrier(4)
 
@@ -581,9 +482,9 @@ def test_threads_share_plans(emulator: Gpu) -> None:
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_a_planned_call_is_captured_as_a_first_call_is(emulator: Gpu, name: str) -> None:
+def test_a_repeated_call_is_captured_as_a_first_call_is(emulator: Gpu, name: str) -> None:
     arrays = Arrays(emulator, emulator, None)
-    ops = planned(Ops(emulator, blas=False), name, arrays)
+    ops = used(Ops(emulator, blas=False), name, arrays)
     x, y, out = arrays.good(name)
     with emulator.capture() as graph:
         OPS[name](ops, x, y, out)
@@ -594,7 +495,7 @@ def test_a_planned_call_is_captured_as_a_first_call_is(emulator: Gpu, name: str)
     assert out.numpy().tobytes() == wanted[0][1]
 
 
-def test_a_planned_call_without_a_result_names_the_argument_in_a_capture(emulator: Gpu) -> None:
+def test_a_repeated_call_without_a_result_names_the_argument_in_a_capture(emulator: Gpu) -> None:
     x = emulator.zeros((4, 4))
     ready = Ops(emulator, blas=False)
     for _ in range(3):
@@ -611,7 +512,7 @@ def test_a_planned_call_without_a_result_names_the_argument_in_a_capture(emulato
         assert "pass out=…" in str(caught.value.hint)  # type: ignore[attr-defined]
 
 
-def test_planned_results_come_from_the_pool_of_the_caller_once(emulator: Gpu) -> None:
+def test_results_of_repeated_calls_come_from_the_pool_of_the_caller_once(emulator: Gpu) -> None:
     ops = Ops(emulator, blas=False)
     x = emulator.zeros((64, 64))
     for _ in range(3):
@@ -626,7 +527,7 @@ def test_planned_results_come_from_the_pool_of_the_caller_once(emulator: Gpu) ->
     assert sizes == [pool.size] * 2
 
 
-def test_a_planned_product_of_cublas_uses_the_workspace_of_the_capture(
+def test_a_repeated_product_of_cublas_uses_the_workspace_of_the_capture(
     emulator: Gpu, blas: Blas, cublas: Cublas, launched: Callable[[], None]
 ) -> None:
     ops = Ops(emulator, blas=blas)
