@@ -28,7 +28,7 @@ LAYERS = (
     {"link_errors", "native_build", "pins"},
     {"setting_values"},
     {"events", "config", "arch", "dtypes"},
-    {"misspelled", "native", "process_counters"},
+    {"misspelled", "native"},
     {"telemetry"},
     {"singleflight", "portable_paths", "tracebacks"},
     {"cache"},
@@ -321,7 +321,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "process_counters", "events"}
+IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "events"}
 
 
 @each_file

@@ -19,7 +19,7 @@ from typing import Any
 from preheat import fork
 from preheat._version import __version__
 from preheat.config import Address
-from preheat.process_counters import process_counters
+from preheat.events import process_counters
 from preheat.telemetry.exposition import CONTENT_TYPE, exposition
 from preheat.telemetry.metrics import counter_families, gauge
 
