@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -28,7 +29,7 @@ LAYERS = (
     {"link_errors", "native_build", "pins"},
     {"setting_values"},
     {"events", "config", "arch", "dtypes"},
-    {"misspelled", "native", "process_counters"},
+    {"misspelled", "native"},
     {"telemetry"},
     {"singleflight", "portable_paths", "tracebacks"},
     {"cache"},
@@ -240,9 +241,21 @@ def test_a_process_that_launches_stored_kernels_imports_little_else(tmp_path: Pa
 def test_the_public_surface_is_what_all_says() -> None:
     for name in preheat.__all__:
         assert getattr(preheat, name) is not None
-    assert sorted(preheat.__all__) == sorted({*preheat._MODULE_OF, "__version__"})
+    assert set(dir(preheat)) == {*preheat.__all__, "lora"}
     with pytest.raises(AttributeError, match="nonsense"):
-        preheat.nonsense  # noqa: B018
+        preheat.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_type_checkers_find_the_public_names() -> None:
+    """The stub of the package imports each name from the module that has it when the program runs."""
+    stub = ast.parse((SOURCE / "__init__.pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert {name.name for node in imports for name in node.names} == {*preheat.__all__, "lora"}
+    for node in imports:
+        for name in node.names:
+            assert name.asname == name.name  # Otherwise, the import does not export the name.
+            module = importlib.import_module(node.module or "")
+            assert getattr(module, name.name) is getattr(preheat, name.name)
 
 
 def public(module: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
@@ -309,7 +322,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "process_counters", "events"}
+IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "events"}
 
 
 @each_file

@@ -18,237 +18,60 @@ from __future__ import annotations
 import importlib
 import os
 
-from preheat._version import __version__
+from preheat._version import __version__ as __version__
 from preheat.locks import no_fork
 
-TYPE_CHECKING = False  # Type checkers assume True. An import of `typing` would triple the import time.
-if TYPE_CHECKING:
-    from preheat import lora as lora
-    from preheat.ahead.bake import BakeResult, bake
-    from preheat.ahead.check import CheckResult, check
-    from preheat.ahead.manifest import Manifest
-    from preheat.ahead.report import WarmReport
-    from preheat.arch import Arch
-    from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
-    from preheat.build.builder import Builder
-    from preheat.build.seal import seal, sealed, unseal
-    from preheat.cache.bundle import Bundle
-    from preheat.config import Config
-    from preheat.default import (
-        compile,
-        compile_all,
-        default_builder,
-        get_entry,
-        link,
-        obtain_entry,
-        put_entry,
-    )
-    from preheat.devices.base import Attributes, BlockSize, Limits, MemoryInfo, Occupancy
-    from preheat.dtypes import DType
-    from preheat.errors import (
-        AdapterError,
-        BakedError,
-        BundleError,
-        CaptureError,
-        CaptureWarning,
-        CompileError,
-        CompilerCrashError,
-        CompilerTimeoutError,
-        ConfigError,
-        ContextLostError,
-        DeviceError,
-        Diagnostic,
-        DriverError,
-        EmulatorFault,
-        GraphError,
-        InputError,
-        InvalidCodeError,
-        KeyFileError,
-        LaunchError,
-        LostJobError,
-        NoGpuError,
-        OutOfMemoryError,
-        PoolSealedError,
-        PreheatError,
-        PtxError,
-        SealedError,
-        StaleBufferError,
-        StaleGraphError,
-        TargetError,
-        ToolchainChangedError,
-        ToolchainError,
-        ToolchainNotFoundError,
-        UnknownEntryError,
-        UnsupportedInstructionError,
-        WarmError,
-    )
-    from preheat.events import Events
-    from preheat.foreign import ForeignEntry
-    from preheat.gpu import Gpu, device
-    from preheat.graph.buckets import bucket, buckets, padded
-    from preheat.graph.cache import GraphCache
-    from preheat.graph.graph import Graph
-    from preheat.graph.pool import Pool
-    from preheat.graph.shared_pool import SharedPool
-    from preheat.kernels.blas import Blas
-    from preheat.kernels.decode import DecodeKernel, DecodeState
-    from preheat.kernels.ops import Ops
-    from preheat.key import Key, explain
-    from preheat.link_errors import LinkedSymbol, LinkError
-    from preheat.linked_program import BinaryPart, LinkedProgram
-    from preheat.program import Program
-    from preheat.runtime.array import Array, Scalar
-    from preheat.runtime.bound import Bound
-    from preheat.runtime.kernel import Kernel
-    from preheat.runtime.module import Module, SymbolView
-    from preheat.runtime.operands import Pointer, strided
-    from preheat.runtime.stream import Event, Stream
-
-# The public names of each module, which is imported when one of them is first used. All other names in
-# `__all__` are those of `preheat.errors`.
+# The public names of each module, which is imported when one of them is first used. `__init__.pyi` has
+# them for type checkers.
 _NAMES_OF = {
-    "preheat.default": (
-        *("compile", "compile_all", "default_builder", "link"),
-        *("get_entry", "obtain_entry", "put_entry"),
+    "ahead.bake": "BakeResult bake",
+    "ahead.check": "CheckResult check",
+    "ahead.manifest": "Manifest",
+    "ahead.report": "WarmReport",
+    "arch": "Arch",
+    "artifact": "Artifact EntryPoint Header Parameter Provenance Resources",
+    "build.builder": "Builder",
+    "build.seal": "seal sealed unseal",
+    "cache.bundle": "Bundle",
+    "config": "Config",
+    "default": "compile compile_all default_builder get_entry link obtain_entry put_entry",
+    "devices.base": "Attributes BlockSize Limits MemoryInfo Occupancy",
+    "dtypes": "DType",
+    "errors": (
+        "AdapterError BakedError BundleError CaptureError CaptureWarning CompileError "
+        "CompilerCrashError CompilerTimeoutError ConfigError ContextLostError DeviceError "
+        "Diagnostic DriverError EmulatorFault GraphError InputError InvalidCodeError "
+        "KeyFileError LaunchError LostJobError NoGpuError OutOfMemoryError PoolSealedError "
+        "PreheatError PtxError SealedError StaleBufferError StaleGraphError TargetError "
+        "ToolchainChangedError ToolchainError ToolchainNotFoundError UnknownEntryError "
+        "UnsupportedInstructionError WarmError"
     ),
-    "preheat.arch": ("Arch",),
-    "preheat.artifact": ("Artifact", "EntryPoint", "Header", "Parameter", "Provenance", "Resources"),
-    "preheat.build.builder": ("Builder",),
-    "preheat.config": ("Config",),
-    "preheat.devices.base": ("Attributes", "BlockSize", "Limits", "MemoryInfo", "Occupancy"),
-    "preheat.dtypes": ("DType",),
-    "preheat.events": ("Events",),
-    "preheat.foreign": ("ForeignEntry",),
-    "preheat.gpu": ("Gpu", "device"),
-    "preheat.graph.buckets": ("bucket", "buckets", "padded"),
-    "preheat.graph.graph": ("Graph",),
-    "preheat.graph.pool": ("Pool",),
-    "preheat.graph.shared_pool": ("SharedPool",),
-    "preheat.graph.cache": ("GraphCache",),
-    "preheat.kernels.blas": ("Blas",),
-    "preheat.kernels.decode": ("DecodeKernel", "DecodeState"),
-    "preheat.kernels.ops": ("Ops",),
-    "preheat.key": ("Key", "explain"),
-    "preheat.link_errors": ("LinkError", "LinkedSymbol"),
-    "preheat.linked_program": ("BinaryPart", "LinkedProgram"),
-    "preheat.program": ("Program",),
-    "preheat.runtime.array": ("Array", "Scalar"),
-    "preheat.runtime.bound": ("Bound",),
-    "preheat.runtime.kernel": ("Kernel",),
-    "preheat.runtime.module": ("Module", "SymbolView"),
-    "preheat.runtime.operands": ("Pointer", "strided"),
-    "preheat.runtime.stream": ("Event", "Stream"),
-    "preheat.build.seal": ("seal", "sealed", "unseal"),
-    "preheat.cache.bundle": ("Bundle",),
-    "preheat.ahead.bake": ("BakeResult", "bake"),
-    "preheat.ahead.check": ("CheckResult", "check"),
-    "preheat.ahead.manifest": ("Manifest",),
-    "preheat.ahead.report": ("WarmReport",),
+    "events": "Events",
+    "foreign": "ForeignEntry",
+    "gpu": "Gpu device",
+    "graph.buckets": "bucket buckets padded",
+    "graph.cache": "GraphCache",
+    "graph.graph": "Graph",
+    "graph.pool": "Pool",
+    "graph.shared_pool": "SharedPool",
+    "kernels.blas": "Blas",
+    "kernels.decode": "DecodeKernel DecodeState",
+    "kernels.ops": "Ops",
+    "key": "Key explain",
+    "link_errors": "LinkedSymbol LinkError",
+    "linked_program": "BinaryPart LinkedProgram",
+    "program": "Program",
+    "runtime.array": "Array Scalar",
+    "runtime.bound": "Bound",
+    "runtime.kernel": "Kernel",
+    "runtime.module": "Module SymbolView",
+    "runtime.operands": "Pointer strided",
+    "runtime.stream": "Event Stream",
 }
+_MODULE_OF = {name: f"preheat.{module}" for module in _NAMES_OF for name in _NAMES_OF[module].split()}
 _MODULES = ("lora",)  # used by their own names: preheat.lora.backward_plan
 
-__all__ = [
-    "AdapterError",
-    "Arch",
-    "Array",
-    "Artifact",
-    "Attributes",
-    "BakeResult",
-    "BakedError",
-    "BinaryPart",
-    "Blas",
-    "BlockSize",
-    "Bound",
-    "Builder",
-    "Bundle",
-    "BundleError",
-    "CaptureError",
-    "CaptureWarning",
-    "CheckResult",
-    "CompileError",
-    "CompilerCrashError",
-    "CompilerTimeoutError",
-    "Config",
-    "ConfigError",
-    "ContextLostError",
-    "DType",
-    "DecodeKernel",
-    "DecodeState",
-    "DeviceError",
-    "Diagnostic",
-    "DriverError",
-    "EmulatorFault",
-    "EntryPoint",
-    "Event",
-    "Events",
-    "ForeignEntry",
-    "Gpu",
-    "Graph",
-    "GraphCache",
-    "GraphError",
-    "Header",
-    "InputError",
-    "InvalidCodeError",
-    "Kernel",
-    "Key",
-    "KeyFileError",
-    "LaunchError",
-    "Limits",
-    "LinkError",
-    "LinkedProgram",
-    "LinkedSymbol",
-    "LostJobError",
-    "Manifest",
-    "MemoryInfo",
-    "Module",
-    "NoGpuError",
-    "Occupancy",
-    "Ops",
-    "OutOfMemoryError",
-    "Parameter",
-    "Pointer",
-    "Pool",
-    "PoolSealedError",
-    "PreheatError",
-    "Program",
-    "Provenance",
-    "PtxError",
-    "Resources",
-    "Scalar",
-    "SealedError",
-    "SharedPool",
-    "StaleBufferError",
-    "StaleGraphError",
-    "Stream",
-    "SymbolView",
-    "TargetError",
-    "ToolchainChangedError",
-    "ToolchainError",
-    "ToolchainNotFoundError",
-    "UnknownEntryError",
-    "UnsupportedInstructionError",
-    "WarmError",
-    "WarmReport",
-    "__version__",
-    "bake",
-    "bucket",
-    "buckets",
-    "check",
-    "compile",
-    "compile_all",
-    "default_builder",
-    "device",
-    "explain",
-    "get_entry",
-    "link",
-    "obtain_entry",
-    "padded",
-    "put_entry",
-    "seal",
-    "sealed",
-    "strided",
-    "unseal",
-]
+__all__ = sorted(["__version__", *_MODULE_OF])
 
 if os.environ.get("PREHEAT_ADAPTERS"):
     from preheat.adapters.imports import activate as _activate
@@ -259,9 +82,6 @@ elif any(name.startswith("PREHEAT_") for name in os.environ):
 
     # The other variables are read, and compared, when a builder is opened.
     _warn_of_misspelled(os.environ, ("PREHEAT_ADAPTERS",))
-
-_MODULE_OF = dict.fromkeys(__all__, "preheat.errors")
-_MODULE_OF |= {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from preheat import fork
 from preheat.files import opened
 from preheat.locks import Lock, no_fork
 
@@ -23,12 +24,13 @@ __all__ = [
     "OBJECT_EVENTS",
     "Events",
     "JsonLines",
+    "ProcessCounters",
     "Stats",
-    "Tally",
     "audit_sink",
     "log_events",
     "logged_events",
     "merge",
+    "process_counters",
     "warn",
 ]
 
@@ -124,32 +126,47 @@ def _request_counters(fields: Mapping[str, Any]) -> Stats:
 _COUNT_AT = 256  # events that wait to be counted, at most
 
 
-class Tally:
-    """The counters of one `Events`. `ProcessCounters` keeps them after the events are gone."""
+class ProcessCounters:
+    """The sum of the counters of all `Events` of this process. It never decreases.
 
-    __slots__ = ("_lock", "_stats", "uncounted")
+    It also has sinks, which get the events of all `Events`.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._stats: Stats = {}
-        # Events that are not counted yet. Appending is one atomic step, which needs no lock.
-        self.uncounted: deque[tuple[str, dict[str, Any]]] = deque()
+        # Events that are not counted yet, each with the counters of the `Events` that emitted it.
+        # Appending is one atomic step, which needs no lock.
+        self.uncounted: deque[tuple[Stats, str, Mapping[str, Any]]] = deque()
+        self.sinks: dict[str, list[Sink]] = {}  # by the name of the event
+        fork.register(self)
 
-    def stats(self) -> Stats:
-        """Count the events that are not counted yet, and return a copy of the counters."""
+    def stats(self, part: Stats | None = None) -> Stats:
+        """Count what is not counted yet, and return a copy of all counters, or of those in `part`."""
         with self._lock:
             while True:
                 try:
-                    name, fields = self.uncounted.popleft()
+                    stats, name, fields = self.uncounted.popleft()
                 except IndexError:  # A signal handler may have emptied it in the meantime.
-                    return dict(self._stats)
+                    return dict(self._stats if part is None else part)
                 for counter, amount in _counters(name, fields).items():
-                    self._stats[counter] = self._stats.get(counter, 0) + amount
+                    for each in (stats, self._stats):
+                        each[counter] = each.get(counter, 0) + amount
 
-    def forget(self) -> None:
-        """Set all counters to zero, as a forked child must."""
-        self.uncounted.clear()
+    def subscribe(self, sink: Sink, *names: str) -> None:
+        """Pass the events called `names` of all `Events`, present and future, to `sink`."""
+        for name in names:
+            self.sinks.setdefault(name, []).append(sink)
+
+    def after_fork(self) -> None:
+        """Count from zero in a forked child."""
+        self.stats()
         self._stats = {}
+
+
+#: The counters of this process.
+process_counters = ProcessCounters()
+_uncounted = process_counters.uncounted
 
 
 class Events:
@@ -170,8 +187,7 @@ class Events:
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks: dict[str, list[Sink]] = {}  # by the name of the event
-        self.tally = Tally()
-        self._uncounted = self.tally.uncounted
+        self._stats: Stats = {}
         for sink in sinks:
             self.subscribe(sink)
 
@@ -212,7 +228,7 @@ class Events:
             >>> preheat.Events().has_sink("hit")
             False
         """
-        return bool(self._sinks.get(name))
+        return bool(self._sinks.get(name) or process_counters.sinks.get(name))
 
     def emit(self, name: str, /, **fields: Any) -> None:
         """Count the event `name`, which is one of `EVENTS`, and pass it to its sinks.
@@ -231,12 +247,14 @@ class Events:
             {'puts.disk': 1, 'bytes_written.disk': 4096}
         """
         if name in EVENTS:
-            self._uncounted.append((name, fields))
-            if len(self._uncounted) >= _COUNT_AT:
-                self.tally.stats()
+            _uncounted.append((self._stats, name, fields))
+            if len(_uncounted) >= _COUNT_AT:
+                process_counters.stats()
         elif name not in OBJECT_EVENTS:
             raise KeyError(f"no event is called {name!r}")
         for sink in self._sinks.get(name, ()):
+            sink(name, fields)
+        for sink in process_counters.sinks.get(name, ()):
             sink(name, fields)
 
     def fault(self, where: str, verb: str, error: BaseException) -> None:
@@ -262,11 +280,11 @@ class Events:
             >>> preheat.Events().stats()
             {}
         """
-        return self.tally.stats()
+        return process_counters.stats(self._stats)
 
     def forget(self) -> None:
         """Set all counters to zero, as a forked child must."""
-        self.tally.forget()
+        self._stats = {}  # Events of the parent that are not counted yet go to the old counters.
 
 
 def merge(*stats: Mapping[str, float]) -> Stats:

@@ -69,7 +69,7 @@ class Run:
         if self._counts:
             return
         self._counts = True
-        from preheat.process_counters import process_counters
+        from preheat.events import process_counters
 
         earlier = process_counters.stats()
         hits = (amount for name, amount in earlier.items() if name.startswith("hits."))

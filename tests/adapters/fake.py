@@ -31,15 +31,13 @@ def compile(function, arch="sm_90", portable=True):
     return adapters[0].compile(function, arch, portable)
 """
 _ADAPTER = """\
-import os, sys
-from preheat.adapters.base import Adapter, RequiredEntries
+import os
+from preheat.adapters.base import Adapter, Connection, RequiredEntries
 from preheat.arch import Arch
-from preheat.foreign import ForeignRequest
-from preheat.callsite import call_site, format_site
 from preheat.errors import AdapterError
+from preheat.foreign import ForeignRequest
 
-HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep + "fakelib"
-stores = []
+connections = []
 
 def request(row, arch, coverage="recorded"):
     key = f"{row['function']}/{row.get('line', 1)}/{arch}"
@@ -55,46 +53,43 @@ class FakeAdapter(Adapter):
 
         if getattr(fakelib, "version", 1) > 1:
             raise AdapterError(f"version {fakelib.version} is not known", hint="use version 1")
-        stores.append(builder.foreign)
+        connections.append(Connection(builder.foreign, fakelib))
         fakelib.adapters.append(self)
 
     def compile(self, function, arch, portable):
-        store, target = stores[0], Arch.parse(arch)
         row = {"function": function, "root": os.getcwd(), "env": {}, "recorded": {"line": 1}}
-        (wanted,) = request(row, target)
-        site = call_site(HERE)
+        (wanted,) = request(row, Arch.parse(arch))
         make = lambda: {"code": f"{function} {arch}".encode()}
-        entry = store.obtain(wanted, make, called_by=lambda: format_site(site))
-        store.events.emit("foreign_request", entry=entry, row=row if portable else None, site=site)
+        entry = connections[0].obtain(wanted, make, lambda: row if portable else None)
         return entry.files["code"].decode()
 
-    def bake(self, row, arch, coverage):
-        function = row["function"]
-        print("a line of the application")  # It must not reach the answers.
-        if function == "raises":
+    def required(self, row, arch, coverage, *, make):
+        if row["function"] == "raises":
             raise ZeroDivisionError("division by zero")
-        if function == "refused":
-            raise AdapterError("its code is gone", hint="find it")
-        if function == "dies":
-            os._exit(3)
-        wanted = [*request(row, arch, coverage)]
-        for each in wanted:
-            made = stores[0].obtain(each, lambda: {"code": f"{function} {arch}".encode()})
-        if function == "forgets":
-            wanted.append(ForeignRequest("fakelib", "nowhere"))
-        return RequiredEntries(tuple(wanted), tuple(row.get("notes", ())))
+        if make:
+            return made(row, arch, coverage)
+        line = int(os.environ.get("FAKELIB_LINE", 1))
+        notes = () if line == 1 else (f"moved from line 1 to line {line}",)
+        return RequiredEntries(tuple(request({**row, "line": line}, arch, coverage)), notes)
 
     def count(self, row, coverage):
         if row["function"] == "raises":
             raise ZeroDivisionError("division by zero")
         return 3 if coverage == "closure" else 1
 
-    def keys(self, row, arch, coverage):
-        if row["function"] == "raises":
-            raise ZeroDivisionError("division by zero")
-        line = int(os.environ.get("FAKELIB_LINE", 1))
-        notes = () if line == 1 else (f"moved from line 1 to line {line}",)
-        return RequiredEntries(tuple(request({**row, "line": line}, arch, coverage)), notes)
+def made(row, arch, coverage):
+    function = row["function"]
+    print("a line of the application")  # It must not reach the answers.
+    if function == "refused":
+        raise AdapterError("its code is gone", hint="find it")
+    if function == "dies":
+        os._exit(3)
+    wanted = [*request(row, arch, coverage)]
+    for each in wanted:
+        connections[0].store.obtain(each, lambda: {"code": f"{function} {arch}".encode()})
+    if function == "forgets":
+        wanted.append(ForeignRequest("fakelib", "nowhere"))
+    return RequiredEntries(tuple(wanted), tuple(row.get("notes", ())))
 """
 
 

@@ -72,7 +72,7 @@ def test_what_is_requested_is_recorded_once_with_its_line(recorded: Manifest) ->
     assert (table.title, table.archs, table.entries) == ("mine table %1", (), ("table%20%251",))
     assert (tile.title, tile.archs) == ("mine tile", (SM_80, SM_90))
     assert tile.entries == ("tile sm_80", "tile sm_90")
-    assert (table.asked, tile.asked) == (2, 4)
+    assert (table.requests, tile.requests) == (2, 4)
     (line,) = table.callers
     assert line.startswith(f"{Path(__file__).name}:") or f"/{Path(__file__).name}:" in line
 

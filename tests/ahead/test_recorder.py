@@ -86,7 +86,7 @@ def launch(tmp_path: Path, manifest: Path, cache: Mapping[str, str]) -> Launch:
 
 
 def asked(manifest: Path) -> dict[str, int]:
-    return {row.program.label: row.asked for row in Manifest.read(manifest).programs}
+    return {row.program.label: row.requests for row in Manifest.read(manifest).programs}
 
 
 def line_of(text: str) -> int:
@@ -111,7 +111,7 @@ def test_a_run_is_written_down_with_who_asked_for_what_and_how_often(
         )
     )
     one, two = Manifest.read(manifest).programs
-    assert (one.program.label, one.asked) == ("k1.cu", 4)
+    assert (one.program.label, one.requests) == ("k1.cu", 4)
     assert one.archs == (SM_90, Arch.parse("sm_100"))
     (caller,) = one.callers
     assert Path(caller).name == f"app.py:{line_of('return preheat.compile')}"
@@ -331,7 +331,7 @@ def test_files_and_the_directory_that_come_and_go_are_never_lost_between_two(man
     running = [start_python(CHURN, str(manifest), env={"PYTHONPATH": path}) for _ in range(4)]
     for process in running:
         expect_success(process)
-    assert sum(row.asked for row in Manifest.read(manifest).programs) == 80
+    assert sum(row.requests for row in Manifest.read(manifest).programs) == 80
     assert not spool_directory(manifest).exists()
 
 
@@ -378,10 +378,10 @@ def test_a_count_is_written_when_it_has_doubled_and_at_exit(record: Recorder, ma
     see(record, times=100)
     (file,) = spools(manifest)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sum(row.get("asked", 0) for row in rows) == 64
+    assert sum(row.get("requests", 0) for row in rows) == 64
     assert len(rows) == 8  # the program, then 1, 2, 4, ... 64
     record.close()
-    assert [row.asked for row in Manifest.read(manifest).programs] == [100]
+    assert [row.requests for row in Manifest.read(manifest).programs] == [100]
 
 
 def test_a_line_torn_by_death_costs_only_itself(record: Recorder, manifest: Path) -> None:
@@ -564,12 +564,12 @@ def test_a_merger_that_does_not_end_is_waited_for_a_while_only(
 
 def test_other_manifests_are_merged_with_what_is_there(manifest: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        Manifest((ManifestProgram(Program.of(f"text {name}"), asked=1),)).write(
+        Manifest((ManifestProgram(Program.of(f"text {name}"), requests=1),)).write(
             tmp_path / f"{name}.toml"
         )
-    Manifest((ManifestProgram(Program.of("text a"), asked=2),)).write(manifest)
+    Manifest((ManifestProgram(Program.of("text a"), requests=2),)).write(manifest)
     merge_into(manifest, read_existing(tmp_path / "a.toml"), read_existing(tmp_path / "b.toml"))
-    assert [row.asked for row in read_existing(manifest).programs] == [3, 1]
+    assert [row.requests for row in read_existing(manifest).programs] == [3, 1]
     merge_into(manifest, read_existing(tmp_path / "b.toml"), fresh=True)
     assert [row.program.source for row in read_existing(manifest).programs] == ["text b"]
 

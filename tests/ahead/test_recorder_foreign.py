@@ -84,7 +84,7 @@ def test_a_request_is_written_with_what_makes_it_again(record: Recorder, manifes
     assert item.recorded == '{"build":"b","line":12}'
     assert item.row == {**ROW, "root": "/srv/app"}
     assert item.entries == ("KEY typed",)
-    assert (item.archs, item.asked, item.seconds) == ((SM_90,), 1, 0.25)
+    assert (item.archs, item.requests, item.seconds) == ((SM_90,), 1, 0.25)
     (caller,) = item.callers
     assert caller.startswith("tests/ahead/test_recorder_foreign.py:")
 
@@ -104,14 +104,14 @@ def test_requests_are_counted(record: Recorder, manifest: Path, times: int) -> N
         used(record)
     record.close()
     (item,) = Manifest.read(manifest).foreign
-    assert item.asked == times
+    assert item.requests == times
 
 
 def test_counts_are_written_when_they_double(record: Recorder, manifest: Path) -> None:
     for _ in range(100):
         used(record)
     (spool,) = spool_directory(manifest).glob("*.jsonl")
-    rows = [json.loads(line)["foreign"]["asked"] for line in spool.read_text().splitlines()]
+    rows = [json.loads(line)["foreign"]["requests"] for line in spool.read_text().splitlines()]
     assert rows == [1, 1, 2, 4, 8, 16, 32]
 
 
@@ -123,9 +123,9 @@ def test_lines_keys_and_variants_are_counted_apart(record: Recorder, manifest: P
     used(record, "KEY2", row={**ROW, "function": "kernels:mul"}, label="kernels:mul")
     record.close()
     add, mul = Manifest.read(manifest).foreign
-    assert (add.asked, add.entries) == (4, ("KEY", "KEY other"))
+    assert (add.requests, add.entries) == (4, ("KEY", "KEY other"))
     assert len(add.callers) == 1  # one line of this file
-    assert mul.asked == 1
+    assert mul.requests == 1
 
 
 def test_runs_add_up(manifest: Path, events: Events) -> None:
@@ -134,7 +134,7 @@ def test_runs_add_up(manifest: Path, events: Events) -> None:
         used(recorder, f"KEY{line}", row={**ROW, "recorded": {"line": line}})
         recorder.close()
     (item,) = Manifest.read(manifest).foreign
-    assert (item.asked, item.entries) == (3, ("KEY2",))
+    assert (item.requests, item.entries) == (3, ("KEY2",))
     assert item.row["recorded"] == {"line": 2}
 
 
@@ -150,7 +150,7 @@ def test_a_forked_child_records_into_a_file_of_its_own(record: Recorder, manifes
     run_in_fork(child)
     record.close()
     (item,) = Manifest.read(manifest).foreign
-    assert item.asked == 3
+    assert item.requests == 3
 
 
 def test_a_row_that_is_not_json_is_a_fault_and_the_application_goes_on(
@@ -200,8 +200,8 @@ def test_a_process_that_is_killed_leaves_its_requests(tmp_path: Path, manifest: 
     kill(running[0])
     assert wait_for(lambda: merge_into(manifest) == 1 and manifest.exists())
     add, local = Manifest.read(manifest).foreign
-    assert (add.name, add.asked, add.callers) == ("add", 2, ("app.py:3",))
-    assert (local.name, local.asked, local.request) == ("local", 1, "")
+    assert (add.name, add.requests, add.callers) == ("add", 2, ("app.py:3",))
+    assert (local.name, local.requests, local.request) == ("local", 1, "")
     expect_success(running[1])
     add, local = Manifest.read(manifest).foreign
-    assert (add.asked, local.asked) == (5, 2)
+    assert (add.requests, local.requests) == (5, 2)

@@ -52,7 +52,7 @@ def test_a_recording_counts_the_requests_of_each_library(cli: Cli, tmp_path: Pat
         "what a bake cannot make again is in kernels.recorded.heat: copy it with the manifest\n",
     )
     items = {item.name: item for item in Manifest.read(tmp_path / "kernels.toml").foreign}
-    assert {name: item.asked for name, item in items.items()} == {"add": 2, "local": 1, "mul": 1}
+    assert {name: item.requests for name, item in items.items()} == {"add": 2, "local": 1, "mul": 1}
     assert items["add"].callers == ("app.py:4",)
     assert items["add"].root == str(tmp_path)
     again = cli("record", "--", *APPLICATION, "add")
@@ -70,8 +70,8 @@ def test_a_recording_as_json(cli: Cli) -> None:
             "arch": ["sm_90"],
             "coverage": "recorded",
             "seconds": pytest.approx(0.0, abs=60),
-            "asked": 1,
-            "by": ["app.py:4"],
+            "requests": 1,
+            "callers": ["app.py:4"],
         }
         for name in ("add", "local")
     ]

@@ -121,7 +121,7 @@ def test_nothing_recorded_comes_with_what_that_may_be_due_to(cli: Cli, tmp_path:
 
 def test_manifests_are_merged(cli: Cli, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        rows = tuple(ManifestProgram(Program.of(text), asked=1) for text in ("both", name))
+        rows = tuple(ManifestProgram(Program.of(text), requests=1) for text in ("both", name))
         (tmp_path / name).mkdir()
         Manifest(rows).write(tmp_path / name / "kernels.toml")
     twice = ("--merge", "b/kernels.toml") * 2
@@ -130,7 +130,7 @@ def test_manifests_are_merged(cli: Cli, tmp_path: Path) -> None:
     ran = cli("-o", "all.toml", "--fresh", "--merge", "a/kernels.toml", *twice)
     assert ran == (0, "", "recorded 3 programs (3 new) → all.toml\n")
     rows = Manifest.read(tmp_path / "all.toml").programs
-    assert {row.program.source: row.asked for row in rows} == {"a": 1, "b": 1, "both": 2}
+    assert {row.program.source: row.requests for row in rows} == {"a": 1, "b": 1, "both": 2}
 
 
 def test_a_manifest_to_merge_must_be_there(cli: Cli) -> None:

@@ -78,7 +78,7 @@ def test_a_link_reads_like_this(tmp_path: Path) -> None:
     ]
     link = LinkedProgram.of(parts, label="app", lto=True, options=["-O2"])
     file = tmp_path / "kernels.toml"
-    Manifest((ManifestProgram(link, archs=(SM_90,), entries=("a",), asked=2),)).write(file)
+    Manifest((ManifestProgram(link, archs=(SM_90,), entries=("a",), requests=2),)).write(file)
     text = re.sub(r"\b[0-9a-f]{16,64}\b", "…", file.read_text().partition("[[link]]")[2])
     assert (
         text
@@ -94,7 +94,7 @@ parts = [
 ]
 entries = ["a"]
 arch = ["sm_90"]
-asked = 2
+requests = 2
 """
     )
     (again,) = Manifest.read(file).programs
@@ -108,7 +108,7 @@ def test_comments_of_a_link_stay(tmp_path: Path) -> None:
         (tmp_path / f"{name}.cu").write_text(f"__global__ void {name}() {{}}\n")
     file = tmp_path / "kernels.toml"
     text = """\
-version = 1
+version = 2
 
 # The application.
 [[link]]
@@ -128,7 +128,7 @@ arch = ["sm_90"]
     assert (again.archs, again.entries) == ((SM_90, SM_100), ("a",))
 
 
-LINK = "version = 1\n[[link]]\n"
+LINK = "version = 2\n[[link]]\n"
 REJECTS = {
     "no parts": (LINK, ":2: link 1: a [[link]] needs parts"),
     "parts as texts": (f'{LINK}parts = ["a.cu"]\n', ":3: link 1: parts must be a list of tables"),
@@ -138,7 +138,7 @@ REJECTS = {
         f'{LINK}parts = [{{file = "a", arch = ["sm_90"]}}]\n',
         "unknown key 'arch'",
     ),
-    "one table": ("version = 1\n[link]\nlto = true\n", ":2: link must be written as [[link]]"),
+    "one table": ("version = 2\n[link]\nlto = true\n", ":2: link must be written as [[link]]"),
     "lto as text": (f'{LINK}lto = "yes"\n', ":3: link 1: lto must be true or false, not 'yes'"),
 }
 
@@ -172,7 +172,7 @@ def test_a_part_that_cannot_be_read_fails_its_link_alone(what: str, tmp_path: Pa
     (tmp_path / "0123456789abcdef.a").write_bytes(b"!<arch>\n")
     file = tmp_path / "kernels.toml"
     file.write_text(
-        f'version = 1\n[[program]]\nfile = "a.cu"\n[[link]]\nparts = [{{file = "a.cu"}}, {part}]\n'
+        f'version = 2\n[[program]]\nfile = "a.cu"\n[[link]]\nparts = [{{file = "a.cu"}}, {part}]\n'
     )
     manifest = Manifest.read(file)
     assert len(manifest.programs) == 1

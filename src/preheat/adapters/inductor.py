@@ -13,22 +13,17 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row, directory_of, require_version
+from preheat.adapters.base import Adapter, Connection, require_version
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.foreign_store import ForeignStore
-from preheat.callsite import call_site, format_site
 from preheat.config import SealMode
-from preheat.errors import AdapterError
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.locks import Lock
 
 __all__ = ["InductorAdapter"]
 
-_OLDEST, _NEWEST = (
-    (2, 11),
-    (2, 13),
-)  # of the versions of torch that are accepted
+_OLDEST, _NEWEST = (2, 11), (2, 13)  # of the versions of torch that are accepted
 _KIND = "inductor"
 _FILE = "artifact"
 _ABSENT = "absent: no stored artifact has this graph"
@@ -50,6 +45,7 @@ class InductorAdapter(Adapter):
 
     name = _KIND
     module = "torch._inductor.compile_fx"
+    not_baked = "artifacts of Inductor cannot be made without their GPU"
 
     def install(self, builder: Builder) -> None:
         """Load artifacts before the first compile, and let the code generation obey the seal.
@@ -60,24 +56,11 @@ class InductorAdapter(Adapter):
 
         require_version("torch", str(torch.__version__), _OLDEST, _NEWEST)
         store = builder.foreign
+        connection = Connection(store, torch)
         _load_before_first_compile(store)
-        _obey_seal(store)
+        _obey_seal(connection)
         if store.events.has_sink("foreign_request"):
-            _store_artifacts(store)
-
-    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Raise `AdapterError`: artifacts of Inductor are kept as they were made."""
-        del row, arch, coverage
-        raise AdapterError("artifacts of Inductor cannot be made without their GPU")
-
-    def count(self, row: Row, coverage: str) -> int:
-        """Return 0: nothing is made."""
-        del row, coverage
-        return 0
-
-    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Raise `AdapterError`: artifacts of Inductor are kept as they were made."""
-        return self.bake(row, arch, coverage)
+            _store_artifacts(connection)
 
 
 def _properties() -> dict[str, str]:
@@ -135,7 +118,7 @@ def _load(store: ForeignStore) -> None:
             CacheArtifactFactory.create(kind, entry.key, entry.files[_FILE]).populate_cache()
 
 
-def _store_artifacts(store: ForeignStore) -> None:
+def _store_artifacts(connection: Connection) -> None:
     """Store each artifact that Inductor makes or finds, at once."""
     from torch.compiler._cache import CacheArtifactManager
 
@@ -144,13 +127,13 @@ def _store_artifacts(store: ForeignStore) -> None:
 
     def record_artifact(artifact_type: str, key: str, content: Any) -> None:
         stock(artifact_type, key, content)
-        _store_artifact(store, artifact_type, key, content, stored)
+        _store_artifact(connection, artifact_type, key, content, stored)
 
     CacheArtifactManager.record_artifact = staticmethod(record_artifact)
 
 
 def _store_artifact(
-    store: ForeignStore, artifact_type: str, key: str, content: Any, stored: set[tuple[str, str]]
+    connection: Connection, artifact_type: str, key: str, content: Any, stored: set[tuple[str, str]]
 ) -> None:
     """Store one artifact, unless this process does not use a GPU.
 
@@ -174,11 +157,11 @@ def _store_artifact(
     )
     if (entry.digest, digest) not in stored:
         stored.add((entry.digest, digest))
-        store.put(entry)
-        store.events.emit("foreign_request", entry=entry, row=None, site=call_site(directory_of(torch)))
+        connection.store.put(entry)
+        connection.report(entry, lambda: None)
 
 
-def _obey_seal(store: ForeignStore) -> None:
+def _obey_seal(connection: Connection) -> None:
     """Raise `SealedError` if a sealed process would generate code for a graph."""
     from torch._inductor import compile_fx
 
@@ -186,12 +169,12 @@ def _obey_seal(store: ForeignStore) -> None:
 
     @functools.wraps(stock)
     def fx_codegen_and_compile(gm: Any, *arguments: Any, **options: Any) -> Any:
-        if store.sealed is not SealMode.OFF:
+        if connection.store.sealed is not SealMode.OFF:
             on_gpu = _uses_gpu(gm)
             request = ForeignRequest(_KIND, "graph", label=_label(gm), arch=_arch() if on_gpu else None)
             reason, hint = (_ABSENT, None) if on_gpu else (_FOR_CPU, _FOR_CPU_HINT)
-            store.permit(request, reason, called_by=_caller, hint=hint)
-            store.missed(request, reason, called_by=_caller)
+            connection.permit(request, reason, hint=hint)
+            connection.missed(request, reason)
         return stock(gm, *arguments, **options)
 
     compile_fx.fx_codegen_and_compile = fx_codegen_and_compile
@@ -209,9 +192,3 @@ def _label(graph: Any) -> str:
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     shown = ", ".join(targets[:4])
     return f"graph of {len(targets)} operations ({shown}{', …' if len(targets) > 4 else ''})"
-
-
-def _caller() -> str:
-    import torch
-
-    return format_site(call_site(directory_of(torch)))

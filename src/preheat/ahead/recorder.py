@@ -222,15 +222,20 @@ class Recorder:
 
     def _write_count(self, request: _Request, count: _RequestCount, **more: Any) -> None:
         program, arch, site = request
-        asked = count.total - count.written
+        requests = count.total - count.written
         count.written = count.total
-        row = {"of": self._number(program), "arch": str(arch), "by": format_site(site), "asked": asked}
+        row = {
+            "of": self._number(program),
+            "arch": str(arch),
+            "caller": format_site(site),
+            "requests": requests,
+        }
         self._write({**row, **more})
 
     def _write_foreign_count(self, values: Mapping[str, Any], count: _RequestCount) -> None:
-        asked = count.total - count.written
+        requests = count.total - count.written
         count.written = count.total
-        self._write({"foreign": {**values, "asked": asked}})
+        self._write({"foreign": {**values, "requests": requests}})
 
     def _number(self, program: Program) -> int:
         """Return the number of `program` in the spool file; write the program when it is new."""
@@ -431,8 +436,8 @@ def _item(program: Program, row: Mapping[str, Any]) -> ManifestProgram:
         archs=(Arch.parse(row["arch"]),) if "arch" in row else (),
         entries=(row["entry"],) if "entry" in row else (),
         seconds=row.get("seconds", 0.0),
-        asked=row.get("asked", 0),
-        callers=(row["by"],) if row.get("by", "?") != "?" else (),
+        requests=row.get("requests", 0),
+        callers=(row["caller"],) if row.get("caller", "?") != "?" else (),
     )
 
 

@@ -46,7 +46,6 @@ from preheat.key import Key
 from preheat.lazy import lazy
 from preheat.locks import no_fork
 from preheat.misspelled import warn_of_misspelled
-from preheat.process_counters import process_counters
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
 from preheat.toolchain.compiler import Toolchain
@@ -114,7 +113,6 @@ class Builder:
         self.background = Background()  # for requests that do not wait; `close` cancels them
         close_at_exit(self, cache.shared)
         fork.register(self)
-        process_counters.add(events)
 
     @classmethod
     def open(

@@ -183,16 +183,18 @@ class _Summary:
     @classmethod
     def of(cls, before: Manifest, after: Manifest, *, everything: bool) -> _Summary:
         """Return the difference of two manifests, or with `everything` all programs of the second."""
-        asked = {item.identity: item.asked for item in before.programs}
+        before_requests = {item.identity: item.requests for item in before.programs}
         rows = [
-            item for item in after.programs if everything or item.asked > asked.get(item.identity, -1)
+            item
+            for item in after.programs
+            if everything or item.requests > before_requests.get(item.identity, -1)
         ]
-        new = frozenset(item.program for item in rows if item.identity not in asked)
-        before_foreign = {item.identity: item.asked for item in before.foreign}
+        new = frozenset(item.program for item in rows if item.identity not in before_requests)
+        foreign_requests = {item.identity: item.requests for item in before.foreign}
         foreign = (
             item
             for item in after.foreign
-            if everything or item.asked > before_foreign.get(item.identity, -1)
+            if everything or item.requests > foreign_requests.get(item.identity, -1)
         )
         return cls(tuple(rows), new, tuple(foreign), after)
 
@@ -221,8 +223,8 @@ class _Summary:
                     "arch": [str(arch) for arch in item.archs],
                     "entries": item.entries,
                     "seconds": item.seconds,
-                    "asked": item.asked,
-                    "by": item.callers,
+                    "requests": item.requests,
+                    "callers": item.callers,
                 }
                 for item in self.programs
             ],
@@ -234,8 +236,8 @@ class _Summary:
                     "arch": [str(arch) for arch in item.archs],
                     "coverage": item.coverage,
                     "seconds": item.seconds,
-                    "asked": item.asked,
-                    "by": item.callers,
+                    "requests": item.requests,
+                    "callers": item.callers,
                 }
                 for item in self.foreign
             ],

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from preheat._version import __version__
 from preheat.errors import PreheatError
-from preheat.events import Events
+from preheat.events import Events, process_counters
 from preheat.locks import Lock, no_fork
-from preheat.process_counters import process_counters
 from preheat.telemetry.metrics import METRICS, Metric, measured
 
 if TYPE_CHECKING:

@@ -1,45 +1,32 @@
 """A small HTTP server that exposes the counters of this process to Prometheus.
 
-One daemon thread serves all clients. A client has a few seconds for its request and for the reply, and
-a new client replaces the oldest one when there are many, so that no client can hold the server.
+A thread accepts the clients, and each client has a thread of its own. A client that does not send its
+request, or does not receive the reply, is dropped after a few seconds.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from preheat import fork
 from preheat._version import __version__
 from preheat.config import Address
-from preheat.events import Events
-from preheat.locks import Lock, no_fork
-from preheat.process_counters import process_counters
+from preheat.events import process_counters
 from preheat.telemetry.exposition import CONTENT_TYPE, exposition
 from preheat.telemetry.metrics import counter_families, gauge
 
-if TYPE_CHECKING:  # Imported only when a process listens.
-    from socket import socket
+__all__ = ["MetricsServer", "process_page"]
 
-__all__ = ["MetricsServer", "disable_server", "process_page", "serve"]
-
-_CLIENT_SECONDS = 5.0  # from the connection to the end of the reply
-_MOST_CLIENTS = 64
-_MOST_REQUEST = 8192  # bytes of a request
 _STOP_SECONDS = 1.0  # the longest wait for the thread when the process ends
-
-_STATUS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-}
+_TEXT = "text/plain; charset=utf-8"
 
 
 def process_page() -> str:
@@ -57,26 +44,13 @@ class MetricsServer:
     """
 
     def __init__(self, address: Address, page: Callable[[], str] = process_page) -> None:
-        with no_fork:
-            import selectors
-            import socket
-            import threading
-
-        self._page = page
-        self._closing = False
-        self._listener = _listen(address)
-        self._wake, self._woken = socket.socketpair()
-        # `poll` has no state in the kernel that a forked child would share with its parent.
-        self._selector = selectors.PollSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._clients: dict[socket.socket, _Client] = {}
-        self._thread = threading.Thread(target=self._run, name="preheat-metrics", daemon=True)
+        self._server = _HttpServer(address, page)
+        self._thread = threading.Thread(target=self._server.run, name="preheat-metrics", daemon=True)
         self._pid = os.getpid()
         try:
             self._thread.start()
         except RuntimeError:
-            self._close_sockets()
+            self._server.server_close()
             raise
         fork.register(self)
         atexit.register(self.close)
@@ -84,205 +58,133 @@ class MetricsServer:
     @property
     def port(self) -> int:
         """The port of the server."""
-        port: int = self._listener.getsockname()[1]
+        port: int = self._server.socket.getsockname()[1]
         return port
 
     def close(self) -> None:
         """Stop listening, and wait a moment for the thread. A second call does nothing."""
         atexit.unregister(self.close)
-        if os.getpid() != self._pid or self._closing:
-            return
-        self._closing = True
-        with suppress(OSError):
-            self._wake.send(b"\0")
-        self._thread.join(_STOP_SECONDS)
+        if os.getpid() == self._pid:
+            self._server.stop()
+            self._thread.join(_STOP_SECONDS)
 
     def after_fork(self) -> None:
         """Close what belongs to the parent, in a forked child."""
-        self._closing = True
-        self._close_sockets()
+        self._server.close_sockets()
 
-    def _close_sockets(self) -> None:
-        self._selector.close()
-        for each in (self._listener, self._wake, self._woken, *self._clients):
-            with suppress(OSError):
-                each.close()
-        self._clients.clear()
 
-    # In the thread
+class _HttpServer(ThreadingHTTPServer):
+    """The listening socket, and the sockets of the clients that are being answered."""
 
-    def _run(self) -> None:
+    daemon_threads = True
+
+    def __init__(self, address: Address, page: Callable[[], str]) -> None:
+        super().__init__(("", 0), _Client, bind_and_activate=False)
+        self.socket.close()  # Its class is for one family of addresses.
+        self.socket = _listen(address)
+        self.page = page
+        self.clients: set[Any] = set()
+        self._stopped = False
+
+    def run(self) -> None:
+        """Accept clients until `stop`. The base class would look for its end twice a second."""
+        while not self._stopped:
+            self.handle_request()
+        self.server_close()
+
+    def stop(self) -> None:
+        """Let `run` end. On Linux, a socket that is shut down no longer waits for clients."""
+        self._stopped = True
+        with suppress(OSError):  # It is closed already.
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close_sockets(self) -> None:
+        """Close all sockets, in a process that has no thread for them."""
+        for each in (self.socket, *self.clients):
+            if (number := each.detach()) >= 0:  # `close` would wait for the files of a client.
+                os.close(number)
+        self.clients.clear()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a client. Without a free descriptor, do not try again at once."""
         try:
-            while not self._closing:
-                for key, _ in self._selector.select(self._until_deadline()):
-                    if key.data is not None:
-                        self._serve(key.data)
-                    elif key.fileobj is self._listener:
-                        self._accept()
-                self._drop_late()
-        finally:
-            self._close_sockets()
+            client, place = super().get_request()
+        except OSError:
+            if not self._stopped:
+                time.sleep(0.05)
+            raise
+        self.clients.add(client)
+        return client, place
 
-    def _until_deadline(self) -> float | None:
-        first = next(iter(self._clients.values()), None)  # All have the same time, so it is the first.
-        return None if first is None else max(first.deadline - time.monotonic(), 0)
+    def close_request(self, request: Any) -> None:
+        """Close the socket of a client."""
+        self.clients.discard(request)
+        super().close_request(request)
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # The client has gone, or this process has no descriptor left.
-            time.sleep(0.05)
-            return
-        if len(self._clients) >= _MOST_CLIENTS:
-            self._drop(next(iter(self._clients.values())))
-        connection.setblocking(False)
-        client = _Client(connection)
-        self._clients[connection] = client
-        self._selector.register(connection, _READ, client)
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: the client has left, or there is no thread for it."""
 
-    def _serve(self, client: _Client) -> None:
-        if client.connection not in self._clients:  # It was dropped in this round.
-            return
-        try:
-            if client.reply is None and client.receive():
-                client.reply = memoryview(self._answer(client.request))
-                self._selector.modify(client.connection, _WRITE, client)
-            if client.reply is not None and client.send():
-                self._drop(client)
-        except BlockingIOError:
-            return
-        except OSError:  # The client closed the connection.
-            self._drop(client)
 
-    def _drop_late(self) -> None:
-        now = time.monotonic()
-        for client in [each for each in self._clients.values() if each.deadline <= now]:
-            self._drop(client)
+class _Client(BaseHTTPRequestHandler):
+    """A request and its reply."""
 
-    def _drop(self, client: _Client) -> None:
-        del self._clients[client.connection]
-        self._selector.unregister(client.connection)
-        client.connection.close()
+    server: _HttpServer
+    timeout = 5.0  # seconds of each read, and of the reply
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # Otherwise, a request that cannot be read gets no status.
 
-    def _answer(self, request: bytes) -> bytes:
-        if len(request) > _MOST_REQUEST:
-            return _reply(431, "the request is too long\n")
-        method, target = _parsed(request)
-        if not method:
-            return _reply(400, "this is not an HTTP request\n")
-        if method not in ("GET", "HEAD"):
-            return _reply(405, "only GET and HEAD are answered\n")
-        match target.partition("?")[0]:
+    def do_GET(self) -> None:
+        match self.path.partition("?")[0]:
             case "/metrics":
                 try:
-                    page = self._page()
+                    page = self.server.page()
                 except Exception as error:  # The next request may succeed.
-                    return _reply(500, f"the counters cannot be read: {error!r}\n")
-                return _reply(200, page, head=method == "HEAD")
+                    self._reply(500, f"the counters cannot be read: {error!r}\n")
+                else:
+                    self._reply(200, page, CONTENT_TYPE)
             case "/healthz":
-                return _reply(200, "ok\n", head=method == "HEAD")
-        return _reply(404, "the pages are /metrics and /healthz\n", head=method == "HEAD")
+                self._reply(200, "ok\n")
+            case _:
+                self._reply(404, "the pages are /metrics and /healthz\n")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Reply to a request that has no function here, or that cannot be read."""
+        del explain
+        if code == 501:  # The base class does not know which methods there are.
+            self._reply(405, "only GET and HEAD are answered\n", allow="GET, HEAD")
+        else:
+            self._reply(code, f"{message or 'this request is not answered'}\n")
+
+    def _reply(self, status: int, text: str, kind: str = _TEXT, *, allow: str = "") -> None:
+        content = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        if allow:
+            self.send_header("Allow", allow)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def version_string(self) -> str:
+        """Return the name of the server in the header of a reply."""
+        return f"preheat/{__version__}"
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing, because stderr belongs to the program."""
 
 
-_READ, _WRITE = 1, 2  # as in `selectors`
-
-
-class _Client:
-    """A connection: what it has sent, and what is left of the reply."""
-
-    def __init__(self, connection: socket) -> None:
-        self.connection = connection
-        self.deadline = time.monotonic() + _CLIENT_SECONDS
-        self.request = b""
-        self.reply: memoryview | None = None
-
-    def receive(self) -> bool:
-        """Receive a part of the request, and return whether it is complete, or too long."""
-        part = self.connection.recv(_MOST_REQUEST)
-        if not part:
-            raise ConnectionResetError
-        self.request += part
-        ended = b"\r\n\r\n" in self.request or b"\n\n" in self.request
-        return ended or len(self.request) > _MOST_REQUEST
-
-    def send(self) -> bool:
-        """Send a part of the reply, and return whether it was the last one."""
-        assert self.reply is not None
-        self.reply = self.reply[self.connection.send(self.reply) :]
-        return not self.reply
-
-
-def _listen(address: Address) -> socket:
+def _listen(address: Address) -> socket.socket:
     """Open the socket. An empty host is every address, of IPv6 too where the machine has it."""
-    import socket
-
     if not address.host:
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
-        listener = socket.create_server(("", address.port), family=family, dualstack_ipv6=both)
-    else:
-        rows = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, _, _, _, place = rows[0]
-        listener = socket.create_server(place, family=family)
-    listener.setblocking(False)
-    return listener
-
-
-def _parsed(request: bytes) -> tuple[str, str]:
-    """Return method and target of a request; empty when it is not a request."""
-    line = request.partition(b"\n")[0].decode("ascii", "replace").split()
-    if len(line) != 3 or not line[2].startswith("HTTP/1."):
-        return "", ""
-    return line[0], line[1]
-
-
-def _reply(status: int, body: str, *, head: bool = False) -> bytes:
-    content = body.encode()
-    lines = [
-        f"HTTP/1.1 {status} {_STATUS[status]}",
-        f"Content-Type: {CONTENT_TYPE if status == 200 else 'text/plain; charset=utf-8'}",
-        f"Content-Length: {len(content)}",
-        *(["Allow: GET, HEAD"] if status == 405 else []),
-        "Connection: close",
-        "\r\n",
-    ]
-    return "\r\n".join(lines).encode() + (b"" if head else content)
-
-
-# Once in a process
-
-_lock = Lock()
-# Whether this process, or one that it was forked from, has a server or must not have one.
-_served_or_disabled = False
-
-
-def disable_server() -> None:
-    """Disable the server in this process.
-
-    The command line of preheat calls this. A program that it starts may listen.
-    """
-    global _served_or_disabled
-    _served_or_disabled = True
-
-
-def serve(address: Address, events: Events) -> None:
-    """Serve the counters of this process on `address`, once.
-
-    An address that cannot be used is a `fault` event. Children that are forked later do not listen.
-    """
-    global _served_or_disabled
-    with _lock:
-        if _served_or_disabled:
-            return
-        _served_or_disabled = True
-    try:
-        server = MetricsServer(address)
-    except (OSError, ValueError, RuntimeError) as fault:  # ValueError: the host name is invalid.
-        events.fault("metrics", f"listen on {address}", fault)
-        return
-    _servers.append(server)
-
-
-_servers: list[MetricsServer] = []  # keeps the server for as long as the process
+        return socket.create_server(("", address.port), family=family, dualstack_ipv6=both)
+    rows = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, _, _, _, place = rows[0]
+    return socket.create_server(place, family=family)

@@ -32,7 +32,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Builder], None]]:
         compiling.use_for_programs(builder.foreign)
 
     yield use
-    compiling._thread.__dict__.clear()
+    vars(compiling._work).clear()
+    compiling._last.forget()
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def test_a_recording_has_the_programs(baked: Place) -> None:
     assert manifest.unrecorded == ()
     found = manifest.foreign
     assert [(item.kind, item.name) for item in found] == [("cuda_core", "fill"), ("cuda_core", "scale")]
-    assert all(item.request and item.asked == 1 for item in found)
+    assert all(item.request and item.requests == 1 for item in found)
     assert [[str(arch) for arch in item.archs] for item in found] == [["sm_90"]] * 2
     assert all(item.callers[0].startswith("app.py:") for item in found)
 

@@ -245,7 +245,7 @@ def inputs_for(code: str = SAXPY, **more: Any) -> Any:
 
 @pytest.mark.parametrize("option", NOT_KEYABLE)
 def test_options_that_no_key_describes(option: str) -> None:
-    from preheat.adapters.cuda_core.headers import NotKeyableError
+    from preheat.adapters.base import NotKeyableError
 
     value: Any = True if option == "pch" else "somewhere"
     with pytest.raises(NotKeyableError, match=f"{option} is set: {NOT_KEYABLE[option]}"):
@@ -263,7 +263,7 @@ def test_options_that_no_key_describes(option: str) -> None:
     ],
 )
 def test_texts_that_no_key_describes(code: str, why: str, here: Path) -> None:
-    from preheat.adapters.cuda_core.headers import NotKeyableError
+    from preheat.adapters.base import NotKeyableError
 
     (here / "clock.h").write_text("static const char *made = __DATE__;")
     (here / "macro.h").write_text("#include MORE\n")
@@ -272,7 +272,7 @@ def test_texts_that_no_key_describes(code: str, why: str, here: Path) -> None:
 
 
 def test_a_program_for_a_debugger_needs_a_name() -> None:
-    from preheat.adapters.cuda_core.headers import NotKeyableError
+    from preheat.adapters.base import NotKeyableError
 
     with pytest.raises(NotKeyableError, match="a program for a debugger needs a name"):
         inputs_for(debug=True).identified()

@@ -19,10 +19,10 @@ from numba import cuda, njit
 from numba.cuda import types as numba_types
 from numba.cuda.typing.typeof import typeof
 
+from preheat.adapters.base import NotKeyableError
 from preheat.adapters.numba import signature
 from preheat.adapters.numba.dependencies import Dependencies
 from preheat.adapters.numba.request import KernelRequest
-from preheat.adapters.numba.signature import UnkeyableError
 from preheat.adapters.numba.target import compiling_for
 from preheat.arch import Arch
 
@@ -164,7 +164,7 @@ class Handle:
     ],
 )
 def test_what_cannot_be_keyed_is_named(value: Any, reason: str) -> None:
-    with pytest.raises(UnkeyableError) as caught:
+    with pytest.raises(NotKeyableError) as caught:
         key(define(FACTOR=value))
     assert str(caught.value).startswith(reason)
 
@@ -215,7 +215,7 @@ def test_types_survive_json(value: Any) -> None:
 
 
 def test_a_type_without_a_description_is_named() -> None:
-    with pytest.raises(UnkeyableError, match="an argument is a "):
+    with pytest.raises(NotKeyableError, match="an argument is a "):
         signature.encode(typeof(np.zeros(2, "S3")))
 
 

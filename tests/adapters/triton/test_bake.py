@@ -28,7 +28,7 @@ def test_a_recording_lists_what_was_asked_for(baked: World) -> None:
     assert sorted(item.name.partition(":")[2] for item in kernels) == sorted(LAUNCHED)
     assert {item.root for item in kernels} == {str(baked.app)}
     assert {str(arch) for item in kernels for arch in item.archs} == {"sm_90"}
-    assert {item.asked for item in kernels} == {1}
+    assert {item.requests for item in kernels} == {1}
     lines = (baked.app / "app.py").read_text().splitlines()
     for item in kernels:
         (caller,) = item.callers

@@ -31,7 +31,7 @@ def read(manifest_file: Path) -> Callable[[str], Manifest]:
     """Reads a manifest with this text after its version."""
 
     def read_text(text: str) -> Manifest:
-        manifest_file.write_text("version = 1\n" + textwrap.dedent(text))
+        manifest_file.write_text("version = 2\n" + textwrap.dedent(text))
         return Manifest.read(manifest_file)
 
     return read_text

@@ -97,7 +97,7 @@ wanteds = st.builds(
     archs=st.lists(st.sampled_from([SM_80, SM_90, SM_90A, SM_100]), max_size=3).map(tuple),
     entries=st.lists(texts, max_size=3).map(tuple),
     seconds=st.integers(0, 10_000_000).map(lambda ms: ms / 1000),
-    asked=st.integers(0, 1000),
+    requests=st.integers(0, 1000),
     callers=st.lists(texts, max_size=3).map(tuple),
 )
 
@@ -137,7 +137,7 @@ recordings = st.builds(
             archs=st.lists(st.sampled_from([SM_80, SM_90, SM_90A, SM_100]), max_size=3).map(tuple),
             entries=st.lists(st.sampled_from("xyz"), max_size=2).map(tuple),
             seconds=st.sampled_from([0.0, 0.5, 2.0]),
-            asked=st.integers(0, 3),
+            requests=st.integers(0, 3),
             callers=st.lists(st.sampled_from("abcdefghijkl"), max_size=9).map(tuple),
             changed=st.booleans(),
         ),

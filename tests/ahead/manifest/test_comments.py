@@ -18,7 +18,7 @@ from preheat.program import Program
 SM_80, SM_90 = Arch.parse("sm_80"), Arch.parse("sm_90")
 COMMENTED = """\
 # Owned by the inference team.
-version = 1  # the format
+version = 2  # the format
 
 # Hot path: review before a release.
 [[program]]  # second in the order of labels
@@ -64,7 +64,7 @@ def test_values_change_and_everything_else_stays(manifest: Path) -> None:
     assert manifest.read_text() == textwrap.dedent(
         f"""\
         # Owned by the inference team.
-        version = 1  # the format
+        version = 2  # the format
 
         # Hot path: review before a release.
         [[program]]  # second in the order of labels
@@ -77,7 +77,7 @@ def test_values_change_and_everything_else_stays(manifest: Path) -> None:
         seconds = 0.75  # without a warm compiler
         sha256 = "{first}"
         entries = ["softmax"]
-        asked = 2
+        requests = 2
 
         # Used by the demo alone.
         [[program]]
@@ -132,11 +132,11 @@ def test_record_merge_keeps_comments_unless_the_manifest_is_to_be_fresh(
     fresh: bool, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(manifest.parent)
-    Manifest((ManifestProgram(Program.of("other"), asked=1),)).write("other.toml")
+    Manifest((ManifestProgram(Program.of("other"), requests=1),)).write("other.toml")
     with pytest.raises(SystemExit) as ended:
         main(["record", "--merge", "other.toml", *["--fresh"] * fresh])
     assert ended.value.code == 0
-    found = {item.program.source: item.asked for item in Manifest.read(manifest).programs}
+    found = {item.program.source: item.requests for item in Manifest.read(manifest).programs}
     assert (found["other"], len(found)) == (1, 1 if fresh else 3)
     assert ("# Hot path: review before a release." in manifest.read_text()) is not fresh
 
@@ -154,12 +154,12 @@ def test_plan_keeps_comments(manifest: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "text",
     [
-        'version = 1\nprogram = [{ file = "add.cu" }]  # inline\n',
-        'version = 1\n[[program]]\nfile = "add.cu"',
-        'version = 1\r\n# note\r\n[[program]]\r\nfile = "add.cu"\r\n',
-        'version = 1\n[[program]]\nfile = "add.cu"\n[[graph]]\nname = "g"\n[[program]]\nfile="b.cu"\n',
-        'version = 1\n[[program]]\nfile = "add.cu"\n# twice\n[[program]]\nfile = "./add.cu"\n',
-        'version = 1\n[[program]]\nfile = "add.cu"\nnames = ["""\n[[program]]\n"""]\n',
+        'version = 2\nprogram = [{ file = "add.cu" }]  # inline\n',
+        'version = 2\n[[program]]\nfile = "add.cu"',
+        'version = 2\r\n# note\r\n[[program]]\r\nfile = "add.cu"\r\n',
+        'version = 2\n[[program]]\nfile = "add.cu"\n[[graph]]\nname = "g"\n[[program]]\nfile="b.cu"\n',
+        'version = 2\n[[program]]\nfile = "add.cu"\n# twice\n[[program]]\nfile = "./add.cu"\n',
+        'version = 2\n[[program]]\nfile = "add.cu"\nnames = ["""\n[[program]]\n"""]\n',
         '[[program]]\nfile = "add.cu"\nprogram.x = 1\n',
         "",
     ],
@@ -185,7 +185,7 @@ items = st.builds(
     ),
     archs=st.lists(st.sampled_from([SM_80, SM_90]), max_size=2).map(tuple),
     entries=st.lists(texts, max_size=2).map(tuple),
-    asked=st.integers(0, 9),
+    requests=st.integers(0, 9),
     callers=st.lists(texts, max_size=2).map(tuple),
 )
 manifests = st.builds(

@@ -41,7 +41,7 @@ ADD = ForeignProgram(
     archs=(SM_90,),
     entries=("KEY variant",),
     seconds=0.25,
-    asked=3,
+    requests=3,
     callers=("app.py:7",),
 )
 
@@ -57,7 +57,7 @@ requests = st.builds(
     entries=st.lists(texts, max_size=3).map(tuple),
     coverage=st.sampled_from(COVERAGES),
     seconds=st.integers(0, 10_000_000).map(lambda ms: ms / 1000),
-    asked=st.integers(0, 1000),
+    requests=st.integers(0, 1000),
     callers=st.lists(texts, max_size=3).map(tuple),
 )
 recordings = st.builds(
@@ -73,7 +73,7 @@ recordings = st.builds(
             entries=st.lists(st.sampled_from("xyz"), max_size=2).map(tuple),
             coverage=st.sampled_from(COVERAGES),
             seconds=st.sampled_from([0.0, 0.5]),
-            asked=st.integers(0, 3),
+            requests=st.integers(0, 3),
             callers=st.lists(st.sampled_from("abcdefghijkl"), max_size=9).map(tuple),
         ),
         max_size=4,
@@ -97,8 +97,8 @@ def test_a_request_is_read(read: Callable[[str], Manifest], manifest_file: Path)
         arch = ["sm_90", "sm_80"]
         entries = ["KEY variant", "OTHER"]
         seconds = 1
-        asked = 2
-        by = ["app.py:7"]
+        requests = 2
+        callers = ["app.py:7"]
         """
     ).foreign
     assert item == ForeignProgram(
@@ -108,7 +108,7 @@ def test_a_request_is_read(read: Callable[[str], Manifest], manifest_file: Path)
         entries=("KEY variant", "OTHER"),
         coverage="weak",
         seconds=1.0,
-        asked=2,
+        requests=2,
         callers=("app.py:7",),
     )
     assert item.title == "triton kernels:add"
@@ -194,8 +194,8 @@ REJECTS: dict[str, tuple[str, str, str | None]] = {
         None,
     ),
     "a negative count": (
-        HEAD + 'entries = ["K"]\nasked = -1\n',
-        ":6: f: asked must be a whole number, not -1",
+        HEAD + 'entries = ["K"]\nrequests = -1\n',
+        ":6: f: requests must be a whole number, not -1",
         None,
     ),
     "a count of text": (
@@ -243,8 +243,8 @@ recorded = '{"line":12}'
 arch = ["sm_90"]
 entries = ["KEY variant"]
 seconds = 0.25
-asked = 3
-by = ["app.py:7"]
+requests = 3
+callers = ["app.py:7"]
 """
     )
 
@@ -292,7 +292,7 @@ def test_the_kinds_of_tables_have_an_order(tmp_path: Path) -> None:
 
 COMMENTED = """\
 # Owned by the inference team.
-version = 1
+version = 2
 
 # Every shape of the server.
 [[foreign]]  # by Triton
@@ -305,7 +305,7 @@ arch = ["sm_90"]
 entries = ["KEY variant"]
 # From the build machine.
 seconds = 0.25
-asked = 3
+requests = 3
 
 # The end.
 """
@@ -314,20 +314,24 @@ asked = 3
 def test_comments_and_coverage_stay_when_a_run_is_recorded_again(tmp_path: Path) -> None:
     file = tmp_path / "kernels.toml"
     file.write_text(COMMENTED)
-    merge_into(file, Manifest(foreign=(replace(ADD, root="", archs=(SM_100,), callers=(), asked=2),)))
-    changed = COMMENTED.replace('["sm_90"]', '["sm_90", "sm_100"]').replace("asked = 3", "asked = 5")
+    merge_into(
+        file, Manifest(foreign=(replace(ADD, root="", archs=(SM_100,), callers=(), requests=2),))
+    )
+    changed = COMMENTED.replace('["sm_90"]', '["sm_90", "sm_100"]').replace(
+        "requests = 3", "requests = 5"
+    )
     assert file.read_text() == changed
 
 
 def test_old_manifests_are_not_changed_by_a_rewrite(tmp_path: Path) -> None:
     file = tmp_path / "kernels.toml"
     (tmp_path / "k.cu").write_text(KERNEL)
-    text = 'version = 1\n\n[[program]]\nfile = "k.cu"\n\n[[graph]]\nname = "g"\nkeys = ["1"]\n'
+    text = 'version = 2\n\n[[program]]\nfile = "k.cu"\n\n[[graph]]\nname = "g"\nkeys = ["1"]\n'
     file.write_text(text)
     merge_into(file, Manifest(graphs=(GraphKeys("g", ("1",)),)))
     rows = tomllib.loads(file.read_text())
     assert [*rows] == ["version", "program", "graph"]
-    assert file.read_text().startswith('version = 1\n\n[[program]]\nfile = "k.cu"\n')
+    assert file.read_text().startswith('version = 2\n\n[[program]]\nfile = "k.cu"\n')
     assert file.read_text().endswith('\n[[graph]]\nname = "g"\nkeys = ["1"]\n')
 
 
@@ -348,7 +352,7 @@ def test_merging_adds_counts_and_keeps_architectures(rows: list[Manifest]) -> No
     assert {item.identity for item in both.foreign} == {item.identity for item in items}
     for item in both.foreign:
         same = [each for each in items if each.identity == item.identity]
-        assert item.asked == sum(each.asked for each in same)
+        assert item.requests == sum(each.requests for each in same)
         assert set(item.archs) == {arch for each in same for arch in each.archs}
         assert item.seconds == max(each.seconds for each in same)
         assert (item.coverage == "recorded") == all(each.coverage == "recorded" for each in same)
@@ -356,9 +360,9 @@ def test_merging_adds_counts_and_keeps_architectures(rows: list[Manifest]) -> No
 
 
 def test_a_later_recording_replaces_facts_and_entries() -> None:
-    later = replace(ADD, recorded='{"line":13}', entries=("NEW",), asked=1)
+    later = replace(ADD, recorded='{"line":13}', entries=("NEW",), requests=1)
     (item,) = Manifest(foreign=(ADD,)).merged(Manifest(foreign=(later,))).foreign
-    assert (item.recorded, item.entries, item.asked) == ('{"line":13}', ("NEW",), 4)
+    assert (item.recorded, item.entries, item.requests) == ('{"line":13}', ("NEW",), 4)
     (item,) = Manifest(foreign=(ADD,)).merged(Manifest(foreign=(replace(ADD, entries=("X",)),))).foreign
     assert item.entries == ("KEY variant", "X")
 

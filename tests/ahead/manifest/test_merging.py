@@ -45,7 +45,9 @@ def test_merging_is_associative(a: Manifest, b: Manifest, c: Manifest) -> None:
 def test_merging_is_idempotent_up_to_how_often(a: Manifest, b: Manifest) -> None:
     once = a.merged(b)
     twice = once.merged(b)
-    assert [replace(w, asked=0) for w in twice.programs] == [replace(w, asked=0) for w in once.programs]
+    assert [replace(w, requests=0) for w in twice.programs] == [
+        replace(w, requests=0) for w in once.programs
+    ]
     assert twice.graphs == once.graphs
     assert once.merged() == once
 
@@ -61,7 +63,7 @@ def test_merging_loses_nothing_and_adds_nothing(a: Manifest, b: Manifest) -> Non
         assert set(wanted.archs) == {arch for row in same for arch in row.archs}
         assert set(wanted.entries) == {entry for row in same for entry in row.entries}
         assert set(wanted.program.include) == {place for row in same for place in row.program.include}
-        assert wanted.asked == sum(row.asked for row in same)
+        assert wanted.requests == sum(row.requests for row in same)
         assert wanted.seconds == max(row.seconds for row in same)
 
 

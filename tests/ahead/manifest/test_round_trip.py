@@ -60,14 +60,14 @@ def test_a_manifest_reads_like_this(kernel: Path, manifest_file: Path) -> None:
     manifest = Manifest(
         (
             ManifestProgram(from_file, (SM_100, SM_90), ("k",), 0.3141, 3, ("app.py:12",)),
-            ManifestProgram(Program.of(KERNEL), (SM_90,), asked=1),
+            ManifestProgram(Program.of(KERNEL), (SM_90,), requests=1),
         ),
         (GraphKeys("decode", ("(1, 128)", "32")),),
     )
     manifest.write(manifest_file)
     assert manifest_file.read_text().partition("version")[2] == textwrap.dedent(
         """\
-         = 1
+         = 2
 
         [[program]]
         file = "kernels/k.cu"
@@ -78,8 +78,8 @@ def test_a_manifest_reads_like_this(kernel: Path, manifest_file: Path) -> None:
         entries = ["k"]
         arch = ["sm_90", "sm_100"]
         seconds = 0.314
-        asked = 3
-        by = ["app.py:12"]
+        requests = 3
+        callers = ["app.py:12"]
         [program.headers]
         "util.h" = "kernels.sources/1d200718ab164070.h"
 
@@ -87,7 +87,7 @@ def test_a_manifest_reads_like_this(kernel: Path, manifest_file: Path) -> None:
         label = "program.cu"
         source = "kernels.sources/e57c1ca38c24008c.cu"
         arch = ["sm_90"]
-        asked = 1
+        requests = 1
 
         [[graph]]
         name = "decode"

@@ -6,9 +6,8 @@ import importlib
 import os
 from typing import Any
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version
+from preheat.adapters.base import Adapter, NotKeyableError, RequiredEntries, Row, require_version
 from preheat.adapters.cuda_core import compile as compiling
-from preheat.adapters.cuda_core.headers import NotKeyableError
 from preheat.adapters.cuda_core.nvrtc import compile_to_ptx
 from preheat.adapters.cuda_core.request import CompileInputs, Identified
 from preheat.adapters.cuda_core.rows import archs_of, changes, inputs_of_row
@@ -45,33 +44,19 @@ class CudaCoreAdapter(Adapter):
         require_cuda_core()
         compiling.use_for_programs(builder.foreign)
 
-    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Compile a recorded program for `arch` into the store."""
-        del coverage  # A program has no variants.
-        return _required(row, arch, make=True)
-
-    def count(self, row: Row, coverage: str) -> int:
-        """Return 1: a program has no variants."""
-        del row, coverage
-        return 1
-
-    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Return the entry of a recorded program for `arch`. Nothing is compiled."""
+    def required(self, row: Row, arch: Arch, coverage: str, *, make: bool) -> RequiredEntries:
+        """Return the entries of a recorded program for `arch`, and compile it. It has no variants."""
         del coverage
-        return _required(row, arch, make=False)
-
-
-def _required(row: Row, arch: Arch, *, make: bool) -> RequiredEntries:
-    _enter(row["root"])
-    entries, notes = [], []
-    for each in archs_of(row, arch):
-        inputs = inputs_of_row(row, each)
-        found = _identified(inputs)
-        entries.append(found.request)
-        notes += [note for note in changes(row, inputs, found) if note not in notes]
-        if make:
-            _make(inputs)
-    return RequiredEntries(tuple(entries), tuple(notes))
+        _enter(row["root"])
+        entries, notes = [], []
+        for each in archs_of(row, arch):
+            inputs = inputs_of_row(row, each)
+            found = _identified(inputs)
+            entries.append(found.request)
+            notes += [note for note in changes(row, inputs, found) if note not in notes]
+            if make:
+                _make(inputs)
+        return RequiredEntries(tuple(entries), tuple(notes))
 
 
 def _enter(root: str) -> None:

@@ -9,21 +9,19 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from preheat.adapters.base import directory_of, obtain
-from preheat.adapters.cuda_core.headers import NotKeyableError, headers_digest
+from preheat.adapters.base import Connection, LastKey, NotKeyableError, ThreadState
+from preheat.adapters.cuda_core.headers import headers_digest
 from preheat.adapters.cuda_core.request import KIND, CompileInputs, Identified
 from preheat.build.foreign_store import ForeignStore
-from preheat.callsite import call_site, format_site
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.locks import Lock
 
 __all__ = [
-    "CODE", "caller", "compile_by_cuda_core", "connect", "inputs_of_key", "library", "obtain_code",
+    "CODE", "compile_by_cuda_core", "connect", "connection_of", "inputs_of_key", "obtain_code",
     "use_for_next_compile", "use_for_programs",
 ]  # fmt: skip
 
@@ -37,16 +35,15 @@ _stock: dict[str, Callable[..., Any]] = {}  # the functions of cuda.core, by nam
 _everywhere: ForeignStore | None = None
 
 
-class _ThreadState(threading.local):
+class _Work(ThreadState):
     """What a thread is doing between the calls that cuda.core makes."""
 
     probing = False
-    # The last key that cuda.core computed in this thread, and its inputs.
-    computed: tuple[bytes, CompileInputs] | None = None
     store: ForeignStore | None = None  # for the next compile
 
 
-_thread = _ThreadState()
+_work = _Work()
+_last: LastKey[CompileInputs] = LastKey()
 
 
 class _SeenError(Exception):
@@ -72,13 +69,12 @@ def use_for_programs(store: ForeignStore) -> None:
 
 def use_for_next_compile(store: ForeignStore) -> None:
     """Let the next compile of this thread use `store`."""
-    _thread.store = store
+    _work.store = store
 
 
 def inputs_of_key(key: bytes) -> CompileInputs | None:
     """Return the inputs of a key if it is the last that cuda.core computed in this thread."""
-    computed = _thread.computed
-    return computed[1] if computed is not None and computed[0] == key else None
+    return _last.request_of(key)
 
 
 def connect() -> None:
@@ -95,16 +91,9 @@ def connect() -> None:
         vars(programs)["_program_compile_uncached"] = _compile
 
 
-def library() -> str:
-    """Return the directory of cuda.core, whose lines are not those of the program."""
-    import cuda.core
-
-    return directory_of(cuda.core)
-
-
-def caller() -> str:
-    """Return the line of the program that made a request, outside of cuda.core."""
-    return format_site(call_site(library()))
+def connection_of(store: ForeignStore) -> Connection:
+    """Return the connection of cuda.core to a store."""
+    return Connection(store, importlib.import_module("cuda.core"))
 
 
 def compile_by_cuda_core(program: Any, target: str, names: Any, logs: Any) -> Any:
@@ -123,19 +112,19 @@ def _make_program_cache_key(
 ) -> bytes:
     """Return cuda.core's key, and remember its inputs."""
     inputs = CompileInputs(code, code_type, options, target_type, tuple(name_expressions))
-    if _thread.probing:
+    if _work.probing:
         raise _SeenError(inputs)
     key: bytes = _stock["key"](
         code=code, code_type=code_type, options=options, target_type=target_type,
         name_expressions=name_expressions, extra_digest=extra_digest,
     )  # fmt: skip
-    _thread.computed = (key, inputs)
+    _last.remember(key, inputs)
     return key
 
 
 def _compile(program: Any, target_type: str, name_expressions: Any, logs: Any) -> Any:
     """Compile for `Program.compile`, through the store that is in use."""
-    store, _thread.store = _thread.store or _everywhere, None
+    store, _work.store = _work.store or _everywhere, None
     if store is None:
         return compile_by_cuda_core(program, target_type, name_expressions, logs)
     inputs = _inputs_of(program, target_type, name_expressions)
@@ -152,13 +141,11 @@ def _inputs_of(program: Any, target: str, names: Any) -> CompileInputs:
 
     from preheat.adapters.cuda_core.program_cache import Probe
 
-    _thread.probing = True
     try:
-        cuda.core.Program.compile(program, target, cache=Probe())
+        with _work.setting(probing=True):
+            cuda.core.Program.compile(program, target, cache=Probe())
     except _SeenError as seen:
         return seen.inputs._replace(names=tuple(names))
-    finally:
-        _thread.probing = False
     raise AssertionError("cuda.core computed no key")
 
 
@@ -170,16 +157,17 @@ def obtain_code(store: ForeignStore, inputs: CompileInputs, compile: Compile, lo
     """
     from preheat.adapters.cuda_core.rows import row_of
 
+    connection = connection_of(store)
     try:
         found = inputs.identified()
     except NotKeyableError as why:
-        return _compile_uncached(store, inputs, compile, logs, str(why))
+        return _compile_uncached(connection, inputs, compile, logs, str(why))
     make = partial(_made, inputs, found, compile)
     row = partial(row_of, inputs, found)
     try:
-        entry = obtain(store, found.request, make, row, library())
+        entry = connection.obtain(found.request, make, row)
     except _ChangedError as changed:
-        _report_uncached(store, found.request, "a header changed while it was compiled")
+        connection.uncached(found.request, "a header changed while it was compiled")
         return changed.code
     return _object_code(entry, inputs, logs)
 
@@ -195,20 +183,15 @@ def _made(inputs: CompileInputs, found: Identified, compile: Compile) -> Mapping
 
 
 def _compile_uncached(
-    store: ForeignStore, inputs: CompileInputs, compile: Compile, logs: Any, why: str
+    connection: Connection, inputs: CompileInputs, compile: Compile, logs: Any, why: str
 ) -> Any:
     request = ForeignRequest(KIND, "uncached", label=inputs.label, arch=inputs.arch)
     reason = f"uncacheable: {why}"
-
-    store.permit(request, reason, called_by=caller)
-    store.missed(request, reason, called_by=caller)
+    connection.permit(request, reason)
+    connection.missed(request, reason)
     code = compile(logs)
-    _report_uncached(store, request, why)
+    connection.uncached(request, why)
     return code
-
-
-def _report_uncached(store: ForeignStore, request: ForeignRequest, why: str) -> None:
-    store.events.emit("uncached", program=request.title, arch=request.target, reason=why)
 
 
 def _object_code(entry: ForeignEntry, inputs: CompileInputs, logs: Any) -> Any:

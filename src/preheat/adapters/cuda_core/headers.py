@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from preheat.adapters.base import NotKeyableError
 from preheat.program import clock_macro
 from preheat.toolchain.includes import (
     QUERIES,
@@ -21,15 +22,11 @@ from preheat.toolchain.includes import (
     includes,
 )
 
-__all__ = ["NotKeyableError", "headers_digest"]
+__all__ = ["headers_digest"]
 
 _MOST_FILES = 5000
 _MOST_BYTES = 1 << 26  # of one file; a larger file is not a header
 _ABSENT = "absent"
-
-
-class NotKeyableError(Exception):
-    """No key can describe what a compile depends on. The message says why."""
 
 
 class _Text(NamedTuple):

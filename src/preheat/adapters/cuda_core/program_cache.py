@@ -7,18 +7,16 @@ from typing import Any, NoReturn
 import cuda.core
 import cuda.core.utils
 
+from preheat.adapters.base import NotKeyableError
 from preheat.adapters.cuda_core.compile import (
     CODE,
-    caller,
     connect,
+    connection_of,
     inputs_of_key,
-    library,
     use_for_next_compile,
 )
-from preheat.adapters.cuda_core.headers import NotKeyableError
 from preheat.adapters.cuda_core.request import KIND
 from preheat.build.foreign_store import ABSENT, ForeignStore
-from preheat.callsite import call_site
 from preheat.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["Probe", "ProgramCache"]
@@ -52,8 +50,9 @@ class ProgramCache(cuda.core.utils.ProgramCacheResource):  # type: ignore[misc]
     """
 
     def __init__(self, store: ForeignStore) -> None:
-        self._store = store
         connect()
+        self._store = store
+        self._connection = connection_of(store)
 
     def __getitem__(self, key: bytes | str) -> bytes:
         request = self._request(key)
@@ -64,7 +63,7 @@ class ProgramCache(cuda.core.utils.ProgramCacheResource):  # type: ignore[misc]
         if inputs_of_key(_key_bytes(key)) is not None:
             use_for_next_compile(self._store)  # It compiles, or raises `SealedError`.
         elif request is not None:
-            self._store.permit(request, ABSENT, called_by=caller)
+            self._connection.permit(request, ABSENT)
         raise KeyError(key)
 
     def __setitem__(self, key: bytes | str, value: object) -> None:
@@ -103,13 +102,12 @@ class ProgramCache(cuda.core.utils.ProgramCacheResource):  # type: ignore[misc]
 
     def _report(self, entry: ForeignEntry, key: bytes | str) -> None:
         """Report to a recorder that an entry was used."""
-        if not self._store.events.has_sink("foreign_request"):
-            return
         from preheat.adapters.cuda_core.rows import row_of
 
         inputs = inputs_of_key(_key_bytes(key))
-        row = None if inputs is None else row_of(inputs, inputs.identified())
-        self._store.events.emit("foreign_request", entry=entry, row=row, site=call_site(library()))
+        self._connection.report(
+            entry, lambda: None if inputs is None else row_of(inputs, inputs.identified())
+        )
 
 
 def _key_bytes(key: bytes | str) -> bytes:

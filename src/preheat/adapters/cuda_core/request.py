@@ -8,7 +8,8 @@ import hashlib
 import re
 from typing import Any, NamedTuple
 
-from preheat.adapters.cuda_core.headers import NotKeyableError, headers_digest
+from preheat.adapters.base import NotKeyableError
+from preheat.adapters.cuda_core.headers import headers_digest
 from preheat.arch import Arch
 from preheat.errors import InputError
 from preheat.foreign import ForeignRequest

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from preheat.adapters.base import Row
+from preheat.adapters.base import Row, version_note
 from preheat.adapters.cuda_core.request import CompileInputs, Identified, compiler_of
+from preheat.adapters.modules import NotPortableError
 from preheat.arch import Arch, runnable_archs
 from preheat.errors import AdapterError, InputError
 from preheat.portable_paths import spelled
@@ -18,10 +19,6 @@ __all__ = ["archs_of", "changes", "inputs_of_row", "row_of"]
 
 _PACKAGES = "{packages}/"
 _PLAIN = (str, int, float, bool, type(None))
-
-
-class _NotPortableError(Exception):
-    """A value cannot be written as JSON and read back."""
 
 
 def row_of(inputs: CompileInputs, found: Identified) -> Row | None:
@@ -46,7 +43,7 @@ def row_of(inputs: CompileInputs, found: Identified) -> Row | None:
                 "headers": found.headers,
             },
         }
-    except _NotPortableError:
+    except NotPortableError:
         return None
 
 
@@ -55,7 +52,7 @@ def _text(code: str | bytes) -> str:
     try:
         return code if isinstance(code, str) else code.decode()
     except UnicodeDecodeError:
-        raise _NotPortableError("bitcode in a request") from None
+        raise NotPortableError("bitcode in a request") from None
 
 
 def _chosen(options: Any) -> dict[str, Any]:
@@ -102,7 +99,7 @@ def _encoded(value: Any) -> Any:
         return [_encoded(each) for each in value]
     if isinstance(value, tuple):
         return {"tuple": [_encoded(each) for each in value]}
-    raise _NotPortableError(f"{type(value).__qualname__} in a request")
+    raise NotPortableError(f"{type(value).__qualname__} in a request")
 
 
 def _decoded(value: Any) -> Any:
@@ -151,11 +148,7 @@ def changes(row: Row, inputs: CompileInputs, found: Identified) -> list[str]:
     import cuda.core
 
     before = row["recorded"]
-    notes = []
-    if before.get("cuda.core") != cuda.core.__version__:
-        notes.append(
-            f"recorded with cuda.core {before.get('cuda.core')}, and this is {cuda.core.__version__}"
-        )
+    notes = version_note("cuda.core", before.get("cuda.core"), cuda.core.__version__)
     if before.get("compiler") != compiler_of(inputs):
         notes.append("recorded with another build of the compiler")
     if before.get("headers") != found.headers:

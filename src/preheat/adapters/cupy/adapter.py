@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version
+from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version, version_note
 from preheat.adapters.cupy.request import KIND
 from preheat.arch import Arch
 from preheat.build.builder import Builder
@@ -31,34 +31,16 @@ class CupyAdapter(Adapter):
 
         connect(builder.foreign)
 
-    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Compile a recorded request for `arch` into the store."""
+    def required(self, row: Row, arch: Arch, coverage: str, *, make: bool) -> RequiredEntries:
+        """Return the entry that a sealed process looks for first. With `make`, compile the request."""
         del coverage  # A request of CuPy has one variant.
-        from preheat.adapters.cupy.compile import compiler_identity, forgo_device
-        from preheat.adapters.cupy.connection import connection, request_of
-
-        used = connection()
-        forgo_device()
-        request = request_of(row, arch)
-        entry = used.store.obtain(
-            request.entry(compiler_identity(request.backend)), lambda: used.make(request, None)
-        )
-        used.point_at(request, entry)
-        return RequiredEntries((request.pointer, entry.request))
-
-    def count(self, row: Row, coverage: str) -> int:
-        """Return 1: a request of CuPy has one variant."""
-        del row, coverage
-        return 1
-
-    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Return the entry that a sealed process looks for first. Nothing is compiled."""
-        del coverage
         import cupy
 
-        from preheat.adapters.cupy.connection import request_of
+        from preheat.adapters.cupy.connection import connection, request_of
 
+        request = request_of(row, arch)
+        if make:
+            return RequiredEntries((request.pointer, connection().bake(row, arch).request))
         recorded = row["recorded"].get("cupy", cupy.__version__)
-        note = f"recorded with CuPy {recorded}, and this is {cupy.__version__}"
-        notes = () if recorded == cupy.__version__ else (note,)
-        return RequiredEntries((request_of(row, arch).pointer,), notes)
+        notes = version_note("CuPy", recorded, cupy.__version__)
+        return RequiredEntries((request.pointer,), tuple(notes))

@@ -8,9 +8,7 @@ import json
 import os
 import re
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +16,7 @@ from cupy._core import core
 from cupy.cuda import compiler, function, get_nvcc_path
 from cupy.cuda._compiler_cache import KernelCacheBackend
 
+from preheat.adapters.base import ThreadState
 from preheat.adapters.cupy.request import CompileRequest, local_options
 from preheat.errors import AdapterError, ToolchainNotFoundError
 from preheat.toolchain.loaded import loaded_builds
@@ -87,11 +86,17 @@ def _headers_version() -> str:
 # The code of a compile
 
 
+class _Work(ThreadState):
+    """The code that this thread has compiled since `compile_files` was called."""
+
+    saved: list[bytes] | None = None
+
+
+_work = _Work()
+
+
 class _Harvest(KernelCacheBackend):  # type: ignore[misc]
     """A cache backend for CuPy that is always empty, and keeps compiled code for `compile_files`."""
-
-    def __init__(self) -> None:
-        self._thread = threading.local()
 
     def load(self, name: str) -> bytes | None:
         """Return None, because the store was searched before."""
@@ -101,17 +106,8 @@ class _Harvest(KernelCacheBackend):  # type: ignore[misc]
     def save(self, name: str, cubin: bytes, source: str) -> None:
         """Keep the code that this thread has compiled."""
         del name, source
-        self._thread.saved.append(cubin)
-
-    @contextmanager
-    def saving(self) -> Iterator[list[bytes]]:
-        """Yield a list to which the code that this thread compiles is added."""
-        saved: list[bytes] = []
-        self._thread.saved = saved
-        try:
-            yield saved
-        finally:
-            del self._thread.saved
+        assert _work.saved is not None
+        _work.saved.append(cubin)
 
 
 _harvest = _Harvest()
@@ -124,7 +120,8 @@ def compile_files(
     compiler._set_kernel_cache_backend(_harvest)
     if request.backend == "nvcc":
         _require_nvcc()
-    with _harvest.saving() as saved:
+    saved: list[bytes] = []
+    with _work.setting(saved=saved):
         made = stock(
             request.source,
             local_options(request.options, places()),

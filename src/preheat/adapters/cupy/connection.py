@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import cupy
 from cupy.cuda import compiler, device
 
-from preheat.adapters.base import Row, directory_of, obtain
+from preheat.adapters.base import Connection as BaseConnection
+from preheat.adapters.base import Row, replace_everywhere
 from preheat.adapters.cupy import compile as cupy_compile
 from preheat.adapters.cupy.request import KIND, CompileRequest, portable_options, variables_in_force
 from preheat.arch import Arch
@@ -31,7 +31,7 @@ def connect(store: ForeignStore) -> None:
     """Let CuPy find and store its code in `store`."""
     global _connected
     made = Connection(store, getattr(compiler, _FUNCTION))
-    _replace_everywhere(made.stock, made.wrapped())
+    replace_everywhere(("cupy",), _FUNCTION, made.stock, made.wrapped())
     _connected = made
 
 
@@ -46,13 +46,12 @@ def request_of(row: Row, arch: Arch) -> CompileRequest:
     return CompileRequest.of_row(row, arch, cupy_compile.shipped_headers())
 
 
-class Connection:
+class Connection(BaseConnection):
     """The store, CuPy's own function `stock`, and the function that replaces it."""
 
     def __init__(self, store: ForeignStore, stock: Callable[..., Any]) -> None:
-        self.store = store
+        super().__init__(store, cupy)
         self.stock = stock
-        self._library = directory_of(cupy)
 
     def wrapped(self) -> Callable[..., Any]:
         """Return a function with the arguments of CuPy's own, on the store."""
@@ -93,16 +92,25 @@ class Connection:
     def find(self, request: CompileRequest, log_stream: Any = None) -> ForeignEntry:
         """Return the entry of a request, compiled at most once in all processes."""
         portable = not request.needs_device
-        entry = obtain(
-            self.store,
+        entry = self.obtain(
             request.entry(self._compiler(request)),
             lambda: self.make(request, log_stream),
             lambda: request.row(cupy=cupy.__version__) if portable else None,
-            self._library,
         )
         if not portable:  # A bake cannot repeat it, so the recording keeps both of its entries.
             names = functools.partial(_naming, entry.variant)
-            obtain(self.store, request.pointer, names, lambda: None, self._library)
+            self.obtain(request.pointer, names, lambda: None)
+        return entry
+
+    def bake(self, row: Row, arch: Arch) -> ForeignEntry:
+        """Make the entry of a recorded row without a device."""
+        cupy_compile.forgo_device()
+        request = request_of(row, arch)
+        entry = self.store.obtain(
+            request.entry(cupy_compile.compiler_identity(request.backend)),
+            lambda: self.make(request, None),
+        )
+        self.point_at(request, entry)
         return entry
 
     def make(self, request: CompileRequest, log_stream: Any) -> Mapping[str, bytes]:
@@ -144,10 +152,3 @@ class Connection:
 def _naming(identity: str) -> dict[str, bytes]:
     """Return the files of an entry that names a compiler."""
     return {_COMPILER: json.dumps(identity).encode()}
-
-
-def _replace_everywhere(stock: object, new: object) -> None:
-    """Replace the function in all modules of CuPy that have a name for it."""
-    for title, module in [*sys.modules.items()]:
-        if title.partition(".")[0] == "cupy" and vars(module).get(_FUNCTION) is stock:
-            setattr(module, _FUNCTION, new)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row, not_importable, require_version
+from preheat.adapters.base import (
+    Adapter,
+    Connection,
+    NotKeyableError,
+    RequiredEntries,
+    Row,
+    changed_environment,
+    not_importable,
+    require_version,
+)
 from preheat.adapters.modules import NotPortableError
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ForeignStore
 from preheat.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -19,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["NumbaAdapter"]
 
 _OLDEST, _NEWEST = (0, 22), (0, 30)  # of the versions that are accepted; tests run with the newest
-_store: ForeignStore | None = None
+_connection: Connection | None = None
 
 
 class NumbaAdapter(Adapter):
@@ -30,50 +39,44 @@ class NumbaAdapter(Adapter):
 
     def install(self, builder: Builder) -> None:
         """Connect Numba-CUDA. Its simulator compiles nothing, and is left as it is."""
-        global _store
+        global _connection
+        import numba
         from numba import cuda
 
         if cuda.config.ENABLE_CUDASIM:
             return
-        _require_package()
+        _connection = Connection(builder.foreign, numba, _require_package())
         from preheat.adapters.numba import cache, observed
 
-        _store = builder.foreign
         observed.install()
-        cache.install(builder.foreign)
+        cache.install(_connection)
 
-    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Compile a recorded kernel for `arch` into the store."""
-        del coverage  # Types of arguments are the only variants of a kernel.
-        from preheat.adapters.numba.rows import changes
-        from preheat.adapters.numba.target import compiling_for
-
-        for name in _variables() - set(row["env"]):
-            os.environ.pop(name, None)  # It would enter the key, and was not set in the recording.
-        with compiling_for(arch):
-            request = _imported(row, arch)
-            _compile(request)
-            return RequiredEntries((request.identity,), tuple(changes(row, request)))
-
-    def count(self, row: Row, coverage: str) -> int:
-        """Return 1: a row is one kernel."""
-        del row, coverage
-        return 1
-
-    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Return the entry of the kernel that `bake` compiles. Nothing is compiled."""
+    def required(self, row: Row, arch: Arch, coverage: str, *, make: bool) -> RequiredEntries:
+        """Return the entry of a recorded kernel for `arch`, and compile it. It has no variants."""
         del coverage
-        from preheat.adapters.numba.rows import changed_environment, changes
+        from preheat.adapters.numba.rows import changes, request_of
         from preheat.adapters.numba.target import compiling_for
+        from preheat.adapters.numba.toolchain import variables
 
+        if make:
+            for name in variables().keys() - {*row["env"]}:
+                del os.environ[name]  # It would enter the key, and was not set in the recording.
         with compiling_for(arch):
-            request = _imported(row, arch)
-            notes = (*changes(row, request), *changed_environment(row))
-            return RequiredEntries((_identity(request),), notes)
+            try:
+                request = request_of(row, arch)
+                identity = request.identity
+                if make:
+                    _compile(request)
+            except NotPortableError as error:
+                raise not_importable(error, row) from error
+            except NotKeyableError as error:
+                raise AdapterError(f"it cannot be stored: {error}") from None
+            notes = (*changes(row, request), *changed_environment(row, variables()))
+            return RequiredEntries((identity,), notes)
 
 
-def _require_package() -> None:
-    """Raise `AdapterError` unless `numba.cuda` is a known version of Numba-CUDA."""
+def _require_package() -> ModuleType:
+    """Return Numba-CUDA. Raises `AdapterError` if `numba.cuda` is not a known version of it."""
     try:
         import numba_cuda
     except ImportError:
@@ -82,32 +85,8 @@ def _require_package() -> None:
             hint="pip install numba-cuda",
         ) from None
     require_version("Numba-CUDA", numba_cuda.__version__, _OLDEST, _NEWEST)
-
-
-def _variables() -> set[str]:
-    from preheat.adapters.numba.toolchain import VARIABLES
-
-    return set(VARIABLES)
-
-
-def _imported(row: Row, arch: Arch) -> KernelRequest:
-    from preheat.adapters.numba.rows import request_of
-
-    try:
-        request = request_of(row, arch)
-    except NotPortableError as error:
-        raise not_importable(error, row) from error
-    _identity(request)
-    return request
-
-
-def _identity(request: KernelRequest) -> Any:
-    from preheat.adapters.numba.signature import UnkeyableError
-
-    try:
-        return request.identity
-    except UnkeyableError as error:
-        raise AdapterError(f"it cannot be stored: {error}") from None
+    found: ModuleType = numba_cuda
+    return found
 
 
 def _compile(request: KernelRequest) -> None:
@@ -115,17 +94,11 @@ def _compile(request: KernelRequest) -> None:
     from numba.cuda.dispatcher import _Kernel
 
     from preheat.adapters.numba.cache import StoreCache
-    from preheat.adapters.numba.signature import UnkeyableError
 
-    assert _store is not None
-    cache = StoreCache(_store, request.function, request.options)
-    cache.begin(sys._getframe())
-    try:
+    assert _connection is not None
+    cache = StoreCache(_connection, request.function, request.options)
+    with cache.making.owned_by(sys._getframe()):
         if cache.find(request) is None:
             kernel = _Kernel(request.function, request.argument_types, **request.options)
             kernel.library.get_cubin()
             cache.keep(request, kernel)
-    except UnkeyableError as error:
-        raise AdapterError(f"it cannot be stored: {error}") from None
-    finally:
-        cache.end()

@@ -22,8 +22,8 @@ from numba import cuda
 from numba.cuda import types
 from numba.cuda.compiler import ExternFunction
 
+from preheat.adapters.base import NotKeyableError
 from preheat.adapters.numba import signature
-from preheat.adapters.numba.signature import UnkeyableError
 
 __all__ = ["Dependencies", "comes_with_numba", "nested_code"]
 
@@ -47,7 +47,7 @@ class Dependencies:
     """The parts of a key that describe the code of a function and everything that it uses.
 
     `parts` are texts by name, such as the value of a global. `codes` are the code objects of all
-    functions that were followed. Raises `UnkeyableError` for a value of which no digest can be made.
+    functions that were followed. Raises `NotKeyableError` for a value of which no digest can be made.
     """
 
     def __init__(self, function: FunctionType, options: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Dependencies:
             defaults = [self._encode(value) for value in function.__defaults__ or ()]
             self.parts[f"options of {label}"] = self._options(options)
         except _OpaqueValueError as error:
-            raise UnkeyableError(f"{label} has a default value or an option, {error}") from None
+            raise NotKeyableError(f"{label} has a default value or an option, {error}") from None
         self.parts[f"code of {label}"] = _digest([_code(function.__code__, lines=lines), defaults])
         self.codes.update(nested_code(function.__code__))
         for path in _paths(function.__code__):
@@ -96,13 +96,13 @@ class Dependencies:
             value = getattr(value, rest.pop(0), _MISSING)
         if isinstance(value, ModuleType):
             if not _is_known(value.__name__):
-                raise UnkeyableError(f"{label} uses module {value.__name__} as a value")
+                raise NotKeyableError(f"{label} uses module {value.__name__} as a value")
             self.parts[f"{'.'.join(path)} of {label}"] = ".".join([value.__name__, *rest])
             return
         try:
             encoded = self._encode(value, lines=lines)
         except _OpaqueValueError as error:
-            raise UnkeyableError(f"{label} uses {name}, {error}") from None
+            raise NotKeyableError(f"{label} uses {name}, {error}") from None
         self.parts[f"{name} of {label}"] = _shown(value, encoded)
 
     def _encode(self, value: Any, *, lines: bool = False) -> Any:

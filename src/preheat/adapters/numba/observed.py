@@ -7,18 +7,25 @@ is not stored under a key that does not describe it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from numba.cuda import dispatcher
 from numba.cuda.core.bytecode import FunctionIdentity
 
+from preheat.adapters.base import ThreadState
+
 __all__ = ["functions_in", "install"]
 
-_thread = threading.local()
+
+class _Thread(ThreadState):
+    """The sets to which the functions that this thread compiles are added."""
+
+    active: tuple[set[Any], ...] = ()
+
+
+_thread = _Thread()
 # The functions that were read for each library of code, without those of libraries that it links.
 _read: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
@@ -42,7 +49,7 @@ def _note_functions() -> None:
     def from_function(cls: Any, pyfunc: Any) -> Any:
         del cls
         made = stock(pyfunc)
-        for functions in getattr(_thread, "active", ()):
+        for functions in _thread.active:
             functions.add(made.func)
         return made
 
@@ -53,22 +60,10 @@ def _note_libraries() -> None:
     stock: Callable[..., Any] = dispatcher.compile_cuda
 
     def compile_cuda(*arguments: Any, **options: Any) -> Any:
-        with _reading() as functions:
+        functions: set[Any] = set()
+        with _thread.setting(active=(*_thread.active, functions)):
             result = stock(*arguments, **options)
         _read[result.library] = functions
         return result
 
     dispatcher.compile_cuda = compile_cuda
-
-
-@contextmanager
-def _reading() -> Iterator[set[Any]]:
-    """Yield a set to which the functions that this thread compiles are added."""
-    if not hasattr(_thread, "active"):
-        _thread.active = []
-    functions: set[Any] = set()
-    _thread.active.append(functions)
-    try:
-        yield functions
-    finally:
-        _thread.active.remove(functions)

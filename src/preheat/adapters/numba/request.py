@@ -14,11 +14,10 @@ import numba_cuda
 from numba.cuda.cudadrv import devices
 from numba.cuda.memory_management.nrt import NRT_LIBRARY
 
-from preheat.adapters.base import directory_of
+from preheat.adapters.base import NotKeyableError, Row, directory_of
 from preheat.adapters.modules import module_name
 from preheat.adapters.numba import observed, signature
 from preheat.adapters.numba.dependencies import Dependencies, comes_with_numba
-from preheat.adapters.numba.signature import UnkeyableError
 from preheat.adapters.numba.toolchain import settings, versions
 from preheat.arch import Arch
 from preheat.foreign import ForeignRequest
@@ -40,17 +39,17 @@ class KernelRequest:
 
     @lazy
     def dependencies(self) -> Dependencies:
-        """What the code depends on. Raises `UnkeyableError` if that is not known."""
+        """What the code depends on. Raises `NotKeyableError` if that is not known."""
         try:
             return Dependencies(self.function, self.options)
-        except UnkeyableError:
+        except NotKeyableError:
             raise
         except Exception as error:  # Reading attributes of objects of the program may raise.
-            raise UnkeyableError(f"what it uses cannot be read: {error!r:.200}") from error
+            raise NotKeyableError(f"what it uses cannot be read: {error!r:.200}") from error
 
     @lazy
     def properties(self) -> dict[str, str]:
-        """The parts of the key but for the architecture. Raises `UnkeyableError`."""
+        """The parts of the key but for the architecture. Raises `NotKeyableError`."""
         return {
             "signature": signature.text(self.argument_types),
             **self.dependencies.parts,
@@ -61,7 +60,7 @@ class KernelRequest:
 
     @lazy
     def identity(self) -> ForeignRequest:
-        """The identity of the entry. Raises `UnkeyableError` for a kernel that no key describes."""
+        """The identity of the entry. Raises `NotKeyableError` for a kernel that no key describes."""
         types = [signature.encode(each) for each in self.argument_types]
         parts = [str(self.arch), types, *self.properties.items()]
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -72,19 +71,25 @@ class KernelRequest:
         """The identity for errors about a kernel that no key describes."""
         return ForeignRequest(KIND, "none", label=label_of(self.function), arch=self.arch)
 
+    def row(self) -> Row | None:
+        """Return what a manifest keeps of the request."""
+        from preheat.adapters.numba.rows import row_of
+
+        return row_of(self)
+
     def require_described(self, kernel: Any) -> None:
-        """Raise `UnkeyableError` when the code was made of something that is not in the key."""
+        """Raise `NotKeyableError` when the code was made of something that is not in the key."""
         known = self.dependencies.codes
         for function in observed.functions_in(kernel.library):
             if function.__code__ not in known and not comes_with_numba(function):
                 name = f"{module_name(function)}:{function.__qualname__}"
-                raise UnkeyableError(f"Numba compiled {name}, which none of its names refers to")
+                raise NotKeyableError(f"Numba compiled {name}, which none of its names refers to")
         own = directory_of(numba_cuda)
         declared = {id(each) for each in self.options.get("link") or ()}
         for linked in kernel.library._linking_files:
             of_numba = linked is NRT_LIBRARY or (isinstance(linked, str) and linked.startswith(own))
             if not of_numba and id(linked) not in declared:
-                raise UnkeyableError(f"{linked} is linked, but its function does not name it")
+                raise NotKeyableError(f"{linked} is linked, but its function does not name it")
 
 
 def label_of(function: Any) -> str:
@@ -101,16 +106,16 @@ def current_arch() -> Arch:
 def _linked_files(link: Any) -> Iterator[tuple[str, str]]:
     """Yield the name and the digest of each file that is linked.
 
-    Raises `UnkeyableError` for CUDA C++ with includes: which files they are is not known here.
+    Raises `NotKeyableError` for CUDA C++ with includes: which files they are is not known here.
     """
     for file in link:
         if not isinstance(file, str):
-            raise UnkeyableError(f"it links a {type(file).__qualname__}, which is not a file")
+            raise NotKeyableError(f"it links a {type(file).__qualname__}, which is not a file")
         try:
             with open(file, "rb") as opened:
                 content = opened.read()
         except OSError as error:
-            raise UnkeyableError(f"it links {file}, which cannot be read: {error}") from None
+            raise NotKeyableError(f"it links {file}, which cannot be read: {error}") from None
         if file.endswith(".cu") and b"#" in content:
-            raise UnkeyableError(f"it links {file}, which has directives of the preprocessor")
+            raise NotKeyableError(f"it links {file}, which has directives of the preprocessor")
         yield f"file {os.path.basename(file)}", hashlib.sha256(content).hexdigest()[:32]

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from numba.cuda.dispatcher import CUDADispatcher
 
-from preheat.adapters.base import Row
+from preheat.adapters.base import NotKeyableError, Row, version_note
 from preheat.adapters.modules import RECORD_AGAIN, NotPortableError, import_object, importable_module
 from preheat.adapters.numba import signature
 from preheat.adapters.numba.request import KernelRequest
-from preheat.adapters.numba.signature import UnkeyableError
-from preheat.adapters.numba.toolchain import VARIABLES, versions
+from preheat.adapters.numba.toolchain import variables, versions
 from preheat.arch import Arch
 
-__all__ = ["changed_environment", "changes", "request_of", "row_of"]
+__all__ = ["changes", "request_of", "row_of"]
 
 
 def row_of(request: KernelRequest) -> Row | None:
@@ -34,10 +32,10 @@ def row_of(request: KernelRequest) -> Row | None:
             "types": types,
             "signature": signature.text(request.argument_types),
             **_own_or_given_options(request),
-            "env": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+            "env": variables(),
             "recorded": {"parts": request.properties},
         }
-    except (NotPortableError, UnkeyableError):
+    except (NotPortableError, NotKeyableError):
         return None
 
 
@@ -91,18 +89,9 @@ def changes(row: Row, request: KernelRequest) -> list[str]:
         if old == new:
             continue
         if name in packages:
-            found.append(f"recorded with {name} {old}, and this is {new}")
+            found += version_note(name, old, new)
         elif name.startswith("code of "):
             found.append(f"the {name} has changed")
         else:
             found.append(f"{name} was {old or 'nothing'}, and is {new or 'nothing'}")
     return found
-
-
-def changed_environment(row: Row) -> list[str]:
-    """Return the variables that change code and differ from those of the recording."""
-    return [
-        f"{name} was {row['env'].get(name, 'not set')}, and is {os.environ.get(name, 'not set')}"
-        for name in VARIABLES
-        if row["env"].get(name) != os.environ.get(name)
-    ]

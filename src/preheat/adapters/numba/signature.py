@@ -11,19 +11,16 @@ import numpy as np
 from numba.cuda import types
 from numba.cuda.np import numpy_support
 
+from preheat.adapters.base import NotKeyableError
 from preheat.adapters.modules import NotPortableError, import_object
 
-__all__ = ["UnkeyableError", "decode", "encode", "text"]
+__all__ = ["decode", "encode", "text"]
 
 _ARRAYS = {"C": "[{more}::1]", "F": "[::1{more}]", "A": "[:{more}]"}
 
 
-class UnkeyableError(Exception):
-    """A kernel depends on something of which no digest can be made. The message says on what."""
-
-
 def encode(kind: Any) -> Any:
-    """Return a type as JSON values. Raises `UnkeyableError` for a type that these cannot describe."""
+    """Return a type as JSON values. Raises `NotKeyableError` for a type that these cannot describe."""
     encoded = _encoded(kind)
     # A type may have a property that the description does not. Then the two types differ.
     try:
@@ -31,7 +28,7 @@ def encode(kind: Any) -> Any:
     except (NotPortableError, NotImplementedError):
         same = False
     if not same:
-        raise UnkeyableError(f"an argument is a {kind}")
+        raise NotKeyableError(f"an argument is a {kind}")
     return encoded
 
 
@@ -115,7 +112,7 @@ def _simple_types_by_name() -> dict[str, Any]:
 def _class_name(found: Any) -> str:
     name = f"{found.__module__}:{found.__qualname__}"
     if found.__module__ not in sys.modules or "<locals>" in name:
-        raise UnkeyableError(f"an argument is a {name}, which cannot be imported")
+        raise NotKeyableError(f"an argument is a {name}, which cannot be imported")
     return name
 
 

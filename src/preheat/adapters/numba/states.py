@@ -19,7 +19,7 @@ from numba.cuda.cudadrv.driver import ObjectCode
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import _Kernel
 
-from preheat.adapters.numba.signature import UnkeyableError
+from preheat.adapters.base import NotKeyableError
 from preheat.devices import base
 from preheat.toolchain.ptx_section import detach_ptx
 
@@ -34,11 +34,11 @@ _OF_THE_CALL = ("signature", "extensions", "codelibrary", "call_helper")
 
 
 def encode(kernel: Any, argument_types: Sequence[Any]) -> dict[str, bytes]:
-    """Return a kernel as files. Raises `UnkeyableError` for one that files cannot hold."""
+    """Return a kernel as files. Raises `NotKeyableError` for one that files cannot hold."""
     if tuple(kernel.signature.args) != tuple(argument_types):
-        raise UnkeyableError("Numba compiled it for other types than those of its arguments")
+        raise NotKeyableError("Numba compiled it for other types than those of its arguments")
     if getattr(kernel, "launch_config_sensitive", False):
-        raise UnkeyableError("its code depends on the configuration of the launch")
+        raise NotKeyableError("its code depends on the configuration of the launch")
     library = _library_state(kernel.library)
     ((target, cubin),) = library["cubin_cache"].items()
     state = {
@@ -58,9 +58,9 @@ def encode(kernel: Any, argument_types: Sequence[Any]) -> dict[str, bytes]:
 def _library_state(library: Any) -> dict[str, Any]:
     """Return the state of a library of code, whose linked files are part of the cubin."""
     if library._setup_functions or library._teardown_functions:
-        raise UnkeyableError("it calls Python functions when its module is loaded")
+        raise NotKeyableError("it calls Python functions when its module is loaded")
     if getattr(library, "referenced_objects", None):
-        raise UnkeyableError("its code holds the address of an array")
+        raise NotKeyableError("its code holds the address of an array")
     alone = object.__new__(type(library))  # `copy.copy` would reduce the state, which is refused.
     vars(alone).update(vars(library), _linking_files=set())
     state: dict[str, Any] = alone._reduce_states()
@@ -68,12 +68,12 @@ def _library_state(library: Any) -> dict[str, Any]:
 
 
 def _plain(state: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
-    """Return the part of a state that is JSON. Raises `UnkeyableError` for any other value in it."""
+    """Return the part of a state that is JSON. Raises `NotKeyableError` for any other value in it."""
     kept = {name: value for name, value in state.items() if name not in without}
     for name, value in kept.items():
         inner = value.values() if isinstance(value, dict) else (value,)
         if not all(isinstance(each, _PLAIN) for each in inner):
-            raise UnkeyableError(f"its {name} is a {type(value).__qualname__}")
+            raise NotKeyableError(f"its {name} is a {type(value).__qualname__}")
     return kept
 
 
@@ -86,7 +86,7 @@ def _exceptions(kernel: Any) -> list[Any]:
         name = getattr(kind, "__name__", "nothing")
         plain = all(isinstance(each, _PLAIN) for each in (*(arguments or ()), *(place or ())))
         if not plain or getattr(builtins, name, None) is not kind:
-            raise UnkeyableError(f"it raises a {name} that files cannot hold")
+            raise NotKeyableError(f"it raises a {name} that files cannot hold")
         found.append([code, name, arguments, place])
     return found
 

@@ -14,14 +14,14 @@ import numba_cuda
 import numpy
 from numba.cuda.core import config
 
-__all__ = ["VARIABLES", "settings", "versions"]
+__all__ = ["settings", "variables", "versions"]
 
 _SETTINGS = (
     "BOUNDSCHECK", "CUDA_DEBUG_POLY", "CUDA_DEBUG_POLY_USE_TYPED_CONST", "CUDA_ENABLE_NRT",
     "CUDA_NRT_STATS", "DEBUG_NRT",
 )  # fmt: skip
-#: The variables of the environment that change the code of kernels, or the options of `cuda.jit`.
-VARIABLES = (*(f"NUMBA_{name}" for name in _SETTINGS), "NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")
+# The variables of the environment that change the code of kernels, or the options of `cuda.jit`.
+_VARIABLES = (*(f"NUMBA_{name}" for name in _SETTINGS), "NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")
 _LIBRARIES = ("nvvm", "nvJitLink")
 
 
@@ -50,6 +50,11 @@ def _library(name: str) -> str:
     if path is None:
         return "unknown"
     return f"{os.path.basename(os.path.realpath(path))} of {os.path.getsize(path)} bytes"
+
+
+def variables() -> dict[str, str]:
+    """Return the variables of the environment that are set and change the code of kernels."""
+    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 def settings() -> dict[str, str]:

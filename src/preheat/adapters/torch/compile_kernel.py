@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row, directory_of, require_version
+from preheat.adapters.base import Adapter, directory_of, require_version
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
@@ -47,6 +47,7 @@ class TorchAdapter(Adapter):
 
     name = "torch"
     module = "torch"
+    not_baked = "kernels of torch are recorded as programs, not as requests of an adapter"
 
     def install(self, builder: Builder) -> None:
         """Connect torch. From now on, lines of torch are not reported as those of the program.
@@ -68,20 +69,6 @@ class TorchAdapter(Adapter):
         else:
             utils = torch.cuda._utils
             utils._nvrtc_compile = _compiler(builder, utils._nvrtc_compile)
-
-    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Raise `AdapterError`: kernels of torch are recorded as programs, which preheat bakes."""
-        del row, arch, coverage
-        raise AdapterError("kernels of torch are recorded as programs, not as requests of an adapter")
-
-    def count(self, row: Row, coverage: str) -> int:
-        """Return 0: see `bake`."""
-        del row, coverage
-        return 0
-
-    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Raise `AdapterError`: see `bake`."""
-        return self.bake(row, arch, coverage)
 
 
 def _require_known(torch: Any) -> None:

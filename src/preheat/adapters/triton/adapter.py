@@ -10,25 +10,27 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from preheat.adapters.base import Adapter, RequiredEntries, Row, not_importable, require_version
+from preheat.adapters.base import (
+    Adapter,
+    Connection,
+    HiddenFrames,
+    RequiredEntries,
+    Row,
+    changed_environment,
+    not_importable,
+    require_version,
+)
 from preheat.adapters.modules import NotPortableError
 from preheat.adapters.triton import coverage as variants
 from preheat.adapters.triton import host, identity, request, tuning
-from preheat.adapters.triton.rows import (
-    changed_environment,
-    changes,
-    other_parameters,
-    outdated,
-    source_of,
-)
-from preheat.adapters.triton.state import MissedError, State, set_state, state
+from preheat.adapters.triton.directory import KernelDirectory
+from preheat.adapters.triton.rows import changes, other_parameters, outdated, source_of
+from preheat.adapters.triton.state import MissedError, State, Work, set_state, state
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.cache.lock import release_lost
 from preheat.config import Config, SealMode
-from preheat.errors import PreheatError
 from preheat.foreign import ForeignRequest
-from preheat.tracebacks import hide_frames
 
 __all__ = ["TritonAdapter"]
 
@@ -49,78 +51,86 @@ class TritonAdapter(Adapter):
         require_version("Triton", triton.__version__, _OLDEST, _NEWEST)
         from triton import knobs
 
-        set_state(State(builder.foreign))
+        connection = Connection(builder.foreign, triton)
+        config = Config.from_env()
+        directory = KernelDirectory(connection.store.events, trust=config.trust_cache_dir)
+        set_state(State(connection, Work(), directory))
         identity.install(builder.foreign)
         request.install()
         host.install()
         _release_claims()
         tuning.install()
-        if Config.from_env().weak_kernels:
+        if config.weak_kernels:
             _use_weak_kernels()
         knobs.autotuning.cache = True  # Otherwise each process measures every configuration.
         os.environ["TRITON_CACHE_MANAGER"] = _MANAGER
 
-    def bake(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Compile the variants of a recorded launch for `arch` into the store."""
-        from triton import compile as triton_compile
+    def required(self, row: Row, arch: Arch, coverage: str, *, make: bool) -> RequiredEntries:
+        """Return the entries of the variants of a recorded launch for `arch`, and compile them."""
         from triton._C.libtriton import get_cache_invalidating_env_vars
 
         if reason := outdated(row):
             return RequiredEntries((), outdated=reason)
-        for name in set(get_cache_invalidating_env_vars()) - set(row["env"]):
-            del os.environ[name]  # It would enter the key, and was not set when the row was recorded.
-        if tuning.is_tuned(row):
-            return _tuned(row, arch)
-        target = _target(arch)
-        found: dict[str, ForeignRequest] = {}
-        source, notes = _retraced(row)
+        env = get_cache_invalidating_env_vars()
+        if make:
+            for name in {*env} - {*row["env"]}:
+                del os.environ[name]  # It would enter the key, and was not set in the recording.
+        environment = () if make else changed_environment(row, env)
+        try:
+            if tuning.is_tuned(row):
+                needed = tuning.required(row, arch)
+                return needed._replace(notes=(*needed.notes, *environment))
+            source = source_of(row)
+        except NotPortableError as error:
+            raise not_importable(error, row) from error
         if reason := other_parameters(row, source.fn):
             return RequiredEntries((), outdated=reason)
+        target = _target(arch)
+        entries_of = _compile if make else _entries_of
+        found: dict[str, ForeignRequest] = {}
         for each in _sources(row, source, target, coverage):
-            with state().collecting() as used:
-                kernel = triton_compile(each, target=target, options=dict(row["options"]))
-                host.build_for(each, kernel.metadata)
-            found |= {entry.digest: entry for entry in used}
+            found |= {entry.digest: entry for entry in entries_of(row, each, target)}
         # With the versions of tools, a sealed process need not start the tools to ask for them.
-        return RequiredEntries((*found.values(), *identity.tool_versions()), tuple(notes))
+        tools = identity.tool_versions() if make else []
+        return RequiredEntries((*found.values(), *tools), (*changes(row, source.fn), *environment))
 
     def count(self, row: Row, coverage: str) -> int:
         """Return how many variants of a recorded launch are compiled, at most."""
         if coverage == "closure":
-            return variants.closure_size(row, _retraced(row)[0].fn)
+            try:
+                return variants.closure_size(row, source_of(row).fn)
+            except NotPortableError as error:
+                raise not_importable(error, row) from error
         return 1 + variants.WEAK if coverage == "weak" else 1
 
-    def keys(self, row: Row, arch: Arch, coverage: str) -> RequiredEntries:
-        """Return the entries of the kernels that `bake` compiles, and of the host code of those that
-        are stored. Nothing is compiled.
-        """
-        from triton._C.libtriton import get_cache_invalidating_env_vars
-        from triton.compiler import compiler
 
-        if reason := outdated(row):
-            return RequiredEntries((), outdated=reason)
-        if tuning.is_tuned(row):
-            needed = _tuned(row, arch)
-            return needed._replace(notes=(*needed.notes, *changed_environment(row)))
-        target = _target(arch)
-        backend = compiler.make_backend(target)
-        source, notes = _retraced(row)
-        if reason := other_parameters(row, source.fn):
-            return RequiredEntries((), outdated=reason)
-        env = get_cache_invalidating_env_vars()
-        found: dict[str, ForeignRequest] = {}
-        for each in _sources(row, source, target, coverage):
-            options = backend.parse_options(dict(row["options"], **each.parse_options()))
-            key = request.key_of(compiler.get_cache_key(each, backend, options, env))
-            wanted = request.CompileRequest(each, backend, options, env, key).identity
-            found[wanted.digest] = wanted
-            found |= {entry.digest: entry for entry in _host_code(each, wanted)}
-        return RequiredEntries(tuple(found.values()), (*notes, *changed_environment(row)))
+def _compile(row: Row, source: Any, target: Any) -> list[ForeignRequest]:
+    """Compile a variant into the store, with its host code, and return the entries."""
+    from triton import compile as triton_compile
+
+    used: list[ForeignRequest] = []
+    with state().work.setting(collected=used):
+        kernel = triton_compile(source, target=target, options=dict(row["options"]))
+        host.build_for(source, kernel.metadata)
+    return used
+
+
+def _entries_of(row: Row, source: Any, target: Any) -> list[ForeignRequest]:
+    """Return the entry of a variant, and those of its host code if the kernel is stored."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler import compiler
+
+    env = get_cache_invalidating_env_vars()
+    backend = compiler.make_backend(target)
+    options = backend.parse_options(dict(row["options"], **source.parse_options()))
+    key = request.key_of(compiler.get_cache_key(source, backend, options, env))
+    wanted = request.CompileRequest(source, backend, options, env, key).identity
+    return [wanted, *_host_code(source, wanted)]
 
 
 def _host_code(source: Any, wanted: ForeignRequest) -> list[ForeignRequest]:
     """Return the entries of the host code of a kernel that is stored: its metadata is needed."""
-    kernel = state().store.get(wanted)
+    kernel = state().connection.store.get(wanted)
     if kernel is None:
         return []
     (text,) = (content for name, content in kernel.files.items() if name.endswith(".json"))
@@ -131,21 +141,6 @@ def _target(arch: Arch) -> Any:
     from triton.backends.compiler import GPUTarget
 
     return GPUTarget("cuda", arch.major * 10 + arch.minor, 32)
-
-
-def _retraced(row: Row) -> tuple[Any, list[str]]:
-    try:
-        source = source_of(row)
-    except NotPortableError as error:
-        raise not_importable(error, row) from error
-    return source, changes(row, source.fn)
-
-
-def _tuned(row: Row, arch: Arch) -> RequiredEntries:
-    try:
-        return tuning.required(row, arch)
-    except NotPortableError as error:
-        raise not_importable(error, row) from error
 
 
 def _sources(row: Row, source: Any, target: Any, coverage: str) -> Iterator[Any]:
@@ -174,14 +169,13 @@ def _release_claims() -> None:
     @functools.wraps(stock)
     def compile(*arguments: Any, **options: Any) -> Any:
         try:
-            return stock(*arguments, **options)
-        except BaseException as error:
+            with HiddenFrames():
+                return stock(*arguments, **options)
+        except BaseException:
             release_lost()  # The call that made the claim has ended.
-            if isinstance(error, PreheatError):
-                hide_frames(error)
             raise
 
-    identity.replace_everywhere("compile", stock, compile)
+    identity.replace_in_triton("compile", stock, compile)
 
 
 def _use_weak_kernels() -> None:
@@ -194,11 +188,11 @@ def _use_weak_kernels() -> None:
         self: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, *more: Any,
         **named: Any,
     ) -> Any:  # fmt: skip
-        now = state()
+        connection, work, _ = state()
         arguments = (self, key, signature, device, constexprs, options, *more)
-        try:
-            if now.store.sealed is SealMode.ERROR:
-                with suppress(MissedError), now.allowing_weak():
+        with HiddenFrames():
+            if connection.store.sealed is SealMode.ERROR:
+                with suppress(MissedError), work.setting(weak_allowed=True):
                     return stock(*arguments, **named)
                 kernel = _weak_kernel(self, signature, device, constexprs, options, more[0])
                 if kernel is not None:
@@ -206,9 +200,6 @@ def _use_weak_kernels() -> None:
                     return kernel
             # In a sealed process, this raises the error with all details.
             return stock(*arguments, **named)
-        except PreheatError as error:
-            hide_frames(error)
-            raise
 
     JITFunction._do_compile = _do_compile
 
@@ -217,19 +208,23 @@ def _weak_kernel(
     function: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any
 ) -> Any:
     """Return a stored kernel that serves the launch; None when there is none."""
-    now = state()
+    connection, work, _ = state()
     target = function.device_caches[device][2]
     exact = function.ASTSource(function, signature, constants, attributes)
     for source in variants.weaker(exact):
         try:
-            with now.allowing_weak():
+            with work.setting(weak_allowed=True):
                 kernel = function.compile(source, target=target, options=options.__dict__)
         except MissedError:
             continue
         name = f"{function.fn.__module__}:{function.fn.__qualname__}"
         variant = request.specialisation_text(exact)
-        now.store.events.emit(
-            "weak", program=f"triton {name}", caller=now.caller(), key=kernel.hash, variant=variant
+        connection.store.events.emit(
+            "weak",
+            program=f"triton {name}",
+            caller=connection.caller(),
+            key=kernel.hash,
+            variant=variant,
         )
         return kernel
     return None

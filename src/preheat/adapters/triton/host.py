@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from preheat.adapters.base import HiddenFrames
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.state import state
-from preheat.errors import PreheatError, ToolchainNotFoundError
+from preheat.errors import ToolchainNotFoundError
 from preheat.foreign import ForeignRequest
-from preheat.tracebacks import hide_frames
 
 __all__ = ["build", "build_for", "install", "requests_for"]
 
@@ -41,11 +41,8 @@ def install() -> None:
     def _build(name: str, src: str, srcdir: str, *arguments: Any, **options: Any) -> str:
         if name not in _OWN or knobs.build.impl is not None:
             return stock(name, src, srcdir, *arguments, **options)
-        try:
+        with HiddenFrames():
             return build(name, src, srcdir, *arguments, **options)
-        except PreheatError as error:
-            hide_frames(error)
-            raise
 
     triton_build._build = _build
 
@@ -68,8 +65,9 @@ def build(
     def make() -> Mapping[str, bytes]:
         return {name: _compile(name, src, [srcdir, *include_dirs], library_dirs, libraries, flags)}
 
-    entry = state().store.obtain(request, make, called_by=state().caller)
-    state().report_entry(entry)
+    connection = state().connection
+    entry = connection.store.obtain(request, make, called_by=connection.caller)
+    state().report(entry)
     path = os.path.join(srcdir, name + _SUFFIX)
     Path(path).write_bytes(entry.files[name])
     return path

@@ -11,15 +11,15 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable
 from typing import Any
 
+from preheat.adapters.base import replace_everywhere
 from preheat.build.foreign_store import ForeignStore
 from preheat.foreign import ForeignEntry, ForeignRequest
 
-__all__ = ["KIND", "build_digest", "install", "replace_everywhere", "tool_versions"]
+__all__ = ["KIND", "build_digest", "install", "replace_in_triton", "tool_versions"]
 
 KIND = "triton"  # of all entries of this adapter
 
@@ -63,7 +63,7 @@ def install(store: ForeignStore) -> None:
             return stock_version(arch)
         return version_text(nvidia.get_ptxas(arch).path)
 
-    replace_everywhere("triton_key", stock_key, triton_key)
+    replace_in_triton("triton_key", stock_key, triton_key)
     nvidia.get_ptxas_version = get_ptxas_version
     knobs.NvidiaTool.from_path = staticmethod(from_path)
 
@@ -73,11 +73,9 @@ def tool_versions() -> list[ForeignRequest]:
     return list(_tool_versions.values())
 
 
-def replace_everywhere(name: str, stock: object, new: object) -> None:
+def replace_in_triton(name: str, stock: object, new: object) -> None:
     """Replace a function of Triton in all modules of Triton and Inductor that have a name for it."""
-    for title, module in [*sys.modules.items()]:
-        if title.startswith(("triton", "torch._inductor")) and vars(module).get(name) is stock:
-            setattr(module, name, new)
+    replace_everywhere(("triton", "torch._inductor"), name, stock, new)
 
 
 def build_digest() -> str:

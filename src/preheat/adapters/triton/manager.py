@@ -7,12 +7,8 @@ a group of files by `get_group`. On a miss it compiles, and calls `put` for each
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
-from _thread import get_ident
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +17,27 @@ from triton.runtime.cache import CacheManager as _CacheManager
 from triton.runtime.cache import FileCacheManager
 
 from preheat import adapters
+from preheat.adapters.base import Compile
 from preheat.adapters.triton.identity import KIND
-from preheat.adapters.triton.request import request_of_call, take_request
-from preheat.adapters.triton.state import MissedError, state, tuned_label
-from preheat.build.foreign_store import ABSENT, UNMEASURED, Claim, created_now
-from preheat.cache.publish import replace as publish
-from preheat.cache.trust import make_private, read_file
+from preheat.adapters.triton.request import request_of_call, take_request, variant_text
+from preheat.adapters.triton.state import MissedError, state
+from preheat.adapters.triton.tuning import known_results, tuned_label, tuning_row
+from preheat.build.foreign_store import ABSENT, UNMEASURED, created_now
 from preheat.config import SealMode
 from preheat.devices import base
-from preheat.errors import InputError
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.toolchain.ptx_section import detach_ptx
 
 __all__ = ["CacheManager"]
 
+# How two kernels differ of which everything that is listed is the same.
+_UNLISTED = "nothing that the entry lists: another build of Triton, or the line of the function"
+
 
 class CacheManager(_CacheManager):  # type: ignore[misc]
     """Finds the files of one key in the store, and stores them.
 
-    The files are also written to the directory of Triton's own cache, where Inductor and users look for
-    them. A process that cannot write there uses a temporary directory, and so does a process that must
-    not trust the directory, because another user could change the code in it. Only what the store
-    verified is returned.
+    The files are also written to a `KernelDirectory`. Only what the store verified is returned.
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
@@ -59,8 +54,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         self._variant = "" if request is None else request.identity.variant[:16]
         self._files: dict[str, bytes] = {}
         self._paths: dict[str, str] = {}
-        self._claim: Claim | None = None
-        self._started = 0.0
+        self._compile = Compile(state().connection)
 
     # Compiled kernels
 
@@ -70,19 +64,18 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
             group: dict[str, str] | None = self._stock.get_group(filename)
             return group
         request = self._request(filename)
-        store = state().store
+        store = state().connection.store
         entry = None if knobs.compilation.always_compile else store.get(request)
         if entry is None:
             self._permit(request)
             # The claim belongs to the call of `compile`: a compile that fails gives it up.
-            self._claim, entry = store.claim(request, sys._getframe(1))
+            entry = self._compile.claim(request, sys._getframe(1))
             if entry is None or knobs.compilation.always_compile:
-                store.missed(request, ABSENT, called_by=state().caller)
-                self._started = time.perf_counter()
+                self._compile.begin(request)
                 return None
-            self._claim.release()
+            self._compile.end()
         if self._compile_request is not None:
-            state().report_kernel(self._compile_request, entry)
+            state().report(entry, self._compile_request.row)
         _hand_over(entry.files)
         return self._materialise(entry.files, filename)
 
@@ -95,22 +88,15 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         found = {name: self._files.get(name) or Path(path).read_bytes() for name, path in group.items()}
         # Entries are the same on the CPU driver, where ptxas adds the PTX to the cubin.
         files = {name: detach_ptx(content) for name, content in found.items()}
-        entry = ForeignEntry(
-            KIND, request.key, files, request.variant, request.label, request.arch,
-            properties={} if self._compile_request is None else self._compile_request.properties,
-            provenance=created_now(time.perf_counter() - self._started),
-        )  # fmt: skip
         if knobs.compilation.override:  # The code may be the user's, under the key of the original.
-            reason = "TRITON_KERNEL_OVERRIDE is set"
-            state().store.events.emit("uncached", program=entry.title, arch=entry.target, reason=reason)
-            if self._claim is not None:
-                self._claim.give_up()
+            state().connection.uncached(request, "TRITON_KERNEL_OVERRIDE is set")
+            self._compile.give_up()
+        elif self._compile_request is None:
+            self._compile.made(request, files, {})
         else:
-            state().store.made(entry)
-            if self._compile_request is not None:
-                state().report_kernel(self._compile_request, entry)
-            if self._claim is not None:
-                self._claim.release()
+            entry = self._compile.made(request, files, self._compile_request.properties)
+            state().report(entry, self._compile_request.row)
+        self._compile.end()
         return self._write_group(filename, dict(group))
 
     # Single files: host code and tuning results
@@ -125,11 +111,11 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         if filename.endswith(".so"):  # `host.build` answers by the content of the source.
             return None
         request = self._request(filename)
-        entry = state().store.get(request)
+        connection = state().connection
+        entry = connection.store.get(request)
         if entry is None or filename not in entry.files:
             self._permit(request)
-            reason = ABSENT if state().tuning is None else UNMEASURED
-            state().store.missed(request, reason, called_by=state().caller)
+            connection.missed(request, ABSENT if state().work.tuning is None else UNMEASURED)
             return None
         self._report_file(entry)
         return self._materialise(entry.files)[filename]
@@ -146,7 +132,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
                 KIND, self.key, {filename: content}, request.variant, request.label, request.arch,
                 provenance=created_now(0.0),
             )  # fmt: skip
-            state().store.put(entry)
+            state().connection.store.put(entry)
             self._report_file(entry)
         else:
             self._files[filename] = content
@@ -157,7 +143,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
     def _request(self, filename: str) -> ForeignRequest:
         if self._compile_request is not None:
             return self._compile_request.identity
-        tuning = state().tuning
+        tuning = state().work.tuning
         if tuning is None:
             return ForeignRequest(KIND, self.key, filename, label=filename)
         label = tuned_label(tuning.function, tuning.key)
@@ -165,24 +151,32 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
 
     def _report_file(self, entry: ForeignEntry) -> None:
         """Report the use of an entry that is a single file."""
-        tuning = state().tuning
+        tuning = state().work.tuning
         if tuning is None:
-            state().report_entry(entry)
+            state().report(entry)
         else:
-            state().report_tuning(tuning, entry)
+            state().report(entry, lambda: tuning_row(tuning, entry.key))
 
     def _permit(self, request: ForeignRequest) -> None:
         """Raise in a sealed process."""
-        store = state().store
-        if store.sealed is not SealMode.ERROR:
+        connection, work, _ = state()
+        if connection.store.sealed is not SealMode.ERROR:
             return
-        if state().weak_allowed:
+        if work.weak_allowed:
             raise MissedError
         if knobs.compilation.always_compile:
-            store.permit(request, "TRITON_ALWAYS_COMPILE is set", called_by=state().caller)
-        if self._compile_request is None and (tuning := state().tuning) is not None:
-            state().refuse_tuning(request, tuning)
-        state().refuse(request, self._compile_request, ABSENT)
+            connection.permit(request, "TRITON_ALWAYS_COMPILE is set")
+        if self._compile_request is not None:
+            nearest, differences = connection.nearest(
+                self._compile_request, _variant_of, absent="not set"
+            )
+            if nearest is not None and not differences:
+                differences = (_UNLISTED,)
+            connection.permit(request, ABSENT, nearest=nearest, differences=differences)
+        elif work.tuning is not None:
+            connection.permit(request, f"{UNMEASURED}; {known_results(request, work.tuning)}")
+        else:
+            connection.permit(request, ABSENT)
 
     # The files
 
@@ -198,23 +192,14 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
 
     def _write(self, filename: str, content: bytes) -> str:
         """Write a file, and return its path in the directory of this variant."""
-        if os.path.basename(filename) != filename:
-            raise InputError(f"{filename!r} is not the name of a file of a kernel")
-        place = state().private_directory
-        if place is None:
-            try:
-                return self._write_below(knobs.cache.dir, filename, content, trust=state().trust)
-            except OSError as fault:  # There is no home, it is read-only, or others can write there.
-                place = state().use_private_directory(knobs.cache.dir, fault)
-        return self._write_below(place, filename, content, trust=True)
-
-    def _write_below(self, cache: str, filename: str, content: bytes, *, trust: bool) -> str:
-        directory = os.path.join(cache, self.key)
-        path = self._paths[filename] = os.path.join(directory, self._variant, filename)
-        _write_once(path, content, trust=trust)
-        if self._variant:
-            _link_once(path, os.path.join(directory, filename), content, trust=trust)
+        path = state().directory.write(self.key, self._variant, filename, content)
+        self._paths[filename] = path
         return path
+
+
+def _variant_of(entry: ForeignEntry) -> str:
+    """Return the variant of a stored kernel on one line."""
+    return f"{variant_text({'arch': entry.target, **entry.properties})} ({entry.digest[:12]})"
 
 
 def _hand_over(files: Mapping[str, bytes]) -> None:
@@ -224,30 +209,3 @@ def _hand_over(files: Mapping[str, bytes]) -> None:
         if name.endswith(".cubin") and ptx is not None:
             for listener in base.before_foreign_load:
                 listener(content, ptx)
-
-
-def _write_once(path: str, content: bytes, *, trust: bool) -> None:
-    """Write a file in one step, unless it has this content already and no other user can change it.
-
-    Unless it is trusted, a directory in which another user could replace the file raises
-    `DistrustedError`.
-    """
-    make_private(Path(path).parent, trust=trust)
-    with suppress(OSError):
-        if read_file(path, trust=trust)[0] == content:
-            return
-    publish(path, [content], durable=False)
-
-
-def _link_once(path: str, other: str, content: bytes, *, trust: bool) -> None:
-    """Make `other` the same file as `path`, which has this content, in one step."""
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.stat(path), os.stat(other)):
-            return
-    staged = f"{other}.{os.getpid()}.{get_ident()}"
-    try:
-        os.link(path, staged)
-    except OSError:  # The file system has no hard links.
-        _write_once(other, content, trust=trust)
-    else:
-        os.replace(staged, other)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from preheat.adapters.base import LastKey, Row
 from preheat.adapters.modules import module_name
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.values import constants_digest
@@ -22,7 +22,8 @@ __all__ = [
     "variant_text",
 ]  # fmt: skip
 
-_last = threading.local()
+_Arguments = tuple[Any, Any, Any, Mapping[str, str]]  # source, backend, options and environment
+_last: LastKey[_Arguments] = LastKey()
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ class CompileRequest:
     def properties(self) -> dict[str, str]:
         """What people compare: each argument with its type and what is assumed of it, and options."""
         return {**dict(_arguments(self.source)), **dict(_options(self)), **_environment(self.env)}
+
+    def row(self) -> Row | None:
+        """Return what a manifest keeps of the request."""
+        from preheat.adapters.triton.rows import row_of
+
+        return row_of(self)
 
 
 def _arguments(source: Any) -> Iterator[tuple[str, str]]:
@@ -113,8 +120,7 @@ def install() -> None:
 
     def get_cache_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         key = stock(src, backend, backend_options, env_vars)
-        _last.arguments = (src, backend, backend_options, env_vars)
-        _last.key = key_of(key)
+        _last.remember(key_of(key), (src, backend, backend_options, env_vars))
         return key
 
     compiler.get_cache_key = get_cache_key
@@ -127,13 +133,12 @@ def take_request(key: str) -> CompileRequest | None:
     """
     from triton import knobs
 
-    found: tuple[Any, Any, Any, Any] | None = getattr(_last, "arguments", None)
-    _last.arguments = None
+    known = _last.request_of(key)
+    last = _last.forget()
     # A hook of the user may add to the key after it was computed.
     changed = getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
-    if found is not None and not changed and _last.key != key:
-        return None  # It belongs to a compile that was interrupted.
-    return None if found is None else CompileRequest(*found, key)
+    arguments = last if changed else known
+    return None if arguments is None else CompileRequest(*arguments, key)
 
 
 def request_of_call(call: FrameType | None, key: str) -> CompileRequest | None:

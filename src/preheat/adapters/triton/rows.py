@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from preheat.adapters.base import Row
+from preheat.adapters.base import Row, version_note
 from preheat.adapters.modules import NotPortableError, importable_module
 from preheat.adapters.triton import values
 from preheat.adapters.triton.identity import build_digest
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from preheat.adapters.triton.request import CompileRequest
 
 __all__ = [
-    "changed_environment", "changes", "chosen_options", "enter_root", "facts_of", "other_parameters",
+    "changes", "chosen_options", "enter_root", "facts_of", "other_parameters",
     "outdated", "row_of", "source_class", "source_of",
 ]  # fmt: skip
 
@@ -128,8 +128,8 @@ def outdated(row: Row) -> str:
     """
     import triton
 
-    before, now = row["recorded"]["triton"], triton.__version__
-    return "" if before == now else f"recorded with Triton {before}, and this is {now}: record again"
+    notes = version_note("Triton", row["recorded"]["triton"], triton.__version__)
+    return "".join(f"{note}: record again" for note in notes)
 
 
 def other_parameters(row: Row, function: Any) -> str:
@@ -149,25 +149,12 @@ def changes(row: Row, function: Any) -> list[str]:
     found = []
     if before["build"] != build_digest():
         found.append("recorded with another build of Triton")
-    if before["python"] != _python_version():
-        found.append(f"recorded with Python {before['python']}, and this is {_python_version()}")
+    found += version_note("Python", before["python"], _python_version())
     if before["line"] != function.starting_line_number:
         found.append(f"moved from line {before['line']} to line {function.starting_line_number}")
     elif before["source"] != function.cache_key:
         found.append("its source, or that of a function that it calls, has changed")
     return found
-
-
-def changed_environment(row: Row) -> list[str]:
-    """Return the variables that enter keys and differ from those of the recording."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-
-    here: dict[str, str] = get_cache_invalidating_env_vars()
-    names = sorted(name for name in {**here, **row["env"]} if here.get(name) != row["env"].get(name))
-    return [
-        f"{name} was {row['env'].get(name, 'not set')}, and is {here.get(name, 'not set')}"
-        for name in names
-    ]
 
 
 def _python_version() -> str:

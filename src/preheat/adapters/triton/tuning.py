@@ -12,9 +12,9 @@ import json
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from preheat.adapters.base import RequiredEntries, Row
+from preheat.adapters.base import HiddenFrames, RequiredEntries, Row
 from preheat.adapters.modules import (
     RECORD_AGAIN,
     NotPortableError,
@@ -26,15 +26,33 @@ from preheat.adapters.modules import (
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import key_of
 from preheat.adapters.triton.rows import changes, enter_root, facts_of
-from preheat.adapters.triton.state import Tuning, state, tuned_label
+from preheat.adapters.triton.state import state
 from preheat.arch import Arch
-from preheat.errors import PreheatError
-from preheat.foreign import ForeignRequest
-from preheat.tracebacks import hide_frames
+from preheat.foreign import ForeignEntry, ForeignRequest
 
-__all__ = ["install", "is_tuned", "required", "row_of"]
+__all__ = ["Tuning", "install", "is_tuned", "known_results", "required", "tuned_label", "tuning_row"]
 
 _CONFIGS = "its configurations have changed"
+_TUNED_FOR = " tuned for "
+_MOST_KEYS = 8  # that an error lists
+
+
+class Tuning(NamedTuple):
+    """The function that is being tuned, the values that its choice depends on, and the target.
+
+    `configs` are the configurations to choose from, as Triton writes them.
+    """
+
+    function: str
+    key: str
+    arch: Arch
+    autotuner: Any
+    configs: tuple[str, ...]
+
+
+def tuned_label(function: str, key: str) -> str:
+    """Return the label of the result of tuning a function for the values of a key."""
+    return f"{function}{_TUNED_FOR}{key}"
 
 
 def install() -> None:
@@ -48,27 +66,26 @@ def install() -> None:
     def run(self: Any, *arguments: Any, **options: Any) -> Any:
         # Triton reads its knob when a function is decorated, which may be before an install.
         self.cache_results = not knobs.runtime.interpret
-        try:
+        with HiddenFrames():
             return stock_run(self, *arguments, **options)
-        except PreheatError as error:
-            hide_frames(error)
-            raise
 
     def check_disk_cache(self: Any, tuning_key: Any, configs: Any, bench_fn: Any) -> bool:
         def measure() -> Any:
-            with state().tuning_of(None):  # Kernels that are compiled meanwhile have their own names.
+            with state().work.setting(
+                tuning=None
+            ):  # Kernels that are compiled meanwhile have their own names.
                 return bench_fn()
 
         python = self.base_fn
         name = f"{module_name(python)}:{python.__qualname__}"
         arch = _current_arch()
         if why := _unstorable(tuning_key, configs):
-            program = f"{KIND} {tuned_label(name, str(tuning_key))}"
-            state().store.events.emit("uncached", program=program, arch=str(arch), reason=why)
+            label = tuned_label(name, str(tuning_key))
+            state().connection.uncached(ForeignRequest(KIND, name, "", label, arch), why)
             measure()
             return False
         texts = tuple(map(str, configs))
-        with state().tuning_of(Tuning(name, str(tuning_key), arch, self, texts)):
+        with state().work.setting(tuning=Tuning(name, str(tuning_key), arch, self, texts)):
             return stock_check(self, tuning_key, configs, measure)
 
     Autotuner.run = run
@@ -103,7 +120,7 @@ def is_tuned(row: Row) -> bool:
     return "tuning_key" in row
 
 
-def row_of(tuning: Tuning, key: str) -> Row | None:
+def tuning_row(tuning: Tuning, key: str) -> Row | None:
     """Return the row of a result under Triton's `key`; None when another process cannot verify it."""
     python = tuning.autotuner.base_fn
     try:
@@ -141,6 +158,28 @@ def required(row: Row, arch: Arch) -> RequiredEntries:
     label = tuned_label(row["function"], row["tuning_key"])
     request = ForeignRequest(KIND, key, f"{function.__name__[:150]}.autotune.json", label, arch)
     return RequiredEntries((request,), (*changes(row, function), *([] if same else [_CONFIGS])))
+
+
+def known_results(request: ForeignRequest, tuning: Tuning) -> str:
+    """Return for which keys of a function there are results."""
+    start = f"{tuning.function}{_TUNED_FOR}"
+    found = {
+        f"{entry.label.removeprefix(start)}{_difference(request, entry)}"
+        for entry in state().connection.store.all(KIND)
+        if entry.label.startswith(start)
+    }
+    if not found:
+        return f"there is no result of {tuning.function}"
+    more = f" and {len(found) - _MOST_KEYS} more" if len(found) > _MOST_KEYS else ""
+    return f"there are results for {', '.join(sorted(found)[:_MOST_KEYS])}{more}"
+
+
+def _difference(request: ForeignRequest, entry: ForeignEntry) -> str:
+    """Return how a result differs from the requested one, except for the values of its key."""
+    if entry.target != request.target:
+        return f" on {entry.target}"
+    other = "of another source, other configurations or another build of Triton"
+    return f" ({other})" if entry.label == request.label else ""
 
 
 def _autotuner(module: ModuleType, path: str) -> Any:

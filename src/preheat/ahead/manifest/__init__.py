@@ -1,6 +1,6 @@
 """Manifests: the programs an application needs and the graphs it replays, as TOML that people edit.
 
-    version = 1
+    version = 2
     recorded = "kernels.recorded.heat@sha256:…"  # entries that cannot be made again, if there are any
 
     [[program]]
@@ -15,8 +15,8 @@
     entries = ["saxpy"]            # kernels that were used
     arch = ["sm_90"]
     seconds = 0.31                 # the longest compile that was measured
-    asked = 3                      # number of requests
-    by = ["app.py:12"]             # lines that made them
+    requests = 3                   # number of requests
+    callers = ["app.py:12"]        # lines that made them
     [program.headers]              # headers in memory are stored as `source` is
     "util.h" = "kernels.sources/….h"
 
@@ -29,7 +29,7 @@
         {file = "b.cu", names = ["tk<float>"]},
         {file = "lib.a", language = "library"},  # or cubin, ltoir, fatbin, object
     ]
-                                   # entries, arch, seconds, asked and by as in a program
+                                   # entries, arch, seconds, requests and callers as in a program
 
     [[foreign]]                    # what another library compiled
     kind = "triton"                # the name of the adapter
@@ -39,7 +39,7 @@
     recorded = '{"line": …}'       # facts of the recording, which a check compares
     coverage = "weak"              # or "closure"; "recorded" by default
     entries = ["…"]                # the entries that were used
-                                   # arch, seconds, asked and by as in a program
+                                   # arch, seconds, requests and callers as in a program
 
     [[graph]]
     name = "decode"
@@ -48,7 +48,7 @@
     [[unrecorded]]                 # what no adapter covers, so that no bundle has it
     library = "torch"
     compiler = "c++"               # without it, the library may have compiled, which nobody saw
-                                   # seconds and by as in a program
+                                   # seconds and callers as in a program
 
 Paths are relative to the directory of the manifest. Generated texts are stored in
 `<manifest>.sources/`, each under a name made from its SHA-256.
@@ -58,7 +58,8 @@ A bundle answers an application that asks for the same include directories, spel
 to the working directory where the program has no `file`. Two programs may have equal texts and
 different include directories.
 
-A manifest that is rewritten keeps the comments, the order and the layout of the file.
+Version 1 has `asked` and `by` for `requests` and `callers`. It is read, and written as version 2. A
+manifest that is rewritten keeps the comments, the order and the layout of the file.
 """
 
 from __future__ import annotations

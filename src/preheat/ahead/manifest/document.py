@@ -13,13 +13,13 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT, Array, Comment, InlineTable, Null, Table, Whitespace
 
-from preheat.ahead.manifest.reader import VERSION
+from preheat.ahead.manifest.reader import VERSION, VERSION_1_KEYS
 
 __all__ = ["ManifestTable", "edited", "rendered"]
 
 _WIDTH = 100  # A list that does not fit on a line of this width gets one line for each item.
 _KINDS = ("program", "link", "foreign", "graph", "unrecorded")  # in the order of a new file
-_UNORDERED = ("entries", "arch", "by")  # lists whose order has no meaning
+_UNORDERED = ("entries", "arch", "callers")  # lists whose order has no meaning
 _RECORDED = re.compile(r"^recorded[ \t]*=.*\n", re.M)
 _INTRO = """\
 # The kernels an application needs; `preheat bake` compiles them.
@@ -85,7 +85,7 @@ def edited(
     `[[program]]`.
     """
     try:
-        top, blocks, end = _parsed(text, identities)
+        top, blocks, end = _parsed(_upgraded(text), identities)
         _update(blocks, entries)
         result = "".join([_with_recorded(top, recorded), *_rendered_blocks(blocks), end])
         # Check that the edited text has the right programs. Otherwise, comments are given up.
@@ -109,6 +109,16 @@ def _new_block(entry: ManifestTable) -> _Block:
 
 
 # Editing
+
+
+def _upgraded(text: str) -> str:
+    """Return the text of version 1 with the number and the names of keys of this version."""
+    if tomllib.loads(text)["version"] != 1:
+        return text
+    text = re.sub(r"^([ \t]*version[ \t]*=[ \t]*)1\b", rf"\g<1>{VERSION}", text, count=1, flags=re.M)
+    for key, old in VERSION_1_KEYS.items():
+        text = re.sub(rf"^([ \t]*){old}(?=[ \t]*=)", rf"\g<1>{key}", text, flags=re.M)
+    return text
 
 
 def _parsed(text: str, identities: Mapping[str, Sequence[Any]]) -> tuple[str, list[_Block], str]:

@@ -35,7 +35,7 @@ _MOST_CALLERS = 8  # Enough to find the calling code; a kernel may have hundreds
 class ManifestProgram:
     """A program, the architectures to compile it for, and what recordings observed.
 
-    `entries` are the kernels that were used, `seconds` is the longest compile, and `asked` is the
+    `entries` are the kernels that were used, `seconds` is the longest compile, and `requests` is the
     number of requests. `changed` is True when the file of the program is no longer the recorded one.
     `ambiguous_title` is True when the manifest has a program of the same title with other include
     directories.
@@ -45,7 +45,7 @@ class ManifestProgram:
     archs: tuple[Arch, ...] = ()
     entries: tuple[str, ...] = ()
     seconds: float = 0.0
-    asked: int = 0
+    requests: int = 0
     callers: tuple[str, ...] = ()
     changed: bool = False
     ambiguous_title: bool = field(default=False, compare=False)
@@ -82,7 +82,7 @@ class ManifestProgram:
             archs=tuple(sorted({*self.archs, *other.archs})),
             entries=tuple(sorted({*self.entries, *other.entries})),
             seconds=max(self.seconds, other.seconds),
-            asked=self.asked + other.asked,
+            requests=self.requests + other.requests,
             callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
             changed=self.changed or other.changed,
         )
@@ -121,7 +121,7 @@ class ForeignProgram:
     entries: tuple[str, ...] = ()
     coverage: str = "recorded"
     seconds: float = 0.0
-    asked: int = 0
+    requests: int = 0
     callers: tuple[str, ...] = ()
     directory: str = field(default="", compare=False)
 
@@ -163,7 +163,7 @@ class ForeignProgram:
             entries=tuple(sorted({*(self.entries if same else ()), *other.entries})),
             coverage=max(self.coverage, other.coverage, key=lambda each: each != COVERAGES[0]),
             seconds=max(self.seconds, other.seconds),
-            asked=self.asked + other.asked,
+            requests=self.requests + other.requests,
             callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
             directory=other.directory or self.directory,
         )

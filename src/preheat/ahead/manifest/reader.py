@@ -31,9 +31,10 @@ from preheat.pins import split_pin
 from preheat.portable_paths import is_spelling, spelled_in_manifest
 from preheat.program import Program
 
-__all__ = ["DIGEST_DIGITS", "VERSION", "Reader", "language_of", "sha256"]
+__all__ = ["DIGEST_DIGITS", "VERSION", "VERSION_1_KEYS", "Reader", "language_of", "sha256"]
 
-VERSION = 1
+VERSION = 2
+VERSION_1_KEYS = {"requests": "asked", "callers": "by"}  # the names of keys that were renamed
 DIGEST_DIGITS = 16  # of a SHA-256 in the name of a stored text
 _RECORDED_HINT = "'preheat record' writes this line; it ends with @sha256: and 64 digits"
 
@@ -98,9 +99,9 @@ _SOURCE = {
     "headers": "a table from name to file",
 }
 _OBSERVED = {
-    **dict.fromkeys(("entries", "arch", "by"), "a list of texts"),
+    **dict.fromkeys(("entries", "arch", "callers"), "a list of texts"),
     "seconds": "a number of seconds",
-    "asked": "a whole number",
+    "requests": "a whole number",
 }
 _TABLES = {
     "program": {**_SOURCE, **_OBSERVED},
@@ -113,15 +114,15 @@ _TABLES = {
     },
     "foreign": {
         **dict.fromkeys(("kind", "name", "root", "request", "recorded", "coverage"), "text"),
-        **dict.fromkeys(("arch", "entries", "by"), "a list of texts"),
+        **dict.fromkeys(("arch", "entries", "callers"), "a list of texts"),
         "seconds": "a number of seconds",
-        "asked": "a whole number",
+        "requests": "a whole number",
     },
     "graph": {"name": "text", "keys": "a list of texts"},
     "unrecorded": {
         **dict.fromkeys(("library", "compiler"), "text"),
         "seconds": "a number of seconds",
-        "by": "a list of texts",
+        "callers": "a list of texts",
     },
 }
 
@@ -210,19 +211,26 @@ class Reader:
             raise self._error("it has no version", hint=f"begin the file with: version = {VERSION}")
         version = top["version"]
         self._check({"version": version}, _TOP)  # Before other keys: a later version may have more.
-        if version != VERSION:
+        if version not in (1, VERSION):
             raise self._error(
                 f"version {version} is not known",
                 key="version",
-                hint=f"this preheat reads version {VERSION}: update it, or record again",
+                hint=f"this preheat reads version {VERSION} and older: update it, or record again",
             )
         self._check(top, _TOP)
         return top
 
     def _tables(self, top: Mapping[str, Any], kind: str) -> list[_Table]:
-        tables = [_Table(kind, number, values) for number, values in enumerate(top.get(kind, ()))]
-        for table in tables:
-            self._check(table.values, _TABLES[kind], table)
+        """Return the checked tables of a kind, with the names of keys of this version."""
+        names = {key: key for key in _TABLES[kind]}
+        if top["version"] == 1:
+            names |= {key: old for key, old in VERSION_1_KEYS.items() if key in names}
+        known = {names[key]: type for key, type in _TABLES[kind].items()}
+        new_names = {old: key for key, old in names.items()}
+        tables = []
+        for number, values in enumerate(top.get(kind, ())):
+            self._check(values, known, _Table(kind, number, values))
+            tables.append(_Table(kind, number, {new_names[key]: values[key] for key in values}))
         return tables
 
     def _check(
@@ -254,7 +262,7 @@ class Reader:
             values["library"],
             values.get("compiler", ""),
             seconds=float(values.get("seconds", 0)),
-            callers=tuple(values.get("by", ())),
+            callers=tuple(values.get("callers", ())),
         )
 
     def _foreign(self, table: _Table) -> ForeignProgram:
@@ -279,8 +287,8 @@ class Reader:
             entries=tuple(values.get("entries", ())),
             coverage=coverage,
             seconds=float(values.get("seconds", 0)),
-            asked=values.get("asked", 0),
-            callers=tuple(values.get("by", ())),
+            requests=values.get("requests", 0),
+            callers=tuple(values.get("callers", ())),
             directory=self.directory,
         )
 
@@ -327,8 +335,8 @@ class Reader:
             archs,
             entries=tuple(values.get("entries", ())),
             seconds=float(values.get("seconds", 0)),
-            asked=values.get("asked", 0),
-            callers=tuple(values.get("by", ())),
+            requests=values.get("requests", 0),
+            callers=tuple(values.get("callers", ())),
             changed=changed,
         )
 

@@ -124,8 +124,8 @@ class _Writer:
             "entries": item.entries,
             "arch": [str(arch) for arch in item.archs],
             "seconds": round(item.seconds, 3),
-            "asked": item.asked,
-            "by": list(map(_text, item.callers)),
+            "requests": item.requests,
+            "callers": list(map(_text, item.callers)),
         }
         program = item.program
         if isinstance(program, LinkedProgram):
@@ -184,8 +184,8 @@ class _Writer:
             "arch": [str(arch) for arch in item.archs],
             "entries": item.entries,
             "seconds": round(item.seconds, 3),
-            "asked": item.asked,
-            "by": list(map(_text, item.callers)),
+            "requests": item.requests,
+            "callers": list(map(_text, item.callers)),
         }
         return {key: value for key, value in row.items() if value}
 
@@ -258,7 +258,7 @@ def _unrecorded(item: Unrecorded) -> dict[str, Any]:
         "library": _text(item.library),
         "compiler": _text(item.compiler),
         "seconds": round(item.seconds, 3),
-        "by": list(map(_text, item.callers)),
+        "callers": list(map(_text, item.callers)),
     }
     return _without_defaults(row)
 
