@@ -21,7 +21,7 @@ from preheat.errors import DeviceError, EmulatorFault, OutOfMemoryError
 __all__ = ["TOTAL_BYTES", "Allocator"]
 
 TOTAL_BYTES = 16 << 30
-_ALIGN = 256
+_ALIGN = 512  # That of textures.
 
 
 class Allocator:
