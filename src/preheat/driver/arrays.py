@@ -103,8 +103,11 @@ class MipmappedArray:
 
 
 def array_of(driver: Driver, handle: int) -> CudaArray:
-    """Return the array with this handle."""
-    return driver.handles.get(handle, CudaArray)
+    """Return the array that a copy or an object is made of. `CallError` if there is none."""
+    found = driver.handles.find(handle, CudaArray)
+    if found is None:
+        raise CallError(INVALID_VALUE)
+    return found
 
 
 def _new(driver: Driver, description: _Description) -> CudaArray:
@@ -152,18 +155,18 @@ def structure(address: int, size: int) -> bytes:
 
 @entry("cuArrayGetDescriptor", 3020)
 def _describe_plain(driver: Driver, out: int, handle: int) -> None:
-    found = array_of(driver, handle).description
+    found = driver.handles.get(handle, CudaArray).description
     write(out, _PLAIN.pack(found.width, found.height, found.format, found.channels))
 
 
 @entry("cuArray3DGetDescriptor", 3020)
 def _describe_with_depth(driver: Driver, out: int, handle: int) -> None:
-    write(out, _WITH_DEPTH.pack(*array_of(driver, handle).description))
+    write(out, _WITH_DEPTH.pack(*driver.handles.get(handle, CudaArray).description))
 
 
 @entry("cuArrayDestroy")
 def _destroy(driver: Driver, handle: int) -> None:
-    found = array_of(driver, handle)
+    found = driver.handles.get(handle, CudaArray)
     if found.parent is not None:  # It ends with the other levels.
         raise CallError(INVALID_VALUE)
     found.context.gpu.emulator.captures.reject("free", watched=True)
@@ -176,21 +179,21 @@ def _destroy(driver: Driver, handle: int) -> None:
 @entry("cuArrayGetPlane")
 def _plane(driver: Driver, out: int, handle: int, number: int) -> None:
     del out, number
-    array_of(driver, handle)
+    driver.handles.get(handle, CudaArray)
     raise CallError(INVALID_VALUE)
 
 
 @entry("cuArrayGetSparseProperties")
 def _sparse_properties(driver: Driver, out: int, handle: int) -> None:
     del out
-    array_of(driver, handle)
+    driver.handles.get(handle, CudaArray)
     raise CallError(INVALID_VALUE)
 
 
 @entry("cuArrayGetMemoryRequirements")
 def _requirements(driver: Driver, out: int, handle: int, device: int) -> None:
     del out, device
-    array_of(driver, handle)
+    driver.handles.get(handle, CudaArray)
     raise CallError(INVALID_VALUE)
 
 

@@ -72,7 +72,9 @@ def _levels(driver: Driver, data: bytes) -> tuple[int, tuple[Texels, ...]]:
     if kind == _ARRAY:
         return kind, (array_of(driver, _OF_HANDLE.unpack(resource)[0]).texels,)
     if kind == _MIPMAPS:
-        mipmaps = driver.handles.get(_OF_HANDLE.unpack(resource)[0], MipmappedArray)
+        mipmaps = driver.handles.find(_OF_HANDLE.unpack(resource)[0], MipmappedArray)
+        if mipmaps is None:
+            raise CallError(INVALID_VALUE)
         return kind, tuple(level.texels for level in mipmaps.levels)
     if kind == _LINEAR:
         address, form, channels, size = _OF_LINEAR.unpack(resource)

@@ -158,6 +158,7 @@ def test_bytes_are_copied_to_and_from_arrays_of_one_row(program: Program, stream
     assert status(cu.cuMemcpyHtoA(one, 4, values.ctypes.data, 40)) == INVALID_VALUE
     plane = ok(cu.cuArray3DCreate(described((10, 4, 0), "int32")))
     assert status(cu.cuMemcpyHtoA(plane, 0, values.ctypes.data, 40)) == INVALID_VALUE
+    assert status(cu.cuMemcpyHtoA(None, 0, values.ctypes.data, 40)) == INVALID_VALUE
     bytes_only = ok(cu.cuArray3DCreate(described((40, 0, 0), "uint8")))
     assert status(cu.cuMemcpyAtoA(bytes_only, 0, one, 0, 40)) == INVALID_VALUE
     for array in (one, other, plane, bytes_only):
@@ -251,6 +252,8 @@ def test_a_texture_needs_memory_and_settings_that_it_can_use() -> None:
     address = ok(cu.cuMemAlloc(1024))
     rows = (address, "float32", 1, 8, 4, 32)
     refused = {
+        "no array": texture(of_array(0)),
+        "no mipmaps": texture(of_array(array, mipmapped=True), normalized=True),
         "mipmaps need normalized coordinates": texture(of_array(mipmaps, mipmapped=True)),
         "integers are not interpolated": texture(of_array(integers), linear=True),
         "a flag that does not exist": texture(of_array(array), flags=1 << 12),

@@ -1,6 +1,6 @@
 """Textures: fetches with the address modes and filters of the CUDA programming guide.
 
-The weights of a filter have 8 bits, as in the guide. They are applied in float64; sums are rounded once.
+The weights of a filter have 8 bits, as in the guide. They are applied in float64, and rounded once.
 """
 
 from __future__ import annotations
