@@ -12,6 +12,7 @@ from preheat.devices.emulator.texels import Texels
 from preheat.driver.allocations import Allocation, Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
+from preheat.driver.devices import ATTRIBUTES
 from preheat.driver.raw import U64, put, read, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 
@@ -57,6 +58,16 @@ class _Description(NamedTuple):
             raise CallError(INVALID_VALUE)
         if self.format not in FORMATS or self.flags & ~(_LAYERED | SURFACE | _CUBE | _GATHER):
             raise CallError(NOT_SUPPORTED)
+
+    def require_room(self, attributes: dict[int, int]) -> None:
+        """Raise `CallError` if an array is larger than the attributes of a device allow."""
+        layered = bool(self.flags & (_LAYERED | _CUBE))
+        axes = 1 + bool(self.height) + (bool(self.depth) and not layered)
+        kind = f"{'SURFACE' if self.flags & SURFACE else 'TEXTURE'}{axes}D{'_LAYERED' * layered}"
+        names = ("WIDTH", "HEIGHT", "LAYERS" if layered else "DEPTH")
+        for extent, name in zip(self[:3], names, strict=True):
+            if extent and extent > attributes[ATTRIBUTES[f"MAXIMUM_{kind}_{name}"]]:
+                raise CallError(INVALID_VALUE)
 
     @property
     def levels(self) -> int:
@@ -114,6 +125,7 @@ def _new(driver: Driver, description: _Description) -> CudaArray:
     """Return a new array of the current context."""
     context = driver.current()
     context.gpu.emulator.captures.reject("allocate", watched=True)
+    description.require_room(context.gpu.attributes)
     size = description.texels(0).span
     start = context.gpu.emulator.allocator.allocate_now(size)
     driver.memory.add(Allocation(start, size, Kind.ARRAY, context))
