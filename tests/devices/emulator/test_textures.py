@@ -117,6 +117,19 @@ def test_memory_that_was_freed_is_a_fault(statement: str, kind: Any, said: str) 
         run(statement, np.arange(4, dtype=np.uint32), kind=kind, valid=False)
 
 
+def test_a_level_that_is_no_number_is_the_first_one() -> None:
+    values = np.array([1.5, 2.5, 3.5, 4.5], np.float32)
+    statements = (
+        "mov.f32 %f2, 0f7FC00000;\ntex.level.1d.v4.f32.f32 {%f5,_,_,_}, [%d1, {%f1}], %f2;\n"
+        "mov.b32 %r9, %f5;"
+    )
+
+    def mipmaps(texels: Texels) -> Texture:
+        return Texture((texels, image(values[2:])), level_range=(0, 1))
+
+    assert (run(statements, values, kind=mipmaps).view(np.float32) == values).all()
+
+
 def test_coordinates_that_are_no_numbers_or_far_away_are_clamped() -> None:
     values = np.array([1.5, 2.5, 3.5, 4.5], np.float32)
     where = "selp.f32 %f1, {}, {}, %p1;\n"

@@ -69,8 +69,9 @@ class Texture:
         if not last:
             return self._sample_level(self.levels[0], layer, coordinates)
         lowest, highest = self.level_range
-        level = np.clip(level.astype(np.float64) + self.bias, max(lowest, 0), min(highest, last))
-        if not self.linear_levels:
+        level = np.nan_to_num(level.astype(np.float64), nan=0.0) + self.bias
+        level = np.clip(level, max(lowest, 0), min(highest, last))
+        if not self.linear_levels or self.dtype.kind != "f":
             return self._sample_levels(np.floor(level + 0.5), layer, coordinates)
         below, weight = _split(level)
         parts = [
