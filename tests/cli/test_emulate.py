@@ -101,10 +101,10 @@ def test_the_rest_of_a_file_is_listed_whatever_it_contains(emulate: Emulate, als
     listed = dict(line.split()[::2] for line in out.splitlines()[1:])
     assert code == 1
     assert {form for form, supported in listed.items() if supported == "yes"} == {
-        "add.u32", "ld.param.u64", "mov.u32", "ret", "st.global.u32",
+        "add.u32", "ld.param.u64", "mov.u32", "ret", "st.global.u32", "sust.b.1d.b32.trap",
     }  # fmt: skip
     assert {form for form, supported in listed.items() if supported == "no"} == {
-        "tex.2d.v4.f32.f32", "sust.b.1d.b32.trap", "sub.u32",
+        "tex.2d.v4.f32.f32", "sub.u32",
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group", *["bra"] * bool(also),
     }  # fmt: skip
     line = TEXTURES.split("\n").index("sub.u32 %r3, %r1, ?;") + 1

@@ -6,7 +6,7 @@ driver        the state of the process: devices, handles, the memory of programs
 faults        errors of the emulator as status codes, and what a program is told about them
 devices       devices and their attributes; `contexts`: contexts of threads
 memory        allocations; `allocations` has them by address; `pools`, `pointers`, `managed`
-copies        copies and fills
+copies        copies and fills; `arrays`: CUDA arrays; `textures`: textures and surfaces
 streams       streams and functions of the host; `events`
 modules       modules, libraries and kernels; `functions`: their attributes; `launches`, `configs`
 linking       the linker of the driver

@@ -29,6 +29,7 @@ class Kind(enum.Enum):
     GRAPH = enum.auto()  # by the replays of a graph, at this address
     GRAPH_PINNED = enum.auto()
     GRAPH_MANAGED = enum.auto()
+    ARRAY = enum.auto()  # of texels, by an address that the program does not have
 
 
 @dataclass(eq=False)

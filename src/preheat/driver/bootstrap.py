@@ -12,6 +12,7 @@ from typing import Any
 from preheat.config import environ
 from preheat.devices import base
 from preheat.driver import (
+    arrays,
     calls,
     contexts,
     copies,
@@ -26,6 +27,7 @@ from preheat.driver import (
     pointers,
     pools,
     streams,
+    textures,
 )
 from preheat.driver.driver import Driver
 from preheat.driver.entry_points import KINDS, EntryPoint, read_table
@@ -49,9 +51,9 @@ __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 
 #: The modules that register functions when they are imported.
 SUBJECTS = (
-    captures, contexts, copies, devices, edges, events, executables, functions, kernel_nodes, launches,
-    linking, managed, memory, memory_nodes, modules, nodes, pointers, pools, streams, structure,
-    updates, user_objects,
+    arrays, captures, contexts, copies, devices, edges, events, executables, functions, kernel_nodes,
+    launches, linking, managed, memory, memory_nodes, modules, nodes, pointers, pools, streams,
+    structure, textures, updates, user_objects,
 )  # fmt: skip
 
 _SOURCES = Path(__file__).with_name("native")

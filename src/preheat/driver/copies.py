@@ -14,17 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.devices.emulator.allocator import Allocator
+from preheat.driver.arrays import CudaArray, array_of
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import read
-from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
+from preheat.driver.status import INVALID_VALUE
 from preheat.driver.streams import Stream, stream_of, submit
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["BOX_2D", "BOX_3D", "Copy", "Fill", "Side", "box_of", "copy_of", "fill_of"]
+__all__ = [
+    "BOX_2D", "BOX_3D", "IN_ARRAY", "Copy", "Fill", "Side", "box_of", "copy_of", "fill_of",
+]  # fmt: skip
 
-_HOST, _DEVICE, _ARRAY, _UNIFIED = 1, 2, 3, 4
+_HOST, _DEVICE, IN_ARRAY, _UNIFIED = 1, 2, 3, 4
 _LEGACY = 0
 
 
@@ -33,18 +36,27 @@ class Side(NamedTuple):
 
     Attributes:
         allocator: That of the memory; None for pageable memory.
+        array: The CUDA array that this is a part of, or None.
     """
 
     address: int
     pitch: int
     layer: int
     allocator: Allocator | None
+    array: CudaArray | None = None
 
     def rows(self, height: int, depth: int) -> Iterator[int]:
         """Yield the address of each row."""
         for z in range(depth):
             for y in range(height):
                 yield self.address + z * self.layer + y * self.pitch
+
+    def start_in_array(self) -> tuple[int, int, int]:
+        """Return the byte of a row, the row and the layer at which a part of an array begins."""
+        assert self.array is not None
+        layer, rest = divmod(self.address - self.array.texels.address, self.layer)
+        row, byte = divmod(rest, self.pitch)
+        return byte, row, layer
 
     def span(self, width: int, height: int, depth: int) -> int:
         """Return the bytes from the first one to the last one."""
@@ -220,22 +232,23 @@ class _Place(NamedTuple):
     kind: int
     host: int
     device: int
+    array: int
     pitch: int
     height: int
 
     @classmethod
     def of_2d(cls, fields: tuple[int, ...]) -> _Place:
-        x, y, kind, host, device, _array, pitch = fields
-        return cls(x, y, 0, kind, host, device, pitch, 0)
+        x, y, kind, host, device, array, pitch = fields
+        return cls(x, y, 0, kind, host, device, array, pitch, 0)
 
     @classmethod
     def of_3d(cls, fields: tuple[int, ...]) -> _Place:
-        x, y, z, _level, kind, host, device, _array, _reserved, pitch, height = fields
-        return cls(x, y, z, kind, host, device, pitch, height)
+        x, y, z, _level, kind, host, device, array, _reserved, pitch, height = fields
+        return cls(x, y, z, kind, host, device, array, pitch, height)
 
     def side(self, driver: Driver, width: int, height: int, depth: int) -> Side:
-        if self.kind == _ARRAY:
-            raise CallError(NOT_SUPPORTED)
+        if self.kind == IN_ARRAY:
+            return _array_side(array_of(driver, self.array), self[:3], (width, height, depth))
         if self.kind not in (_HOST, _DEVICE, _UNIFIED):
             raise CallError(INVALID_VALUE)
         pitch = self.pitch or width
@@ -248,6 +261,19 @@ class _Place(NamedTuple):
         pageable = self.kind != _DEVICE
         size = span if width and height and depth else 0
         return _side(driver, address, size, pageable=pageable, pitch=pitch, layer=layer)
+
+
+def _array_side(array: CudaArray, start: tuple[int, int, int], box: tuple[int, int, int]) -> Side:
+    """Return the part of an array that begins at a byte of a row, a row and a layer."""
+    texels = array.texels
+    limits = texels.row, *texels.extents[1:]
+    inside = all(at + count <= limit for at, count, limit in zip(start, box, limits, strict=True))
+    if not inside or start[0] % texels.texel or box[0] % texels.texel:
+        raise CallError(INVALID_VALUE)
+    x, y, z = start
+    address = texels.address + x + y * texels.pitch + z * texels.layer
+    allocator = array.context.gpu.emulator.allocator
+    return Side(address, texels.pitch, texels.layer, allocator, array)
 
 
 def _box(driver: Driver, address: int, *, depth: bool) -> Copy:
@@ -284,6 +310,69 @@ entry("cuMemcpy2DUnaligned", 3020, default_stream=True)(partial(_box_now, depth=
 entry("cuMemcpy2DAsync", 3020, stream=1)(partial(_box_async, depth=False))
 entry("cuMemcpy3D", 3020, default_stream=True)(partial(_box_now, depth=True))
 entry("cuMemcpy3DAsync", 3020, stream=1)(partial(_box_async, depth=True))
+
+
+# Copies to and from arrays of one row
+
+
+def _row(driver: Driver, array: int, offset: int, size: int) -> Side:
+    found = array_of(driver, array)
+    if found.description.height or found.description.depth:
+        raise CallError(INVALID_VALUE)
+    return _array_side(found, (offset, 0, 0), (size, 1, 1))
+
+
+def _submit_row(driver: Driver, stream: int, to: Side, of: Side, size: int, *, wait: bool) -> None:
+    pageable = None in (to.allocator, of.allocator)
+    submit_copy(stream_of(driver, stream), Copy(to, of, size), wait=wait and pageable)
+
+
+def _to_array(
+    driver: Driver,
+    array: int,
+    offset: int,
+    source: int,
+    size: int,
+    stream: int = _LEGACY,
+    *,
+    of_host: bool = False,
+    wait: bool = True,
+) -> None:
+    of = _side(driver, source, size, pageable=of_host)
+    _submit_row(driver, stream, _row(driver, array, offset, size), of, size, wait=wait)
+
+
+def _from_array(
+    driver: Driver,
+    target: int,
+    array: int,
+    offset: int,
+    size: int,
+    stream: int = _LEGACY,
+    *,
+    to_host: bool = False,
+    wait: bool = True,
+) -> None:
+    to = _side(driver, target, size, pageable=to_host)
+    _submit_row(driver, stream, to, _row(driver, array, offset, size), size, wait=wait)
+
+
+entry("cuMemcpyDtoA", 3020, default_stream=True)(_to_array)
+entry("cuMemcpyAtoD", 3020, default_stream=True)(_from_array)
+entry("cuMemcpyHtoA", 3020, default_stream=True)(partial(_to_array, of_host=True))
+entry("cuMemcpyAtoH", 3020, default_stream=True)(partial(_from_array, to_host=True))
+entry("cuMemcpyHtoAAsync", 3020, stream=4)(partial(_to_array, of_host=True, wait=False))
+entry("cuMemcpyAtoHAsync", 3020, stream=4)(partial(_from_array, to_host=True, wait=False))
+
+
+@entry("cuMemcpyAtoA", 3020, default_stream=True)
+def _between_arrays(
+    driver: Driver, to: int, at: int, of: int, start: int, size: int, *, stream: int = _LEGACY
+) -> None:
+    if array_of(driver, to).texels.texel != array_of(driver, of).texels.texel:
+        raise CallError(INVALID_VALUE)
+    target, source = _row(driver, to, at, size), _row(driver, of, start, size)
+    _submit_row(driver, stream, target, source, size, wait=True)
 
 
 # Fills

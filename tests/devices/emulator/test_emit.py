@@ -311,14 +311,21 @@ def test_a_form_that_is_not_known_is_refused_with_its_line(statement: str) -> No
 @pytest.mark.parametrize(
     ("statement", "said", "instead"),
     [
-        ("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%d2, {%f1, %f1}];", "textures: tex.2d.v4.f32.f32",
+        ("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [tx, {%f1, %f1}];", "textures: tex.2d.v4.f32.f32",
+         "read global memory"),
+        ("tex.cube.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%d2, {%f1, %f1, %f1, %f1}];", "textures: tex.cube",
+         "read global memory"),
+        ("tex.grad.1d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%d2, {%f1}], {%f5}, {%f6};", "textures: tex.grad",
+         "read global memory"),
+        ("tex.1d.v2.f16x2.f32 {%r1,%r2}, [%d2, {%f1}];", "textures: tex.1d.v2.f16x2",
          "read global memory"),
         ("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}|%p1, [tx, sm, {%f5,%f6}], {%r1,%r2}, %f7;",
          "textures: tex.2d.v4.f32.f32", "read global memory"),
         ("tld4.r.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [tx, {%f5,%f6}];", "textures: tld4.r", "read global"),
         ("txq.level.width.b32 %r1, [tx], %r2;", "textures: txq.level.width.b32", "read global memory"),
         ("suld.b.2d.v2.b32.trap {%r1,%r2}, [su, {%r3, %r4}];", "surfaces: suld.b", "read and write"),
-        ("sust.b.1d.b32.clamp [%d1, {%r3}], {%r4};", "surfaces: sust.b.1d.b32.clamp", "read and write"),
+        ("sust.p.1d.b32.clamp [%d1, {%r3}], {%r4};", "surfaces: sust.p.1d.b32.clamp", "read and write"),
+        ("sust.b.1d.v2.b32.trap [%d1, {%r3}], {%r4};", "surfaces: sust.b.1d.v2", "read and write"),
         ("sured.b.add.2d.u32.trap [%d1, {%r3, %r4}], %r5;", "surfaces: sured.b", "read and write"),
         ("suq.width.b32 %r1, [su];", "surfaces: suq.width.b32", "read and write global memory"),
         ("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"

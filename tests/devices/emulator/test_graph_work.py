@@ -158,11 +158,26 @@ def test_a_graph_frees_what_another_graph_has_allocated(schedule: int | None) ->
         assert allocate() == (0,)
         assert allocate() == (1,)
         device.synchronize()
-        assert device.allocator.of_graphs == {made.address: 64}
+        assert device.allocator.graph_bytes() == 64
+        device.allocator.trim_graphs()
+        assert device.allocator.graph_bytes() == 64
         assert free() == (0,)
         device.synchronize()
-        assert (device.allocator.of_graphs, device.allocator.used) == ({}, 0)
+        assert (device.allocator.graph_bytes(), device.allocator.used) == (64, 0)
+    device.allocator.trim_graphs()
+    assert device.allocator.graph_bytes() == 0
     assert device.allocator.most_of_graphs == 64
+
+
+def test_a_new_graph_uses_memory_of_graphs_that_are_gone() -> None:
+    device = EmulatorDevice()
+    stream = device.stream()
+    for size in (64, 32, 128):
+        made = device.allocator.graph_allocation(size)
+        work: list[Work] = [made, device.allocator.graph_free(made)]
+        device.executable(GraphWork(work, [(), (0,)])).prepare(stream)()
+        assert device.allocator.graph_bytes() == size
+        del made, work
 
 
 def test_an_executable_takes_other_work_for_later_replays() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.driver.devices import ATTRIBUTES as DEVICE_ATTRIBUTES
 from preheat.driver.functions import ATTRIBUTES as FUNCTION_ATTRIBUTES
 from preheat.driver.pointers import ATTRIBUTES as POINTER_ATTRIBUTES
 from tests.driver.calls.cuda import Program, cu, ok, status
@@ -29,6 +30,7 @@ def pointer(name: str, address: Any) -> Any:
     [
         (POINTER_ATTRIBUTES, "CU_POINTER_ATTRIBUTE_", POINTER),
         (FUNCTION_ATTRIBUTES, "CU_FUNC_ATTRIBUTE_", cu.CUfunction_attribute),
+        (DEVICE_ATTRIBUTES, "CU_DEVICE_ATTRIBUTE_", cu.CUdevice_attribute),
     ],
 )
 def test_attributes_have_the_numbers_of_the_header(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +23,14 @@ from preheat.errors import DeviceError, EmulatorFault, OutOfMemoryError
 __all__ = ["TOTAL_BYTES", "Allocator"]
 
 TOTAL_BYTES = 16 << 30
-_ALIGN = 256
+_ALIGN = 512  # That of textures.
+
+
+class _GraphMemory(NamedTuple):
+    """Memory of a graph. The graph is gone when the work that allocates the memory is."""
+
+    size: int
+    work: weakref.ref[GraphAllocation]
 
 
 class Allocator:
@@ -29,15 +38,14 @@ class Allocator:
 
     Attributes:
         used: The bytes that are allocated now.
-        of_graphs: The bytes that work of graphs has allocated, by address.
-        most_of_graphs: The most bytes of `of_graphs` so far.
+        most_of_graphs: The most bytes that graphs have had so far.
     """
 
     def __init__(self, memory: Memory, scheduler: Scheduler | None, lock: threading.RLock) -> None:
         self.lock = lock
         self.used = 0
-        self.of_graphs: dict[int, int] = {}
         self.most_of_graphs = 0
+        self._of_graphs: dict[int, _GraphMemory] = {}  # By address.
         self._memory = memory
         self._scheduler = scheduler
         self._allocated: dict[int, Allocation] = {}
@@ -106,7 +114,6 @@ class Allocator:
         with self.lock:
             allocation = self._uncount(address)
             if self._scheduler is None:
-                self.of_graphs.pop(address, None)
                 self._memory.free(allocation.buffer)
                 return
             self._scheduler.submit(stream.id, lambda: self._make_freed(allocation.buffer))
@@ -125,14 +132,37 @@ class Allocator:
 
     def graph_allocation(self, size: int) -> GraphAllocation:
         """Return work that allocates memory in each replay, at the same address."""
-        allocation = _new_allocation(size)
-        return GraphAllocation(allocation, lambda: self._allocate_in_graph(allocation), self.claim)
+        return GraphAllocation(_new_allocation(size), self._allocate_in_graph, self.claim)
 
-    def _allocate_in_graph(self, allocation: Allocation) -> None:
+    def _allocate_in_graph(self, made: GraphAllocation) -> None:
         with self.lock:
-            self._make_valid(allocation.buffer)
-            self.of_graphs[allocation.buffer.start] = allocation.size
-            self.most_of_graphs = max(self.most_of_graphs, sum(self.of_graphs.values()))
+            self._make_valid(made.allocation.buffer)
+            known = self._of_graphs.get(made.address)
+            if known is None or known.work() is not made:
+                self._replace_memory_of_graphs(made.allocation.size)
+                self._of_graphs[made.address] = _GraphMemory(made.allocation.size, weakref.ref(made))
+                self.most_of_graphs = max(self.most_of_graphs, self.graph_bytes())
+
+    def _replace_memory_of_graphs(self, size: int) -> None:
+        """Forget up to as much memory of graphs that are gone, which a new one uses again."""
+        gone = [address for address, memory in self._of_graphs.items() if memory.work() is None]
+        for address in gone:
+            if size > 0:
+                size -= self._of_graphs.pop(address).size
+
+    def graph_bytes(self) -> int:
+        """Return the bytes that graphs have. They keep memory that their work frees."""
+        return sum(memory.size for memory in self._of_graphs.values())
+
+    def trim_graphs(self) -> None:
+        """Return the memory of graphs that is not allocated now."""
+        with self.lock:
+            self._of_graphs = {
+                address: memory
+                for address, memory in self._of_graphs.items()
+                if memory.work() is not None
+                and self._memory.covers(address, address + memory.size, write=True)
+            }
 
     def graph_free(self, made: GraphAllocation) -> GraphFree:
         """Return work that frees in each replay what `made` has allocated."""
@@ -176,7 +206,6 @@ class Allocator:
             self.require_valid("free", buffer.start, size)
             ctypes.memset(buffer.start, FREED, size)
             self._memory.free(buffer)
-            self.of_graphs.pop(buffer.start, None)
 
     def require_valid(self, kind: str, address: int, size: int, *, write: bool = True) -> None:
         """Raise for queued work that accesses memory which has been freed.

@@ -29,6 +29,8 @@ from preheat.devices.emulator.memory import Memory
 from preheat.devices.emulator.module import EmulatorModule, invalid_ptx
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import EmulatorEvent, EmulatorStream, Streams
+from preheat.devices.emulator.surfaces import Surface
+from preheat.devices.emulator.textures import Texture
 from preheat.errors import DeviceError, InputError, short_repr
 from preheat.toolchain import ptx
 
@@ -57,6 +59,9 @@ class EmulatorDevice:
     tensors on the CPU.
 
     `thread_mode` returns the capture mode of the calling thread, for programs that exchange it.
+
+    Attributes:
+        textures: What kernels find by the handles of texture and surface objects.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class EmulatorDevice:
     def _reset_state(self) -> None:
         self._memory = Memory()
         self.heap = Heap(self._memory)
+        self.textures: dict[int, Texture | Surface] = {}
         self.host_memory = HostMemory(self, self._memory)
         self.scheduler = None
         if self.schedule is not None:

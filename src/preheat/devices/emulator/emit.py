@@ -20,6 +20,8 @@ from preheat.devices.emulator import (
     floating,
     matrices,
     mbarrier,
+    surfaces,
+    textures,
     video,
     warp,
 )
@@ -37,6 +39,11 @@ from preheat.devices.emulator.decode import (
 )
 from preheat.devices.emulator.emit_async import emit_copy, emit_mbarrier
 from preheat.devices.emulator.emit_matrices import emit_load, emit_product, emit_store, emit_transpose
+from preheat.devices.emulator.emit_textures import (
+    emit_fetch,
+    emit_surface_load,
+    emit_surface_store,
+)
 from preheat.devices.emulator.table import instruction
 from preheat.devices.emulator.variant import TYPES
 from preheat.devices.emulator.writer import BOOL, U32, U64, DType, Writer, register_type
@@ -359,6 +366,9 @@ EMITTERS: dict[str, Callable[[Writer, Op], str | None]] = {
     "stmatrix": emit_store,
     "movmatrix": emit_transpose,
     "mma": emit_product,
+    "tex": emit_fetch,
+    "suld": emit_surface_load,
+    "sust": emit_surface_store,
     **dict.fromkeys(("add", "addc", "sub", "subc", "mad", "madc"), _with_carry),
     "bra": _branch,
     "brx": _branch_table,
@@ -405,6 +415,7 @@ NAMESPACE: dict[str, Any] = {
             *(in_space, resolve, resolve_generic, resolve_shared, atomics.atomic),
             *(copies.copy_bulk, copies.copy_each, mbarrier.initialise, pack, unpack),
             *(matrices.load_matrices, matrices.store_matrices, matrices.transpose_matrix),
+            *(textures.fetch, surfaces.load_surface, surfaces.store_surface),
             *(matrices.multiply, warp.active, warp.elect, warp.match, warp.reduce),
             *(warp.shuffle, warp.vote),
         )

@@ -116,7 +116,7 @@ class GraphAllocation:
     """
 
     allocation: Allocation
-    make_valid: Callable[[], None]
+    make_valid: Callable[[GraphAllocation], None]
     claim: ClaimMemory
 
     @property
@@ -125,7 +125,7 @@ class GraphAllocation:
         return self.allocation.buffer.start
 
     def __call__(self) -> None:
-        self.make_valid()
+        self.make_valid(self)
 
 
 @dataclass(frozen=True, eq=False)

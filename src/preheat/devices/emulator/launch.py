@@ -21,6 +21,8 @@ from preheat.devices.emulator.limits import Multiprocessor
 from preheat.devices.emulator.memory import Buffer, Violation, align_up
 from preheat.devices.emulator.schedule import Scheduler
 from preheat.devices.emulator.stream import Streams
+from preheat.devices.emulator.surfaces import Surface
+from preheat.devices.emulator.textures import Texture
 from preheat.devices.emulator.wave import Program, Wave
 from preheat.errors import DeviceError, EmulatorFault, UnsupportedInstructionError
 from preheat.toolchain.ptx import Param
@@ -35,13 +37,14 @@ _MAX_WAVE_BYTES = 64 << 20  # The most shared and local memory of a wave.
 
 
 class LaunchDevice(Protocol):
-    """The device of a launch: its lock, streams, captures, queues, heap and limits."""
+    """The device of a launch: its lock, streams, captures, queues, heap, textures and limits."""
 
     lock: threading.RLock
     captures: Captures
     streams: Streams
     scheduler: Scheduler | None
     heap: Heap
+    textures: dict[int, Texture | Surface]
     patience: int
     limits: Limits
     multiprocessor: Multiprocessor

@@ -62,6 +62,7 @@ class EmulatorModule:
         self.memory = memory
         self.device = device
         self.heap = device.heap
+        self.textures = device.textures
         self._find_lines = find_lines
         self._symbols: dict[str, base.Symbol] = {}
         self._buffers: list[Buffer] = []
@@ -202,6 +203,7 @@ class EmulatorFunction:
             constants=module.constants,
             memory=module.memory,
             heap=module.heap,
+            textures=module.textures,
             reserved=kernel.reserved,
             patience=module.device.patience,
             limits=module.device.limits,

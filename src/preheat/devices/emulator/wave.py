@@ -24,6 +24,8 @@ from preheat.devices.emulator.group import Frame, Group
 from preheat.devices.emulator.heap import Heap
 from preheat.devices.emulator.layout import Layout
 from preheat.devices.emulator.memory import POISON, Memory, Violation, align_up
+from preheat.devices.emulator.surfaces import Surface
+from preheat.devices.emulator.textures import Texture
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
 __all__ = ["Program", "Wave"]
@@ -55,6 +57,7 @@ class Program:
     constants: tuple[Symbol, ...]
     memory: Memory
     heap: Heap
+    textures: dict[int, Texture | Surface]  # By handle.
     reserved: int  # Bytes at the beginning of shared memory that are not for variables.
     patience: int  # Basic blocks that may run without progress.
     limits: Limits

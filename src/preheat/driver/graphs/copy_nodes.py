@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from preheat.driver.calls import CallError
-from preheat.driver.copies import BOX_3D, Copy, Fill, Side, box_of, fill_of
+from preheat.driver.copies import BOX_3D, IN_ARRAY, Copy, Fill, Side, box_of, fill_of
 from preheat.driver.graphs.graph import Graph, Node
 from preheat.driver.graphs.node_kinds import PARAMETERS_CHANGED, SUCCESS, Described, NodeKind
 from preheat.driver.status import INVALID_VALUE
@@ -60,6 +60,9 @@ def _write_copy(driver: Driver, node: Node) -> bytes:
 
 
 def _fields(driver: Driver, copy: Copy, side: Side) -> tuple[int, ...]:
+    if side.array is not None:
+        x, y, z = side.start_in_array()
+        return (x, y, z, 0, IN_ARRAY, 0, 0, side.array.handle, 0, 0, 0)
     on_host = _mapping(driver, side) is None
     pitch = side.pitch or copy.width
     height = (side.layer or pitch * copy.height) // pitch

@@ -128,11 +128,11 @@ FREE = NodeKind(11, _FREE.size, _read_free, _write_free, _refusal, changes=False
 @entry("cuDeviceGetGraphMemAttribute")
 def _attribute(driver: Driver, number: int, which: int, out: int) -> None:
     allocator = driver.gpu(number).emulator.allocator
-    used = sum(allocator.of_graphs.values())
+    kept = allocator.graph_bytes()
     values = {
-        _USED: used,
+        _USED: kept,
         _USED_HIGH: allocator.most_of_graphs,
-        _RESERVED: used,  # No memory that was freed is kept.
+        _RESERVED: kept,
         _RESERVED_HIGH: allocator.most_of_graphs,
     }
     if which not in values:
@@ -145,9 +145,11 @@ def _set_attribute(driver: Driver, number: int, which: int, value: int) -> None:
     allocator = driver.gpu(number).emulator.allocator
     if which not in (_USED_HIGH, _RESERVED_HIGH) or get(value, U64):
         raise CallError(INVALID_VALUE)
-    allocator.most_of_graphs = sum(allocator.of_graphs.values())
+    allocator.most_of_graphs = allocator.graph_bytes()
 
 
 @entry("cuDeviceGraphMemTrim")
 def _trim(driver: Driver, number: int) -> None:
-    driver.gpu(number).emulator.captures.reject("trim", watched=True)
+    emulator = driver.gpu(number).emulator
+    emulator.captures.reject("trim", watched=True)
+    emulator.allocator.trim_graphs()
