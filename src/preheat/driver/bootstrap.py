@@ -18,6 +18,7 @@ from preheat.driver import (
     devices,
     events,
     functions,
+    interprocess,
     launches,
     linking,
     managed,
@@ -49,9 +50,9 @@ __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 
 #: The modules that register functions when they are imported.
 SUBJECTS = (
-    captures, contexts, copies, devices, edges, events, executables, functions, kernel_nodes, launches,
-    linking, managed, memory, memory_nodes, modules, nodes, pointers, pools, streams, structure,
-    updates, user_objects,
+    captures, contexts, copies, devices, edges, events, executables, functions, interprocess,
+    kernel_nodes, launches, linking, managed, memory, memory_nodes, modules, nodes, pointers, pools,
+    streams, structure, updates, user_objects,
 )  # fmt: skip
 
 _SOURCES = Path(__file__).with_name("native")

@@ -6,8 +6,11 @@ On deferred streams, memory is valid from the work that allocates it to the work
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +25,13 @@ __all__ = ["TOTAL_BYTES", "Allocator"]
 
 TOTAL_BYTES = 16 << 30
 _ALIGN = 256
+
+
+_READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_IN_PLACE = mmap.MAP_SHARED | 0x10  # MAP_FIXED: what was mapped there is replaced
+_map = ctypes.CDLL(None).mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
 
 
 class Allocator:
@@ -49,7 +59,17 @@ class Allocator:
         """Return the address of `size` new bytes of `POISON`, which work of every stream may use."""
         with self.lock:
             self._require_room(size)
-            return self._count(self._valid(size))
+            return self._count(self._valid(size, whole_pages=True))
+
+    def move_to_file(self, address: int, file: int) -> None:
+        """Keep memory of `allocate_now` in a file from now on, which is mapped at the same address."""
+        with self.lock:  # No kernel and no copy is executed meanwhile.
+            array = self._allocated[address].array
+            os.truncate(file, array.size)
+            with mmap.mmap(file, array.size) as pages:
+                pages[:] = array.data
+            if _map(address, array.size, _READ_AND_WRITE, _IN_PLACE, file, 0) != address:
+                raise _out_of_memory(array.size)
 
     def free_now(self, address: int) -> None:
         """Free memory after all queued work of the device."""
@@ -75,8 +95,8 @@ class Allocator:
         if self.used + size > TOTAL_BYTES:
             raise _out_of_memory(size)
 
-    def _valid(self, size: int) -> Allocation:
-        allocation = _new_allocation(size)
+    def _valid(self, size: int, *, whole_pages: bool = False) -> Allocation:
+        allocation = _new_allocation(size, whole_pages=whole_pages)
         self._memory.add(allocation.buffer.start, size)
         return allocation
 
@@ -191,14 +211,22 @@ class Allocator:
             raise EmulatorFault(f"{kind} of {which}", found, address=address)
 
 
-def _new_allocation(size: int) -> Allocation:
+def _new_allocation(size: int, *, whole_pages: bool = False) -> Allocation:
     """Return memory with an address that kernels may not use yet."""
     try:
-        array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
-    except MemoryError:
+        array = _pages(size) if whole_pages else np.full(size + 2 * _ALIGN, POISON, np.uint8)
+    except (MemoryError, OSError):
         raise _out_of_memory(size) from None
     start = align_up(array.ctypes.data, _ALIGN)
     return Allocation(Buffer(start, start + size, True), array)
+
+
+def _pages(size: int) -> np.ndarray[Any, Any]:
+    """Return pages in which nothing else is."""
+    pages = mmap.mmap(-1, align_up(size, mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(pages, np.uint8)
+    array.fill(POISON)
+    return array
 
 
 def _out_of_memory(size: int) -> OutOfMemoryError:
