@@ -24,6 +24,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start p
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
+FREED = int.from_bytes(b"\xdd" * 4, "little", signed=True)
 INVALID_VALUE, INVALID_CONTEXT, MAP_FAILED, INVALID_HANDLE, NOT_SUPPORTED = 1, 201, 205, 400, 801
 #: Evaluates the expressions that it reads, and prints their values.
 PROGRAM = """
@@ -180,6 +181,19 @@ def test_a_handle_is_of_no_use_once_its_memory_is_freed(peers: list[Peer]) -> No
     assert theirs(f"open_memory({packed!r})") == -MAP_FAILED
     ours("(more := [program.memory([5]) for _ in range(9)], [share(each) for each in more]) and None")
     assert theirs(f"open_memory({packed!r})") == -MAP_FAILED  # The number is that of another file.
+
+
+def test_freed_memory_is_no_longer_that_of_other_processes(peers: list[Peer]) -> None:
+    ours, theirs = peers
+    large = "program.memory([4, 5, 6] * 100_000)"
+    assert ours(f"status(cu.cuMemFree({large}))") == 0
+    old = ours(f"int(large := {large})")
+    opened = theirs(f"open_memory({ours('share(large)')!r})")
+    assert ours("status(cu.cuMemFree(large))") == 0
+    assert theirs(f"values({opened})") == [FREED] * 3
+    assert old in ours(f"[int({large}) for _ in range(20)]")  # The process uses the address again.
+    assert ours(f"values({old})") == [4, 5, 6]
+    assert theirs(f"values({opened})") == [FREED] * 3
 
 
 def test_nothing_is_left_of_a_process_that_was_killed(peers: list[Peer]) -> None:

@@ -9,8 +9,8 @@ import ctypes
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _ALIGN = 256
 
 
 _READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_IN_PLACE = mmap.MAP_SHARED | 0x10  # MAP_FIXED: what was mapped there is replaced
+_IN_PLACE = 0x10  # MAP_FIXED: what is mapped there is replaced
 _map = ctypes.CDLL(None).mmap
 _map.restype = ctypes.c_void_p
 _map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
@@ -59,17 +59,24 @@ class Allocator:
         """Return the address of `size` new bytes of `POISON`, which work of every stream may use."""
         with self.lock:
             self._require_room(size)
-            return self._count(self._valid(size, whole_pages=True))
+            return self._count(self._valid(size, mmap.PAGESIZE))
 
     def move_to_file(self, address: int, file: int) -> None:
         """Keep memory of `allocate_now` in a file from now on, which is mapped at the same address."""
         with self.lock:  # No kernel and no copy is executed meanwhile.
-            array = self._allocated[address].array
-            os.truncate(file, array.size)
-            with mmap.mmap(file, array.size) as pages:
-                pages[:] = array.data
-            if _map(address, array.size, _READ_AND_WRITE, _IN_PLACE, file, 0) != address:
-                raise _out_of_memory(array.size)
+            allocation = self._allocated[address]
+            size = align_up(allocation.size, mmap.PAGESIZE)
+            os.truncate(file, size)
+            with mmap.mmap(file, size) as pages:
+                pages[:] = ctypes.string_at(address, size)
+            if _map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | _IN_PLACE, file, 0) != address:
+                raise _out_of_memory(size)
+            # The pages of the array have to be its own again before it gives them back.
+            own = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _IN_PLACE
+            restore = weakref.finalize(
+                allocation.array, _map, address, size, _READ_AND_WRITE, own, -1, 0
+            )
+            restore.atexit = False
 
     def free_now(self, address: int) -> None:
         """Free memory after all queued work of the device."""
@@ -95,8 +102,8 @@ class Allocator:
         if self.used + size > TOTAL_BYTES:
             raise _out_of_memory(size)
 
-    def _valid(self, size: int, *, whole_pages: bool = False) -> Allocation:
-        allocation = _new_allocation(size, whole_pages=whole_pages)
+    def _valid(self, size: int, align: int = _ALIGN) -> Allocation:
+        allocation = _new_allocation(size, align)
         self._memory.add(allocation.buffer.start, size)
         return allocation
 
@@ -211,22 +218,17 @@ class Allocator:
             raise EmulatorFault(f"{kind} of {which}", found, address=address)
 
 
-def _new_allocation(size: int, *, whole_pages: bool = False) -> Allocation:
-    """Return memory with an address that kernels may not use yet."""
+def _new_allocation(size: int, align: int = _ALIGN) -> Allocation:
+    """Return memory with an address that kernels may not use yet.
+
+    Nothing else is in the blocks of `align` bytes in which it lies.
+    """
     try:
-        array = _pages(size) if whole_pages else np.full(size + 2 * _ALIGN, POISON, np.uint8)
-    except (MemoryError, OSError):
+        array = np.full(size + 2 * align, POISON, np.uint8)
+    except MemoryError:
         raise _out_of_memory(size) from None
-    start = align_up(array.ctypes.data, _ALIGN)
+    start = align_up(array.ctypes.data, align)
     return Allocation(Buffer(start, start + size, True), array)
-
-
-def _pages(size: int) -> np.ndarray[Any, Any]:
-    """Return pages in which nothing else is."""
-    pages = mmap.mmap(-1, align_up(size, mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    array = np.frombuffer(pages, np.uint8)
-    array.fill(POISON)
-    return array
 
 
 def _out_of_memory(size: int) -> OutOfMemoryError:
