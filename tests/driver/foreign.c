@@ -66,7 +66,10 @@ void keep(uint64_t memory) { kept = memory; }
 
 __attribute__((destructor)) static void end(void) {
     uint64_t more;
+    const char* name = "";
     if (!kept) return;
     fprintf(stderr, "freed at exit: %d, allocated: %d\n", find("cuMemFree_v2")(kept),
             find("cuMemAlloc_v2")(&more, (size_t)4));
+    find("cuGetErrorName")(700, &name);
+    fprintf(stderr, "an error at exit: %s\n", name);
 }

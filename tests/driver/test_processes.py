@@ -91,7 +91,9 @@ def test_a_library_may_release_memory_after_the_end_of_the_interpreter(foreign: 
 library = ctypes.CDLL(sys.argv[1])
 library.keep(ctypes.c_uint64(int(program.memory([1]))))
 """
-    assert "freed at exit: 0, allocated: 4" in run(code, foreign)[1]
+    message = run(code, foreign)[1]
+    assert "freed at exit: 0, allocated: 4" in message
+    assert "an error at exit: CUDA_ERROR_ILLEGAL_ADDRESS" in message
 
 
 @needs_compiler
@@ -116,6 +118,37 @@ if not child:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), status(cu.cuMemAlloc(4)))
 """
     assert run(code)[0] == ["6 0"]
+
+
+def test_a_program_may_clear_its_environment_and_forget_preheat() -> None:
+    code = """
+os.environ.clear()
+for name in [name for name in sys.modules if name.split(".")[0] == "preheat"]:
+    del sys.modules[name]
+address = program.memory([1])
+print(status(program.launch("add", address, 1, 1)), program.values(address, 1))
+"""
+    assert run(code)[0] == ["0 [2]"]
+
+
+def test_calls_leave_no_objects_behind_in_the_program() -> None:
+    code = """
+import gc
+stream = ok(cu.cuStreamCreate(1))
+def work():
+    for _ in range(50):
+        address, event = program.memory([1]), ok(cu.cuEventCreate(0))
+        ok(program.launch("add", address, 1, 1, stream=stream))
+        ok(cu.cuEventRecord(event, stream))
+        ok(cu.cuStreamSynchronize(stream))
+        ok(cu.cuMemFree(address))
+        ok(cu.cuEventDestroy(event))
+    gc.collect()
+    return len(gc.get_objects())
+work()
+print(work() == work())
+"""
+    assert run(code)[0] == ["True"]
 
 
 FAULT = """

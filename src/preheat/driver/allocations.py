@@ -26,6 +26,7 @@ class Kind(enum.Enum):
     PINNED = enum.auto()  # by the driver, on the host
     REGISTERED = enum.auto()  # by the program, on the host
     VARIABLE = enum.auto()  # of a module
+    IMPORTED = enum.auto()  # of another process
     GRAPH = enum.auto()  # by the replays of a graph, at this address
     GRAPH_PINNED = enum.auto()
     GRAPH_MANAGED = enum.auto()
@@ -38,7 +39,7 @@ class Allocation:
 
     Attributes:
         release: What else has to be done when it is freed.
-        owner: What keeps host memory of the driver.
+        owner: What keeps its memory, if it is on the host or of another process, or its file.
     """
 
     start: int
@@ -60,6 +61,11 @@ class Allocation:
     def on_host(self) -> bool:
         """True for host memory, whose copies do not have to wait."""
         return self.kind in (Kind.PINNED, Kind.REGISTERED, Kind.GRAPH_PINNED)
+
+    @property
+    def can_be_shared(self) -> bool:
+        """True for memory that other processes may open."""
+        return self.kind is Kind.DEVICE and self.pool is None
 
     @property
     def is_managed(self) -> bool:

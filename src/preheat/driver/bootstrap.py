@@ -19,6 +19,7 @@ from preheat.driver import (
     devices,
     events,
     functions,
+    interprocess,
     launches,
     linking,
     managed,
@@ -51,9 +52,9 @@ __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 
 #: The modules that register functions when they are imported.
 SUBJECTS = (
-    arrays, captures, contexts, copies, devices, edges, events, executables, functions, kernel_nodes,
-    launches, linking, managed, memory, memory_nodes, modules, nodes, pointers, pools, streams,
-    structure, textures, updates, user_objects,
+    arrays, captures, contexts, copies, devices, edges, events, executables, functions, interprocess,
+    kernel_nodes, launches, linking, managed, memory, memory_nodes, modules, nodes, pointers, pools,
+    streams, structure, textures, updates, user_objects,
 )  # fmt: skip
 
 _SOURCES = Path(__file__).with_name("native")

@@ -59,7 +59,7 @@ def _known(found: Allocation, address: int) -> dict[int, int | None]:
         "BUFFER_ID": found.number,
         "IS_MANAGED": int(found.is_managed),
         "DEVICE_ORDINAL": found.context.gpu.index,
-        "IS_LEGACY_CUDA_IPC_CAPABLE": 0,
+        "IS_LEGACY_CUDA_IPC_CAPABLE": int(found.can_be_shared),
         "RANGE_START_ADDR": found.start,
         "RANGE_SIZE": found.size,
         "MAPPED": 1,

@@ -62,6 +62,15 @@ def test_a_call_that_a_capture_forbids_invalidates_it(program: Program, stream: 
     ok(cu.cuGraphDestroy(ok(cu.cuStreamEndCapture(stream))))
 
 
+def test_the_id_of_a_stream_that_is_captured_invalidates_the_capture(
+    program: Program, stream: Any
+) -> None:
+    del program
+    ok(cu.cuStreamBeginCapture(stream, RELAXED))
+    assert status(cu.cuStreamGetId(stream)) == 900
+    assert status(cu.cuStreamEndCapture(stream)) == 901
+
+
 def test_the_legacy_stream_cannot_be_used_while_a_blocking_stream_is_captured(program: Program) -> None:
     del program
     blocking = ok(cu.cuStreamCreate(0))

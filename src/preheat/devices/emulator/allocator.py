@@ -6,6 +6,8 @@ On deferred streams, memory is valid from the work that allocates it to the work
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -33,6 +35,13 @@ class _GraphMemory(NamedTuple):
     work: weakref.ref[GraphAllocation]
 
 
+_READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_IN_PLACE = 0x10  # MAP_FIXED: what is mapped there is replaced
+_map = ctypes.CDLL(None).mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
+
+
 class Allocator:
     """Allocates memory of one device. `lock` is the lock of the device.
 
@@ -57,7 +66,24 @@ class Allocator:
         """Return the address of `size` new bytes of `POISON`, which work of every stream may use."""
         with self.lock:
             self._require_room(size)
-            return self._count(self._valid(size))
+            return self._count(self._valid(size, mmap.PAGESIZE))
+
+    def move_to_file(self, address: int, file: int) -> None:
+        """Keep memory of `allocate_now` in a file from now on, which is mapped at the same address."""
+        with self.lock:  # No kernel and no copy is executed meanwhile.
+            allocation = self._allocated[address]
+            size = align_up(allocation.size, mmap.PAGESIZE)
+            os.truncate(file, size)
+            with mmap.mmap(file, size) as pages:
+                pages[:] = ctypes.string_at(address, size)
+            if _map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | _IN_PLACE, file, 0) != address:
+                raise _out_of_memory(size)
+            # The pages of the array have to be its own again before it gives them back.
+            own = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _IN_PLACE
+            restore = weakref.finalize(
+                allocation.array, _map, address, size, _READ_AND_WRITE, own, -1, 0
+            )
+            restore.atexit = False
 
     def free_now(self, address: int) -> None:
         """Free memory after all queued work of the device."""
@@ -83,8 +109,8 @@ class Allocator:
         if self.used + size > TOTAL_BYTES:
             raise _out_of_memory(size)
 
-    def _valid(self, size: int) -> Allocation:
-        allocation = _new_allocation(size)
+    def _valid(self, size: int, align: int = _ALIGN) -> Allocation:
+        allocation = _new_allocation(size, align)
         self._memory.add(allocation.buffer.start, size)
         return allocation
 
@@ -220,13 +246,16 @@ class Allocator:
             raise EmulatorFault(f"{kind} of {which}", found, address=address)
 
 
-def _new_allocation(size: int) -> Allocation:
-    """Return memory with an address that kernels may not use yet."""
+def _new_allocation(size: int, align: int = _ALIGN) -> Allocation:
+    """Return memory with an address that kernels may not use yet.
+
+    Nothing else is in the blocks of `align` bytes in which it lies.
+    """
     try:
-        array = np.full(size + 2 * _ALIGN, POISON, np.uint8)
+        array = np.full(size + 2 * align, POISON, np.uint8)
     except MemoryError:
         raise _out_of_memory(size) from None
-    start = align_up(array.ctypes.data, _ALIGN)
+    start = align_up(array.ctypes.data, align)
     return Allocation(Buffer(start, start + size, True), array)
 
 

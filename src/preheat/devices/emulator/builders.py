@@ -359,7 +359,7 @@ def float_to_int(m: Modifiers) -> Instruction:
 
 def bfloat16_to_int(m: Modifiers) -> Instruction:
     """Build cvt from bfloat16 to an integer."""
-    to = TYPES[m["int"]]
+    to = TYPES[m["to"]]
     run = convert.float_to_integer(F32, to, m["irnd"])
     return Instruction((to,), (U16,), floating.map_operands(run, small_floats.from_bfloat16))
 

@@ -149,11 +149,11 @@ _EXACT: tuple[tuple[str, Build], ...] = (
     # Conversions. The first operand of a packed result becomes its upper half.
     ("cvt{.sat}.to.from", builders.int_to_int),
     ("cvt.irnd{.ftz}{.sat}.to.f32 cvt.irnd{.sat}.to.f64 cvt.irnd{.sat}.to.f16", builders.float_to_int),
-    ("cvt.irnd.int.bf16", builders.bfloat16_to_int),
+    ("cvt.irnd.to.bf16", builders.bfloat16_to_int),
     ("cvt.rnd{.ftz}{.sat}.f32.from", builders.int_to_float(F32)),
     ("cvt.rnd{.sat}.f64.from", builders.int_to_float(F64)),
     ("cvt.rnd{.sat}.f16.from", builders.int_to_float(F16)),
-    ("cvt.rnd.bf16.int", builders.int_to_bfloat16),
+    ("cvt.rnd.bf16.from", builders.int_to_bfloat16),
     ("cvt{.irnd}{.ftz}{.sat}.f32.f32", builders.round_to_integral(F32)),
     ("cvt{.irnd}{.sat}.f64.f64", builders.round_to_integral(F64)),
     ("cvt{.irnd}{.sat}.f16.f16", builders.round_to_integral(F16)),
