@@ -149,8 +149,9 @@ random-programs: $(TESTING)  ## 2,000 random programs on deferred streams
 mutations: $(TESTING)  ## remove each wait and ownership in turn, and see that a test notices
 	$(BIN)/python -m tests.programs.mutations
 
-torture: $(TESTING)    ## attacks on the cache, for long, with counts and seeds; as root all of them run
+torture: $(TESTING)    ## attacks on the cache, for long, with counts and seeds, and other long tests; as root all of them run
 	PREHEAT_TORTURE=1 $(BIN)/python -m pytest tests/torture
+	PREHEAT_TORTURE=1 $(BIN)/python -m pytest -m long --ignore=tests/torture
 	for seed in 1 2 3; do $(MAKE) test-driver SEED=$$seed || exit 1; done
 
 torture-remote: $(TESTING)    ## 1,000 random faults under 16 processes that share Redis and S3, with counts and the seed
@@ -181,7 +182,7 @@ pictures: $(TESTING)   ## draw the pictures of the docs: the demo, graphs, and c
 	$(BIN)/python docs/charts.py
 
 docs-check: $(TESTING) ## run every snippet of the docs, and compare their figures with the results
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_stories.py tests/test_guides.py \
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_stories.py tests/test_guide_stories.py tests/test_guides.py \
 		tests/test_docstrings.py tests/test_reference.py tests/test_names_in_docs.py tests/test_figures.py
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.

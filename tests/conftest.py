@@ -29,6 +29,8 @@ from preheat.toolchain.ptx_section import is_executed
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
+#: Whether the long tests run, which `make torture` does.
+LONG = os.environ.get("PREHEAT_TORTURE") == "1"
 #: Variables by which pytest and rich know that they run in CI, where they print other output.
 _OF_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS")
 
@@ -409,8 +411,18 @@ LONGEST_FILES = [
 ]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile: twenty thousand tests are made, and all of them are kept."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the longest files to the front. Skip tests that need a GPU or driver where there is none."""
+    """Move the longest files to the front. Skip long tests, and those whose GPU or driver is missing."""
     place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -419,6 +431,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA GPU: {why}"))
     cpu_driver = is_executed()
     for item in items:
+        # What takes long is to compile for the emulator and to execute there.
+        if item.get_closest_marker("long") and not LONG and not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="make torture runs it"))
         if item.get_closest_marker("cpu_driver") and not cpu_driver:
             item.add_marker(pytest.mark.skip(reason="this process has no CPU driver"))
         if cpu_driver and (marker := item.get_closest_marker("hardware")):
