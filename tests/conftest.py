@@ -422,7 +422,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the longest files to the front. Skip long tests, and those whose GPU or driver is missing."""
+    """Move the longest files to the front. Skip long tests, and those without their GPU or driver."""
     place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
