@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 TESTING := $(VENV)/.testing
+COLLECTED := $(VENV)/.collected
 # The oldest and the newest version of Triton that the adapter knows; of a minor version, the last patch.
 TRITONS := 3.6.0 3.9
 # The oldest and the newest version of CuPy that the adapter knows.
@@ -18,16 +19,19 @@ OLD_CUDA_CORE := 1.0.0
 FLEETS := 'distributed==2026.8.*' 'ray[client]==2.60.*'
 # Libraries with a compiler inside, as the audit knows them. Other libraries are tested where they are installed.
 COMPILER_LIBRARIES := 'nvidia-cutlass-dsl==4.8.*' 'warp-lang==1.19.*' 'numba==0.68.*' 'jax==0.10.*'
-# The tests of launches, captures and replays, which also run without the native core.
-LAUNCH_TESTS := tests/graph $(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
+# The tests of launches, captures and replays, which also run without the native core. Descriptions and
+# pictures of graphs, and the sizes of buckets, do not depend on it.
+WITHOUT_LAUNCHES := $(patsubst %,tests/graph/test_%.py,buckets layout nodes pictures profile)
+LAUNCH_TESTS := $(filter-out $(WITHOUT_LAUNCHES),$(wildcard tests/graph/test_*.py)) \
+	$(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering shared_pools branch_ordering streams)
 
 # Files go to processes in the order in which tests/conftest.py sorts them. There is one process more than
 # cores, because tests wait for other processes, locks and the disk. NumPy therefore needs no threads.
 # Bytecode is written even where the environment says otherwise: processes that tests start load it.
 WORKERS := $(shell expr $$(nproc) + 1)
-PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest \
-	-n $(WORKERS) --dist loadfile --no-loadscope-reorder
+ONE_PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := $(ONE_PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-python test-without-native test-driver test-driver-without-native test-adapters test-torch test-numba test-audit-libraries test-fleet native-debug test-gpu prove-audit-gpu prove-gpu sanitize-gpu random-programs mutations torture torture-remote lint types docs docs-serve docs-check pictures bench bench-remote bench-gpu carry carry-fleet bench-scaling clean
 
@@ -71,10 +75,15 @@ demo: $(READY)         ## the whole story: cold, hot, replayed, recorded, baked,
 test: lint             ## everything CI checks, a file of tests on each core
 	$(MAKE) --jobs=3 --output-sync=target types test-python test-without-native
 
-test-python: $(TESTING)
+# This writes the bytecode of the tests once. Otherwise each process of pytest makes it for itself.
+$(COLLECTED): $(TESTING)
+	$(ONE_PYTEST) --collect-only -p no:cacheprovider >/dev/null
+	@touch $@
+
+test-python: $(COLLECTED)
 	$(PYTEST)
 
-test-without-native: $(TESTING)
+test-without-native: $(COLLECTED)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
 
 # The tests for GPUs that make sense on the CPU driver. Tests of kernels would only test the emulator again.
@@ -149,8 +158,9 @@ random-programs: $(TESTING)  ## 2,000 random programs on deferred streams
 mutations: $(TESTING)  ## remove each wait and ownership in turn, and see that a test notices
 	$(BIN)/python -m tests.programs.mutations
 
-torture: $(TESTING)    ## attacks on the cache, for long, with counts and seeds; as root all of them run
+torture: $(TESTING)    ## attacks on the cache, for long, with counts and seeds, and other long tests; as root all of them run
 	PREHEAT_TORTURE=1 $(BIN)/python -m pytest tests/torture
+	PREHEAT_TORTURE=1 $(BIN)/python -m pytest -m long --ignore=tests/torture
 	for seed in 1 2 3; do $(MAKE) test-driver SEED=$$seed || exit 1; done
 
 torture-remote: $(TESTING)    ## 1,000 random faults under 16 processes that share Redis and S3, with counts and the seed
@@ -181,7 +191,7 @@ pictures: $(TESTING)   ## draw the pictures of the docs: the demo, graphs, and c
 	$(BIN)/python docs/charts.py
 
 docs-check: $(TESTING) ## run every snippet of the docs, and compare their figures with the results
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_stories.py tests/test_guides.py \
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_stories.py tests/test_guide_stories.py tests/test_guides.py \
 		tests/test_docstrings.py tests/test_reference.py tests/test_names_in_docs.py tests/test_figures.py
 
 # On the GPU machine nothing is installed: `make carry` here, then bring .carry along.

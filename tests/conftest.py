@@ -29,6 +29,8 @@ from preheat.toolchain.ptx_section import is_executed
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
+#: Whether the long tests run, which `make torture` does.
+LONG = os.environ.get("PREHEAT_TORTURE") == "1"
 #: Variables by which pytest and rich know that they run in CI, where they print other output.
 _OF_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS")
 
@@ -389,32 +391,54 @@ def _no_gpu() -> str | None:
 #: The files whose tests take longest, which run first: at the end of a run no core waits for one.
 LONGEST_FILES = [
     "test_stories.py",
-    "corpus/test_corpus.py",
-    "kernels/test_archs.py",
     "kernels/test_gemm.py",
-    "kernels/test_repeated_calls.py",
+    "test_guide_stories.py",
+    "corpus/test_corpus.py",
     "kernels/test_rms_norm.py",
-    "lora/test_plan.py",
-    "test_docstrings.py",
+    "test_pytest_plugin.py",
     "kernels/test_widths.py",
-    "kernels/test_op.py",
-    "runtime/test_native_memory.py",
-    "devices/emulator/test_instructions.py",
+    "kernels/test_archs.py",
+    "kernels/test_repeated_calls.py",
+    "test_wheel.py",
+    "lora/test_plan.py",
+    "cli/test_foreign_adapters.py",
+    "cli/test_cli.py",
+    "audit/test_seal.py",
+    "test_house.py",
+    "cli/test_demo.py",
+    "build/test_parallel.py",
+    "toolchain/test_worker.py",
     "cache/test_crash.py",
     "ahead/test_recorder.py",
+    "test_docstrings.py",
+    "driver/test_processes.py",
+    "devices/emulator/test_instructions.py",
+    "build/test_early.py",
+    "cli/test_emulate_command.py",
+    "test_pytest_driver.py",
+    "audit/test_compiler_libraries.py",
+    "linking/test_link.py",
+    "runtime/test_native.py",
+    "runtime/test_native_memory.py",
     "toolchain/test_headers.py",
-    "cli/test_demo.py",
-    "toolchain/test_worker.py",
-    "test_wheel.py",
-    "ahead/test_bake.py",
+    "kernels/test_op.py",
     "remote/test_hosts.py",
     "torture/test_remote_faults.py",
-    "test_pytest_plugin.py",
 ]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile: twenty thousand tests are made, and all of them are kept."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the longest files to the front. Skip tests that need a GPU or driver where there is none."""
+    """Move the longest files to the front. Skip long tests, and those without their GPU or driver."""
     place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -423,6 +447,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA GPU: {why}"))
     cpu_driver = is_executed()
     for item in items:
+        # What takes long is to compile for the emulator and to execute there.
+        if item.get_closest_marker("long") and not LONG and not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="make torture runs it"))
         if item.get_closest_marker("cpu_driver") and not cpu_driver:
             item.add_marker(pytest.mark.skip(reason="this process has no CPU driver"))
         if cpu_driver and (marker := item.get_closest_marker("hardware")):

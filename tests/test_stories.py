@@ -1,4 +1,4 @@
-"""The pages of the documentation run from top to bottom."""
+"""The pages of the documentation run from top to bottom, the guides in a file of their own."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ PAGES = [
     DOCS / "security.md",
     DOCS / "shared.md",
 ]
+#: The guides, which tests/test_guide_stories.py runs: a file of tests is the work of one process.
+GUIDES = [page for page in PAGES if page.is_relative_to(DOCS / "guides")]
 #: Pages that need a library, which may not be installed.
 LIBRARIES = {"adapters.md": "cuda.core", "cuda-core.md": "cuda.core", "without-gpu.md": "cuda.core"}
 #: Pages that start `preheat audit`, whose library needs a C compiler.
@@ -75,14 +77,23 @@ def env(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_does_what_it_shows(page: Path, env: dict[str, str], tmp_path: Path) -> None:
+def check_page(page: Path, env: dict[str, str], place: Path) -> None:
+    """Run a page in a new directory. Skip it if something that it needs is missing."""
     if (library := LIBRARIES.get(page.name)) and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     if page.name in AUDITS and not LIBRARY.is_file():
         pytest.skip("the audit library needs a C compiler")
     if page.name == "without-gpu.md" and not DRIVER.is_file():
         pytest.skip("the CPU driver needs a C compiler")
-    place = tmp_path / "work"
     place.mkdir()
     assert run_page(page, place, env) > 0
+
+
+def name_of(page: Path) -> str:
+    """Return the path of a page in the repository."""
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in GUIDES], ids=name_of)
+def test_a_page_does_what_it_shows(page: Path, env: dict[str, str], tmp_path: Path) -> None:
+    check_page(page, env, tmp_path / "work")

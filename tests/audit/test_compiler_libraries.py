@@ -93,9 +93,20 @@ def test_a_file_is_known_by_its_name(path: str, name: str | None) -> None:
 Make = Callable[..., Path]
 
 
-def compile_code(code: str, *options: str) -> None:
+#: What was compiled already, by the code and the options.
+_compiled: dict[tuple[str, ...], bytes] = {}
+
+
+def compile_code(code: str, made: Path, *options: str) -> None:
+    """Compile a program or a library to the path `made`, unless another test has compiled the same."""
+    if (known := _compiled.get((code, *options))) is not None:
+        made.write_bytes(known)
+        made.chmod(0o755)
+        return
     words = [str(COMPILER), "-Wall", "-Wextra", "-Werror", "-x", "c", "-", "-x", "none", *options]
-    subprocess.run(words, input=code.encode(), env={**os.environ, "PATH": PATH}, check=True)
+    env = {**os.environ, "PATH": PATH}
+    subprocess.run([*words, "-o", str(made)], input=code.encode(), env=env, check=True)
+    _compiled[code, *options] = made.read_bytes()
 
 
 def linked_against(*paths: Path) -> list[str]:
@@ -110,8 +121,8 @@ def make(tmp_path: Path, standins: Standins) -> Make:
     def build(name: str, *needs: Path) -> Path:
         path = tmp_path / "libraries" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        options = ["-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(path)]
-        compile_code("int anything(void) { return 1; }", *options, *linked_against(*needs))
+        options = ["-shared", "-fPIC", f"-Wl,-soname,{name}"]
+        compile_code("int anything(void) { return 1; }", path, *options, *linked_against(*needs))
         return path
 
     return build
@@ -131,8 +142,8 @@ def opener(tmp_path: Path, hidden: Path) -> tuple[Path, Path]:
     """A program that loads a library, and the same program linked against one."""
     made = tmp_path / "opener", tmp_path / "linked"
     code = (STANDIN / "opener.c").read_text()
-    compile_code(code, "-o", str(made[0]), "-ldl", "-lpthread")
-    compile_code(code, "-o", str(made[1]), "-ldl", "-lpthread", *linked_against(hidden))
+    compile_code(code, made[0], "-ldl", "-lpthread")
+    compile_code(code, made[1], "-ldl", "-lpthread", *linked_against(hidden))
     return made
 
 
@@ -192,7 +203,7 @@ def test_the_search_path_of_a_caller_stays(cli: Cli, make: Make, tmp_path: Path)
     code = '#include <dlfcn.h>\nint opens(void) { return !!dlopen("libfound.so", RTLD_NOW); }'
     caller = tmp_path / "caller.so"
     runpath = ["-Wl,--enable-new-dtags", f"-Wl,-rpath,{place}"]
-    compile_code(code, "-shared", "-fPIC", "-O2", "-o", str(caller), *runpath)
+    compile_code(code, caller, "-shared", "-fPIC", "-O2", *runpath)
     program = f"import ctypes; print(ctypes.CDLL({str(caller)!r}).opens())"
     done, verdict = judged(cli, sys.executable, "-c", program)
     assert (done.out, verdict["accounted"]) == ("1\n", True)
@@ -239,7 +250,7 @@ def test_a_process_that_compiles_nothing_is_accounted_for(
 def test_a_compiler_that_is_started_is_not_a_hidden_one(cli: Cli, hidden: Path, tmp_path: Path) -> None:
     """clang is linked against its LLVM, and is seen as a program."""
     program = tmp_path / "clang"
-    compile_code("int main(void) { return 0; }", "-o", str(program), *linked_against(hidden))
+    compile_code("int main(void) { return 0; }", program, *linked_against(hidden))
     report = cli("audit", "--json", "--", str(program), "a.c").report
     assert report["compiler_libraries"] == []
     assert [each["name"] for each in report["compiles"]] == ["clang"]
@@ -284,7 +295,7 @@ def test_the_name_of_a_library_does_not_matter_if_its_file_is_known(
     link.symlink_to(path.name)
     code = "int anything(void) { return 1; }"
     for options, opened in (([], path), ([], link), (["-Wl,-soname,libnothing.so"], path)):
-        compile_code(code, "-shared", "-fPIC", "-o", str(path), *options)
+        compile_code(code, path, "-shared", "-fPIC", *options)
         _, verdict = judged(cli, str(opener[0]), "end", str(opened))
         assert [each["name"] for each in verdict["compiler_libraries"]] == ["TVM"]
 

@@ -90,7 +90,7 @@ def crowd(tmp_path: Path, env: dict[str, str], labels: list[str]) -> list[tuple[
     return [(int(compiles), int(waits), digest) for compiles, waits, digest in rows]
 
 
-@pytest.mark.parametrize("count", [8, 32])
+@pytest.mark.parametrize("count", [8, pytest.param(32, marks=pytest.mark.long)])
 def test_processes_missing_one_key_compile_exactly_once(
     count: int, tmp_path: Path, env: dict[str, str]
 ) -> None:

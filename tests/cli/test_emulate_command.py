@@ -248,10 +248,17 @@ cu.cuCtxSynchronize()
 """
 
 
+COMMANDS = ("emulate", "audit", "record")
+ROTATIONS = [COMMANDS[turn:] + COMMANDS[:turn] for turn in range(len(COMMANDS))]
+#: In three orders of the commands each one is around each other one. The other three are long tests.
+ORDERS = [
+    pytest.param(order, id="-".join(order), marks=() if order in ROTATIONS else pytest.mark.long)
+    for order in itertools.permutations(COMMANDS)
+]
+
+
 @pytest.mark.skipif(not AUDIT.is_file(), reason="the audit library was not built")
-@pytest.mark.parametrize(
-    "order", list(itertools.permutations(["emulate", "audit", "record"])), ids="-".join
-)
+@pytest.mark.parametrize("order", ORDERS)
 def test_commands_nest_in_any_order(emulate: Emulate, order: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "loads.py").write_text(LOADS)
     words = [*AROUND[order[0]]]

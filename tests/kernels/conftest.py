@@ -33,11 +33,16 @@ _TINY = {"float32": 1e-37, "float16": 2.0**-25, "bfloat16": 1e-37}  # Below norm
 
 
 def cases(shapes: Sequence[tuple[int, int]]) -> list[Any]:
-    """Return types, rows and widths: all of them in float32 and every other one in 16-bit types."""
-    return [
-        *(("float32", *shape) for shape in shapes),
-        *((dtype, *shape) for dtype in DTYPES[1:] for shape in shapes[1::2]),
-    ]
+    """Return types, rows and widths: all of them in float32 and every other one in 16-bit types.
+
+    The two types of 16 bits take turns. The other halves are long tests, because each is a compile.
+    """
+    made: list[Any] = [("float32", *shape) for shape in shapes]
+    for number, dtype in enumerate(DTYPES[1:]):
+        for turn, shape in enumerate(shapes[1::2]):
+            marks = () if turn % 2 == number else (pytest.mark.long,)
+            made.append(pytest.param(dtype, *shape, marks=marks))
+    return made
 
 
 class Operand(NamedTuple):

@@ -115,8 +115,18 @@ def test_any_shape_at_any_address(
 ALIGNED = [("float32", 128), ("float32", 64), ("float32", 32), ("bfloat16", 32), ("float16", 64)]
 
 
-@forms
-@pytest.mark.parametrize(("dtype", "tile"), ALIGNED)
+#: Every other pair of a form and a tile, with each form and each tile. The others are long tests.
+ALIGNED_FORMS = [
+    pytest.param(
+        name, dtype, tile, id=f"{dtype}-{tile}-{name}",
+        marks=pytest.mark.long if (turn + number) % 2 else (),
+    )
+    for turn, (dtype, tile) in enumerate(ALIGNED)
+    for number, name in enumerate(FORMS)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype", "tile"), ALIGNED_FORMS)
 def test_alignment_changes_no_bit(device: Gpu, name: str, dtype: str, tile: int) -> None:
     """Of sums that would be zero, nothing but rounding is left: it shows the order of additions."""
     dims = {"m": 80, "n": 144, "k": 272}

@@ -39,15 +39,29 @@ def small(model: str) -> dict[str, Any]:
 
 
 every_model = pytest.mark.parametrize("model", MODELS)
-every_kind = pytest.mark.parametrize(
-    ("rank", "base"),
-    [(0, {}), (0, {"nf4": True}), (3, {}), (3, {"frozen": True}), (3, {"nf4": True})],
-    ids=lambda v: "-".join(v) or "trained" if isinstance(v, dict) else str(v),
-)
+KINDS: list[tuple[int, dict[str, Any]]] = [
+    (0, {}), (0, {"nf4": True}), (3, {}), (3, {"frozen": True}), (3, {"nf4": True}),
+]  # fmt: skip
 
 
-@every_model
-@every_kind
+def name_of(value: Any) -> str:
+    """Return the part of a test's name for a rank or a base."""
+    return "-".join(value) or "trained" if isinstance(value, dict) else str(value)
+
+
+every_kind = pytest.mark.parametrize(("rank", "base"), KINDS, ids=name_of)
+#: Every model, and every kind, once. The other pairs are long tests.
+PAIRS = [
+    pytest.param(
+        model, *kind, id=f"{model}-{name_of(kind[0])}-{name_of(kind[1])}",
+        marks=() if turn % len(KINDS) == number else pytest.mark.long,
+    )
+    for turn, model in enumerate(MODELS)
+    for number, kind in enumerate(KINDS)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "rank", "base"), PAIRS)
 def test_the_plan_is_what_a_step_launches(
     open_device: Callable[..., Gpu], model: str, rank: int, base: dict[str, Any]
 ) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from preheat.events import Events
 from preheat.toolchain import Toolchain
+from tests.conftest import LONG
 from tests.processes import TIMEOUT_SECONDS
-
-LONG = os.environ.get("PREHEAT_TORTURE") == "1"
 
 
 class Campaign:
@@ -45,12 +44,6 @@ def toolchain() -> Iterator[Toolchain]:
     made = Toolchain(Events(), timeout=TIMEOUT_SECONDS)
     yield made
     made.close()
-
-
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("long") and not LONG:
-            item.add_marker(pytest.mark.skip(reason="takes minutes: make torture runs it"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

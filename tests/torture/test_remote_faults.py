@@ -21,9 +21,9 @@ from preheat.cache.remote import envelope
 from preheat.cache.remote.names import entry_name
 from preheat.foreign import ForeignEntry, foreign_digest
 from preheat.signing import Keyring, SigningKey
+from tests.conftest import LONG
 from tests.processes import expect_success
 from tests.torture import remote_faults
-from tests.torture.conftest import LONG
 from tests.torture.conftest import Campaign as Extent
 from tests.torture.remote_load import KIND, entry_of
 

@@ -14,7 +14,8 @@ from preheat.errors import PreheatError
 from preheat.program import Program
 from preheat.toolchain import ptx, report, signature
 from preheat.toolchain.includes import has_include_macros, has_include_queries, includes
-from tests.torture.conftest import LONG, Campaign
+from tests.conftest import LONG
+from tests.torture.conftest import Campaign
 
 #: Seconds of processor time below which nothing can be said about a ratio. A reader whose time grows
 #: with the square of the size takes minutes for the long texts.
