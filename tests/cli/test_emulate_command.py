@@ -286,9 +286,7 @@ def test_a_sealed_run_on_the_cpu_driver_refuses_what_it_refuses_on_a_gpu(
 
 
 @pytest.mark.skipif(not AUDIT.is_file(), reason="the audit library was not built")
-def test_a_verdict_says_that_the_cpu_driver_reports_all_modules(
-    emulate: Emulate, tmp_path: Path
-) -> None:
+def test_a_verdict_says_that_the_cpu_driver_reports_modules(emulate: Emulate, tmp_path: Path) -> None:
     """NVIDIA's driver reports them by CUPTI alone, without which the verdict has them as unseen."""
     (tmp_path / "loads.py").write_text(LOADS)
     (run, *words) = AROUND["run"]
