@@ -20,7 +20,6 @@ MODULES = {
     "preheat": None,
     "preheat.adapters": None,
     "preheat.adapters.cuda_core": None,
-    "preheat.adapters.cupy": None,
     "preheat.adapters.torch": "torch",
     "preheat.lora": None,
 }

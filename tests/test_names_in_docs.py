@@ -17,7 +17,6 @@ import click
 import pytest
 
 import preheat
-from preheat.adapters.cupy import RawKernel
 from preheat.cli import _preheat
 from preheat.config import VARIABLES
 from preheat.graph.graphed import Graphed
@@ -38,7 +37,7 @@ OBJECTS: dict[str, tuple[type, ...]] = {
     "graphs": (preheat.GraphCache,),
     "pool": (preheat.Pool,),
     "builder": (preheat.Builder,),
-    "kernel": (preheat.Kernel, RawKernel),
+    "kernel": (preheat.Kernel,),
     "state": (preheat.DecodeState,),
     "ops": (preheat.Ops,),
 }

@@ -114,7 +114,7 @@ def wheel(request: pytest.FixtureRequest) -> Wheel:
 #: Modules of adapters that import their library. The modules that `preheat.adapters` lists do not.
 NEEDS_LIBRARY = {
     *("triton.manager", "cuda_core.program_cache"),
-    *("cupy.compile", "cupy.connection", "cupy.cupy_errors"),
+    *("cupy.compile", "cupy.connection"),
 }
 
 

@@ -1,4 +1,7 @@
-"""Processes that run CuPy's compiler up to the load of a module, with a stand-in for the device."""
+"""Processes that run CuPy's compiler up to the load of a module, with a stand-in for the device.
+
+CuPy does not run on the CPU driver, because it contains NVIDIA's CUDA runtime.
+"""
 
 from __future__ import annotations
 

@@ -268,19 +268,41 @@ def test_commands_nest_in_any_order(emulate: Emulate, order: tuple[str, ...], tm
     assert done.stdout == "0 0\n", shlex.join(words)
     assert "preheat: 1 launch, 0 faults\n" in done.stderr
     report = json.loads((tmp_path / "audit.json").read_text())
-    assert len(report["modules"]) == 1
+    (module,) = report["modules"]
+    assert (module["line"], module["kind"]) == ("loads.py:12", "PTX")
+    assert report["unseen"] == []  # The driver reports all modules, without CUPTI.
 
 
 @pytest.mark.skipif(not AUDIT.is_file(), reason="the audit library was not built")
-@pytest.mark.parametrize("order", [("emulate", "run"), ("run", "emulate")], ids="-".join)
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["emulate", "audit", "run"])), ids="-".join
+)
 def test_a_sealed_run_on_the_cpu_driver_refuses_what_it_refuses_on_a_gpu(
-    emulate: Emulate, order: tuple[str, str], tmp_path: Path
+    emulate: Emulate, order: tuple[str, ...], tmp_path: Path
 ) -> None:
-    words = [*AROUND[order[0]], "--", sys.executable, "-m", "preheat", *AROUND[order[1]], "--"]
-    done = emulate(*words, "python", "program.py", "8", status=1)
+    words = [*AROUND[order[0]]]
+    for name in order[1:]:
+        words += ["--", sys.executable, "-m", "preheat", *AROUND[name]]
+    done = emulate(*words, "--", "python", "program.py", "8", status=1)
     assert "sealed" in done.stderr
     verdict: dict[str, Any] = json.loads((tmp_path / "verdict.json").read_text())
     assert not verdict["accounted"]
+    assert verdict["unseen"] == []
+    report = json.loads((tmp_path / "audit.json").read_text())
+    assert (len(report["refused"]), report["modules"]) == (1, [])
+
+
+@pytest.mark.skipif(not AUDIT.is_file(), reason="the audit library was not built")
+def test_a_verdict_says_that_the_cpu_driver_reports_modules(emulate: Emulate, tmp_path: Path) -> None:
+    """NVIDIA's driver reports them by CUPTI alone, without which the verdict has them as unseen."""
+    (tmp_path / "loads.py").write_text(LOADS)
+    (run, *words) = AROUND["run"]
+    words = [run, *words, "--", sys.executable, "-m", "preheat", "emulate", "--"]
+    emulate(*words, "python", "loads.py", status=4)
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert (verdict["verdict"], verdict["unseen"]) == ("not accounted", [])
+    assert verdict["modules"]["seen_by"] == "the CPU driver"
+    assert len(verdict["refused"]) == 1
 
 
 def test_an_outer_command_counts_what_an_inner_one_runs(emulate: Emulate) -> None:

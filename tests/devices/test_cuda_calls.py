@@ -1,7 +1,7 @@
 """The driver calls that a GPU's device and its modules make, seen without a GPU.
 
-The driver is replaced by a table of answers, so that only the calls themselves are tested here; the
-tests marked `gpu` compare their results.
+The driver is replaced by a table of answers, so that only the calls themselves are tested here, with
+attributes that no kernel of the CPU driver has; the tests marked `gpu` compare their results on it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How a kernel is loaded on a GPU, by the native core and by Python code, with a driver in Python.
 
 The driver is a set of Python functions at real addresses. The native core calls the addresses, and the
-stand-in of the bindings calls the same functions, so both see the same driver.
+stand-in of the bindings calls the same functions, so both see the same driver. It shows what the CPU
+driver cannot: any call fails with any status, once or always, or does not exist, and calls are counted.
 """
 
 from __future__ import annotations

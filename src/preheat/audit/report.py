@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 #: Programs of the system that describe the machine. Some are statically linked. They load no module.
+_CUPTI = "CUPTI"
 _HARMLESS = {"ldconfig", "ldconfig.real", "nvidia-smi", "uname", "lscpu", "file", "getconf"}
 _SYSTEM = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/")
 
@@ -115,7 +116,7 @@ class Report:
     unseen: tuple[str, ...]
     capability: int | None = None
     resident: int = 0  # modules that a device got, as CUPTI counts them
-    cupti: bool = False
+    seen_by: str = ""  # what reported the loads of modules
     mapped: tuple[MappedLibrary, ...] = ()  # libraries with a compiler inside
     allowed: tuple[str, ...] = ()  # the names of libraries whose compiles need not be seen
     stale: tuple[Mapping[str, Any], ...] = ()  # events: a sealed process has used code of other headers
@@ -172,7 +173,7 @@ class Report:
             "processes": self.processes,
             "clean": self.clean,
             "compute_capability": self.capability,
-            "cupti": self.cupti,
+            "cupti": self.seen_by == _CUPTI,
             "modules": [_module_json(each) for each in self.modules],
             "resident_modules": self.resident,
             "compilers": [_process_json(each) for each in self.compilers],
@@ -234,7 +235,7 @@ def make_report(
         (*unseen, *_unseen(log, processes)),
         capability,
         sum(1 for _ in log.named("resident")),
-        any(True for _ in log.named("cupti")),
+        _seen_by(log),
         mapped,
         tuple(allowed),
         tuple(row for row in log.preheat if row.get("event") == "stale"),
@@ -377,9 +378,17 @@ def _root_unseen(
         yield f"activity of {os.path.basename(command[0])}: {STATIC}"
 
 
+def _seen_by(log: EventLog) -> str:
+    """Return what reported the loads of modules. The CPU driver of preheat does so itself."""
+    for event, name in (("cupti", _CUPTI), ("cpu_driver", "the CPU driver")):
+        if any(True for _ in log.named(event)):
+            return name
+    return "the preload library"
+
+
 def _without_cupti(log: EventLog, wanted: bool) -> Iterator[str]:
-    """Say which processes used the driver although it did not start CUPTI in them."""
-    told = {event.pid for event in log.named("cupti")}
+    """Say which processes used NVIDIA's driver although it did not start CUPTI in them."""
+    told = {event.pid for event in log.named("cupti", "cpu_driver")}
     told |= {event.pid for event in log.named("unseen") if event.text("what") == "modules"}
     users = {event.pid for event in log.named("load", "driver")}
     for pid in sorted(users - told) if wanted else ():

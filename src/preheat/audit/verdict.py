@@ -93,7 +93,7 @@ def make_verdict(report: Report, bundles: Sequence[BundleFile], config: Config) 
             "loaded": len(report.loaded),
             "accounted": len(report.loaded) - len(report.unaccounted),
             "by_origin": dict(sorted(origins.items())),
-            "seen_by": "CUPTI" if report.cupti else "the preload library",
+            "seen_by": report.seen_by,
         },
         "unaccounted": [
             {

@@ -43,9 +43,7 @@ class Restricted(NamedTuple):
 
 
 LOAD = Restricted(
-    "compiling or loading a program",
-    "ask for the kernel before the capture; for a RawKernel, call .compile() or launch it once",
-    relaxed=True,
+    "compiling or loading a program", "ask for the kernel before the capture", relaxed=True
 )
 RESOLVE_KERNEL = Restricted(
     "first use of a kernel", "take the kernel from its module before the capture", relaxed=True

@@ -93,7 +93,7 @@ def test_an_empty_log_is_not_written(store: ForeignStore) -> None:
         program().compile("cubin", logs=log)
     assert log.getvalue() == ""
     (entry,) = store.all("cuda_core")
-    assert [*entry.files] == ["code"]
+    assert [*entry.files] == ["code", "ptx"]
 
 
 def test_programs_of_ptx_are_stored(store: ForeignStore, compiled: list[Any]) -> None:
@@ -308,7 +308,12 @@ def test_a_sealed_process_refuses_what_no_key_describes(
 def test_a_header_that_changes_during_the_compile_is_not_stored(
     builder: Builder, recorder: Recorder, here: Path
 ) -> None:
-    from preheat.adapters.cuda_core.compile import compile_by_cuda_core, connect, obtain_code
+    from preheat.adapters.cuda_core.compile import (
+        Compiled,
+        compile_by_cuda_core,
+        connect,
+        obtain_code,
+    )
 
     connect()
     header = here / "scale.h"
@@ -316,7 +321,7 @@ def test_a_header_that_changes_during_the_compile_is_not_stored(
 
     def compile(log: Any) -> Any:
         header.write_text("#define SCALE 3.0f\n")
-        return compile_by_cuda_core(program(WITH_HEADER), "cubin", (), log)
+        return Compiled(compile_by_cuda_core(program(WITH_HEADER), "cubin", (), log))
 
     code = obtain_code(builder.foreign, inputs_for(WITH_HEADER), compile)
     assert code.code.startswith(b"\x7fELF")

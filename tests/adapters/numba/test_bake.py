@@ -44,14 +44,14 @@ def test_a_sealed_run_compiles_nothing(baked: World, cc: int) -> None:
     assert (ran.compiles, ran.told["nvvm"]) == (0, 0)
     assert ran.stats["hits.bundle"] >= 5
     assert not any(name.startswith("misses") for name in ran.stats)
-    assert len(ran.launches) == 5
+    assert ran.launches == 5
 
 
 def test_an_application_that_does_not_know_preheat_runs_sealed(baked: World) -> None:
     sealed = baked.sibling("unknowing")
     command = ["--bundle", str(baked.root / "kernels.heat"), "--sealed", "--", sys.executable]
     ran = sealed.preheat("run", *command, str(baked.app / "app.py"), cc=90).ok()
-    assert len(ran.launches) == 5
+    assert ran.launches == 5
 
 
 def test_a_bundle_is_checked(baked: World) -> None:
@@ -106,7 +106,7 @@ def test_a_missing_kernel_names_function_signature_line_and_the_nearest_one(bake
 
 def test_a_process_that_is_sealed_with_a_warning_compiles(world: World) -> None:
     ran = world.run("k.add[1, 32](x, x, 32)\n", PREHEAT_SEALED="warn")
-    assert (ran.compiles, len(ran.launches)) == (1, 1)
+    assert (ran.compiles, ran.launches) == (1, 1)
     assert "kernels:add" in ran.err
 
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_imported_is_kept_for_its_architecture(world: World) -> N
     command = ["--bundle", "kept.heat", "--sealed", "--", sys.executable, str(script)]
     sealed = world.sibling("sealed")
     shutil.copy(world.root / "kept.heat", sealed.root)
-    assert len(sealed.preheat("run", *command, cc=90).ok().launches) == 2
+    assert sealed.preheat("run", *command, cc=90).ok().launches == 2
 
     other = world.preheat("bake", manifest, "-o", "other.heat", "--arch", "sm_100")
     assert other.code == 1
@@ -162,7 +162,7 @@ def test_a_script_that_only_defines_functions_is_imported(world: World) -> None:
     for cc in (90, 100):
         words = ("run", "--bundle", str(world.root / "s.heat"), "--sealed", "--")
         ran = sealed.preheat(*words, sys.executable, str(script), cc=cc).ok()
-        assert len(ran.launches) == 1
+        assert ran.launches == 1
 
 
 def test_a_compile_that_fails_in_a_bake_names_the_kernel(baked: World, world: World) -> None:

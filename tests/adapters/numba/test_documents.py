@@ -1,4 +1,4 @@
-"""The page for people who come from Numba: what it shows runs, on the stand-in driver or on a GPU."""
+"""The page for people who come from Numba: what it shows runs, on the CPU driver or on a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAMS = {block.title: block for block in blocks(PAGE) if block.title}
 
 
 def environment(world: World) -> dict[str, str]:
-    """Return the environment of a machine with the stand-in driver and the commands of preheat."""
+    """Return the environment of a machine with the CPU driver and the commands of preheat."""
     values = world.environment(env={})
     scripts = world.root / "bin"
     scripts.mkdir()
@@ -44,9 +44,9 @@ def test_the_page_does_what_it_shows(world: World) -> None:
     assert run_page(PAGE, place, environment(world)) > len(PROGRAMS)
 
 
-def test_the_program_of_numba_runs_to_its_end_on_the_stand_in(world: World) -> None:
+def test_the_program_of_numba_runs_to_its_end_on_the_cpu_driver(world: World) -> None:
     ran = world.python("-W", "ignore", "-c", PROGRAMS["with_numba.py"].text).ok()
-    assert len(ran.launches) == 1
+    assert ran.launches == 1
 
 
 @pytest.mark.gpu

@@ -46,7 +46,7 @@ def test_an_unknown_version_warns_once_and_works_alone(world: World, version: st
     assert ran.out == "False 0\n"
     assert ran.err.count("the adapter for numba is not installed") == 1
     assert f"Numba-CUDA {version} is not known: the adapter accepts 0.22 to 0.30" in ran.err
-    assert len(ran.launches) == 1
+    assert ran.launches == 1
 
 
 def test_an_unknown_version_is_an_error_in_a_sealed_process(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Processes that run Numba-CUDA up to the launch on a stand-in driver, or that have no driver."""
+"""Processes that run Numba-CUDA on the CPU driver, or that have no driver."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from preheat.driver.library import LIBRARY
+from preheat.driver.reports import read_report
 from tests.processes import SOURCE, start_process, wait_for_exit
 
 __all__ = ["HERE", "PRELUDE", "Ran", "Started", "World"]
@@ -44,6 +46,7 @@ import kernels as k
 def report():
     stats = preheat.default_builder().stats()["process"]
     told = {"stats": stats, "nvvm": len(nvvm_calls), "uncached": uncached, "damaged": damaged}
+    told["x"] = x.copy_to_host().tolist()
     print(json.dumps(told))
 
 atexit.register(report)
@@ -52,12 +55,12 @@ x = cuda.to_device(np.ones(32, np.float32))
 
 
 class Ran(NamedTuple):
-    """What a process came to: its output, and what the driver was asked for."""
+    """What a process came to: its output, and how many kernels the driver has executed."""
 
     code: int
     out: str
     err: str
-    log: list[str]
+    launches: int
 
     @property
     def told(self) -> dict[str, Any]:
@@ -84,10 +87,10 @@ class Ran(NamedTuple):
         return sum(value for name, value in self.stats.items() if name.startswith("hits."))
 
     @property
-    def launches(self) -> list[str]:
-        """The names and the numbers of the parameters of all launches."""
-        words = [line.split()[2:] for line in self.log if line.split()[1] == "launch"]
-        return [f"{name} {len(parameters)}" for name, *parameters in words]
+    def result(self) -> list[float]:
+        """The array of `PRELUDE` in the end."""
+        found: list[float] = self.told["x"]
+        return found
 
     def ok(self) -> Ran:
         """Return this, and fail unless the process exited with status 0."""
@@ -96,11 +99,10 @@ class Ran(NamedTuple):
 
 
 class World:
-    """Directories of one test, and the processes in them. `driver` holds the stand-in driver."""
+    """Directories of one test, and the processes in them."""
 
-    def __init__(self, root: Path, driver: Path, app: Path | None = None) -> None:
+    def __init__(self, root: Path, app: Path | None = None) -> None:
         self.root = root
-        self.driver = driver
         self.app = app or root / "app"
         self.cache = root / "cache"
         root.mkdir()
@@ -110,7 +112,7 @@ class World:
 
     def sibling(self, name: str) -> World:
         """Return a world with the same application and other caches."""
-        return World(self.root / name, self.driver, self.app)
+        return World(self.root / name, self.app)
 
     def edit(self, old: str, new: str) -> None:
         """Replace a text in the module of kernels."""
@@ -131,12 +133,16 @@ class World:
         values = {
             "PREHEAT_CACHE_DIR": str(self.cache),
             "PREHEAT_LOCK_DIR": str(self.root / "locks"),
-            "STANDIN_LOG": str(self.root / f"log-{self._runs}"),
+            "PREHEAT_EMULATE_REPORT": str(self.root / f"report-{self._runs}"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "NO_COLOR": "1",
         }
+        Path(values["PREHEAT_EMULATE_REPORT"]).mkdir()
         if cc is not None:
-            values |= {"STANDIN_CC": str(cc), "LD_LIBRARY_PATH": str(self.driver)}
+            values |= {"LD_PRELOAD": str(LIBRARY), "PREHEAT_EMULATE_ARCH": f"sm_{cc}"}
+            values["PREHEAT_EMULATE_BESIDE_GPU"] = "1"
+            # The driver counts what was executed: here at once, and otherwise when a program waits.
+            values["PREHEAT_EMULATE_SCHEDULE"] = "off"
         if sealed is not None:
             values |= {"PREHEAT_SEALED": "1", "PREHEAT_BUNDLE": str(sealed)}
         return values | {"PYTHONPATH": os.pathsep.join(path)} | dict(env)
@@ -146,7 +152,7 @@ class World:
         env = {name: more.pop(name) for name in list(more) if name.isupper()}
         values = self.environment(env=env, **more)
         process = start_process([sys.executable, *words], env=values, cwd=self.root)
-        return Started(process, Path(values["STANDIN_LOG"]))
+        return Started(process, Path(values["PREHEAT_EMULATE_REPORT"]))
 
     def python(self, *words: str, **more: Any) -> Ran:
         """Run Python with these arguments."""
@@ -183,10 +189,9 @@ class Started(NamedTuple):
     """A process that runs."""
 
     process: subprocess.Popen[str]
-    log: Path
+    report: Path
 
     def end(self) -> Ran:
         """Wait until it ends."""
         out, err = wait_for_exit(self.process)
-        log = self.log.read_text().splitlines() if self.log.exists() else []
-        return Ran(self.process.returncode, out, err, log)
+        return Ran(self.process.returncode, out, err, read_report(self.report).launches)

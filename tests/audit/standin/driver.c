@@ -1,5 +1,8 @@
 // A stand-in for libcuda.so.1 that accepts every module, and that loads injection libraries.
 //
+// The CPU driver reports its modules to an audit itself (tests/driver/test_audits.py). NVIDIA's driver does so
+// through CUPTI, which this one has, and it loads damaged images, in programs that are not Python as well.
+//
 // cuInit loads CUDA_INJECTION64_PATH, as the driver does. The stand-in for CUPTI (cupti.c) subscribes by
 // `standin_subscribe`, and is called before and after each load with the structures of CUPTI. With
 // CUDA_DISABLE_PTX_JIT=1 it refuses PTX, as the driver does.

@@ -80,12 +80,13 @@ def _identified(inputs: CompileInputs) -> Identified:
 
 
 def _make(inputs: CompileInputs) -> None:
-    def compile_program(log: Any) -> Any:
+    def compile_program(log: Any) -> compiling.Compiled:
         import cuda.core
 
         if inputs.code_type == "c++" and inputs.target == "ptx":
-            return compile_to_ptx(inputs, log)  # `Program` asks the driver for its version.
+            # `Program` asks the driver for its version.
+            return compiling.Compiled(compile_to_ptx(inputs, log))
         program = cuda.core.Program(inputs.code, inputs.code_type, inputs.options)
-        return compiling.compile_by_cuda_core(program, inputs.target, inputs.names, log)
+        return compiling.compile_with_ptx(program, inputs, log)
 
     compiling.obtain_code(default_builder().foreign, inputs, compile_program)

@@ -11,24 +11,35 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from preheat.adapters.base import Connection, LastKey, NotKeyableError, ThreadState
 from preheat.adapters.cuda_core.headers import headers_digest
+from preheat.adapters.cuda_core.nvrtc import ptx_of
 from preheat.adapters.cuda_core.request import KIND, CompileInputs, Identified
 from preheat.build.foreign_store import ForeignStore
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.locks import Lock
+from preheat.toolchain.ptx_section import attach_ptx, detach_ptx, is_executed
 
 __all__ = [
-    "CODE", "compile_by_cuda_core", "connect", "connection_of", "inputs_of_key", "obtain_code",
-    "use_for_next_compile", "use_for_programs",
+    "CODE", "Compiled", "code_to_load", "compile_by_cuda_core", "compile_with_ptx", "connect",
+    "connection_of", "inputs_of_key", "obtain_code", "use_for_next_compile", "use_for_programs",
 ]  # fmt: skip
 
-CODE, NAMES, LOG = "code", "names.json", "log"  # the files of an entry
+#: The files of an entry. The PTX is that of machine code which NVRTC has made.
+CODE, NAMES, LOG, PTX = "code", "names.json", "log", "ptx"
 
-#: Compiles a program, writes its log to the argument, and returns an `ObjectCode`.
-Compile = Callable[[Any], Any]
+
+class Compiled(NamedTuple):
+    """The result of a compile."""
+
+    code: Any  # an `ObjectCode`
+    ptx: bytes = b""  # that NVRTC has made on the way to machine code
+
+
+#: Compiles a program, and writes its log to the argument.
+Compile = Callable[[Any], Compiled]
 
 _connecting = Lock()
 _stock: dict[str, Callable[..., Any]] = {}  # the functions of cuda.core, by name
@@ -101,6 +112,13 @@ def compile_by_cuda_core(program: Any, target: str, names: Any, logs: Any) -> An
     return _stock["compile"](program, target, names, logs)
 
 
+def compile_with_ptx(program: Any, inputs: CompileInputs, logs: Any) -> Compiled:
+    """Compile a program as `compile_by_cuda_core` does. NVRTC has the PTX without another compile."""
+    code = compile_by_cuda_core(program, inputs.target, inputs.names, logs)
+    from_nvrtc = inputs.code_type == "c++" and inputs.target == "cubin"
+    return Compiled(code, ptx_of(program) if from_nvrtc else b"")
+
+
 def _make_program_cache_key(
     *,
     code: str | bytes,
@@ -128,11 +146,7 @@ def _compile(program: Any, target_type: str, name_expressions: Any, logs: Any) -
     if store is None:
         return compile_by_cuda_core(program, target_type, name_expressions, logs)
     inputs = _inputs_of(program, target_type, name_expressions)
-
-    def compile_program(log: Any) -> Any:
-        return compile_by_cuda_core(program, target_type, name_expressions, log)
-
-    return obtain_code(store, inputs, compile_program, logs)
+    return obtain_code(store, inputs, partial(compile_with_ptx, program, inputs), logs)
 
 
 def _inputs_of(program: Any, target: str, names: Any) -> CompileInputs:
@@ -174,11 +188,16 @@ def obtain_code(store: ForeignStore, inputs: CompileInputs, compile: Compile, lo
 
 def _made(inputs: CompileInputs, found: Identified, compile: Compile) -> Mapping[str, bytes]:
     log = io.StringIO()
-    code = compile(log)
+    code, ptx = compile(log)
     if found.headers and headers_digest(inputs.code, inputs.options) != found.headers:
         raise _ChangedError(code)
     names = [[_name_row(name), _text(lowered)] for name, lowered in code.symbol_mapping.items()]
-    files = {CODE: bytes(code.code), NAMES: json.dumps(names).encode(), LOG: log.getvalue().encode()}
+    files = {
+        CODE: detach_ptx(bytes(code.code)),  # Entries are the same on the CPU driver.
+        NAMES: json.dumps(names).encode(),
+        LOG: log.getvalue().encode(),
+        PTX: ptx,
+    }
     return {name: content for name, content in files.items() if content not in (b"", b"[]")}
 
 
@@ -189,9 +208,9 @@ def _compile_uncached(
     reason = f"uncacheable: {why}"
     connection.permit(request, reason)
     connection.missed(request, reason)
-    code = compile(logs)
+    compiled = compile(logs)
     connection.uncached(request, why)
-    return code
+    return compiled.code
 
 
 def _object_code(entry: ForeignEntry, inputs: CompileInputs, logs: Any) -> Any:
@@ -203,7 +222,16 @@ def _object_code(entry: ForeignEntry, inputs: CompileInputs, logs: Any) -> Any:
     if logs is not None and LOG in entry.files:
         logs.write(entry.files[LOG].decode())
     make = getattr(cuda.core.ObjectCode, f"from_{inputs.target}")
-    return make(entry.files.get(CODE, b""), name=inputs.options.name, symbol_mapping=symbols)
+    return make(code_to_load(entry, inputs), name=inputs.options.name, symbol_mapping=symbols)
+
+
+def code_to_load(entry: ForeignEntry, inputs: CompileInputs | None) -> bytes:
+    """Return the code of an entry. On the CPU driver, machine code has its PTX, as after a compile."""
+    code = entry.files.get(CODE, b"")
+    ptx = entry.files.get(PTX, b"")
+    if inputs is not None and (inputs.code_type, inputs.target) == ("ptx", "cubin"):
+        ptx = inputs.code if isinstance(inputs.code, bytes) else inputs.code.encode()
+    return attach_ptx(code, ptx) if ptx and is_executed() else code
 
 
 # cuda.core looks a name expression up by the object that it was given: text, or bytes.

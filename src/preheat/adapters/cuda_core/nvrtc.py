@@ -1,4 +1,4 @@
-"""PTX from NVRTC as cuda.core makes it, on a machine without a driver."""
+"""PTX from NVRTC: that of a program of cuda.core, and PTX as cuda.core makes it, without a driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from preheat.adapters.cuda_core.request import CompileInputs
 from preheat.errors import AdapterError
 
-__all__ = ["compile_to_ptx"]
+__all__ = ["compile_to_ptx", "ptx_of"]
 
 
 def compile_to_ptx(inputs: CompileInputs, log: Any) -> Any:
@@ -38,6 +38,16 @@ def compile_to_ptx(inputs: CompileInputs, log: Any) -> Any:
     finally:
         nvrtc.nvrtcDestroyProgram(handle)
     return cuda.core.ObjectCode.from_ptx(ptx, name=inputs.options.name, symbol_mapping=names)
+
+
+def ptx_of(program: Any) -> bytes:
+    """Return the PTX from which NVRTC made the machine code of a program; nothing if it has none."""
+    import cuda.bindings.nvrtc as nvrtc
+
+    status, size = nvrtc.nvrtcGetPTXSize(program.handle)
+    if status or not size:
+        return b""
+    return _text(program.handle, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0")
 
 
 def _text(handle: Any, size: Callable[..., Any], get: Callable[..., Any]) -> bytes:

@@ -10,6 +10,7 @@ import cuda.core.utils
 from preheat.adapters.base import NotKeyableError
 from preheat.adapters.cuda_core.compile import (
     CODE,
+    code_to_load,
     connect,
     connection_of,
     inputs_of_key,
@@ -59,7 +60,7 @@ class ProgramCache(cuda.core.utils.ProgramCacheResource):  # type: ignore[misc]
         found = None if request is None else self._store.get(request)
         if found is not None:
             self._report(found, key)
-            return found.files.get(CODE, b"")
+            return code_to_load(found, inputs_of_key(_key_bytes(key)))
         if inputs_of_key(_key_bytes(key)) is not None:
             use_for_next_compile(self._store)  # It compiles, or raises `SealedError`.
         elif request is not None:

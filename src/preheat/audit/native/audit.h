@@ -16,6 +16,7 @@
      compilers.c the wrapped functions of compilers in the process
      symbols.c  `dlsym` and `dlvsym`, which return the wrapped functions
      libraries.c the mapped libraries that have a compiler inside
+     reported.c the loads that the driver itself reports
      cupti.c    the subscriber of CUPTI
 
    PREHEAT_AUDIT names the directory of the events. Without it, the library does nothing. With
@@ -172,7 +173,13 @@ void prepare_libraries(void);       /* reports those that are mapped at the star
 void report_opened_libraries(void); /* those that `dlopen` has loaded; costs nothing if it was not called */
 void report_all_libraries(void);    /* all that are mapped; nothing between vfork and exec */
 
-/* cupti.c */
-extern int cupti_active; /* CUPTI reports the loads of this process */
+/* reported.c */
+extern int loads_reported; /* CUPTI or the CPU driver reports the loads of this process */
+int prepare_loads(void);   /* Return 0 if loads cannot be reported. */
+/* Begin and end the report of a load: of a file if `path` is given. */
+void begin_load(const char* call, const char* by, const void* address, size_t size, int input,
+                const char* path);
+void end_load(int result);
+int is_loading(void);
 
 #endif

@@ -7,13 +7,10 @@
 #include "audit.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-int cupti_active;
 
 enum { DOMAIN_DRIVER = 1, DOMAIN_RESOURCE = 3, MODULE_LOADED = 6, API_ENTER = 0, API_EXIT = 1 };
 enum { OLDEST_API = 14, ALREADY_SUBSCRIBED = 12, SUBSCRIBED_ELSEWHERE = 39 };
@@ -73,73 +70,23 @@ static struct {
     int (*version)(uint32_t*);
 } cupti;
 
-/* A load that is under way in a thread. It is allocated at the first load of the thread, because every
-   thread of every program would have to make room for it otherwise, and freed when the thread ends. */
-typedef struct {
-    int depth;
-    Image image;
-    Load load;
-    Scratch scratch;
-} Current;
-static _Thread_local Current* current;
-static pthread_key_t ends_with_thread;
-
-static void free_current(void* memory) {
-    current = NULL;
-    unmap_memory(memory, sizeof(Current));
-}
-
-static Current* current_load(void) {
-    if (!current && (current = map_memory(sizeof *current)))
-        pthread_setspecific(ends_with_thread, current);
-    return current;
-}
-
-static void describe(uint32_t id, const void* parameters) {
-    const LoadParameters* load = parameters;
-    const LinkDataParameters* data = parameters;
-    const LinkFileParameters* file = parameters;
+static void on_enter(uint32_t id, const CallbackData* call) {
+    const LoadParameters* load = call->parameters;
+    const LinkDataParameters* data = call->parameters;
+    const LinkFileParameters* file = call->parameters;
+    const char* name = call->function;
     switch (id) {
     case ID_MODULE_LOAD:
-    case ID_LIBRARY_LOAD_FILE: describe_file(&current->image, load->image, -1); break;
-    case ID_LINK_ADD_FILE: describe_file(&current->image, file->path, file->type); break;
-    case ID_LINK_ADD_DATA: describe_image(&current->image, data->data, data->size, data->type, 1); break;
-    case ID_LINK_COMPLETE:
-        memset(&current->image, 0, sizeof current->image);
-        current->image.kind = "linked";
-        break;
-    default: describe_image(&current->image, load->image, 0, -1, 1);
+    case ID_LIBRARY_LOAD_FILE: begin_load(name, "cupti", NULL, 0, -1, load->image); break;
+    case ID_LINK_ADD_FILE: begin_load(name, "cupti", NULL, 0, file->type, file->path); break;
+    case ID_LINK_ADD_DATA: begin_load(name, "cupti", data->data, data->size, data->type, NULL); break;
+    case ID_LINK_COMPLETE: begin_load(name, "cupti", NULL, 0, -1, NULL); break;
+    default: begin_load(name, "cupti", load->image, 0, -1, NULL);
     }
 }
 
-/* Find the library that made the call: by the wrapped function, or by the stack where CUDA itself called. */
-static void find_caller(char* out, size_t size) {
-    out[0] = 0;
-    if (load_caller)
-        calling_library(load_caller, out, size);
-    if (!out[0] || is_part_of_cuda(out))
-        calling_object(out, size);
-}
-
-static void on_enter(uint32_t id, const CallbackData* call) {
-    if (!current_load())
-        return;
-    if (current->depth++)
-        return; /* The outer call is the one that the program made. */
-    Scratch* scratch = &current->scratch;
-    describe(id, call->parameters);
-    find_caller(scratch->object, sizeof scratch->object);
-    audit_site(scratch->site, sizeof scratch->site);
-    current->load = (Load){call->function, "cupti", audit_now(), 0, scratch->object};
-}
-
 static void on_exit_call(const CallbackData* call) {
-    if (!current || !current->depth || --current->depth)
-        return;
-    current->load.result = call->result ? *(const int*)call->result : -1;
-    report_load(&current->scratch, &current->image, &current->load);
-    if (!current->load.result)
-        report_device();
+    end_load(call->result ? *(const int*)call->result : -1);
 }
 
 /* A module is on a device now. With lazy loading that may be long after its image was loaded. */
@@ -152,7 +99,7 @@ static void on_module_loaded(const ResourceData* resource) {
         line_integer(&line, "module", module->id);
         line_integer(&line, "bytes", (long long)module->bytes);
     }
-    line_integer(&line, "during_load", current && current->depth > 0);
+    line_integer(&line, "during_load", is_loading());
     line_write(&line);
 }
 
@@ -225,7 +172,7 @@ static void fail(const char* why) {
 EXPORT int InitializeInjection(void) {
     char name[PATH_BYTES] = "", why[256];
     uint32_t version = 0;
-    if (!audit_directory[0] || cupti_active)
+    if (!audit_directory[0] || loads_reported)
         return 1;
     void* library = open_cupti(name, sizeof name);
     if (!library) {
@@ -243,12 +190,10 @@ EXPORT int InitializeInjection(void) {
         fail(why);
         return 1;
     }
-    if (pthread_key_create(&ends_with_thread, free_current)) {
+    if (!prepare_loads()) {
         fail("the process has no key for its threads left");
         return 1;
     }
-    prepare_backtraces();
-    prepare_device();
     int result = subscribe();
     if (result == ALREADY_SUBSCRIBED || result == SUBSCRIBED_ELSEWHERE) {
         fail("a profiler holds CUPTI, which has room for one subscriber");
@@ -256,7 +201,7 @@ EXPORT int InitializeInjection(void) {
         snprintf(why, sizeof why, "CUPTI %u refuses a subscriber with error %d", version, result);
         fail(why);
     } else {
-        cupti_active = 1;
+        loads_reported = 1;
         Line line;
         char buffer[PATH_BYTES + 512];
         line_begin(&line, buffer, sizeof buffer, "cupti", audit_now());

@@ -35,14 +35,6 @@ void* find_driver(const char* name) {
     return driver ? real_dlsym(driver, name) : NULL;
 }
 
-/* The CPU driver of preheat loads no module that no call here shows: the CUDA runtime does not work with it.
-   It is preloaded, and looked for at the start, because a forked child may not wait for the loader. */
-static int on_cpu_driver;
-__attribute__((constructor)) static void find_cpu_driver(void) {
-    on_cpu_driver = real_dlsym(RTLD_DEFAULT, "preheat_driver_install") != NULL;
-    dlerror(); /* The program reads its own errors alone. */
-}
-
 /* What a wrapped load does around the call of the driver. */
 typedef struct {
     Scratch scratch;
@@ -63,14 +55,14 @@ static void forget(Decision* decision) {
 /* Describe a load, and decide if it is permitted. `path` is NULL for images in memory. */
 static Decision before_load(const char* call, const void* address, size_t size, int input,
                             const char* path, const void* caller) {
-    int reported = audit_reports && !cupti_active;
+    int reported = audit_reports && !loads_reported;
     Decision decision = {NULL, 1};
     if (!reported && audit_seal == SEAL_OFF)
         return decision;
     Wrapped* wrapped = decision.wrapped = map_memory(sizeof *wrapped);
     if (!wrapped)
         return decision;
-    if (reported && !on_cpu_driver)
+    if (reported)
         say_without_cupti();
     prepare_device();
     if (path)
@@ -97,12 +89,12 @@ static Decision before_load(const char* call, const void* address, size_t size, 
 }
 
 static int after_load(Decision* decision, int result) {
-    if (decision->wrapped) {
+    if (decision->wrapped && !loads_reported) { /* The driver may have started in this call. */
         decision->wrapped->load.result = result;
         report_load(&decision->wrapped->scratch, &decision->wrapped->image, &decision->wrapped->load);
         report_device();
-        forget(decision);
     }
+    forget(decision);
     return result;
 }
 
@@ -156,7 +148,7 @@ EXPORT int cuLinkComplete(void* state, void** cubin, size_t* size) {
     double started = audit_now();
     int result = real_cuLinkComplete(state, cubin, size);
     Wrapped* wrapped = NULL;
-    if (audit_directory[0] && audit_reports && !cupti_active)
+    if (audit_directory[0] && audit_reports && !loads_reported)
         wrapped = map_memory(sizeof *wrapped);
     if (wrapped) {
         wrapped->image.kind = "linked";
@@ -178,8 +170,7 @@ EXPORT int cuInit(unsigned flags) {
     if (!real_cuInit)
         return NOT_FOUND;
     int result = real_cuInit(flags);
-    if (result || cupti_active || !audit_directory[0] || !audit_reports || reported == getpid() ||
-        on_cpu_driver)
+    if (result || loads_reported || !audit_directory[0] || !audit_reports || reported == getpid())
         return result;
     reported = getpid();
     char buffer[512];

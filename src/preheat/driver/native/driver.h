@@ -9,6 +9,7 @@
      table.c           what the entry points jump to, and the lookup of functions by name and version
      start.c           the start of the driver in the Python of the process
      release.c         calls that release something, while an exception of Python is raised
+     loads.c           reports of modules that are loaded, for an audit
      context.c         calls that need no interpreter lock: the current context, the capture mode
      compilers.c       the results of NVRTC and nvJitLink get their PTX as a section
      ptxas.c           so does that of a ptxas which the program starts
@@ -58,6 +59,9 @@ int driver_start(void); /* SUCCESS, or the status of every call of this process 
 /* release.c */
 int driver_releases(const char* name);
 void driver_set_release(int slot, void* function);
+
+/* loads.c */
+void driver_report_loads(void); /* of the functions in the table, if there is an audit */
 
 /* context.c */
 int driver_set_current(void* context);

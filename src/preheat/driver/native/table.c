@@ -174,6 +174,7 @@ EXPORT void preheat_driver_install(void* const* functions) {
         if (functions[i] && driver_releases(entry_points[i].name)) driver_set_release(i, functions[i]);
     }
     fill_own();
+    driver_report_loads();
     driver_table[SLOT_cuCtxSetCurrent] = (void*)driver_set_current;
     driver_table[SLOT_cuCtxGetCurrent] = (void*)driver_get_current;
     driver_table[SLOT_cuCtxPushCurrent_v2] = (void*)driver_push_current;

@@ -1,5 +1,9 @@
 // A stand-in for libcuda.so.1, with which Triton runs up to the launch where there is no GPU.
 //
+// The CPU driver executes kernels (test_on_cpu_driver.py), and therefore cannot show what this one shows: the
+// bytes of each parameter, also of sizes and addresses for which no machine has memory, and machine code as
+// `ptxas` alone makes it, without PTX in it.
+//
 // It answers the compute capability STANDIN_CC ("90"), and accepts modules and launches. Each load and
 // each launch is a line of the file STANDIN_LOG: "PID load KIND" and "PID launch NAME SIZE:HEX …", with
 // the bytes of all parameters. Their sizes come from the loaded cubin, as in the real driver.
