@@ -13,7 +13,7 @@ from typing import TypeVar
 from preheat.callsite import CallSite, call_site, caller, format_site
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
-from preheat.graph.captured_streams import CapturedStreams
+from preheat.graph.captured_streams import CapturedStreams, give_back_stream, take_stream
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.nodes import Node, Record
 from preheat.graph.shared_pool import SharedPool
@@ -77,7 +77,7 @@ class Capture:
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
         self._shared = shared
-        self.stream = context.take_capture_stream() if shared is None else shared.stream
+        self.stream = take_stream(context) if shared is None else shared.stream
         self.streams = CapturedStreams(context, self.stream, requested, self._began)
         self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
 
@@ -214,7 +214,7 @@ class Capture:
         if self.context.remove_capture(self) or not self._opened:
             self.streams.close()
             if self._shared is None:
-                self.context.give_back_capture_stream(self.stream)
+                give_back_stream(self.context, self.stream)
         if self._shared is not None:
             self._shared.end_turn(self.streams.token)
 
