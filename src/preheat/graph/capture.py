@@ -270,7 +270,7 @@ class Capture:
                 merged.append(Node(driver_node.kind, driver_node.name, foreign=True))
             positions.append(len(merged) - 1)
         self.records = [*merged, *left]
-        self.after = _merged_dependencies(graph.dependencies(), positions, len(self.records))
+        self.after = _merge_dependencies(graph.dependencies(), positions, len(self.records))
 
     def _collect_uses(self, launches: Sequence[RecordedLaunch]) -> None:
         """Find the arrays of the captured launches, their uses and the modules."""
@@ -376,17 +376,17 @@ def _is_unjoined(error: BaseException) -> bool:
     return isinstance(error, DriverError) and error.code == _UNJOINED
 
 
-def _merged_dependencies(
+def _merge_dependencies(
     dependencies: Sequence[Sequence[int]], positions: Sequence[int], count: int
 ) -> list[tuple[int, ...]]:
     """Return the dependencies of `count` records, of which the nodes have these `positions`."""
     merged: list[set[int]] = [set() for _ in range(count)]
     for position, before in zip(positions, dependencies, strict=True):
         merged[position] |= {positions[at] for at in before} - {position}
-    return [tuple(sorted(each)) for each in _reduced(merged)]
+    return [tuple(sorted(each)) for each in _reduce(merged)]
 
 
-def _reduced(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
+def _reduce(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
     """Return the dependencies without those that others imply. A join may add some of these."""
     if all(len(before) < 2 for before in dependencies):
         return dependencies
