@@ -373,7 +373,7 @@ def test_events_and_streams_of_branches_are_released(faulty: FaultyGpu) -> None:
 
 def test_launches_stay_fast_in_captures_without_side_streams(device: Gpu) -> None:
     if native.core is None:
-        pytest.skip("the fast function records such a launch in Python")
+        pytest.skip("only the native core records launches without Python code")
     bench = Bench(device)
     with device.capture() as graph:
         assert device._context.thread_state.capture is graph._capture

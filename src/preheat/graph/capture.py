@@ -13,7 +13,7 @@ from typing import TypeVar
 from preheat.callsite import CallSite, call_site, caller, format_site
 from preheat.devices import base
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
-from preheat.graph.captured_streams import CapturedStreams
+from preheat.graph.captured_streams import CapturedStreams, give_back_stream, take_stream
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.nodes import Node, Record
 from preheat.graph.shared_pool import SharedPool
@@ -77,7 +77,7 @@ class Capture:
         self._opened = False  # True once the context lists the capture
         self._at_device = False  # True while the device captures
         self._shared = shared
-        self.stream = context.take_capture_stream() if shared is None else shared.stream
+        self.stream = take_stream(context) if shared is None else shared.stream
         self.streams = CapturedStreams(context, self.stream, requested, self._began)
         self.foreign_libraries = ForeignLibraries(context.device, self.stream, shared)
 
@@ -214,7 +214,7 @@ class Capture:
         if self.context.remove_capture(self) or not self._opened:
             self.streams.close()
             if self._shared is None:
-                self.context.give_back_capture_stream(self.stream)
+                give_back_stream(self.context, self.stream)
         if self._shared is not None:
             self._shared.end_turn(self.streams.token)
 
@@ -270,7 +270,7 @@ class Capture:
                 merged.append(Node(driver_node.kind, driver_node.name, foreign=True))
             positions.append(len(merged) - 1)
         self.records = [*merged, *left]
-        self.after = _merged_dependencies(graph.dependencies(), positions, len(self.records))
+        self.after = _merge_dependencies(graph.dependencies(), positions, len(self.records))
 
     def _collect_uses(self, launches: Sequence[RecordedLaunch]) -> None:
         """Find the arrays of the captured launches, their uses and the modules."""
@@ -376,17 +376,17 @@ def _is_unjoined(error: BaseException) -> bool:
     return isinstance(error, DriverError) and error.code == _UNJOINED
 
 
-def _merged_dependencies(
+def _merge_dependencies(
     dependencies: Sequence[Sequence[int]], positions: Sequence[int], count: int
 ) -> list[tuple[int, ...]]:
     """Return the dependencies of `count` records, of which the nodes have these `positions`."""
     merged: list[set[int]] = [set() for _ in range(count)]
     for position, before in zip(positions, dependencies, strict=True):
         merged[position] |= {positions[at] for at in before} - {position}
-    return [tuple(sorted(each)) for each in _reduced(merged)]
+    return [tuple(sorted(each)) for each in _reduce(merged)]
 
 
-def _reduced(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
+def _reduce(dependencies: Sequence[set[int]]) -> Sequence[set[int]]:
     """Return the dependencies without those that others imply. A join may add some of these."""
     if all(len(before) < 2 for before in dependencies):
         return dependencies

@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 from preheat.callsite import CallSite, call_site, caller
 from preheat.devices import base
 from preheat.devices.base import LEGACY_STREAMS
-from preheat.errors import CaptureError
+from preheat.errors import CaptureError, DeviceError
 from preheat.graph.branches import Branch, BranchOrder, Mark
 from preheat.runtime.context import Context
 from preheat.runtime.libraries import current_streams
 from preheat.runtime.uses import Uses
 
-__all__ = ["CapturedStreams"]
+__all__ = ["CapturedStreams", "check_stream", "give_back_stream", "take_stream"]
 
 _NO_STREAMS: Mapping[int, str] = {}
 
@@ -149,7 +149,7 @@ class CapturedStreams:
 
     def _fork(self, stream: base.Stream, point: Mark) -> None:
         title = f"<Stream {stream.id} on {self._context.device.name}>"
-        inside = self._context.take_capture_stream()
+        inside = take_stream(self._context)
         self._taken.append(inside)
         branch = Branch(inside, self.token, title, call_site())
         branch.wait(point)  # If this fails, the stream takes no part, and has nothing to join.
@@ -176,6 +176,39 @@ class CapturedStreams:
     def close(self) -> None:
         """Release the events and the streams but the captured one, after the end of the capture."""
         for stream in self._taken:
-            self._context.give_back_capture_stream(stream)
+            give_back_stream(self._context, stream)
         if self._order.begun:
             self._context.deferred_cleanups.append(self._order.close)
+
+
+# Streams that nothing but captures uses: each takes some, and gives them back in the end.
+
+
+def take_stream(context: Context) -> base.Stream:
+    """Return a stream for a capture."""
+    try:
+        return context.idle_capture_streams.popleft()
+    except IndexError:
+        return context.order.register_capture_stream(context.device.stream())
+
+
+def give_back_stream(context: Context, stream: base.Stream) -> None:
+    """Keep a stream of `take_stream` for later captures, if its capture has ended."""
+    if check_stream(context, stream):
+        context.idle_capture_streams.append(stream)
+
+
+def check_stream(context: Context, stream: base.Stream) -> bool:
+    """Return True if no capture has this stream; otherwise destroy it, which ends the capture.
+
+    The end of a capture can fail. A stream that is still captured would let a later capture fail.
+    """
+    if context.lost is not None:
+        return False
+    try:
+        if stream.capture_status() == "none":
+            return True
+        context.order.destroy_capture_stream(stream)
+    except DeviceError:
+        return False  # A stream without a status is not used again either.
+    return False

@@ -88,16 +88,7 @@ class Graph(Drawable):
         array([7.], dtype=float32)
     """
 
-    __slots__ = {
-        "__dict__": "",
-        "__weakref__": "",
-        "replay": """Run the captured work once more, after setting named scalars.
-
-        `graph.replay(step=7)` sets the scalar that `gpu.scalar(…, name="step")` made. The value is
-        copied and set in the same stream, so any number of replays can be queued ahead. `stream=` names
-        another stream, and `synchronize=True` waits.
-        """,
-    }
+    __slots__ = ("__dict__", "__weakref__", "replay")
 
     # A function and not a method, because the lookup and call of a method cost a tenth of a replay.
     replay: ReplayFunction

@@ -28,7 +28,7 @@ from preheat.graph.recorded import RecordedWork
 from preheat.runtime.active_capture import REPLAY, Restricted
 from preheat.runtime.context import Context
 from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.launch import MANY_STREAMS, ordered, registered_operands
+from preheat.runtime.launch import MANY_STREAMS, in_order, register_operands
 from preheat.runtime.stream import raw_stream, record_event
 from preheat.tracebacks import shorten_traceback
 
@@ -143,7 +143,7 @@ class Replayer:
             sample.lap("upload")
         setter = self._setter_in(stream, tuple(scalars))
         operands = self.work.operands(self.context.device)
-        with ordered(self.context, operands, stream), registered_operands(self.context, operands):
+        with in_order(self.context, operands, stream), register_operands(self.context, operands):
             self.context.last_replayed = self.name
             if setter is not None:
                 self._set(setter, scalars, values)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from preheat import fork
 from preheat.devices import base
 from preheat.errors import InputError
+from preheat.graph.captured_streams import check_stream, take_stream
 from preheat.graph.pool import Pool
 from preheat.runtime.context import Context
 from preheat.runtime.libraries import Library, PoolId, StreamHandle, Torch, current_streams
@@ -37,7 +38,7 @@ class SharedPool:
         self.uses = context.order.new_uses(context.stream)
         self._given = given  # a pool of torch, or the id of one
         self._pools: dict[Library, Any] = {}
-        self._stream: base.Stream | None = context.take_capture_stream()
+        self._stream: base.Stream | None = take_stream(context)
         self._turn: dict[None, object] = {}  # the capture that uses the pool now
         fork.register(self)
 
@@ -72,7 +73,7 @@ class SharedPool:
     def stream(self) -> base.Stream:
         """The stream of its captures: torch and CuPy reuse memory only in the stream that freed it."""
         if self._stream is None:
-            self._stream = self.context.take_capture_stream()
+            self._stream = take_stream(self.context)
         return self._stream
 
     def begin_turn(self, capture: object) -> None:
@@ -84,7 +85,7 @@ class SharedPool:
     def end_turn(self, capture: object) -> None:
         """Let other captures use the pool, if this one did."""
         if self._turn.get(None) is capture:
-            if self._stream is not None and not self.context.check_capture_stream(self._stream):
+            if self._stream is not None and not check_stream(self.context, self._stream):
                 self._stream = None  # The next capture takes another one.
             del self._turn[None]
 

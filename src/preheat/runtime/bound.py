@@ -6,7 +6,7 @@ from typing import Any
 
 from preheat.errors import PreheatError
 from preheat.runtime.arguments import new_param_buffer
-from preheat.runtime.launch import UNORDERED, Launch, ordered
+from preheat.runtime.launch import UNORDERED, Launch, in_order
 from preheat.tracebacks import shorten_traceback
 
 __all__ = ["Bound"]
@@ -62,7 +62,7 @@ class Bound:
             self._launch.run(*self._args)
             return
         arguments = self._launch.convert(self._args, UNORDERED)  # Raises when memory was freed.
-        with ordered(self._context, arguments, self._stream):
+        with in_order(self._context, arguments, self._stream):
             status = self._submit(self._pointers, 0)
         if status[0]:
             self._launch.raise_for_status(status)

@@ -101,7 +101,7 @@ class Context:
         self.deferred_cleanups: deque[Callable[[], None]] = deque()
         self.unused_modules: deque[base.Module] = deque()
         self.idle_streams: deque[tuple[int, base.Stream]] = deque()
-        self.idle_capture_streams: deque[base.Stream] = deque()
+        self.idle_capture_streams: deque[base.Stream] = deque()  # see `graph/captured_streams.py`
         self._held_until_done: deque[tuple[Completion, object]] = deque()
         self.modules: weakref.WeakSet[UserModule] = weakref.WeakSet()  # what users or the session hold
         self.resources: weakref.WeakSet[Resource] = weakref.WeakSet()  # memory, graphs and the like
@@ -129,33 +129,6 @@ class Context:
                     return idle[1]
                 self.idle_streams.append(idle)
         return self.order.register_stream(self.device.stream(priority=priority))
-
-    def take_capture_stream(self) -> base.Stream:
-        """Return a stream that nothing but captures uses."""
-        try:
-            return self.idle_capture_streams.popleft()
-        except IndexError:
-            return self.order.register_capture_stream(self.device.stream())
-
-    def give_back_capture_stream(self, stream: base.Stream) -> None:
-        """Keep a stream of `take_capture_stream` for later captures, if its capture has ended."""
-        if self.check_capture_stream(stream):
-            self.idle_capture_streams.append(stream)
-
-    def check_capture_stream(self, stream: base.Stream) -> bool:
-        """Return True if no capture has this stream; otherwise destroy it, which ends the capture.
-
-        The end of a capture can fail. A stream that is still captured would let a later capture fail.
-        """
-        if self.lost is not None:
-            return False
-        try:
-            if stream.capture_status() == "none":
-                return True
-            self.order.destroy_capture_stream(stream)
-        except DeviceError:
-            return False  # A stream without a status is not used again either.
-        return False
 
     # Captures
 

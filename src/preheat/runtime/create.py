@@ -11,7 +11,7 @@ from preheat.errors import InputError
 from preheat.runtime.array import Array
 from preheat.runtime.context import Context
 from preheat.runtime.host import host_array
-from preheat.runtime.launch import LaunchArguments, ordered
+from preheat.runtime.launch import LaunchArguments, in_order
 from preheat.runtime.operands import TensorKind, tensor_kind
 from preheat.runtime.stream import raw_stream
 
@@ -78,7 +78,7 @@ def _copy_of_tensor(
     array = new_array(context, tuple(tensor.shape), element, stream)
     arguments = LaunchArguments(uses={array.uses: True}, keep_alive=[operand.owner])
     arguments.order_with(kind, operand, device)
-    with ordered(context, arguments, home):
+    with in_order(context, arguments, home):
         device.copy(array.address, operand.address, array.nbytes, home)
     return array
 

@@ -53,8 +53,8 @@ __all__ = [
     "LaunchArguments",
     "LoadedModule",
     "Operation",
-    "ordered",
-    "registered_operands",
+    "in_order",
+    "register_operands",
 ]
 
 
@@ -135,7 +135,7 @@ class Operation(ABC):
         stream = self.choose_stream(args)
         capturing = self.context.order.is_capturing(stream)
         arguments = self.convert(args, UNORDERED if capturing else stream.handle)
-        with ordered(self.context, arguments, stream, capturing=capturing):
+        with in_order(self.context, arguments, stream, capturing=capturing):
             self._submit(arguments, stream)
         if self.blocking and not capturing:
             self._wait(stream)
@@ -323,7 +323,7 @@ class Launch(Operation):
         self, buffer: ParamBuffer, arguments: LaunchArguments, stream: base.Stream
     ) -> None:
         """Submit the launch to the device, and keep the buffer for the next one."""
-        with registered_operands(self.context, arguments):
+        with register_operands(self.context, arguments):
             status = self.prepare(stream)(buffer.pointers, 0)
         self.buffers.append(buffer)
         if status[0]:
@@ -360,7 +360,7 @@ class Launch(Operation):
         return submit
 
 
-def registered_operands(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
+def register_operands(context: Context, arguments: LaunchArguments) -> AbstractContextManager[object]:
     """Let a device that works in host memory use the foreign operands during one launch."""
     host = context.device.host_memory
     if host is None or not arguments.foreign:
@@ -376,7 +376,7 @@ _NOTHING = nullcontext()
 
 
 @contextmanager
-def ordered(
+def in_order(
     context: Context, arguments: LaunchArguments, stream: base.Stream, *, capturing: bool = False
 ) -> Iterator[None]:
     """Order work in `stream` with every other use of its operands, and keep them until it completes.

@@ -307,7 +307,7 @@ class CudaDevice:
         """Prepare a fill for each word. A copy would have to wait until the host memory was read."""
         if (
             native.core is not None
-            and len(places) <= native.core.MOST_SCALARS
+            and len(places) <= native.core.MAX_SCALARS
             and all(n <= 8 for _, n in places)
         ):
             fills = tuple(map(function_address, _FILLS.values()))
