@@ -10,8 +10,6 @@ from _thread import get_ident
 from contextlib import suppress
 from pathlib import Path
 
-from triton import knobs
-
 from preheat.cache.publish import replace as publish
 from preheat.cache.trust import DistrustedError, make_private, read_file
 from preheat.errors import InputError
@@ -37,6 +35,8 @@ class KernelDirectory:
 
     def write(self, key: str, variant: str, name: str, content: bytes) -> str:
         """Write a file of a key, and return its path in the directory of the variant."""
+        from triton import knobs
+
         if os.path.basename(name) != name:
             raise InputError(f"{name!r} is not the name of a file of a kernel")
         place = self._private_directory
