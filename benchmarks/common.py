@@ -29,16 +29,22 @@ _tables: dict[str, Any] = {}
 _LOAD = os.getloadavg()[0]
 
 
-def median_us(act: Callable[[], object], *, repeat: int = 7, number: int = 500) -> float:
+def median_us(
+    act: Callable[[], object],
+    *,
+    repeat: int = 7,
+    number: int = 500,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Return the microseconds of a call: the median of `repeat` runs, after a warm-up."""
     for _ in range(min(number, 50)):
         act()
     runs = []
     for _ in range(repeat):
-        started = time.perf_counter()
+        started = clock()
         for _ in range(number):
             act()
-        runs.append((time.perf_counter() - started) / number * 1e6)
+        runs.append((clock() - started) / number * 1e6)
     return statistics.median(runs)
 
 
