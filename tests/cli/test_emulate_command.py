@@ -130,10 +130,10 @@ def test_caches_of_other_libraries_are_not_those_of_a_gpu(emulate: Emulate, tmp_
 
 
 def test_functions_that_are_not_supported_are_named_once_for_all_processes(emulate: Emulate) -> None:
-    call = "from cuda.bindings.driver import *; cuInit(0); cuTexObjectGetResourceDesc(0)"
+    call = "from cuda.bindings.driver import *; cuInit(0); cuCheckpointProcessGetRestoreThreadId(1)"
     code = f"import subprocess, sys\n{call}\nsubprocess.run([sys.executable, '-c', {call!r}])"
     done = emulate("emulate", "--", "python", "-c", code)
-    named = "1 function not supported (cuTexObjectGetResourceDesc)"
+    named = "1 function not supported (cuCheckpointProcessGetRestoreThreadId)"
     assert done.stderr == f"preheat: 0 launches, 0 faults, {named}\n"
 
 

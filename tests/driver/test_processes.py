@@ -222,10 +222,10 @@ print(status(cu.cuCtxSynchronize()), status(cu.cuMemAlloc(4)))
 
 
 def test_calls_that_are_not_supported_are_named_once_at_the_end() -> None:
-    code = "print([status(cu.cuTexObjectGetResourceDesc(cu.CUtexObject(0))) for _ in range(3)])"
+    code = "print([status(cu.cuCheckpointProcessGetRestoreThreadId(1)) for _ in range(3)])"
     printed, message = run(code)
     assert printed == ["[801, 801, 801]"]
-    assert message == "preheat: the CPU driver does not support cuTexObjectGetResourceDesc\n"
+    assert message == "preheat: the CPU driver does not support cuCheckpointProcessGetRestoreThreadId\n"
 
 
 def test_a_program_that_contains_the_cuda_runtime_is_told_why_it_cannot_run() -> None:
