@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -67,16 +67,22 @@ UPWARD = {("gpu.py", "warmup"), ("build/recording.py", "ahead")}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=100)
 def module_of(file: Path) -> ast.Module:
-    """Return the syntax tree of a file. The tests of a file follow one another."""
+    """Return the syntax tree of a file. The tests of a layer follow one another."""
     return ast.parse(file.read_text())
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=100)
 def nodes_of(file: Path) -> list[ast.AST]:
     """Return all nodes of the syntax tree of a file."""
     return list(ast.walk(module_of(file)))
+
+
+@cache
+def imports_of(file: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports of a file, wherever they are. Several tests look at those of all files."""
+    return [node for node in nodes_of(file) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def layer(file: Path) -> str:
@@ -85,10 +91,10 @@ def layer(file: Path) -> str:
 
 def imported(file: Path) -> Iterator[str]:
     """Yield the layers that a file imports, at the top, in a function or for type checkers."""
-    for node in nodes_of(file):
+    for node in imports_of(file):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
             names = inside if node.module == "preheat" else [node.module]
         else:
@@ -98,29 +104,32 @@ def imported(file: Path) -> Iterator[str]:
 
 def packages(file: Path) -> Iterator[str]:
     """Yield the packages that a file imports, wherever it does."""
-    for node in nodes_of(file):
+    for node in imports_of(file):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             yield node.module.partition(".")[0]
 
 
 FILES = sorted(
     file for file in SOURCE.rglob("*.py") if file.name != "__init__.py" or file.parent != SOURCE
 )
-#: The scope lets pytest run all tests of a file before those of the next file.
-each_file = pytest.mark.parametrize(
-    "file", FILES, ids=lambda file: str(file.relative_to(SOURCE)), scope="module"
-)
+#: The scope lets pytest run all tests of a layer before those of the next one.
+each_layer = pytest.mark.parametrize("name", sorted({layer(file) for file in FILES}), scope="module")
 
 
-@each_file
-def test_imports_point_down(file: Path) -> None:
-    mine = layer(file)
-    for other in imported(file):
-        upward = (file.relative_to(SOURCE).as_posix(), other) in UPWARD
-        allowed = RANK[other] < RANK[mine] or other == mine or upward
-        assert allowed, f"{mine} imports {other}"
+def files_of(name: str) -> list[Path]:
+    """Return the files of a layer."""
+    return [file for file in FILES if layer(file) == name]
+
+
+@each_layer
+def test_imports_point_down(name: str) -> None:
+    for file in files_of(name):
+        place = file.relative_to(SOURCE).as_posix()
+        for other in imported(file):
+            allowed = RANK[other] < RANK[name] or other == name or (place, other) in UPWARD
+            assert allowed, f"{place} imports {other}"
 
 
 def test_devices_do_not_know_each_other() -> None:
@@ -164,14 +173,14 @@ def test_compilers_are_loaded_in_the_worker_only() -> None:
     users = {
         file.name
         for file in SOURCE.rglob("*.py")
-        for node in nodes_of(file)
+        for node in imports_of(file)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cuda")
     }
     assert users == {"nvjitlink.py", "worker.py", "driver.py"}
     callers = {
         file.name
         for file in SOURCE.rglob("*.py")
-        for node in nodes_of(file)
+        for node in imports_of(file)
         if isinstance(node, ast.ImportFrom) and node.module == "preheat.toolchain"
         if {"nvrtc", "nvjitlink"} & {alias.name for alias in node.names}
     }
@@ -264,12 +273,13 @@ def public(module: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
             yield node
 
 
-@each_file
-def test_every_module_and_public_name_has_a_docstring(file: Path) -> None:
-    module = module_of(file)
-    assert ast.get_docstring(module)
-    for node in public(module):
-        assert ast.get_docstring(node), f"{file.name}: {node.name}"
+@each_layer
+def test_every_module_and_public_name_has_a_docstring(name: str) -> None:
+    for file in files_of(name):
+        module = module_of(file)
+        assert ast.get_docstring(module), file
+        for node in public(module):
+            assert ast.get_docstring(node), f"{file}: {node.name}"
 
 
 LONGEST, MOST_METHODS = 500, 30
@@ -282,18 +292,19 @@ def docstring_lines(node: ast.AST) -> int:
     return 0
 
 
-@each_file
-def test_files_and_classes_have_one_subject(file: Path) -> None:
+@each_layer
+def test_files_and_classes_have_one_subject(name: str) -> None:
     """A file with many lines, or a class with many methods, has several; the facade only forwards.
 
     Docstrings do not count: their examples make a file long, and do not add a subject.
     """
-    lines = file.read_text().count("\n")
-    assert lines - sum(map(docstring_lines, nodes_of(file))) <= LONGEST
-    for node in nodes_of(file):
-        if isinstance(node, ast.ClassDef) and node.name != "Gpu":
-            methods = sum(isinstance(each, ast.FunctionDef) for each in node.body)
-            assert methods <= MOST_METHODS, f"{file.name}: {node.name}"
+    for file in files_of(name):
+        lines = file.read_text().count("\n")
+        assert lines - sum(map(docstring_lines, nodes_of(file))) <= LONGEST, file
+        for node in nodes_of(file):
+            if isinstance(node, ast.ClassDef) and node.name != "Gpu":
+                methods = sum(isinstance(each, ast.FunctionDef) for each in node.body)
+                assert methods <= MOST_METHODS, f"{file}: {node.name}"
 
 
 def test_all_at_fork_hooks_are_in_two_modules() -> None:
@@ -325,8 +336,8 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "events"}
 
 
-@each_file
-def test_no_fork_happens_during_an_import_in_a_thread(file: Path) -> None:
+@pytest.mark.parametrize("name", sorted(IN_THREADS))
+def test_no_fork_happens_during_an_import_in_a_thread(name: str) -> None:
     """A child that is forked at that moment would wait for the lock of the import for ever."""
-    if layer(file) in IN_THREADS:
-        assert list(unguarded_imports(module_of(file))) == []
+    for file in files_of(name):
+        assert list(unguarded_imports(module_of(file))) == [], file

@@ -191,13 +191,27 @@ def script(tmp_path: Path) -> Callable[[str], list[str]]:
     return write
 
 
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory for the manifest, the sources and the bundle that the first test makes."""
+    return tmp_path_factory.mktemp("baked")
+
+
 @pytest.fixture
 def baked(
-    cli: Cli, script: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli,
+    script: Callable[[str], list[str]],
+    made_once: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[str]:
     """An application with its bundle, `kernels.heat`, and an empty cache. Return its command."""
     words = script(PREHEAT)
-    assert cli("record", "--", *words).code == 0
-    assert cli("bake", "kernels.toml").code == 0
+    if not (made_once / "kernels.heat").exists():
+        monkeypatch.chdir(made_once)
+        assert cli("record", "--", *words).code == 0
+        assert cli("bake", "kernels.toml").code == 0
+        monkeypatch.chdir(tmp_path)
+    shutil.copytree(made_once, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("PREHEAT_CACHE_DIR", str(tmp_path / "empty"))
     return words

@@ -70,7 +70,7 @@ def gpu(opened: Gpu) -> Iterator[Gpu]:
         opened.reset()
 
 
-@pytest.mark.parametrize(("opened", "case", "size"), launches(), indirect=["opened"])
+@pytest.mark.parametrize(("opened", "case", "size"), list(launches()), indirect=["opened"])
 def test_kernel_computes_what_its_reference_does(gpu: Gpu, case: Case, size: int) -> None:
     rng = np.random.default_rng(zlib.crc32(f"{case.name} {size}".encode()))
     launch = case.prepare(rng, size)
