@@ -23,10 +23,10 @@ from pathlib import Path
 from common import ratio, report, spread, us
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.cache import MemoryTier
 from preheat.config import Config
 from preheat.events import Events
 from preheat.program import Program
+from preheat.store import MemoryTier
 
 SOURCE = """
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from common import median_us, options, report, us
-from preheat.cache.remote.engine import Engine, names_of
+from preheat.store.remote.engine import Engine, names_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.remote.proxy import Proxy
-from tests.remote.servers import redis_server, s3_server, webdav_server
-from tests.remote.stores import Store, store_of
+from tests.store.remote.proxy import Proxy
+from tests.store.remote.servers import redis_server, s3_server, webdav_server
+from tests.store.remote.stores import Store, store_of
 
 ENTRY = os.urandom(20_000)
 MANY = 10_000

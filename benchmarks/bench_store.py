@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from common import median_us, program_cache, ratio, report, us
-from preheat.cache import DiskTier, MemoryTier, codec
 from preheat.events import Events
+from preheat.store import DiskTier, MemoryTier, codec
 
 SIZES = (4_096, 20_000, 100_000, 200_000)
 COUNTS = (100, 10_000, 100_000)

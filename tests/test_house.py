@@ -30,8 +30,7 @@ LAYERS = (
     {"misspelled", "native", "process_counters"},
     {"telemetry"},
     {"singleflight", "portable_paths", "tracebacks"},
-    {"cache"},
-    {"ed25519"},
+    {"store"},
     {"signing"},
     {"program"},
     {"key"},
@@ -133,12 +132,12 @@ def test_only_the_edges_know_the_cpu_driver() -> None:
     assert users <= {"driver", "cli", "pytest_driver"}
 
 
-def test_the_cache_knows_nothing_of_cuda() -> None:
+def test_the_store_knows_nothing_of_cuda() -> None:
     """It maps digests to bytes, and can be used for anything."""
-    below = {"cache", "events", "errors", "fork", "locks", "files", "messages", "pins"}
-    for file in (SOURCE / "cache").rglob("*.py"):
+    below = {"store", "events", "errors", "fork", "locks", "files", "messages", "pins"}
+    for file in (SOURCE / "store").rglob("*.py"):
         # Credentials of servers come from the environment, and settings show URLs as messages do.
-        more = {"config"} if file.parent.name == "remote" else set()
+        more = {"config"} if file.parent.name in ("remote", "signing") else set()
         assert set(imported(file)) <= below | more, file
         assert not set(packages(file)) & {"cuda", "numpy", "torch", "cupy", "triton", "numba"}, file
 
@@ -222,11 +221,11 @@ NOT_FOR_A_LAUNCH = {
     *("preheat.toolchain.pool", "preheat.toolchain.translate", "preheat.toolchain.survey"),
     *("preheat.toolchain.includes", "preheat.toolchain.absent_names", "preheat.toolchain.observe"),
     *("preheat.build.compile", "preheat.build.nearest", "preheat.linked_program"),
-    *("preheat.ahead.manifest", "preheat.warmup", "preheat.cache.bundle", "preheat.kernels.ops"),
+    *("preheat.ahead.manifest", "preheat.warmup", "preheat.store.bundle", "preheat.kernels.ops"),
     *("preheat.telemetry", "socket", "selectors", "http", "opentelemetry"),
     *("preheat.cli", "click", "rich", "logging", "subprocess", "tempfile", "difflib", "shutil"),
     *("asyncio", "concurrent.futures", "multiprocessing", "cuda.core"),
-    *("preheat.signing", "cryptography", "zstandard"),
+    *("preheat.store.signing.keys", "cryptography", "zstandard"),
 }
 
 
@@ -308,7 +307,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "process_counters", "events"}
+IN_THREADS = {"store", "build", "sync", "singleflight", "process_counters", "events"}
 
 
 @each_file

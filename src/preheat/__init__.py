@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
     from preheat.build.builder import Builder
     from preheat.build.seal import seal, sealed, unseal
-    from preheat.cache.bundle import Bundle
     from preheat.config import Config
     from preheat.default import (
         compile,
@@ -103,6 +102,7 @@ if TYPE_CHECKING:
     from preheat.runtime.module import Module, SymbolView
     from preheat.runtime.operands import Pointer, strided
     from preheat.runtime.stream import Event, Stream
+    from preheat.store.bundle import Bundle
 
 # The public names of each module, which is imported when one of them is first used. All other names in
 # `__all__` are those of `preheat.errors`.
@@ -139,7 +139,7 @@ _NAMES_OF = {
     "preheat.runtime.operands": ("Pointer", "strided"),
     "preheat.runtime.stream": ("Event", "Stream"),
     "preheat.build.seal": ("seal", "sealed", "unseal"),
-    "preheat.cache.bundle": ("Bundle",),
+    "preheat.store.bundle": ("Bundle",),
     "preheat.ahead.bake": ("BakeResult", "bake"),
     "preheat.ahead.check": ("CheckResult", "check"),
     "preheat.ahead.manifest": ("Manifest",),

@@ -21,8 +21,6 @@ from preheat.build.builder import Builder
 from preheat.build.lookup import Hit, Lookup, Miss
 from preheat.build.request import Request
 from preheat.build.seal import sealed
-from preheat.cache import DiskTier, MemoryTier, codec
-from preheat.cache.lock import FileLock
 from preheat.config import Config
 from preheat.errors import (
     CompileError,
@@ -36,6 +34,8 @@ from preheat.events import Events
 from preheat.foreign import ForeignRequest
 from preheat.gpu import Gpu
 from preheat.program import Program
+from preheat.store import DiskTier, MemoryTier, codec
+from preheat.store.lock import FileLock
 from preheat.toolchain.headers import HeaderState, decode_states
 from tests.conftest import SAXPY, Recorder
 from tests.processes import TIMEOUT_SECONDS, run_in_fork, wait_for

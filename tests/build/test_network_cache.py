@@ -16,15 +16,15 @@ from preheat.build import cache_directory, lock_directory
 from preheat.build.builder import Builder
 from preheat.build.cache_directory import open_disk
 from preheat.build.directory_leases import directory_leases
-from preheat.cache import DiskTier, filesystem
-from preheat.cache.filesystem import Mount
-from preheat.cache.remote.lease_request import LeaseRequest
 from preheat.config import Config, node_local_lock_dirs
 from preheat.events import Events
 from preheat.foreign import ForeignRequest
-from tests.cache.entries import blob_of, digest_of
+from preheat.store import DiskTier, filesystem
+from preheat.store.filesystem import Mount
+from preheat.store.remote.lease_request import LeaseRequest
 from tests.conftest import Recorder
 from tests.processes import expect_success, kill, read_line, start_process, write_line
+from tests.store.entries import blob_of, digest_of
 
 NODES = 3
 KEYS = 4
@@ -112,8 +112,8 @@ def test_a_builder_without_leases_does_not_import_them(tmp_path: Path) -> None:
 _NODE = """
 import sys, time
 from preheat.build import builder, cache_directory
-from preheat.cache.filesystem import Filesystem
-from preheat.cache.remote import lease
+from preheat.store.filesystem import Filesystem
+from preheat.store.remote import lease
 from preheat.foreign import ForeignRequest
 
 cache_directory.filesystem_of = lambda *_: Filesystem("nfs4")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache.bundle import write
-from tests.cache.entries import blob_of, digest_of
+from preheat.store.bundle import write
 from tests.command import Cli
+from tests.store.entries import blob_of, digest_of
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ from preheat import native
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
 from preheat.build.builder import Builder
-from preheat.cache import DiskTier, codec, filesystem
-from preheat.cache.bundle import write
-from preheat.cache.filesystem import Mount
-from preheat.cache.journal import Journal
-from preheat.cache.lock import FileLock
 from preheat.cli import doctor
 from preheat.cli.output import columns, count, duration, print_error, size
 from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.events import Events, Stats
 from preheat.program import Program
+from preheat.store import DiskTier, codec, filesystem
+from preheat.store.bundle import write
+from preheat.store.filesystem import Mount
+from preheat.store.journal import Journal
+from preheat.store.lock import FileLock
 from preheat.toolchain import Toolchain
 from preheat.toolchain.locate import Located
 from tests.command import Cli, Ran

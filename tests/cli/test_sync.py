@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache import DiskTier
-from preheat.cache.remote import envelope
 from preheat.events import Events
-from preheat.signing import SigningKey
+from preheat.store import DiskTier
+from preheat.store.signing import entries as envelope
+from preheat.store.signing.keys import SigningKey
 from tests.command import Cli
 from tests.conftest import SAXPY
 from tests.processes import start_python, wait_for
-from tests.sync.support import artifact, listing
+from tests.store.copy.support import artifact, listing
 
 HEADER = '#include "scale.h"\nextern "C" __global__ void scale(float* x) { *x *= SCALE; }\n'
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from preheat.cache.remote.engine import Engine, RemoteError, names_of
-from preheat.cache.remote.engines import open_engine
-from preheat.cache.remote.url import parse_remote
-from preheat.signing import SigningKey
+from preheat.store.remote.engine import Engine, RemoteError, names_of
+from preheat.store.remote.engines import open_engine
+from preheat.store.remote.url import parse_remote
+from preheat.store.signing.keys import SigningKey
 from tests.processes import SOURCE, read_line, start_process, wait_for, write_line
-from tests.remote.proxy import Proxy
-from tests.remote.servers import PASSWORD, Server, redis_server, s3_server
+from tests.store.remote.proxy import Proxy
+from tests.store.remote.servers import PASSWORD, Server, redis_server, s3_server
 from tests.torture.remote_load import REQUESTS
 
 __all__ = ["Campaign", "Shared", "campaign"]

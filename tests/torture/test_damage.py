@@ -15,16 +15,16 @@ import xxhash
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
-from preheat.cache import DiskTier, codec
-from preheat.cache.codec import DamagedEntryError
-from preheat.cache.journal import Journal
 from preheat.events import Events, JsonLines
 from preheat.key import Part
+from preheat.store import DiskTier, codec
+from preheat.store.codec import DamagedEntryError
+from preheat.store.journal import Journal
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 from preheat.toolchain.locate import Library, Located, _Memo
-from tests.cache.entries import blob_of, digest_of
 from tests.command import Cli, command_line
 from tests.conftest import Recorder
+from tests.store.entries import blob_of, digest_of
 from tests.torture.conftest import Campaign
 from tests.torture.hangs import no_hang as no_hang
 

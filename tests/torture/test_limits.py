@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache import DiskTier
-from preheat.cache.bundle import write
-from preheat.cache.journal import Journal
-from preheat.cache.lock import FileLock
 from preheat.events import Events
+from preheat.store import DiskTier
+from preheat.store.bundle import write
+from preheat.store.journal import Journal
+from preheat.store.lock import FileLock
 from preheat.toolchain.locate import Library, Located, _Memo
-from tests.cache.entries import blob_of, digest_of
-from tests.cache.support import tmpfs
 from tests.conftest import Recorder
+from tests.store.entries import blob_of, digest_of
+from tests.store.support import tmpfs
 from tests.torture.conftest import Campaign
 
 WRITERS = 8

@@ -16,11 +16,11 @@ import pytest
 
 pytest.importorskip("opendal", reason="opendal is not installed")
 
-from preheat.cache import codec
-from preheat.cache.remote import envelope
-from preheat.cache.remote.names import entry_name
 from preheat.foreign import ForeignEntry, foreign_digest
-from preheat.signing import Keyring, SigningKey
+from preheat.store import codec
+from preheat.store.remote.names import entry_name
+from preheat.store.signing import entries as envelope
+from preheat.store.signing.keys import Keyring, SigningKey
 from tests.processes import expect_success
 from tests.torture import remote_faults
 from tests.torture.conftest import LONG

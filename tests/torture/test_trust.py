@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from preheat.build.bundle_entries import MountedBundles
-from preheat.cache import LayerTier
-from preheat.cache.bundle import write
-from preheat.cache.disk import DiskTier
 from preheat.errors import BundleError
 from preheat.events import Events
+from preheat.store import LayerTier
+from preheat.store.bundle import write
+from preheat.store.disk import DiskTier
 from tests import processes
-from tests.cache.entries import blob_of, digest_of
-from tests.cache.support import needs_root
 from tests.conftest import Recorder
+from tests.store.entries import blob_of, digest_of
+from tests.store.support import needs_root
 from tests.torture.conftest import Campaign
 from tests.torture.hangs import no_hang as no_hang
 from tests.torture.strangers import ATTACKER, VICTIM, act, play, public_place, start_as
@@ -93,7 +93,7 @@ assert seen == [] and disk.lock_dir == locks
 shutil.rmtree(place / "shm" / "v")
 print("gone", flush=True)
 sys.stdin.readline()
-from preheat.cache.trust import make_private
+from preheat.store.trust import make_private
 try:
     make_private(disk.lock_dir)
 except PermissionError as refused:

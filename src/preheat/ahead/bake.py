@@ -26,12 +26,12 @@ from preheat.build.known_archs import require_known
 from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
 from preheat.build.together import estimate
-from preheat.cache.base import Filled
-from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError
 from preheat.events import logged_events
 from preheat.key import long_texts
+from preheat.store.base import Filled
+from preheat.store.signing.interface import Signer
 
 if TYPE_CHECKING:  # The import takes milliseconds in every process.
     from concurrent.futures import Executor

@@ -21,13 +21,13 @@ from preheat.build.bundle_entries import (
     read,
     read_foreign,
 )
-from preheat.cache.bundle import MAGIC, Bundle, write
-from preheat.cache.codec import DamagedEntryError
-from preheat.cache.publish import unwritable_reason
-from preheat.cache.signatures import Signer
 from preheat.errors import BundleError, InputError
 from preheat.foreign import ForeignEntry
 from preheat.key import explain
+from preheat.store.bundle import MAGIC, Bundle, write
+from preheat.store.codec import DamagedEntryError
+from preheat.store.publish import unwritable_reason
+from preheat.store.signing.interface import Signer
 
 __all__ = [
     "all_entries",

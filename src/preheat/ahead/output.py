@@ -14,10 +14,10 @@ from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.jobs import Job
 from preheat.ahead.shards import Shard
 from preheat.arch import Arch
-from preheat.cache.bundle import write
-from preheat.cache.lock import FileLock
-from preheat.cache.signatures import Signer
 from preheat.errors import InputError
+from preheat.store.bundle import write
+from preheat.store.lock import FileLock
+from preheat.store.signing.interface import Signer
 
 __all__ = ["BundleOutput"]
 

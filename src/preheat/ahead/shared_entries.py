@@ -8,8 +8,8 @@ from functools import partial
 from preheat.ahead.foreign import BakedForeign
 from preheat.ahead.jobs import Output
 from preheat.build.builder import Builder
-from preheat.cache import Chain
-from preheat.cache.base import Filled, Filling
+from preheat.store import Chain
+from preheat.store.base import Filled, Filling
 from preheat.toolchain.headers import pack_states
 
 __all__ = ["fill_stores"]

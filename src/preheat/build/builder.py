@@ -29,8 +29,6 @@ from preheat.build.request import Request
 from preheat.build.sealed_headers import SealedHeaders
 from preheat.build.signers import required_signers
 from preheat.build.turn import Turn, Turns
-from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
-from preheat.cache.lock import release_lost
 from preheat.callsite import caller
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import (
@@ -49,6 +47,8 @@ from preheat.misspelled import warn_of_misspelled
 from preheat.process_counters import process_counters
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
+from preheat.store import Chain, DiskTier, LayerTier, MemoryTier
+from preheat.store.lock import release_lost
 from preheat.toolchain.compiler import Toolchain
 from preheat.tracebacks import shorten_traceback
 
@@ -57,8 +57,8 @@ if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.early import Expectation
     from preheat.build.foreign_store import ForeignStore
     from preheat.build.nearest import Near
-    from preheat.cache.bundle import Bundle
-    from preheat.cache.signatures import Verifier
+    from preheat.store.bundle import Bundle
+    from preheat.store.signing.interface import Verifier
 
 __all__ = ["Builder"]
 

@@ -14,8 +14,6 @@ from weakref import WeakKeyDictionary
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Provenance
 from preheat.build.bundle_archs import baked_archs, named, runs
-from preheat.cache import codec
-from preheat.cache.codec import text
 from preheat.config import SealMode
 from preheat.errors import BundleError, InputError, with_others
 from preheat.events import Events
@@ -23,12 +21,14 @@ from preheat.foreign import ForeignEntry, foreign_kind
 from preheat.key import Part, include_parts
 from preheat.locks import no_fork
 from preheat.pins import split_pin
+from preheat.store import codec
+from preheat.store.codec import text
 from preheat.toolchain.headers import HeaderState, Place, decode_states, encode_states
 from preheat.weak_values import WeakValues
 
 if TYPE_CHECKING:
-    from preheat.cache.bundle import Bundle
-    from preheat.cache.signatures import Verifier
+    from preheat.store.bundle import Bundle
+    from preheat.store.signing.interface import Verifier
 
 __all__ = [
     "DAMAGED_ENTRY",
@@ -235,7 +235,7 @@ class MountedBundles:
         source = Path(os.path.abspath(path))
         place, pin = split_pin(source)
         with no_fork:
-            from preheat.cache.bundle import Bundle
+            from preheat.store.bundle import Bundle
 
         signers = self._required_signers(place) if pin is None else None
         opened = Bundle.open(source, trust=self._trust, signers=signers)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from preheat.build.lock_directory import choose_lock_dir
-from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
-from preheat.cache.filesystem import filesystem_of, read_mounts
-from preheat.cache.trust import first_usable, usable
 from preheat.config import Config
 from preheat.events import Events
 from preheat.locks import no_fork
+from preheat.store import Chain, DiskTier, LayerTier, MemoryTier, Tier
+from preheat.store.filesystem import filesystem_of, read_mounts
+from preheat.store.trust import first_usable, usable
 
 __all__ = ["open_chain", "open_disk", "unasked_stores"]
 
@@ -57,7 +57,7 @@ def unasked_stores(cache: Chain) -> list[str]:
     if not cache.shared:
         return []
     with no_fork:
-        from preheat.cache.remote.tier import RemoteTier
+        from preheat.store.remote.tier import RemoteTier
 
     return [
         f"the shared store {tier.name} could not be used"

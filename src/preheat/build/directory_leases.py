@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from preheat.cache import DiskTier
-from preheat.cache.remote import lease
-from preheat.cache.remote.bounded import BoundedEngine
-from preheat.cache.remote.engine import RemoteError
-from preheat.cache.remote.file_engine import FileEngine
-from preheat.cache.remote.lease import Leases
-from preheat.cache.remote.names import LEASES
-from preheat.cache.remote.server import Server
-from preheat.cache.remote.url import Remote
 from preheat.events import Events
+from preheat.store import DiskTier
+from preheat.store.remote import lease
+from preheat.store.remote.bounded import BoundedEngine
+from preheat.store.remote.engine import RemoteError
+from preheat.store.remote.file_engine import FileEngine
+from preheat.store.remote.lease import Leases
+from preheat.store.remote.names import LEASES
+from preheat.store.remote.server import Server
+from preheat.store.remote.url import Remote
 
 __all__ = ["directory_leases"]
 

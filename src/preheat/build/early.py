@@ -11,8 +11,8 @@ from types import FrameType
 from preheat.arch import Arch
 from preheat.build.key_locks import Busy, KeyLocks
 from preheat.build.request import Request
-from preheat.cache import Chain, LayerTier
 from preheat.program import Program
+from preheat.store import Chain, LayerTier
 from preheat.toolchain.compiler import Toolchain
 
 __all__ = ["Expectation"]

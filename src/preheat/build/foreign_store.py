@@ -13,7 +13,6 @@ from preheat.build.bundle_entries import MountedBundles
 from preheat.build.cache_directory import unasked_stores
 from preheat.build.counters import Counters
 from preheat.build.turn import Turn, Turns
-from preheat.cache import Chain, LayerTier, codec
 from preheat.callsite import caller
 from preheat.config import SealMode
 from preheat.errors import SealedError
@@ -21,6 +20,7 @@ from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.locks import no_fork
 from preheat.singleflight import SingleFlight
+from preheat.store import Chain, LayerTier, codec
 from preheat.toolchain.ptx_section import has_attached_ptx, is_executed
 
 __all__ = ["ABSENT", "UNMEASURED", "Claim", "ForeignStore", "created_now"]

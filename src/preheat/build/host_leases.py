@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from preheat.build.directory_leases import directory_leases
-from preheat.cache import Chain, DiskTier
-from preheat.cache.remote import lease
-from preheat.cache.remote.lease import Leases
-from preheat.cache.remote.tier import RemoteTier
 from preheat.events import Events
+from preheat.store import Chain, DiskTier
+from preheat.store.remote import lease
+from preheat.store.remote.lease import Leases
+from preheat.store.remote.tier import RemoteTier
 
 __all__ = ["open_leases"]
 

@@ -13,10 +13,10 @@ from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.request import Request
 from preheat.build.sealed_headers import SealedHeaders
-from preheat.cache import Chain, DiskTier, codec
 from preheat.errors import ToolchainError
 from preheat.events import Events
 from preheat.key import Key
+from preheat.store import Chain, DiskTier, codec
 from preheat.toolchain.evidence import Memo
 from preheat.toolchain.headers import (
     HEADER_LIST,

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
-from preheat.cache import LayerTier, codec
-from preheat.cache.bundle import Bundle
 from preheat.events import Events
 from preheat.key import Part, explain
+from preheat.store import LayerTier, codec
+from preheat.store.bundle import Bundle
 
 __all__ = ["Near", "nearest", "search"]
 

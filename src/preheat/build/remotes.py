@@ -9,18 +9,18 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from preheat.cache import Chain, Tier
-from preheat.cache.remote.engine import Engine, RemoteError
-from preheat.cache.remote.engines import missing_package, open_engine
-from preheat.cache.remote.server import Server
-from preheat.cache.remote.tier import RemoteTier, StoreKeys
-from preheat.cache.remote.url import Remote, parse_remotes
-from preheat.cache.transient import retried
-from preheat.cache.trust import distrust_reason
 from preheat.config import Config
 from preheat.errors import PreheatError
 from preheat.events import Events
 from preheat.locks import no_fork
+from preheat.store import Chain, Tier
+from preheat.store.remote.engine import Engine, RemoteError
+from preheat.store.remote.engines import missing_package, open_engine
+from preheat.store.remote.server import Server
+from preheat.store.remote.tier import RemoteTier, StoreKeys
+from preheat.store.remote.url import Remote, parse_remotes
+from preheat.store.transient import retried
+from preheat.store.trust import distrust_reason
 from preheat.toolchain.header_lists import HeaderLists
 
 __all__ = ["TrustPolicy", "open_remotes", "patient", "remotes_of", "shared_chain", "trust_policy"]
@@ -130,7 +130,7 @@ def _read_keys(remote: Remote, config: Config) -> StoreKeys:
             _require_private(Path(remote.path))
             return StoreKeys()
     with no_fork:
-        from preheat import signing
+        from preheat.store.signing import keys as signing
 
     try:
         keys = signing.Keys.of(config)

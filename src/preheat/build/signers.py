@@ -11,7 +11,7 @@ from preheat.errors import InputError
 from preheat.locks import no_fork
 
 if TYPE_CHECKING:
-    from preheat.cache.signatures import Verifier
+    from preheat.store.signing.interface import Verifier
 
 __all__ = ["required_signers"]
 
@@ -26,7 +26,7 @@ def required_signers(config: Config) -> Callable[[], Verifier] | None:
 
 def _trusted_keys(config: Config) -> Verifier:
     with no_fork:
-        from preheat.signing import Keys  # Few processes need it.
+        from preheat.store.signing.keys import Keys  # Few processes need it.
 
     trusted = Keys.of(config).trusted
     if trusted is None:

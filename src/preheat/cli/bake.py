@@ -15,7 +15,6 @@ from preheat.ahead.manifest import Manifest, require_programs, with_coverage
 from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.cache.base import Filled
 from preheat.cli.check import run_check
 from preheat.cli.output import (
     columns,
@@ -32,6 +31,7 @@ from preheat.cli.signatures import signing_key
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.progress import progress
+from preheat.store.base import Filled
 
 __all__ = ["command"]
 

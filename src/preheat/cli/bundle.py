@@ -11,7 +11,6 @@ import click
 from preheat.ahead.bundles import all_entries, all_foreign, faults, graphs, merge, sign
 from preheat.arch import Arch
 from preheat.build.bundle_entries import BundleEntry
-from preheat.cache.bundle import Bundle
 from preheat.cli.bundle_file import BUNDLE, LocalFile
 from preheat.cli.bundle_transfer import pull_command, push_command
 from preheat.cli.details import details_as_json
@@ -23,6 +22,7 @@ from preheat.errors import BundleError
 from preheat.foreign import ForeignEntry
 from preheat.pins import split_pin
 from preheat.portable_paths import format_spellings
+from preheat.store.bundle import Bundle
 from preheat.sync.places import open_bundle
 
 __all__ = ["command"]

@@ -13,8 +13,6 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.nearest import Near, nearest
-from preheat.cache import DiskTier
-from preheat.cache.layer import Item
 from preheat.cli import cache_metrics, cache_sync
 from preheat.cli.details import details, details_as_json, file_of, ptx_of
 from preheat.cli.output import (
@@ -55,6 +53,8 @@ from preheat.events import Stats, logged_events
 from preheat.key import explain
 from preheat.program import Program
 from preheat.progress import progress
+from preheat.store import DiskTier
+from preheat.store.layer import Item
 
 __all__ = ["command"]
 

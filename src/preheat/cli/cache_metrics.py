@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import click
 
 from preheat._version import __version__
-from preheat.cache import DiskTier
 from preheat.cli.output import print_raw
 from preheat.cli.stored import items_by_kind, open_cache
 from preheat.config import Config
+from preheat.store import DiskTier
 from preheat.telemetry.exposition import exposition
 from preheat.telemetry.metrics import Family, counter_families, gauge
 

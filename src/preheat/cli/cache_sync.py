@@ -9,10 +9,10 @@ import click
 
 from preheat.ahead.bundles import merge
 from preheat.arch import Arch
-from preheat.cache.bundle import Bundle
 from preheat.cli.output import count, print_json, print_line, print_message, size
 from preheat.config import Config
 from preheat.errors import InputError
+from preheat.store.bundle import Bundle
 from preheat.sync.copy import Choice, SyncResult, sync
 from preheat.sync.places import (
     bundle_output,

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from preheat.cli.output import print_json, print_line, print_message, print_raw
-from preheat.signing import PublicKey, SigningKey, load_public, require_absent
+from preheat.store.signing.keys import PublicKey, SigningKey, load_public, require_absent
 
 __all__ = ["command"]
 

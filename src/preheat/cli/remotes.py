@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from preheat.build.remotes import TrustPolicy, open_remotes, patient, remotes_of, trust_policy
-from preheat.cache.remote.engine import Engine, RemoteError
-from preheat.cache.remote.permissions import permissions_of
-from preheat.cache.remote.probe import Probe, probe
-from preheat.cache.remote.tier import RemoteTier
-from preheat.cache.remote.url import Remote
-from preheat.cache.remote.verify import PROBLEMS, Verified, listed, verify
 from preheat.cli.findings import Finding
 from preheat.cli.output import count, duration, print_error, print_json, print_line, print_message
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events
 from preheat.progress import progress
+from preheat.store.remote.engine import Engine, RemoteError
+from preheat.store.remote.permissions import permissions_of
+from preheat.store.remote.probe import Probe, probe
+from preheat.store.remote.tier import RemoteTier
+from preheat.store.remote.url import Remote
+from preheat.store.remote.verify import PROBLEMS, Verified, listed, verify
 
 __all__ = ["remote_findings", "verify_remotes"]
 

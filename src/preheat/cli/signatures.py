@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from preheat.cache.bundle import Bundle
-from preheat.cache.bundle_signature import BundleSignature
 from preheat.cli.output import print_message
 from preheat.config import Config
 from preheat.errors import BundleError
 from preheat.pins import split_pin
-from preheat.signing import Keys, SigningKey, UntrustedError
+from preheat.store.bundle import Bundle
+from preheat.store.signing.bundles import BundleSignature
+from preheat.store.signing.keys import Keys, SigningKey, UntrustedError
 
 __all__ = ["claimed_key", "require_signable", "signature_faults", "signing_key"]
 

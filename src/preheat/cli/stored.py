@@ -7,13 +7,13 @@ from contextlib import suppress
 
 from preheat.artifact import Artifact
 from preheat.build.cache_directory import open_disk
-from preheat.cache import DiskTier, codec
-from preheat.cache.layer import Item
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events, logged_events
 from preheat.foreign import ForeignEntry, foreign_kind, is_foreign
 from preheat.progress import progress
+from preheat.store import DiskTier, codec
+from preheat.store.layer import Item
 from preheat.toolchain.headers import decode_states, is_header_list
 
 __all__ = [

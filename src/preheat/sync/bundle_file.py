@@ -8,9 +8,9 @@ from pathlib import Path
 from preheat.ahead.bundles import graphs, meta, require_place
 from preheat.build.bundle_archs import baked_archs
 from preheat.build.bundle_entries import entry_meta
-from preheat.cache.bundle import Bundle, write
-from preheat.cache.codec import DamagedEntryError
 from preheat.foreign import ForeignEntry, foreign_kind
+from preheat.store.bundle import Bundle, write
+from preheat.store.codec import DamagedEntryError
 from preheat.sync.store import Content, decode
 from preheat.toolchain.headers import decode_states
 

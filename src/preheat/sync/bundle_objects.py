@@ -13,17 +13,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from preheat.ahead.bundles import require_place
-from preheat.cache.bundle import Bundle
-from preheat.cache.publish import publish
-from preheat.cache.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
-from preheat.cache.remote.engines import open_engine
-from preheat.cache.remote.names import PROBE
-from preheat.cache.remote.permissions import permissions_of
-from preheat.cache.remote.server import Server
-from preheat.cache.remote.url import parse_remote
 from preheat.config import shown_url
 from preheat.errors import BundleError, InputError, PreheatError
 from preheat.events import Events
+from preheat.store.bundle import Bundle
+from preheat.store.publish import publish
+from preheat.store.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
+from preheat.store.remote.engines import open_engine
+from preheat.store.remote.names import PROBE
+from preheat.store.remote.permissions import permissions_of
+from preheat.store.remote.server import Server
+from preheat.store.remote.url import parse_remote
 from preheat.sync.remote_store import require_writable_kind
 
 __all__ = ["pull", "push"]

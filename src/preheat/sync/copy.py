@@ -9,12 +9,12 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from preheat.arch import Arch
-from preheat.cache import codec
-from preheat.cache.codec import DamagedEntryError
-from preheat.cache.remote.engine import ObjectError
-from preheat.cache.signatures import UntrustedError
 from preheat.errors import PreheatError
 from preheat.progress import Progress, progress
+from preheat.store import codec
+from preheat.store.codec import DamagedEntryError
+from preheat.store.remote.engine import ObjectError
+from preheat.store.signing.interface import UntrustedError
 from preheat.sync.store import CUDA, Content, Source, Target, decode, kind_of
 from preheat.toolchain.headers import HeaderState, decode_states, is_header_list, pack_states
 

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from preheat.build.key_locks import KeyLocks
-from preheat.cache import DiskTier, LayerTier
-from preheat.cache.codec import DamagedEntryError
-from preheat.cache.signatures import UntrustedError
-from preheat.cache.trust import unusable_reason
 from preheat.config import Config
 from preheat.errors import InputError
 from preheat.events import Events, logged_events
+from preheat.store import DiskTier, LayerTier
+from preheat.store.codec import DamagedEntryError
+from preheat.store.signing.interface import UntrustedError
+from preheat.store.trust import unusable_reason
 from preheat.sync.store import Content, merged_list
 from preheat.toolchain.headers import is_header_list
 

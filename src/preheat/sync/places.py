@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from preheat.build.signers import required_signers
-from preheat.cache.bundle import Bundle
-from preheat.cache.remote.url import parse_remote
 from preheat.config import Config
 from preheat.errors import InputError
 from preheat.pins import split_pin
+from preheat.store.bundle import Bundle
+from preheat.store.remote.url import parse_remote
 from preheat.sync.bundle_file import BundleSource, BundleTarget
 from preheat.sync.directory import open_directory
 from preheat.sync.remote_store import open_remote

@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from preheat.build.remotes import open_remotes, patient
-from preheat.cache import codec
-from preheat.cache.codec import DamagedEntryError
-from preheat.cache.remote import envelope
-from preheat.cache.remote.engine import ObjectError, names_of
-from preheat.cache.remote.names import ROOT, digest_of, entry_name
-from preheat.cache.remote.tier import DIGESTS_PER_REQUEST, RemoteTier
-from preheat.cache.remote.url import Remote, parse_remote
 from preheat.config import Config
 from preheat.errors import InputError
 from preheat.events import Events
+from preheat.store import codec
+from preheat.store.codec import DamagedEntryError
+from preheat.store.remote.engine import ObjectError, names_of
+from preheat.store.remote.names import ROOT, digest_of, entry_name
+from preheat.store.remote.tier import DIGESTS_PER_REQUEST, RemoteTier
+from preheat.store.remote.url import Remote, parse_remote
+from preheat.store.signing import entries as envelope
 from preheat.sync.store import Content, merged_list
 
 __all__ = ["RemoteStore", "open_remote", "require_writable_kind"]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from preheat.artifact import Artifact
-from preheat.cache import codec
-from preheat.cache.codec import DamagedEntryError
-from preheat.cache.signatures import UntrustedError
 from preheat.foreign import ForeignEntry, is_foreign
+from preheat.store import codec
+from preheat.store.codec import DamagedEntryError
+from preheat.store.signing.interface import UntrustedError
 from preheat.toolchain.header_lists import HeaderLists
 
 __all__ = ["CUDA", "Content", "Source", "Target", "decode", "kind_of", "merged_list"]

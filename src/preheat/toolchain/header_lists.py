@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preheat.cache import codec
+from preheat.store import codec
 from preheat.toolchain.headers import HeaderState, decode_states, is_header_list, pack_states
 
 __all__ = ["HeaderLists"]

@@ -24,10 +24,10 @@ from preheat.adapters.triton.rows import (
 from preheat.adapters.triton.state import MissedError, State, set_state, state
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.cache.lock import release_lost
 from preheat.config import Config, SealMode
 from preheat.errors import PreheatError
 from preheat.foreign import ForeignRequest
+from preheat.store.lock import release_lost
 from preheat.tracebacks import hide_frames
 
 __all__ = ["TritonAdapter"]

@@ -25,12 +25,12 @@ from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import request_of_call, take_request
 from preheat.adapters.triton.state import MissedError, state, tuned_label
 from preheat.build.foreign_store import ABSENT, UNMEASURED, Claim, created_now
-from preheat.cache.publish import replace as publish
-from preheat.cache.trust import make_private, read_file
 from preheat.config import SealMode
 from preheat.devices import base
 from preheat.errors import InputError
 from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.store.publish import replace as publish
+from preheat.store.trust import make_private, read_file
 from preheat.toolchain.ptx_section import detach_ptx
 
 __all__ = ["CacheManager"]

@@ -16,11 +16,11 @@ from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import variant_text
 from preheat.arch import Arch
 from preheat.build.foreign_store import UNMEASURED, ForeignStore
-from preheat.cache.trust import DistrustedError
 from preheat.callsite import call_site, format_site
 from preheat.config import Config
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.locks import Lock
+from preheat.store.trust import DistrustedError
 
 if TYPE_CHECKING:
     from preheat.adapters.triton.request import CompileRequest
