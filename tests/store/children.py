@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from preheat.events import Events
-from preheat.store import DiskTier
+from preheat.store import DiskStore
 from preheat.store.bundle import Bundle
 from preheat.store.bundle import write as write_bundle
 from preheat.store.journal import Journal
@@ -47,8 +47,8 @@ def say(text: object) -> None:
     sys.stdout.flush()
 
 
-def open_disk(root: str, locks: str) -> DiskTier:
-    return DiskTier(Path(root), Events(_alarm), lock_dir=Path(locks))
+def open_disk(root: str, locks: str) -> DiskStore:
+    return DiskStore(Path(root), Events(_alarm), lock_dir=Path(locks))
 
 
 def _alarm(name: str, fields: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preheat.events import Events
-from preheat.store import DiskTier
+from preheat.store import DiskStore
 from tests.store.support import Clock
 
 
@@ -18,16 +18,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def open_disk(tmp_path: Path, events: Events, clock: Clock) -> Callable[..., DiskTier]:
+def open_disk(tmp_path: Path, events: Events, clock: Clock) -> Callable[..., DiskStore]:
     """Opens the test's cache directory, with limits where they are given."""
 
-    def open_one(limit: int = 8 << 30, max_files: int = 100_000) -> DiskTier:
+    def open_one(limit: int = 8 << 30, max_files: int = 100_000) -> DiskStore:
         root, locks = tmp_path / "cache", tmp_path / "locks"
-        return DiskTier(root, events, lock_dir=locks, limit=limit, max_files=max_files, clock=clock)
+        return DiskStore(root, events, lock_dir=locks, limit=limit, max_files=max_files, clock=clock)
 
     return open_one
 
 
 @pytest.fixture
-def disk(open_disk: Callable[..., DiskTier]) -> DiskTier:
+def disk(open_disk: Callable[..., DiskStore]) -> DiskStore:
     return open_disk()

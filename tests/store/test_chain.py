@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from preheat.events import Events
-from preheat.store import Chain, DiskTier, LayerTier, MemoryTier, chain
-from preheat.store.base import CLOSE_SECONDS, Filled, Filling, WritableTier
+from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, chain
+from preheat.store.base import CLOSE_SECONDS, Upload, UploadResult
 from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of
 from tests.store.support import as_nobody, needs_root, remount, tmpfs, tree
@@ -24,8 +24,16 @@ LARGE = blob_of(1, 100_000)
 class BrokenStore:
     """A tier that can do nothing."""
 
+    writable = True
+
     def __init__(self, name: str = "broken") -> None:
         self.name = name
+
+    def exists(self, digests: Iterable[str]) -> set[str]:
+        raise OSError(errno.EIO, "Input/output error", digests)
+
+    def names(self) -> Iterator[str]:
+        raise OSError(errno.EIO, "Input/output error")
 
     def get(self, digest: str) -> bytes | None:
         raise OSError(errno.EIO, "Input/output error", digest)
@@ -37,8 +45,8 @@ class BrokenStore:
         raise TimeoutError(digest)
 
 
-def disk_at(root: Path, events: Events, locks: Path) -> DiskTier:
-    return DiskTier(root, events, lock_dir=locks)
+def disk_at(root: Path, events: Events, locks: Path) -> DiskStore:
+    return DiskStore(root, events, lock_dir=locks)
 
 
 def faults(recorder: Recorder) -> list[tuple[str, str]]:
@@ -49,7 +57,7 @@ def faults(recorder: Recorder) -> list[tuple[str, str]]:
 
 
 def test_the_first_tier_that_has_it_answers(events: Events) -> None:
-    near, far = MemoryTier(1000), MemoryTier(1000)
+    near, far = MemoryStore(1000), MemoryStore(1000)
     near.name, far.name = "near", "far"
     chain = Chain([near, far], events)
     far.put(KEY, b"far")
@@ -59,31 +67,31 @@ def test_the_first_tier_that_has_it_answers(events: Events) -> None:
 
 
 def test_a_key_that_no_tier_has_is_none_without_any_event(
-    disk: DiskTier, events: Events, recorder: Recorder
+    disk: DiskStore, events: Events, recorder: Recorder
 ) -> None:
-    assert Chain([MemoryTier(1000), disk], events).get(KEY) is None
+    assert Chain([MemoryStore(1000), disk], events).get(KEY) is None
     assert Chain([], events).get(KEY) is None
     assert recorder.seen == []
 
 
-def test_a_hit_fills_the_tiers_before_it(disk: DiskTier, events: Events) -> None:
+def test_a_hit_fills_the_tiers_before_it(disk: DiskStore, events: Events) -> None:
     disk.put(KEY, BLOB)
-    chain = Chain([MemoryTier(1000), disk], events)
+    chain = Chain([MemoryStore(1000), disk], events)
     assert chain.get(KEY) == (BLOB, "disk")
     assert chain.get(KEY) == (BLOB, "memory")
 
 
-def test_a_hit_fills_no_tier_behind_it(disk: DiskTier, events: Events) -> None:
-    memory = MemoryTier(1000)
+def test_a_hit_fills_no_tier_behind_it(disk: DiskStore, events: Events) -> None:
+    memory = MemoryStore(1000)
     memory.put(KEY, BLOB)
     Chain([memory, disk], events).get(KEY)
     assert disk.get(KEY) is None
 
 
 def test_clearing_memory_leaves_the_disk_and_the_next_get_fills_it_again(
-    disk: DiskTier, events: Events
+    disk: DiskStore, events: Events
 ) -> None:
-    memory = MemoryTier(1000)
+    memory = MemoryStore(1000)
     chain = Chain([memory, disk], events)
     chain.put(KEY, BLOB)
     memory.clear()
@@ -91,9 +99,9 @@ def test_clearing_memory_leaves_the_disk_and_the_next_get_fills_it_again(
 
 
 def test_put_goes_to_every_writable_tier_and_each_says_so(
-    disk: DiskTier, events: Events, recorder: Recorder
+    disk: DiskStore, events: Events, recorder: Recorder
 ) -> None:
-    memory = MemoryTier(1000)
+    memory = MemoryStore(1000)
     Chain([memory, disk], events).put(KEY, BLOB)
     assert (memory.get(KEY), disk.get(KEY)) == (BLOB, BLOB)
     assert [(e["tier"], e["key"], e["bytes"]) for e in recorder.named("put")] == [
@@ -102,8 +110,8 @@ def test_put_goes_to_every_writable_tier_and_each_says_so(
     ]
 
 
-def test_remove_takes_it_out_of_every_writable_tier(disk: DiskTier, events: Events) -> None:
-    memory = MemoryTier(1000)
+def test_remove_takes_it_out_of_every_writable_tier(disk: DiskStore, events: Events) -> None:
+    memory = MemoryStore(1000)
     chain = Chain([memory, disk], events)
     chain.put(KEY, BLOB)
     chain.remove(KEY)
@@ -111,7 +119,7 @@ def test_remove_takes_it_out_of_every_writable_tier(disk: DiskTier, events: Even
 
 
 def test_each_gives_what_every_tier_has_nearest_first(events: Events) -> None:
-    near, empty, far = MemoryTier(1000), MemoryTier(1000), MemoryTier(1000)
+    near, empty, far = MemoryStore(1000), MemoryStore(1000), MemoryStore(1000)
     near.name, far.name = "near", "far"
     near.put(KEY, b"near")
     far.put(KEY, b"far")
@@ -122,16 +130,16 @@ def test_each_gives_what_every_tier_has_nearest_first(events: Events) -> None:
 
 
 @pytest.fixture
-def layer(tmp_path: Path, events: Events) -> LayerTier:
+def layer(tmp_path: Path, events: Events) -> LayerStore:
     disk_at(tmp_path / "image", events, tmp_path / "locks").put(KEY, BLOB)
-    return LayerTier(tmp_path / "image", events)
+    return LayerStore(tmp_path / "image")
 
 
 def test_a_layer_is_asked_before_the_disk_fills_memory_and_is_never_written(
-    layer: LayerTier, disk: DiskTier, events: Events
+    layer: LayerStore, disk: DiskStore, events: Events
 ) -> None:
     before = tree(layer.root)
-    chain = Chain([MemoryTier(1000), layer, disk], events)
+    chain = Chain([MemoryStore(1000), layer, disk], events)
     assert chain.get(KEY) == (BLOB, "layer")
     assert chain.get(KEY) == (BLOB, "memory")
     chain.put(digest_of(2), blob_of(2))
@@ -140,13 +148,13 @@ def test_a_layer_is_asked_before_the_disk_fills_memory_and_is_never_written(
     assert disk.get(digest_of(2)) == blob_of(2)
 
 
-def test_a_layer_is_no_writable_store_and_the_disk_is(layer: LayerTier, disk: DiskTier) -> None:
-    assert not isinstance(layer, WritableTier)
-    assert isinstance(disk, WritableTier)
+def test_a_layer_is_no_writable_store_and_the_disk_is(layer: LayerStore, disk: DiskStore) -> None:
+    assert not layer.writable
+    assert disk.writable
 
 
 def test_a_damaged_layer_is_a_miss_that_the_disk_behind_it_answers(
-    layer: LayerTier, disk: DiskTier, events: Events, recorder: Recorder
+    layer: LayerStore, disk: DiskStore, events: Events, recorder: Recorder
 ) -> None:
     recorder.forgive = True
     (layer.root / "v1" / KEY[:2] / f"{KEY}.heat").write_bytes(BLOB[:-1])
@@ -159,7 +167,7 @@ def test_a_damaged_layer_is_a_miss_that_the_disk_behind_it_answers(
 
 
 def test_a_tier_that_fails_is_an_event_and_the_others_answer(
-    disk: DiskTier, events: Events, recorder: Recorder
+    disk: DiskStore, events: Events, recorder: Recorder
 ) -> None:
     recorder.forgive = True
     chain = Chain([BrokenStore("first"), disk, BrokenStore("last")], events)
@@ -175,7 +183,7 @@ def test_a_tier_that_fails_is_an_event_and_the_others_answer(
     assert disk.get(KEY) is None
 
 
-class SlowServer(MemoryTier):
+class SlowServer(MemoryStore):
     """A shared tier whose queue is never empty in time."""
 
     unanswered = 0
@@ -190,7 +198,10 @@ class SlowServer(MemoryTier):
     def settle(self, load: float = 0.5) -> None:
         del load
 
-    def fill(self, entries: Sequence[Filling]) -> Filled | None:
+    def put_later(self, digest: str, blob: bytes) -> None:
+        self.put(digest, blob)
+
+    def upload(self, entries: Sequence[Upload]) -> UploadResult | None:
         del entries
         return None
 
@@ -204,7 +215,7 @@ def test_all_servers_share_the_time_at_the_end_of_a_process(
 ) -> None:
     monkeypatch.setattr(chain, "CLOSE_SECONDS", 0.02)
     servers = [SlowServer() for _ in range(4)]
-    Chain(servers, events, local=0).close()
+    Chain([], events, shared=servers).close()
     waited = [seconds for server in servers for seconds in server.waited]
     assert len(waited) == 4
     assert waited == sorted(waited, reverse=True)
@@ -245,7 +256,7 @@ def test_a_full_disk_is_one_event_for_each_put(
     with tmpfs(tmp_path / "small", "size=64k") as small:
         disk = disk_at(small / "cache", events, tmp_path / "locks")
         disk.put(digest_of(2), blob_of(2))
-        survives(lambda: Chain([MemoryTier(1 << 20), disk], events), recorder, LARGE, "No space left")
+        survives(lambda: Chain([MemoryStore(1 << 20), disk], events), recorder, LARGE, "No space left")
         assert list((disk.root / "v1" / "staged").iterdir()) == []
         assert disk.get(digest_of(2)) == blob_of(2)
         disk.put(KEY, BLOB)
@@ -257,7 +268,7 @@ def test_a_disk_without_free_memory_for_a_directory_is_one_event_for_each_put(
 ) -> None:
     with tmpfs(tmp_path / "small", "size=64k,nr_inodes=2") as small:
         disk = disk_at(small / "cache", events, tmp_path / "locks")
-        survives(lambda: Chain([MemoryTier(1 << 20), disk], events), recorder, BLOB, "No space left")
+        survives(lambda: Chain([MemoryStore(1 << 20), disk], events), recorder, BLOB, "No space left")
 
 
 def test_a_read_only_directory_is_one_event_for_each_put_and_still_read(
@@ -267,7 +278,7 @@ def test_a_read_only_directory_is_one_event_for_each_put_and_still_read(
         disk = disk_at(mount / "cache", events, tmp_path / "locks")
         disk.put(digest_of(2), blob_of(2))
         remount(mount, "ro")
-        survives(lambda: Chain([MemoryTier(1000), disk], events), recorder, BLOB, "Read-only")
+        survives(lambda: Chain([MemoryStore(1000), disk], events), recorder, BLOB, "Read-only")
         assert Chain([disk], events).get(digest_of(2)) == (blob_of(2), "disk")
 
 
@@ -276,7 +287,7 @@ def test_an_empty_read_only_directory_is_one_event_for_each_put(
 ) -> None:
     with tmpfs(tmp_path / "mount", "size=1m,ro") as mount:
         disk = disk_at(mount / "cache", events, tmp_path / "locks")
-        survives(lambda: Chain([MemoryTier(1000), disk], events), recorder, BLOB, "Read-only")
+        survives(lambda: Chain([MemoryStore(1000), disk], events), recorder, BLOB, "Read-only")
 
 
 def test_a_damaged_entry_that_cannot_be_removed_is_a_miss_and_one_fault(
@@ -294,16 +305,16 @@ def test_a_damaged_entry_that_cannot_be_removed_is_a_miss_and_one_fault(
 
 @needs_root
 def test_the_directory_of_another_user_is_one_event_for_each_put(
-    disk: DiskTier, events: Events, recorder: Recorder
+    disk: DiskStore, events: Events, recorder: Recorder
 ) -> None:
     disk.put(digest_of(2), blob_of(2))
-    chain = Chain([MemoryTier(1000), disk], events)
+    chain = Chain([MemoryStore(1000), disk], events)
     with as_nobody():
         survives(lambda: chain, recorder, BLOB, "PermissionError")
 
 
 def test_a_file_in_the_way_of_the_directory_is_one_event_for_each_put(
-    disk: DiskTier, events: Events, recorder: Recorder
+    disk: DiskStore, events: Events, recorder: Recorder
 ) -> None:
     disk.root.write_bytes(b"a file")
-    survives(lambda: Chain([MemoryTier(1000), disk], events), recorder, BLOB, "NotADirectoryError")
+    survives(lambda: Chain([MemoryStore(1000), disk], events), recorder, BLOB, "NotADirectoryError")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from preheat.events import Events
-from preheat.store import DiskTier
+from preheat.store import DiskStore
 from tests.conftest import Recorder
 from tests.processes import read_line, write_line
 from tests.store.entries import blob_of, digest_of
@@ -20,12 +20,12 @@ KILLS = 200
 ENTRIES = 30
 
 
-def staged_files(disk: DiskTier) -> list[str]:
+def staged_files(disk: DiskStore) -> list[str]:
     return os.listdir(disk.root / "v1" / "staged")
 
 
 def test_processes_that_write_one_entry_and_read_it_never_see_a_part(
-    disk: DiskTier, tmp_path: Path
+    disk: DiskStore, tmp_path: Path
 ) -> None:
     children = [
         start("put-and-get", disk.root, tmp_path / "locks", writer, WRITERS, 25)
@@ -40,7 +40,7 @@ def test_processes_that_write_one_entry_and_read_it_never_see_a_part(
 
 
 def test_a_writer_killed_at_any_line_of_a_put_leaves_a_store_that_works(
-    disk: DiskTier, tmp_path: Path, clock: Clock, recorder: Recorder
+    disk: DiskStore, tmp_path: Path, clock: Clock, recorder: Recorder
 ) -> None:
     disk.put(digest_of(-1), blob_of(-1))
     (said,) = finish(start("put-and-die-at-every-line", disk.root, tmp_path / "locks"))
@@ -68,7 +68,7 @@ def test_a_writer_killed_at_any_line_of_the_first_put_leaves_a_directory_that_wo
     (said,) = finish(start("put-and-die-at-every-line", tmp_path / "cache-{}", locks))
     assert int(said) > 100
     for number in range(int(said)):
-        disk = DiskTier(tmp_path / f"cache-{number}", events, lock_dir=locks)
+        disk = DiskStore(tmp_path / f"cache-{number}", events, lock_dir=locks)
         assert disk.get(digest_of(number)) in (None, blob_of(number, 5000))
         disk.put(digest_of(number), blob_of(number))
         assert disk.get(digest_of(number)) == blob_of(number)
@@ -76,7 +76,7 @@ def test_a_writer_killed_at_any_line_of_the_first_put_leaves_a_directory_that_wo
 
 
 def test_writers_killed_at_random_leave_a_store_that_works(
-    disk: DiskTier, tmp_path: Path, clock: Clock, recorder: Recorder
+    disk: DiskStore, tmp_path: Path, clock: Clock, recorder: Recorder
 ) -> None:
     chance = random.Random()
     forks = start("put-forever-in-forks", disk.root, tmp_path / "locks", ENTRIES)

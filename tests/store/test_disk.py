@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from preheat.events import Events
-from preheat.store import Chain, DiskTier, LayerTier, MemoryTier
+from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
 from preheat.store.disk import Swept
 from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of
@@ -46,15 +46,15 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 damages = pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 
 
-def entry_file(disk: LayerTier, digest: str = KEY) -> Path:
+def entry_file(disk: LayerStore, digest: str = KEY) -> Path:
     return disk.root / "v1" / digest[:2] / f"{digest}.heat"
 
 
-def note_file(disk: LayerTier, digest: str = KEY) -> Path:
+def note_file(disk: LayerStore, digest: str = KEY) -> Path:
     return entry_file(disk, digest).with_suffix(".note")
 
 
-def staged_files(disk: DiskTier) -> list[str]:
+def staged_files(disk: DiskStore) -> list[str]:
     return os.listdir(disk.root / "v1" / "staged")
 
 
@@ -69,36 +69,36 @@ def open_umask() -> Iterator[None]:
 # Reading and writing
 
 
-def test_get_returns_the_stored_blob(disk: DiskTier) -> None:
+def test_get_returns_the_stored_blob(disk: DiskStore) -> None:
     disk.put(KEY, BLOB)
     assert disk.get(KEY) == BLOB
 
 
-def test_another_store_on_the_same_directory_finds_it(open_disk: Callable[..., DiskTier]) -> None:
+def test_another_store_on_the_same_directory_finds_it(open_disk: Callable[..., DiskStore]) -> None:
     open_disk().put(KEY, BLOB)
     assert open_disk().get(KEY) == BLOB
 
 
-def test_an_absent_entry_is_none_without_any_event(disk: DiskTier, recorder: Recorder) -> None:
+def test_an_absent_entry_is_none_without_any_event(disk: DiskStore, recorder: Recorder) -> None:
     assert disk.get(KEY) is None
     disk.put(digest_of(2), blob_of(2))
     assert disk.get(KEY) is None
     assert recorder.seen == []
 
 
-def test_a_get_makes_no_directory(disk: DiskTier) -> None:
+def test_a_get_makes_no_directory(disk: DiskStore) -> None:
     disk.get(KEY)
     assert not disk.root.exists()
 
 
-def test_putting_again_replaces(disk: DiskTier) -> None:
+def test_putting_again_replaces(disk: DiskStore) -> None:
     disk.put(KEY, BLOB)
     disk.put(KEY, blob_of(1, 5000))
     assert disk.get(KEY) == blob_of(1, 5000)
 
 
 def test_threads_that_put_do_not_wait_in_turns_for_the_file_of_the_totals(
-    disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+    disk: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.put(digest_of(0), blob_of(0))  # The first entry is counted.
     pauses: list[float] = []
@@ -115,12 +115,12 @@ def test_threads_that_put_do_not_wait_in_turns_for_the_file_of_the_totals(
     assert len(list(disk.items())) == 100
 
 
-def test_a_large_entry_comes_back_whole(disk: DiskTier) -> None:
+def test_a_large_entry_comes_back_whole(disk: DiskStore) -> None:
     disk.put(KEY, blob_of(1, 10 << 20))
     assert disk.get(KEY) == blob_of(1, 10 << 20)
 
 
-def test_remove_takes_the_entry_and_its_note_away(disk: DiskTier) -> None:
+def test_remove_takes_the_entry_and_its_note_away(disk: DiskStore) -> None:
     disk.put(KEY, BLOB)
     disk.put_note(KEY, b"note")
     disk.remove(KEY)
@@ -128,12 +128,12 @@ def test_remove_takes_the_entry_and_its_note_away(disk: DiskTier) -> None:
     assert disk.note(KEY) is None
 
 
-def test_removing_what_is_not_there_does_nothing(disk: DiskTier) -> None:
+def test_removing_what_is_not_there_does_nothing(disk: DiskStore) -> None:
     disk.remove(KEY)
     assert not disk.root.exists()
 
 
-def test_items_tell_size_with_note_stamp_and_pin(disk: DiskTier) -> None:
+def test_items_tell_size_with_note_stamp_and_pin(disk: DiskStore) -> None:
     disk.put(KEY, BLOB)
     disk.put_note(KEY, b"12345")
     disk.put(digest_of(2), blob_of(2))
@@ -146,7 +146,7 @@ def test_items_tell_size_with_note_stamp_and_pin(disk: DiskTier) -> None:
     assert (found[KEY].pinned, found[digest_of(2)].pinned) == (True, False)
 
 
-def test_a_pin_holds_what_leads_to_its_entry(disk: DiskTier) -> None:
+def test_a_pin_holds_what_leads_to_its_entry(disk: DiskStore) -> None:
     for number in range(4):
         disk.put(digest_of(number), blob_of(number))
     disk.pin(KEY, digest_of(2), digest_of(3))
@@ -158,14 +158,14 @@ def test_a_pin_holds_what_leads_to_its_entry(disk: DiskTier) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"abc\n../../x\n"])
-def test_a_pin_whose_list_makes_no_sense_holds_its_own_entry(disk: DiskTier, content: bytes) -> None:
+def test_a_pin_whose_list_makes_no_sense_holds_its_own_entry(disk: DiskStore, content: bytes) -> None:
     disk.put(KEY, BLOB)
     disk.pin(KEY)
     (disk.root / "v1" / "pins" / KEY).write_bytes(content)
     assert disk.pinned() == {KEY}
 
 
-def test_clear_removes_everything_pinned_entries_too(disk: DiskTier) -> None:
+def test_clear_removes_everything_pinned_entries_too(disk: DiskStore) -> None:
     for number in range(3):
         disk.put(digest_of(number), blob_of(number))
     disk.put_note(KEY, b"12345")
@@ -177,7 +177,7 @@ def test_clear_removes_everything_pinned_entries_too(disk: DiskTier) -> None:
     assert [item.pinned for item in disk.items()] == [False]
 
 
-def test_a_cache_that_does_not_exist_can_be_cleared_and_swept(disk: DiskTier) -> None:
+def test_a_cache_that_does_not_exist_can_be_cleared_and_swept(disk: DiskStore) -> None:
     assert disk.clear().files == 0
     assert disk.sweep().files == 0
     assert not disk.root.exists()
@@ -187,7 +187,7 @@ def test_a_directory_whose_name_is_no_text_can_be_used(
     tmp_path: Path, events: Events, recorder: Recorder
 ) -> None:
     root = tmp_path / os.fsdecode(b"caf\xe9")
-    disk = DiskTier(root, events, lock_dir=tmp_path / "locks")
+    disk = DiskStore(root, events, lock_dir=tmp_path / "locks")
     disk.put(KEY, BLOB)
     assert disk.get(KEY) == BLOB
     assert recorder.seen == []
@@ -198,20 +198,20 @@ def test_a_directory_whose_name_is_no_text_can_be_used(
 
 @damages
 def test_a_damaged_entry_is_none_counted_and_removed(
-    disk: DiskTier, events: Events, recorder: Recorder, damage: Callable[[bytes], bytes]
+    disk: DiskStore, events: Events, recorder: Recorder, damage: Callable[[bytes], bytes]
 ) -> None:
     recorder.forgive = True
     disk.put(KEY, BLOB)
     entry_file(disk).write_bytes(damage(BLOB))
-    assert disk.get(KEY) is None
+    assert Chain([disk], events).get(KEY) is None
     assert not entry_file(disk).exists()
     assert [(e["tier"], e["key"]) for e in recorder.named("damaged")] == [("disk", KEY)]
     assert events.stats() == {"damaged": 1}
-    assert disk.get(KEY) is None
+    assert Chain([disk], events).get(KEY) is None
     assert events.stats() == {"damaged": 1}, "removed, so the second time it is just absent"
 
 
-def test_a_damaged_entry_can_be_put_again(disk: DiskTier, recorder: Recorder) -> None:
+def test_a_damaged_entry_can_be_put_again(disk: DiskStore, recorder: Recorder) -> None:
     recorder.forgive = True
     disk.put(KEY, BLOB)
     entry_file(disk).write_bytes(b"")
@@ -220,31 +220,35 @@ def test_a_damaged_entry_can_be_put_again(disk: DiskTier, recorder: Recorder) ->
     assert disk.get(KEY) == BLOB
 
 
-def test_an_entry_that_cannot_be_read_is_none_and_a_fault(disk: DiskTier, recorder: Recorder) -> None:
+def test_an_entry_that_cannot_be_read_is_none_and_a_fault(
+    disk: DiskStore, events: Events, recorder: Recorder
+) -> None:
     recorder.forgive = True
     entry_file(disk).mkdir(parents=True)
-    assert disk.get(KEY) is None
+    assert Chain([disk], events).get(KEY) is None
     assert [(e["where"], e["verb"]) for e in recorder.named("fault")] == [("disk", "read")]
 
 
 @needs_root
-def test_an_entry_without_permission_is_none_and_a_fault(disk: DiskTier, recorder: Recorder) -> None:
+def test_an_entry_without_permission_is_none_and_a_fault(
+    disk: DiskStore, events: Events, recorder: Recorder
+) -> None:
     recorder.forgive = True
     disk.put(KEY, BLOB)
     with as_nobody():
-        assert disk.get(KEY) is None
+        assert Chain([disk], events).get(KEY) is None
     assert [e["error"].split(":")[0] for e in recorder.named("fault")] == ["PermissionError"]
     assert disk.get(KEY) == BLOB, "and it was left alone"
 
 
 def test_an_entry_that_is_a_symbolic_link_is_not_followed(
-    disk: DiskTier, recorder: Recorder, tmp_path: Path
+    disk: DiskStore, events: Events, recorder: Recorder, tmp_path: Path
 ) -> None:
     recorder.forgive = True
     disk.put(KEY, BLOB)
     entry_file(disk).rename(tmp_path / "elsewhere")
     entry_file(disk).symlink_to(tmp_path / "elsewhere")
-    assert disk.get(KEY) is None
+    assert Chain([disk], events).get(KEY) is None
     assert len(recorder.named("fault")) == 1
 
 
@@ -252,7 +256,7 @@ def test_an_entry_that_is_a_symbolic_link_is_not_followed(
 
 
 def test_files_are_for_the_owner_alone_whatever_the_umask(
-    disk: DiskTier, open_umask: None, tmp_path: Path
+    disk: DiskStore, open_umask: None, tmp_path: Path
 ) -> None:
     del open_umask
     disk.put(KEY, BLOB)
@@ -264,7 +268,7 @@ def test_files_are_for_the_owner_alone_whatever_the_umask(
     assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in found}
 
 
-def test_a_staged_entry_is_not_visible(disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staged_entry_is_not_visible(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bytes | None, int, int]] = []
     replace = os.replace
 
@@ -280,7 +284,7 @@ def test_a_staged_entry_is_not_visible(disk: DiskTier, monkeypatch: pytest.Monke
 
 
 def test_an_entry_is_on_the_disk_before_it_is_visible(
-    disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+    disk: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[object] = []
     fsync, replace = os.fsync, os.replace
@@ -302,7 +306,7 @@ def test_an_entry_is_on_the_disk_before_it_is_visible(
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_entry_and_no_litter(
-    disk: DiskTier, monkeypatch: pytest.MonkeyPatch, step: str
+    disk: DiskStore, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -316,7 +320,7 @@ def test_a_write_that_fails_leaves_the_old_entry_and_no_litter(
     assert staged_files(disk) == []
 
 
-def test_a_write_in_pieces_is_put_together(disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_in_pieces_is_put_together(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
@@ -324,14 +328,14 @@ def test_a_write_in_pieces_is_put_together(disk: DiskTier, monkeypatch: pytest.M
     assert disk.get(KEY) == BLOB
 
 
-def test_the_directory_carries_the_tag_that_backup_programs_know(disk: DiskTier) -> None:
+def test_the_directory_carries_the_tag_that_backup_programs_know(disk: DiskStore) -> None:
     disk.put(KEY, BLOB)
     tag = (disk.root / "CACHEDIR.TAG").read_bytes()
     assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
 
 
 @pytest.mark.parametrize("gone", [".", "v1", "v1/staged", f"v1/{KEY[:2]}"])
-def test_a_vanished_directory_is_made_again(disk: DiskTier, recorder: Recorder, gone: str) -> None:
+def test_a_vanished_directory_is_made_again(disk: DiskStore, recorder: Recorder, gone: str) -> None:
     disk.put(KEY, BLOB)
     shutil.rmtree(disk.root / gone)
     disk.put(KEY, BLOB)
@@ -343,7 +347,7 @@ def test_a_vanished_directory_is_made_again(disk: DiskTier, recorder: Recorder, 
 # Notes
 
 
-def test_a_note_comes_back_until_it_is_replaced(disk: DiskTier) -> None:
+def test_a_note_comes_back_until_it_is_replaced(disk: DiskStore) -> None:
     assert disk.note(KEY) is None
     disk.put_note(KEY, b"one")
     assert disk.note(KEY) == b"one"
@@ -351,7 +355,7 @@ def test_a_note_comes_back_until_it_is_replaced(disk: DiskTier) -> None:
     assert disk.note(KEY) == b"two"
 
 
-def test_a_note_without_an_entry_is_no_entry(disk: DiskTier) -> None:
+def test_a_note_without_an_entry_is_no_entry(disk: DiskStore) -> None:
     disk.put_note(KEY, b"note")
     assert disk.get(KEY) is None
 
@@ -359,7 +363,7 @@ def test_a_note_without_an_entry_is_no_entry(disk: DiskTier) -> None:
 # Stamps
 
 
-def test_reading_stamps_an_entry_at_most_once_an_hour(disk: DiskTier, clock: Clock) -> None:
+def test_reading_stamps_an_entry_at_most_once_an_hour(disk: DiskStore, clock: Clock) -> None:
     disk.put(KEY, BLOB)
     written = entry_file(disk).stat().st_mtime_ns
     clock.advance(3500)
@@ -374,22 +378,22 @@ def test_reading_stamps_an_entry_at_most_once_an_hour(disk: DiskTier, clock: Clo
 
 
 @pytest.fixture
-def layer(disk: DiskTier, events: Events) -> LayerTier:
+def layer(disk: DiskStore) -> LayerStore:
     """Return a directory that was filled earlier, in which the store would write stamps."""
     disk.put(KEY, BLOB)
     disk.put(digest_of(2), blob_of(2))
     for digest in (KEY, digest_of(2)):
         os.utime(entry_file(disk, digest), (0, 0))
-    return LayerTier(disk.root, events)
+    return LayerStore(disk.root)
 
 
-def test_a_layer_gives_its_entries(layer: LayerTier) -> None:
+def test_a_layer_gives_its_entries(layer: LayerStore) -> None:
     assert layer.get(KEY) == BLOB
     assert layer.get(digest_of(3)) is None
     assert {item.digest for item in layer.items()} == {KEY, digest_of(2)}
 
 
-def test_a_layer_is_never_written_when_read(layer: LayerTier) -> None:
+def test_a_layer_is_never_written_when_read(layer: LayerStore) -> None:
     before = tree(layer.root)
     layer.get(KEY)
     layer.get(digest_of(3))
@@ -398,36 +402,44 @@ def test_a_layer_is_never_written_when_read(layer: LayerTier) -> None:
 
 @damages
 def test_a_layer_is_never_written_to_repair_it(
-    layer: LayerTier, recorder: Recorder, damage: Callable[[bytes], bytes]
+    layer: LayerStore, events: Events, recorder: Recorder, damage: Callable[[bytes], bytes]
 ) -> None:
     recorder.forgive = True
     entry_file(layer).write_bytes(damage(BLOB))
     before = tree(layer.root)
-    assert layer.get(KEY) is None
+    assert Chain([layer], events).get(KEY) is None
     assert tree(layer.root) == before
     assert [e["tier"] for e in recorder.named("damaged")] == ["layer"]
 
 
-def test_a_layer_that_does_not_exist_has_nothing(tmp_path: Path, events: Events) -> None:
-    layer = LayerTier(tmp_path / "nowhere", events)
+def test_a_layer_that_does_not_exist_has_nothing(tmp_path: Path) -> None:
+    layer = LayerStore(tmp_path / "nowhere")
     assert layer.get(KEY) is None
     assert list(layer.items()) == []
     assert not layer.root.exists()
 
 
-def test_a_layer_offers_no_way_to_write(layer: LayerTier) -> None:
-    assert not any(hasattr(layer, verb) for verb in ("put", "remove", "sweep", "clear", "put_note"))
+def test_a_layer_offers_no_way_to_write(layer: LayerStore) -> None:
+    assert not any(hasattr(layer, verb) for verb in ("sweep", "clear", "put_note"))
+    before = tree(layer.root)
+    with pytest.raises(OSError, match="Read-only"):
+        layer.put(KEY, BLOB)
+    with pytest.raises(OSError, match="Read-only"):
+        layer.remove(KEY)
+    assert tree(layer.root) == before
 
 
 def test_no_store_pretends_that_asking_and_getting_are_two_steps() -> None:
-    assert not any(hasattr(store, "__contains__") for store in (DiskTier, LayerTier, MemoryTier, Chain))
+    assert not any(
+        hasattr(store, "__contains__") for store in (DiskStore, LayerStore, MemoryStore, Chain)
+    )
 
 
 def test_the_first_put_of_a_process_sweeps_what_dead_writers_left(
     tmp_path: Path, events: Events
 ) -> None:
-    def opened() -> DiskTier:
-        return DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "l", clock=lambda: 10_000.0)
+    def opened() -> DiskStore:
+        return DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "l", clock=lambda: 10_000.0)
 
     opened().put(KEY, BLOB)
     staged = tmp_path / "cache" / "v1" / "staged"

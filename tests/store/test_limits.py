@@ -8,33 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from preheat.store import DiskTier
+from preheat.store import DiskStore
 from preheat.store.layer import Item
 from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of
 from tests.store.support import Clock
 
 SIZE = len(blob_of(100))
-OpenDisk = Callable[..., DiskTier]
+OpenDisk = Callable[..., DiskStore]
 
 
-def fill(disk: DiskTier, numbers: range) -> None:
+def fill(disk: DiskStore, numbers: range) -> None:
     for number in numbers:
         disk.put(digest_of(number), blob_of(number))
 
 
-def left(disk: DiskTier, numbers: range) -> list[int]:
+def left(disk: DiskStore, numbers: range) -> list[int]:
     digests = {item.digest for item in disk.items()}
     return [number for number in numbers if digest_of(number) in digests]
 
 
-def stamp(disk: DiskTier, number: int, *, read: float) -> None:
+def stamp(disk: DiskStore, number: int, *, read: float) -> None:
     digest = digest_of(number)
     path = disk.root / "v1" / digest[:2] / f"{digest}.heat"
     os.utime(path, (read, read))
 
 
-def staged(disk: DiskTier, name: str, *, written: float) -> Path:
+def staged(disk: DiskStore, name: str, *, written: float) -> Path:
     path = disk.root / "v1" / "staged" / name
     path.write_bytes(b"half an entry")
     os.utime(path, (written, written))
@@ -45,13 +45,13 @@ def staged(disk: DiskTier, name: str, *, written: float) -> Path:
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets each scan of the whole cache."""
     seen: list[str] = []
-    items = DiskTier.items
+    items = DiskStore.items
 
-    def counted(self: DiskTier) -> Iterator[Item]:
+    def counted(self: DiskStore) -> Iterator[Item]:
         seen.append(str(self.root))
         return items(self)
 
-    monkeypatch.setattr(DiskTier, "items", counted)
+    monkeypatch.setattr(DiskStore, "items", counted)
     return seen
 
 
@@ -204,7 +204,7 @@ def test_pinned_bytes_beyond_the_limit_do_not_cost_a_look_at_each_put(
 
 
 @pytest.mark.parametrize("other", ["v0", "v2", "v99"])
-def test_entries_of_another_format_version_are_pruned(disk: DiskTier, other: str) -> None:
+def test_entries_of_another_format_version_are_pruned(disk: DiskStore, other: str) -> None:
     fill(disk, range(1))
     shard = disk.root / other / "ab"
     shard.mkdir(parents=True)
@@ -216,7 +216,7 @@ def test_entries_of_another_format_version_are_pruned(disk: DiskTier, other: str
     assert left(disk, range(1)) == [0]
 
 
-def test_a_sweep_keeps_what_is_not_of_a_format_version(disk: DiskTier) -> None:
+def test_a_sweep_keeps_what_is_not_of_a_format_version(disk: DiskStore) -> None:
     fill(disk, range(1))
     for name in ("stats", "v1x", "version2", "v"):
         (disk.root / name).mkdir()
@@ -226,7 +226,7 @@ def test_a_sweep_keeps_what_is_not_of_a_format_version(disk: DiskTier) -> None:
 
 
 def test_something_that_cannot_be_pruned_does_not_stop_the_eviction(
-    disk: DiskTier, tmp_path: Path
+    disk: DiskStore, tmp_path: Path
 ) -> None:
     fill(disk, range(3))
     (disk.root / "v7").write_bytes(b"a file")
@@ -236,7 +236,7 @@ def test_something_that_cannot_be_pruned_does_not_stop_the_eviction(
     assert (disk.root / "v8").is_dir(), "nothing was removed through the link"
 
 
-def test_orphaned_staged_files_go_by_age_and_young_ones_stay(disk: DiskTier, clock: Clock) -> None:
+def test_orphaned_staged_files_go_by_age_and_young_ones_stay(disk: DiskStore, clock: Clock) -> None:
     fill(disk, range(1))
     old = staged(disk, "1-aa", written=clock.now - 3700)
     young = staged(disk, "2-bb", written=clock.now - 3500)
@@ -259,7 +259,7 @@ def test_an_eviction_clears_orphans_away_too(open_disk: OpenDisk, clock: Clock) 
 
 
 def test_puts_below_the_limit_look_through_the_cache_at_most_once(
-    disk: DiskTier, scans: list[str], monkeypatch: pytest.MonkeyPatch
+    disk: DiskStore, scans: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.put(digest_of(0), blob_of(0))
     assert len(scans) <= 1

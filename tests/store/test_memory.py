@@ -6,19 +6,19 @@ import os
 import signal
 import threading
 
-from preheat.store import MemoryTier
+from preheat.store import MemoryStore
 from tests.processes import TIMEOUT_SECONDS
 
 
 def test_get_returns_the_stored_blob_or_none() -> None:
-    memory = MemoryTier(100)
+    memory = MemoryStore(100)
     memory.put("a", b"blob")
     assert memory.get("a") == b"blob"
     assert memory.get("b") is None
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    memory = MemoryTier(30)
+    memory = MemoryStore(30)
     for name in "abc":
         memory.put(name, bytes(10))
     memory.get("a")
@@ -27,7 +27,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_the_limit_counts_bytes_not_entries() -> None:
-    memory = MemoryTier(30)
+    memory = MemoryStore(30)
     for number in range(30):
         memory.put(str(number), b"x")
     memory.put("large", bytes(28))
@@ -35,13 +35,13 @@ def test_the_limit_counts_bytes_not_entries() -> None:
 
 
 def test_a_blob_of_exactly_the_limit_is_kept() -> None:
-    memory = MemoryTier(10)
+    memory = MemoryStore(10)
     memory.put("a", bytes(10))
     assert memory.get("a") == bytes(10)
 
 
 def test_a_blob_larger_than_the_limit_is_not_kept_and_drives_nothing_out() -> None:
-    memory = MemoryTier(10)
+    memory = MemoryStore(10)
     memory.put("small", b"x")
     memory.put("large", bytes(11))
     assert memory.get("large") is None
@@ -49,14 +49,14 @@ def test_a_blob_larger_than_the_limit_is_not_kept_and_drives_nothing_out() -> No
 
 
 def test_a_blob_that_became_too_large_does_not_leave_its_old_content_behind() -> None:
-    memory = MemoryTier(10)
+    memory = MemoryStore(10)
     memory.put("a", b"old")
     memory.put("a", bytes(11))
     assert memory.get("a") is None
 
 
 def test_putting_a_key_again_counts_its_bytes_once() -> None:
-    memory = MemoryTier(20)
+    memory = MemoryStore(20)
     memory.put("a", bytes(10))
     for _ in range(10):
         memory.put("b", bytes(10))
@@ -64,7 +64,7 @@ def test_putting_a_key_again_counts_its_bytes_once() -> None:
 
 
 def test_removing_frees_its_bytes() -> None:
-    memory = MemoryTier(20)
+    memory = MemoryStore(20)
     memory.put("a", bytes(10))
     memory.put("b", bytes(10))
     memory.remove("b")
@@ -75,7 +75,7 @@ def test_removing_frees_its_bytes() -> None:
 
 
 def test_clearing_forgets_everything_and_frees_its_bytes() -> None:
-    memory = MemoryTier(20)
+    memory = MemoryStore(20)
     for name in "ab":
         memory.put(name, bytes(10))
     memory.clear()
@@ -86,7 +86,7 @@ def test_clearing_forgets_everything_and_frees_its_bytes() -> None:
 
 
 def test_threads_never_get_a_blob_of_another_key_and_never_pass_the_limit() -> None:
-    memory = MemoryTier(200)
+    memory = MemoryStore(200)
     wrong: list[object] = []
 
     def work(seed: int) -> None:
@@ -107,13 +107,13 @@ def test_threads_never_get_a_blob_of_another_key_and_never_pass_the_limit() -> N
 
 
 def test_a_lock_that_a_fork_copied_while_held_does_not_block_the_child() -> None:
-    memory = MemoryTier(100)
+    memory = MemoryStore(100)
     memory.put("a", b"blob")
     _, status = os.waitpid(fork_holding(memory), 0)
     assert status == 0
 
 
-def fork_holding(memory: MemoryTier) -> int:
+def fork_holding(memory: MemoryStore) -> int:
     """Fork while another thread holds the lock; the child reads and writes."""
     held, forked = threading.Event(), threading.Event()
 

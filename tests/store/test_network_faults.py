@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from preheat.events import Events
-from preheat.store import Chain, DiskTier, LayerTier, transient
+from preheat.store import Chain, DiskStore, LayerStore, transient
 from preheat.store.lock import FileLock
 from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of
@@ -30,7 +30,7 @@ class Store(NamedTuple):
     """A cache directory that has the entry KEY, and in which the calls of `files` may fail."""
 
     chain: Chain
-    disk: DiskTier
+    disk: DiskStore
     files: FaultyFiles
 
 
@@ -38,7 +38,7 @@ class Store(NamedTuple):
 def store(tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Store:
     recorder.forgive = True
     monkeypatch.setattr(transient, "_PAUSES", (0.0,) * (ATTEMPTS - 1))
-    disk = DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "locks")
+    disk = DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "locks")
     disk.put(KEY, BLOB)
     disk.journal().write({"compiles": 3})
     return Store(Chain([disk], events), disk, FaultyFiles(disk.root, monkeypatch))
@@ -46,12 +46,12 @@ def store(tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytes
 
 def put(store: Store) -> object:
     store.chain.put(OTHER, OTHER_BLOB)
-    return LayerTier(store.disk.root, Events()).get(OTHER)
+    return LayerStore(store.disk.root).get(OTHER)
 
 
 def put_again(store: Store) -> object:
     store.chain.put(KEY, BLOB)
-    return LayerTier(store.disk.root, Events()).get(KEY)
+    return LayerStore(store.disk.root).get(KEY)
 
 
 def get(store: Store) -> object:
@@ -218,7 +218,7 @@ def test_only_a_shared_directory_is_asked_twice_for_a_missing_entry(
     same_shard = KEY[:2] + OTHER[2:]
     assert store.disk.get(same_shard) is None
     assert store.files.calls["open"] == 1
-    shared = DiskTier(store.disk.root, Events(), lock_dir=tmp_path / "locks", shared=True)
+    shared = DiskStore(store.disk.root, Events(), lock_dir=tmp_path / "locks", shared=True)
     shard = store.disk.root / "v1" / KEY[:2]
     os.utime(shard, (1, 1))
     store.files.heal()

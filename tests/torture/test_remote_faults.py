@@ -18,6 +18,7 @@ pytest.importorskip("opendal", reason="opendal is not installed")
 
 from preheat.foreign import ForeignEntry, foreign_digest
 from preheat.store import codec
+from preheat.store.base import UntrustedError
 from preheat.store.remote.names import entry_name
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import Keyring, SigningKey
@@ -54,7 +55,7 @@ def inspect(store: remote_faults.Shared, keys: Keyring) -> tuple[int, int, list[
             continue
         try:
             blob = envelope.unwrap(digest, data, keys)
-        except envelope.UntrustedError:
+        except UntrustedError:
             damaged += 1
             if name not in store.flipped:
                 wrong.append(f"{name} is damaged, and nobody damaged it")
@@ -92,7 +93,7 @@ def test_every_result_is_right_under_random_faults(tmp_path: Path, campaign: Ext
             rows = lines["stored"]
             names = {entry_name(digest) for _, scheme, digest in rows if scheme == store.scheme}
             assert len(names) > 0
-            assert names - store.engine.existing(names) == set(), "a server acknowledged them"
+            assert names - store.engine.exists(names) == set(), "a server acknowledged them"
 
 
 def report(

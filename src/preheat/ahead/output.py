@@ -17,7 +17,7 @@ from preheat.arch import Arch
 from preheat.errors import InputError
 from preheat.store.bundle import write
 from preheat.store.lock import FileLock
-from preheat.store.signing.interface import Signer
+from preheat.store.signing.keys import SigningKey
 
 __all__ = ["BundleOutput"]
 
@@ -56,7 +56,7 @@ class BundleOutput:
         entries: Mapping[str, bytes],
         meta: Mapping[str, Any],
         made: Iterable[Arch | None],
-        key: Signer | None,
+        key: SigningKey | None,
     ) -> int | InputError:
         """Write the bundle and return its size; or write nothing and return which architecture it lost.
 

@@ -28,7 +28,7 @@ from preheat.weak_values import WeakValues
 
 if TYPE_CHECKING:
     from preheat.store.bundle import Bundle
-    from preheat.store.signing.interface import Verifier
+    from preheat.store.signing.keys import Keyring
 
 __all__ = [
     "DAMAGED_ENTRY",
@@ -204,7 +204,7 @@ class MountedBundles:
     """
 
     def __init__(
-        self, events: Events, *, trust: bool, signers: Callable[[], Verifier] | None = None
+        self, events: Events, *, trust: bool, signers: Callable[[], Keyring] | None = None
     ) -> None:
         """`signers` returns the keys of which one must have signed each bundle that has no pin."""
         self._events = events
@@ -274,7 +274,7 @@ class MountedBundles:
                     reason = f"it has code for {named(its)}, and {device.name} is {arch}"
                     self._events.emit("refused", path=str(path), reason=reason)
 
-    def _required_signers(self, place: Path) -> Verifier | None:
+    def _required_signers(self, place: Path) -> Keyring | None:
         try:
             return None if self._signers is None else self._signers()
         except InputError as error:

@@ -1,4 +1,4 @@
-"""The cache directory and the other tiers that the settings describe."""
+"""The cache directory and the other stores that the settings describe."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from preheat.build.lock_directory import choose_lock_dir
 from preheat.config import Config
 from preheat.events import Events
 from preheat.locks import no_fork
-from preheat.store import Chain, DiskTier, LayerTier, MemoryTier, Tier
+from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, Store
 from preheat.store.filesystem import filesystem_of, read_mounts
 from preheat.store.trust import first_usable, usable
 
 __all__ = ["open_chain", "open_disk", "unasked_stores"]
 
 
-def open_chain(config: Config, events: Events) -> tuple[Chain, DiskTier | None]:
+def open_chain(config: Config, events: Events) -> tuple[Chain, DiskStore | None]:
     """Open the tiers that the settings describe: memory, layers, the disk, and shared stores."""
     trust = config.trust_cache_dir
     layers = usable(config.layers, events, trust=trust, write=False)
-    local: list[Tier] = [
-        MemoryTier(config.memory_limit),
-        *(LayerTier(path, events, trust=trust) for path in layers),
+    local: list[Store] = [
+        MemoryStore(config.memory_limit),
+        *(LayerStore(path, trust=trust) for path in layers),
     ]
     if disk := open_disk(config, events):
         local.append(disk)
@@ -31,7 +31,7 @@ def open_chain(config: Config, events: Events) -> tuple[Chain, DiskTier | None]:
     return shared_chain(local, config, events), disk
 
 
-def open_disk(config: Config, events: Events) -> DiskTier | None:
+def open_disk(config: Config, events: Events) -> DiskStore | None:
     """Open the cache directory that the settings describe; None when it is off or cannot be used."""
     trust = config.trust_cache_dir
     root = first_usable(config.cache_dirs, events, trust=trust) if config.cache else None
@@ -41,7 +41,7 @@ def open_disk(config: Config, events: Events) -> DiskTier | None:
     locks = choose_lock_dir(config, root, events, mounts)
     if locks is None:
         return None
-    return DiskTier(
+    return DiskStore(
         root,
         events,
         lock_dir=locks,
@@ -57,10 +57,10 @@ def unasked_stores(cache: Chain) -> list[str]:
     if not cache.shared:
         return []
     with no_fork:
-        from preheat.store.remote.tier import RemoteTier
+        from preheat.store.remote.store import RemoteStore
 
     return [
         f"the shared store {tier.name} could not be used"
         for tier in cache.shared
-        if isinstance(tier, RemoteTier) and not tier.server.reads.closed
+        if isinstance(tier, RemoteStore) and not tier.server.available("read")
     ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from preheat.build.directory_leases import directory_leases
 from preheat.events import Events
-from preheat.store import Chain, DiskTier
+from preheat.store import Chain, DiskStore
 from preheat.store.remote import lease
 from preheat.store.remote.lease import Leases
-from preheat.store.remote.tier import RemoteTier
+from preheat.store.remote.store import RemoteStore
 
 __all__ = ["open_leases"]
 
@@ -20,17 +20,17 @@ def open_leases(cache: Chain, events: Events) -> Leases | None:
     cache directory on a network filesystem. Without one, they are on a server without atomic
     operations, where a host can only look an entry up once more before it compiles.
     """
-    writable = [tier for tier in cache.shared if isinstance(tier, RemoteTier) and tier.writable]
+    writable = [tier for tier in cache.shared if isinstance(tier, RemoteStore) and tier.writable]
     for tier in writable:
         if tier.server.can_hold_leases:
             return _server_leases(tier, events)
     for local in cache.tiers:
-        if isinstance(local, DiskTier) and local.shared:
+        if isinstance(local, DiskStore) and local.shared:
             return directory_leases(local, events)
     return _server_leases(writable[0], events) if writable else None
 
 
-def _server_leases(tier: RemoteTier, events: Events) -> Leases:
+def _server_leases(tier: RemoteStore, events: Events) -> Leases:
     return Leases(
         tier.server,
         tier.when_written,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from preheat.build.key_locks import Busy, Deferral, KeyLocks, PendingLease
 from preheat.events import Events
 from preheat.locks import Call, no_fork
-from preheat.store import Chain, DiskTier
+from preheat.store import Chain, DiskStore
 from preheat.store.lock import FileLock
 
 if TYPE_CHECKING:  # Imported only if there is a server.
@@ -45,7 +45,7 @@ class Turns:
 
 def _is_shared(cache: Chain) -> bool:
     """Return whether other hosts use a tier of the cache: a server, or a directory."""
-    disks = (tier for tier in cache.tiers if isinstance(tier, DiskTier))
+    disks = (tier for tier in cache.tiers if isinstance(tier, DiskStore))
     return bool(cache.shared) or any(disk.shared for disk in disks)
 
 

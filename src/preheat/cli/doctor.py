@@ -271,7 +271,7 @@ def _keys(config: Config) -> Iterator[Finding]:
     if config.signing_key is None and not config.trusted_keys:
         return
     try:
-        keys = Keys.of(config)
+        keys = Keys.load(config.signing_key, config.trusted_keys)
     except PreheatError as error:
         yield Finding("keys", "fail", str(error), error.hint or "correct the settings of keys")
         return

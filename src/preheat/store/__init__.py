@@ -1,9 +1,9 @@
-"""A cache of bytes by digest, in several tiers. It does not depend on CUDA or on how code is built."""
+"""Bytes by digest, anywhere. Nothing here depends on CUDA or on how code is built."""
 
-from preheat.store.base import Found, Tier
+from preheat.store.base import Found, Store
 from preheat.store.chain import Chain
-from preheat.store.disk import DiskTier
-from preheat.store.layer import LayerTier
-from preheat.store.memory import MemoryTier
+from preheat.store.disk import DiskStore
+from preheat.store.layer import LayerStore
+from preheat.store.memory import MemoryStore
 
-__all__ = ["Chain", "DiskTier", "Found", "LayerTier", "MemoryTier", "Tier"]
+__all__ = ["Chain", "DiskStore", "Found", "LayerStore", "MemoryStore", "Store"]

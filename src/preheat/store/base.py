@@ -1,66 +1,90 @@
-"""The interface of a tier."""
+"""The interface of a store, and what its users and its implementations exchange."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 __all__ = [
     "CLOSE_SECONDS",
-    "Filled",
-    "Filling",
+    "ConditionalStore",
     "Found",
-    "Holder",
     "Merger",
-    "SharedTier",
-    "Tier",
-    "WritableTier",
+    "SharedStore",
+    "Store",
+    "UntrustedError",
+    "Upload",
+    "UploadResult",
 ]
 
 CLOSE_SECONDS = 10.0  # the longest time that the end of a process waits for writes to servers
 
 
-class Tier(Protocol):
-    """A tier: bytes by hexadecimal digest.
+class Store(Protocol):
+    """Bytes by name: in memory, in a directory, in a bundle, or on a server.
 
-    `get` returns bytes that `codec.damage` has accepted, or None when the tier does not have the
-    digest. For damaged bytes it emits a `damaged` event and returns None.
+    In most stores the name is the hexadecimal digest of an entry (`preheat.store.codec`), and `get`
+    returns only bytes that were verified. In the engine of a server (`preheat.store.remote.engine`) it
+    is the path of any object.
 
-    A tier may raise only `OSError`. `Chain` reports it as a `fault` event, and uses the tier again at
-    the next request. A tier that is also read without a chain, such as `LayerTier`, may emit the
-    `fault` event of `get` itself and return None.
+    Every method may raise `OSError`. `get` may also raise `DamagedEntryError`, or `UntrustedError` for
+    bytes that nobody trusted has signed. `Chain` makes an event of each of them, and uses the store
+    again at the next request.
     """
 
-    name: str
+    name: str  # for messages and events, without credentials
 
-    def get(self, digest: str) -> bytes | None: ...
+    @property
+    def writable(self) -> bool:
+        """Whether this process may call `put` and `remove`."""
+
+    def get(self, name: str, /) -> bytes | None:
+        """Return the bytes, or None if the store does not have the name."""
+
+    def put(self, name: str, data: bytes, /) -> None:
+        """Create or replace the bytes, as a whole or not at all."""
+
+    def exists(self, names: Iterable[str], /) -> set[str]:
+        """Return those of `names` that the store has. Their bytes may be damaged."""
+
+    def names(self) -> Iterator[str]:
+        """Yield every name, in no particular order."""
+
+    def remove(self, name: str, /) -> None:
+        """Remove the bytes, if there are any."""
 
 
-@runtime_checkable
-class WritableTier(Tier, Protocol):
-    """A tier that can be written."""
+class ConditionalStore(Store, Protocol):
+    """A store whose writes can have a condition, which leases among hosts need."""
 
-    def put(self, digest: str, blob: bytes) -> None: ...
-    def remove(self, digest: str) -> None: ...
+    @property
+    def conditional(self) -> bool:
+        """Whether `create`, `swap` and `discard` are atomic, as far as is known yet."""
+
+    def create(self, name: str, data: bytes, /, *, seconds: float) -> bool:
+        """Write an object unless there is one, and return whether it was written.
+
+        The store may remove the object after `seconds`, where it can.
+        """
+
+    def swap(self, name: str, old: bytes, new: bytes, /, *, seconds: float) -> bool:
+        """Replace an object whose content is `old`, and return whether it was replaced."""
+
+    def discard(self, name: str, old: bytes, /) -> bool:
+        """Remove an object whose content is `old`, and return whether it was removed."""
 
 
-@runtime_checkable
-class Holder(Protocol):
-    """A tier that can check for an entry without reading it."""
+class SharedStore(Store, Protocol):
+    """A store on a server that many machines share. In a `Chain` it comes after those of this machine.
 
-    def holds(self, digest: str) -> bool:
-        """Return whether there is an entry, which may be damaged."""
-
-
-@runtime_checkable
-class SharedTier(WritableTier, Protocol):
-    """A tier on a server that many machines share. It comes after the tiers of this machine.
-
-    `put` returns before the entry is written, and the tier emits the `put` event itself. `unanswered`
-    grows with every `get` that returned None because the server was not available or did not answer.
+    It reports its faults itself. `unanswered` grows with every `get` for which the server was not
+    available or did not answer.
     """
 
     unanswered: int
+
+    def put_later(self, digest: str, blob: bytes) -> None:
+        """Queue an entry to be written. The `put` event follows when it is."""
 
     def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
         """Look up many digests at once. The next `get` of a digest that is absent makes no request.
@@ -71,7 +95,7 @@ class SharedTier(WritableTier, Protocol):
     def settle(self, load: float = 0.5) -> None:
         """Wait, for a bounded time, until at most this fraction of the queue is still to be written."""
 
-    def fill(self, entries: Sequence[Filling]) -> Filled | None:
+    def upload(self, entries: Sequence[Upload]) -> UploadResult | None:
         """Write the entries that the server does not have, and wait for that.
 
         Returns None for a server that this process may not write to.
@@ -81,7 +105,15 @@ class SharedTier(WritableTier, Protocol):
         """Write what is queued, and wait for that for up to `seconds`."""
 
 
-class Filling(NamedTuple):
+class UntrustedError(ValueError):
+    """No trusted key has signed these bytes. The message is the reason, and `hint` is a next step."""
+
+    def __init__(self, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.hint = hint
+
+
+class Upload(NamedTuple):
     """An entry that a server must have, and a function that returns its bytes.
 
     `header_list` is the list of header states that leads to the entry, if there is one.
@@ -89,10 +121,10 @@ class Filling(NamedTuple):
 
     digest: str
     read: Callable[[], bytes]
-    header_list: Filling | None = None
+    header_list: Upload | None = None
 
 
-class Filled(NamedTuple):
+class UploadResult(NamedTuple):
     """How many of the given entries a server had, how many were written, and how many are missing.
 
     `reason` says why an entry is missing.
@@ -106,10 +138,10 @@ class Filled(NamedTuple):
 
 
 class Merger(Protocol):
-    """Combines two versions of an entry that changes. Most entries never change."""
+    """Combines two versions of an entry that changes: a list that leads to other entries."""
 
     def applies(self, blob: bytes) -> bool:
-        """Return whether `blob` is an entry that changes."""
+        """Return whether `blob` is an entry that changes. Its first bytes are enough."""
 
     def merge(self, digest: str, mine: bytes, theirs: bytes) -> bytes:
         """Return `mine` with what `theirs` has in addition; `mine` itself when that is nothing.

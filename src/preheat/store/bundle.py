@@ -28,7 +28,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -37,12 +37,15 @@ from preheat.files import Descriptor
 from preheat.messages import count
 from preheat.pins import split_pin
 from preheat.store import codec
+from preheat.store.base import UntrustedError
 from preheat.store.codec import DamagedEntryError
 from preheat.store.publish import publish
 from preheat.store.signing import bundles as bundle_signature
 from preheat.store.signing.bundles import BundleSignature, encode_meta
-from preheat.store.signing.interface import Signer, UntrustedError, Verifier
 from preheat.store.trust import DistrustedError, NotAFileError, open_file
+
+if TYPE_CHECKING:  # Most processes need no keys.
+    from preheat.store.signing.keys import Keyring, SigningKey
 
 __all__ = ["VERSION", "Bundle", "write"]
 
@@ -91,7 +94,7 @@ class Bundle:
         self.path, pin = split_pin(source)
         # The SHA-256 of every entry, where a pin or a signature proves them.
         self._hashes = None if pin is None else _pinned_hashes(file, index, pin)
-        self._signers: Verifier | None = None
+        self._signers: Keyring | None = None
         self.nbytes = index.file_size
         self.stamp = index.stamp
         self._trust = trust
@@ -103,7 +106,7 @@ class Bundle:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, trust: bool = True, signers: Verifier | None = None
+        cls, path: str | os.PathLike[str], *, trust: bool = True, signers: Keyring | None = None
     ) -> Bundle:
         """Open the bundle at `path` and check its index.
 
@@ -157,7 +160,7 @@ class Bundle:
             whole.update(chunk)
         return whole.hexdigest()
 
-    def require_signature(self, signers: Verifier) -> bytes:
+    def require_signature(self, signers: Keyring) -> bytes:
         """Return the id of the key that has signed the bundle.
 
         Entries that are read later are compared with the signature.
@@ -306,7 +309,7 @@ def write(
     path: str | os.PathLike[str],
     entries: Mapping[str, bytes],
     meta: Mapping[str, Any],
-    key: Signer | None = None,
+    key: SigningKey | None = None,
 ) -> int:
     """Create or replace the bundle at `path` atomically and durably; return its size in bytes.
 
@@ -455,7 +458,9 @@ def _chunks(file: Descriptor, start: int, end: int) -> Iterator[bytes]:
 # Writing
 
 
-def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any], key: Signer | None) -> list[bytes]:
+def _parts(
+    entries: Mapping[str, bytes], meta: Mapping[str, Any], key: SigningKey | None
+) -> list[bytes]:
     """Return the bytes of a bundle in pieces; equal arguments give equal bytes."""
     blobs = dict(sorted(entries.items()))
     for digest, blob in blobs.items():
@@ -470,7 +475,9 @@ def _parts(entries: Mapping[str, bytes], meta: Mapping[str, Any], key: Signer | 
     return [index, *blobs.values()]
 
 
-def _signed_meta(blobs: Mapping[str, bytes], meta: Mapping[str, Any], key: Signer) -> dict[str, Any]:
+def _signed_meta(
+    blobs: Mapping[str, bytes], meta: Mapping[str, Any], key: SigningKey
+) -> dict[str, Any]:
     digests = b"".join(map(bytes.fromhex, blobs))
     signature = bundle_signature.sign(key, meta, digests, blobs.values())
     return {**meta, bundle_signature.FIELD: signature.encode()}

@@ -1,4 +1,4 @@
-"""Several tiers as one, the fastest first. A hit is copied into the tiers searched before it."""
+"""Several stores as one, the fastest first. A hit is copied into the stores searched before it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import ParamSpec
 from preheat.events import Events
 from preheat.store.base import (
     CLOSE_SECONDS,
-    Filled,
-    Filling,
     Found,
-    Holder,
     Merger,
-    SharedTier,
-    Tier,
-    WritableTier,
+    SharedStore,
+    Store,
+    UntrustedError,
+    Upload,
+    UploadResult,
 )
+from preheat.store.codec import DamagedEntryError
+from preheat.store.trust import DistrustedError
 
 __all__ = ["Chain"]
 
 P = ParamSpec("P")
+_UNUSABLE = (OSError, UntrustedError, DamagedEntryError)
 
 
 class Chain:
-    """Several tiers as one. A fault of a tier is an event, never an exception.
+    """Several stores as one: the tiers of a cache. A fault of a tier is an event, never an exception.
 
-    The first `local` tiers are on this machine, and those after them on servers. A hit on a server is
+    The tiers of this machine come first, and then the `shared` ones on servers. A hit on a server is
     copied to all tiers before it. These include other servers, because the first server may be near and
     the last one far. `merger` combines two versions of an entry that changes, so that a copy loses
     nothing.
@@ -35,18 +37,17 @@ class Chain:
 
     def __init__(
         self,
-        tiers: Sequence[Tier],
+        tiers: Sequence[Store],
         events: Events,
         *,
-        local: int | None = None,
+        shared: Sequence[SharedStore] = (),
         merger: Merger | None = None,
     ) -> None:
-        self.tiers = tuple(tiers)
-        self.local = len(self.tiers) if local is None else local
-        self.shared = [tier for tier in self.tiers[self.local :] if isinstance(tier, SharedTier)]
+        self.tiers = (*tiers, *shared)
+        self.local = len(tiers)
+        self.shared = tuple(shared)
         self._events = events
         self._merger = merger
-        self._writable = [tier if isinstance(tier, WritableTier) else None for tier in tiers]
 
     def get(self, digest: str) -> Found | None:
         """Return the blob of the first tier that has it, and copy it to the writable tiers before."""
@@ -67,56 +68,71 @@ class Chain:
     ) -> tuple[bytes, str, int] | None:
         """Search the tiers from number `start` up to number `end`, as `get` does.
 
-        The result is the blob, the name of its tier and the number of the next tier. This is one
-        function without a generator, because every lookup calls it.
+        The result is the blob, the name of its tier and the number of the next tier.
         """
-        number = start
-        for tier in self.tiers[start:end]:
-            number += 1
+        for number, tier in enumerate(self.tiers[start:end], start=start):
             try:
                 blob = tier.get(digest)
-            except OSError as fault:
-                self._events.fault(tier.name, "read", fault)
+            except _UNUSABLE as error:
+                self._report(tier, digest, error)
                 continue
             if blob is None:
                 continue
-            if start and number > self.local and self._merger and self._merger.applies(blob):
-                self._fill_merged(digest, blob, number - 1, self._merger)
-                return blob, tier.name, number
-            for earlier in self._writable[: number - 1]:
-                if earlier is not None:
-                    try:
-                        earlier.put(digest, blob)
-                    except OSError as fault:
-                        self._events.fault(earlier.name, "write", fault)
-            return blob, tier.name, number
+            if start and number >= self.local and self._merger and self._merger.applies(blob):
+                self._fill_merged(digest, blob, number, self._merger)
+            elif number:
+                self._fill(digest, blob, number)
+            return blob, tier.name, number + 1
         return None
+
+    def _report(self, tier: Store, digest: str, error: Exception) -> None:
+        """Report an entry that cannot be used, or a fault of a tier. Remove a damaged entry."""
+        match error:
+            case UntrustedError():
+                self._events.emit("untrusted", tier=tier.name, key=digest, reason=str(error))
+            case DamagedEntryError():
+                self._events.emit("damaged", tier=tier.name, key=digest, reason=str(error))
+                # That of a server stays: another machine may have a better connection to it.
+                if tier.writable and tier not in self.shared:
+                    self._attempt("remove a damaged entry", tier, tier.remove, digest)
+            case DistrustedError():
+                self._events.emit("refused", path=error.filename, reason=str(error))
+            case OSError() if tier not in self.shared:  # Those report their faults themselves.
+                self._events.fault(tier.name, "read", error)
+
+    def _fill(self, digest: str, blob: bytes, end: int) -> None:
+        """Copy an entry to the first `end` tiers."""
+        for tier in self.tiers[: min(end, self.local)]:
+            if tier.writable:
+                self._attempt("write", tier, tier.put, digest, blob)
+        for shared in self.shared[: max(end - self.local, 0)]:
+            shared.put_later(digest, blob)
 
     def _fill_merged(self, digest: str, theirs: bytes, end: int, merger: Merger) -> None:
         """Add what a server has to the versions of an entry in the first `end` tiers."""
-        for number, tier in enumerate(self._writable[:end]):
-            if tier is None:
-                continue
-            try:
-                mine = tier.get(digest) if number < self.local else None  # Servers merge later.
+        for at, tier in enumerate(self.tiers[: self.local]):
+            if tier.writable:
+                found = self.search(digest, at, at + 1)
+                mine = None if found is None else found[0]
                 merged = theirs if mine is None else merger.merge(digest, mine, theirs)
                 if merged != mine:
-                    tier.put(digest, merged)
-            except OSError as fault:
-                self._events.fault(tier.name, "write", fault)
+                    self._attempt("write", tier, tier.put, digest, merged)
+        for shared in self.shared[: end - self.local]:
+            shared.put_later(digest, theirs)  # It is merged when it is written.
 
     def put(self, digest: str, blob: bytes) -> None:
         """Store the blob in every writable tier. Those on servers store it later."""
-        for tier in filter(None, self._writable[: self.local]):
-            if self._attempt("write", tier, tier.put, digest, blob):
+        for tier in self.tiers[: self.local]:
+            if tier.writable and self._attempt("write", tier, tier.put, digest, blob):
                 self._events.emit("put", tier=tier.name, key=digest, bytes=len(blob))
         for shared in self.shared:
-            shared.put(digest, blob)
+            shared.put_later(digest, blob)
 
     def remove(self, digest: str) -> None:
         """Remove the digest from every writable tier."""
-        for tier in filter(None, self._writable):
-            self._attempt("remove", tier, tier.remove, digest)
+        for tier in self.tiers:
+            if tier.writable or tier in self.shared:
+                self._attempt("remove", tier, tier.remove, digest)
 
     def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
         """Look up many digests on servers with few requests, before each of them is looked up.
@@ -126,14 +142,16 @@ class Chain:
         """
         if not self.shared:
             return
-        holders = [tier.holds for tier in self.tiers[: self.local] if isinstance(tier, Holder)]
-        wanted = [digest for digest in digests if not any(holds(digest) for holds in holders)]
+        wanted = list(digests)
+        for tier in self.tiers[: self.local]:
+            there = tier.exists(wanted)
+            wanted = [digest for digest in wanted if digest not in there]
         for shared in self.shared:
             shared.look_ahead(wanted, once=once)
 
-    def fill_shared(self, entries: Sequence[Filling]) -> list[Filled]:
+    def upload(self, entries: Sequence[Upload]) -> list[UploadResult]:
         """Write the entries that servers do not have; return the result for each writable server."""
-        return [filled for shared in self.shared if (filled := shared.fill(entries)) is not None]
+        return [result for shared in self.shared if (result := shared.upload(entries)) is not None]
 
     def settle(self, load: float = 0.5) -> None:
         """Wait, for a bounded time, until the queues of servers are at most `load` (0 to 1) full."""
@@ -155,7 +173,7 @@ class Chain:
             shared.close(max(0.0, deadline - time.monotonic()))
 
     def _attempt(
-        self, verb: str, tier: Tier, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+        self, verb: str, tier: Store, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs
     ) -> bool:
         """Call a method of a tier, and return whether it succeeded."""
         try:

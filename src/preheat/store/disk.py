@@ -1,4 +1,4 @@
-"""The tier on disk: one file for each entry, staged, renamed, and verified on every read.
+"""The store on disk: one file for each entry, staged, renamed, and verified on every read.
 
 `preheat.store.layer` has the layout of the directory.
 """
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from preheat.events import Events
@@ -20,13 +21,13 @@ from preheat.locks import no_fork
 from preheat.store import codec, lock, publish
 from preheat.store import usage as usages
 from preheat.store.journal import Journal
-from preheat.store.layer import FORMAT, KINDS, Item, LayerTier, scan, size_of
-from preheat.store.lock import hold
+from preheat.store.layer import FORMAT, KINDS, Item, LayerStore, scan, size_of
+from preheat.store.lock import FileLock, hold
 from preheat.store.transient import retried
 from preheat.store.trust import NotAFileError, make_private, read_file
 from preheat.store.usage import Additions, Usage
 
-__all__ = ["DiskTier", "Swept"]
+__all__ = ["DiskStore", "Swept"]
 
 _STAMP_EVERY = 3600.0  # seconds after which a read refreshes the stamp of its entry
 _LOW_WATER = 0.8  # eviction continues down to this fraction of the limits, so that it runs rarely
@@ -42,12 +43,14 @@ class Swept(NamedTuple):
     bytes: int = 0
 
 
-class DiskTier(LayerTier):
+class DiskStore(LayerStore):
     """A cache directory that this process writes, and that is kept within limits.
 
     `lock_dir` is a directory local to this node; `clock` returns the time for stamps and sweeps. With
     `shared`, the directory is on a network filesystem, and other nodes write it at the same time.
     """
+
+    writable = True
 
     def __init__(
         self,
@@ -61,7 +64,8 @@ class DiskTier(LayerTier):
         shared: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(root, events, name="disk", trust=trust)
+        super().__init__(root, name="disk", trust=trust)
+        self._events = events
         self.shared = shared
         self.lock_dir = lock_dir
         self._limit = limit
@@ -92,6 +96,14 @@ class DiskTier(LayerTier):
         if freed is not None:
             with self._counting(-1, -freed):
                 pass
+
+    def key_lock(self, digest: str, owner: FrameType) -> FileLock:
+        """Return a lock that the processes of this node share, to hold while an entry is changed.
+
+        `owner` is the frame of the function that releases it.
+        """
+        make_private(self.lock_dir, trust=self._trust)
+        return FileLock(self.lock_dir / digest, owner=owner)
 
     def note(self, digest: str) -> bytes | None:
         """Return the note of this machine about an entry, or None if it is missing or damaged."""
@@ -182,12 +194,6 @@ class DiskTier(LayerTier):
                 retried(os.unlink, path)
                 freed = (freed or 0) + size
         return freed
-
-    def _remove_damaged(self, digest: str) -> None:
-        try:
-            self.remove(digest)
-        except OSError as fault:
-            self._events.fault(self.name, "remove a damaged entry", fault)
 
     def _refresh_stamp(self, digest: str, stamp: float) -> None:
         """Refresh the stamp of an entry when it is old. That is rare, so that a hit is not a write."""

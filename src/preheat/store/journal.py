@@ -22,7 +22,7 @@ __all__ = ["Journal"]
 _MERGE_AT = 64  # number of files from which old ones are merged into one
 _QUIET = 600.0  # seconds without a write after which a file counts as old
 _TOTAL = "total.json"  # the sum of old files
-_MOST = 1e18  # the largest counter
+_MAX_COUNT = 1e18  # the largest counter
 
 
 class Journal:
@@ -132,4 +132,4 @@ def _is_counter_file(name: str) -> bool:
 
 def _is_count(value: object) -> bool:
     """Return whether this is a number that can be added to others."""
-    return type(value) in (int, float) and -_MOST < value < _MOST  # type: ignore[operator]
+    return type(value) in (int, float) and -_MAX_COUNT < value < _MAX_COUNT  # type: ignore[operator]

@@ -15,19 +15,18 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from preheat.events import Events
 from preheat.files import opened
 from preheat.store import codec
 from preheat.store.filesystem import is_silly_renamed
 from preheat.store.transient import retried
 from preheat.store.trust import DistrustedError, read_file, writable_by_others
 
-__all__ = ["FORMAT", "KINDS", "Item", "LayerTier", "scan", "size_of"]
+__all__ = ["FORMAT", "KINDS", "Item", "LayerStore", "scan", "size_of"]
 
 FORMAT = f"v{codec.VERSION}"
 KINDS = ("heat", "note")  # suffixes of the files of an entry
@@ -45,26 +44,27 @@ class Item(NamedTuple):
     pinned: bool = False
 
 
-class LayerTier:
+class LayerStore:
     """A cache directory that is only read, such as one shipped in an image.
 
     The caller has checked that `root` can be trusted. Its content is checked when it is read: only this
     user or root may be able to write its directories and entries, unless `trust` is given.
     """
 
-    def __init__(self, root: Path, events: Events, name: str = "layer", *, trust: bool = False) -> None:
+    writable = False
+
+    def __init__(self, root: Path, name: str = "layer", *, trust: bool = False) -> None:
         self.root = root
         self.name = name
         self.shared = False  # whether other nodes write the directory at the same time
-        self._events = events
         self._trust = trust
         self._base = f"{root}/{FORMAT}"
         # Directories that were checked: other users cannot change them any more.
         self._checked_shards: set[str] = set()
 
-    def reader(self, events: Events) -> LayerTier:
-        """Return a tier that only reads this directory: it refreshes no stamp and removes no entry."""
-        return LayerTier(self.root, events, trust=self._trust)
+    def reader(self) -> LayerStore:
+        """Return a store that only reads this directory: it refreshes no stamp."""
+        return LayerStore(self.root, trust=self._trust)
 
     def is_empty(self) -> bool:
         """Return whether no entry was ever stored here.
@@ -74,13 +74,13 @@ class LayerTier:
         return all(found.name in _NOT_SHARDS for found in scan(self._base))
 
     def get(self, digest: str, *, again: bool = True) -> bytes | None:
-        """Return the verified entry, or None. A damaged entry and an I/O error are also events.
+        """Return the verified entry, or None.
 
-        With `again`, a missing file is looked up twice if the filesystem may have cached the first
-        answer.
+        Raises `DistrustedError` for an entry that other users can write. With `again`, a missing file
+        is looked up twice if the filesystem may have cached the first answer.
         """
         shard = digest[:2]
-        path = f"{self._base}/{shard}/{digest}.heat"  # `_path`, without the call
+        path = self._path(digest)
         try:
             if shard not in self._checked_shards:
                 self._check(shard)
@@ -89,21 +89,29 @@ class LayerTier:
             again = again and self.shared and _forget_absence(os.path.dirname(path))
             return self.get(digest, again=False) if again else None
         except DistrustedError as distrusted:
-            self._events.emit("refused", path=path, reason=str(distrusted))
-            return None
-        except OSError as fault:
-            self._events.fault(self.name, "read", fault)
-            return None
+            distrusted.filename = path
+            raise
         if why := codec.damage(digest, blob):
-            self._events.emit("damaged", tier=self.name, key=digest, reason=why)
-            self._remove_damaged(digest)
-            return None
+            raise codec.DamagedEntryError(why)
         self._refresh_stamp(digest, status.st_mtime)
         return blob
 
-    def holds(self, digest: str) -> bool:
-        """Return whether there is an entry, which may be damaged or refused."""
-        return os.path.lexists(self._path(digest))
+    def put(self, digest: str, blob: bytes) -> None:
+        """Raise `OSError`: a layer is never written."""
+        del blob
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), self._path(digest))
+
+    def remove(self, digest: str) -> None:
+        """Raise `OSError`: a layer is never written, not even to remove a damaged entry."""
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), self._path(digest))
+
+    def exists(self, digests: Iterable[str]) -> set[str]:
+        """Return those of `digests` that have a file, which may be damaged or refused."""
+        return {digest for digest in digests if os.path.lexists(self._path(digest))}
+
+    def names(self) -> Iterator[str]:
+        """Yield the digest of every entry. Notes, which belong to this machine, are left out."""
+        return (item.digest for item in self.items() if self.exists([item.digest]))
 
     def _check(self, shard: str) -> None:
         """Raise `OSError` if other users can write the directory `shard` or its parent."""
@@ -116,6 +124,9 @@ class LayerTier:
                 if why := writable_by_others(status):
                     raise DistrustedError(f"{directory}: {why}")
         self._checked_shards.add(shard)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
 
     def items(self) -> Iterator[Item]:
         """Yield every entry, in no particular order."""
@@ -160,9 +171,6 @@ class LayerTier:
 
     def _path(self, digest: str, kind: str = "heat") -> str:
         return f"{self._base}/{digest[:2]}/{digest}.{kind}"
-
-    def _remove_damaged(self, digest: str) -> None:
-        """Do nothing: a layer is never written, not even to remove a damaged entry."""
 
     def _refresh_stamp(self, digest: str, stamp: float) -> None:
         """Do nothing: a layer is never written, so it has no stamps of reads."""

@@ -1,18 +1,20 @@
-"""The tier in the memory of the process, with least-recently-used eviction by bytes."""
+"""The store in the memory of the process, with least-recently-used eviction by bytes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 
 from preheat.locks import Lock
 
-__all__ = ["MemoryTier"]
+__all__ = ["MemoryStore"]
 
 
-class MemoryTier:
+class MemoryStore:
     """Blobs in memory, at most `limit` bytes of them."""
 
     name = "memory"
+    writable = True
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -29,9 +31,11 @@ class MemoryTier:
                 return blob
         return blob
 
-    def holds(self, digest: str) -> bool:
-        """Return whether there is an entry."""
-        return digest in self._blobs
+    def exists(self, digests: Iterable[str]) -> set[str]:
+        return {digest for digest in digests if digest in self._blobs}
+
+    def names(self) -> Iterator[str]:
+        return iter(list(self._blobs))
 
     def put(self, digest: str, blob: bytes) -> None:
         """Store `blob` and evict the least recently used ones; a blob above the limit is not stored."""
@@ -52,7 +56,7 @@ class MemoryTier:
             self._drop(digest)
 
     def clear(self) -> None:
-        """Remove all blobs from this tier."""
+        """Remove all blobs from this store."""
         with self._lock:
             self._blobs.clear()
             self._bytes = 0

@@ -21,7 +21,7 @@ T = TypeVar("T")
 #: The errors after which the same call may succeed a moment later.
 TRANSIENT = frozenset({errno.ESTALE, errno.EBUSY, errno.EIO, errno.ETIMEDOUT})
 _PAUSES = (0.01, 0.04, 0.16)  # seconds before the second attempt, the third and the fourth
-_ENOUGH = 2.0  # seconds after which no attempt begins: each may have waited for a dead server
+_MAX_SECONDS = 2.0  # seconds after which no attempt begins: each may have waited for a dead server
 
 
 def is_transient(fault: OSError) -> bool:
@@ -34,7 +34,7 @@ def retried(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
     The call must open its files itself, because a stale descriptor stays stale.
     """
-    deadline = time.monotonic() + _ENOUGH
+    deadline = time.monotonic() + _MAX_SECONDS
     for pause in _PAUSES:
         try:
             return call(*args, **kwargs)

@@ -40,7 +40,7 @@ _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FILE_ITSELF = _FILE | os.O_NOFOLLOW
 _KIND_AND_WRITERS = 0o170000 | OTHERS_WRITE  # the bits of a mode that identify a private regular file
-_MOST_STEPS = 1000  # bounds a cycle of links
+_MAX_STEPS = 1000  # bounds a cycle of links
 
 
 class DistrustedError(PermissionError):
@@ -238,7 +238,7 @@ def _open_parent(path: Path, trusted: set[int], *, make: bool) -> tuple[Descript
     here = opened("/", _DIRECTORY)
     walked = "/"
     shared = False
-    for _ in range(_MOST_STEPS):  # A descriptor without references is closed.
+    for _ in range(_MAX_STEPS):  # A descriptor without references is closed.
         shared = _require_ancestor(os.fstat(here), walked, trusted, below_shared=shared)
         if not steps:
             return here, "."

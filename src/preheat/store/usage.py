@@ -14,7 +14,7 @@ from preheat.locks import Lock
 __all__ = ["Additions", "Usage", "pack", "unpack"]
 
 _LAYOUT = struct.Struct("<5Q")
-_MOST = (1 << 64) - 1
+_MAX_NUMBER = (1 << 64) - 1
 
 
 class Usage(NamedTuple):
@@ -43,7 +43,7 @@ class Usage(NamedTuple):
 
 def pack(usage: Usage) -> bytes:
     """Return the totals and their checksum as bytes; numbers beyond 64 bits are clamped."""
-    front = _LAYOUT.pack(*(min(number, _MOST) for number in usage))
+    front = _LAYOUT.pack(*(min(number, _MAX_NUMBER) for number in usage))
     return front + xxhash.xxh3_128_digest(front)
 
 

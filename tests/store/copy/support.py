@@ -6,16 +6,16 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from preheat.ahead.stores import open_directory
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
 from preheat.config import Config
 from preheat.events import Events
 from preheat.foreign import ForeignEntry
-from preheat.store import DiskTier
+from preheat.store import DiskStore, LayerStore
 from preheat.store.remote.server import Server
-from preheat.store.remote.tier import RemoteTier, StoreKeys
-from preheat.sync.directory import Directory, open_directory
-from preheat.sync.remote_store import RemoteStore
+from preheat.store.remote.store import RemoteStore
+from preheat.store.signing.keys import Keys
 from preheat.toolchain.headers import HeaderState, decode_states, pack_states
 from tests.store.remote.memory_engine import MemoryEngine
 
@@ -60,18 +60,20 @@ def settings(tmp_path: Path, **more: str) -> Config:
     return Config.from_env({**{name: str(path) for name, path in env.items()}, **more})
 
 
-def directory(tmp_path: Path, name: str, entries: Mapping[str, bytes], *, write: bool) -> Directory:
+def directory(tmp_path: Path, name: str, entries: Mapping[str, bytes], *, write: bool) -> LayerStore:
     """Return a directory that holds `entries`."""
     config = settings(tmp_path)
-    disk = DiskTier(tmp_path / name, Events(), lock_dir=config.lock_dir)
+    disk = DiskStore(tmp_path / name, Events(), lock_dir=config.lock_dir)
     for key, blob in entries.items():
         disk.put(key, blob)
     (tmp_path / name).mkdir(mode=0o700, exist_ok=True)
     return open_directory(tmp_path / name, config, write=write)
 
 
-def remote(engine: MemoryEngine, keys: StoreKeys = StoreKeys()) -> RemoteStore:  # noqa: B008 - frozen
+def remote(engine: MemoryEngine, keys: Keys = Keys()) -> RemoteStore:  # noqa: B008 - frozen
     """Return a store on a server in memory."""
     events = Events()
     server = Server("remote", lambda: engine, events, timeout=30.0)
-    return RemoteStore(RemoteTier(server, events, read_keys=lambda: keys), engine.name)
+    store = RemoteStore(server, events, read_keys=lambda: keys)
+    store.name = engine.name
+    return store

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.store.remote.engine import Engine, RemoteError, names_of
+from preheat.store.remote.engine import Engine, RemoteError
 from tests.store.remote.servers import ESCAPED_PASSWORD, PASSWORD
 
 __all__ = ["LARGE", "NAME", "every_call", "fault"]
@@ -29,12 +29,12 @@ def fault(call: Callable[[], object]) -> RemoteError:
 def every_call(engine: Engine) -> list[Callable[[], object]]:
     """Return all calls, for a loop over them."""
     return [
-        lambda: engine.read(NAME),
-        lambda: engine.write(NAME, b"content"),
-        lambda: engine.delete(NAME),
-        lambda: engine.existing([NAME]),
-        lambda: engine.existing([f"v1/ab/{each}" for each in range(9)]),
-        lambda: list(names_of(engine)),
+        lambda: engine.get(NAME),
+        lambda: engine.put(NAME, b"content"),
+        lambda: engine.remove(NAME),
+        lambda: engine.exists([NAME]),
+        lambda: engine.exists([f"v1/ab/{each}" for each in range(9)]),
+        lambda: list(engine.names()),
         lambda: engine.create(NAME, b"content", seconds=60),
         lambda: engine.swap(NAME, b"old", b"new", seconds=60),
         lambda: engine.discard(NAME, b"old"),

@@ -20,8 +20,8 @@ RACES = ("create", "swap", "discard")
 def prepare(engine: Engine, rounds: int) -> None:
     """Write the objects that racers replace or remove."""
     for each in range(rounds):
-        engine.write(f"v1/swap/{each}", b"old")
-        engine.write(f"v1/discard/{each}", b"old")
+        engine.put(f"v1/swap/{each}", b"old")
+        engine.put(f"v1/discard/{each}", b"old")
 
 
 def race(engine: Engine, kind: str, rounds: int, mine: bytes) -> list[int]:
@@ -40,7 +40,7 @@ def race(engine: Engine, kind: str, rounds: int, mine: bytes) -> list[int]:
 def _main(identity: str, rounds: int, urls: list[str]) -> None:
     engines = [open_engine(parse_remote(url), timeout=60) for url in urls]
     for engine in engines:
-        engine.read("warm")  # Connections are open, and modules are imported.
+        engine.get("warm")  # Connections are open, and modules are imported.
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()

@@ -217,8 +217,8 @@ def _wait_until_written(server: Server) -> None:
 
     def written() -> bool:
         with suppress(RemoteError):
-            engine.write("first", b"")
-            engine.delete("first")
+            engine.put("first", b"")
+            engine.remove("first")
             return True
         return False
 

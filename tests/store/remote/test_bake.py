@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from preheat.store.remote.engine import names_of
 from preheat.store.signing.keys import SigningKey
 from tests.adapters.fake import write_library
 from tests.processes import start_process, wait_for_exit
@@ -67,7 +66,7 @@ def shared(url: str) -> dict[str, str]:
 
 
 def objects(store: Store) -> list[str]:
-    return [name for name in names_of(store.open()) if "/leases/" not in name]
+    return [name for name in store.open().names() if "/leases/" not in name]
 
 
 def test_a_bake_of_what_the_cache_has_fills_an_empty_redis(

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from preheat.store.remote import bounded
-from preheat.store.remote.bounded import BoundedEngine
-from preheat.store.remote.engine import RemoteError, names_of
+from preheat.store.remote import engine as engines
+from preheat.store.remote.engine import RemoteError
 from tests.processes import TIMEOUT_SECONDS, wait_for
 from tests.store.remote.faults import NAME, fault
-from tests.store.remote.memory_engine import MemoryEngine
+from tests.store.remote.memory_engine import MemoryEngine, limited
 
 
 def test_calls_that_never_end_are_left_behind_and_limited() -> None:
@@ -23,22 +22,22 @@ def test_calls_that_never_end_are_left_behind_and_limited() -> None:
         blocked.wait(TIMEOUT_SECONDS)
 
     inner = MemoryEngine(before=block)
-    engine = BoundedEngine(inner, timeout=0.01)
+    engine = limited(inner, 0.01)
     for _ in range(8):
-        assert "not answer in time" in str(fault(lambda: engine.read(NAME)))
-    assert "8 earlier calls" in str(fault(lambda: engine.read(NAME)))
+        assert "not answer in time" in str(fault(lambda: engine.get(NAME)))
+    assert "8 earlier calls" in str(fault(lambda: engine.get(NAME)))
     assert inner.calls["read"] == 8
     blocked.set()
     wait_for(lambda: not [t for t in threading.enumerate() if t.name == "preheat-remote-call"])
-    assert BoundedEngine(inner, timeout=TIMEOUT_SECONDS).read(NAME) is None
+    assert limited(inner, TIMEOUT_SECONDS).get(NAME) is None
 
 
 def test_any_other_error_of_an_engine_is_a_fault_of_the_server() -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    engine = BoundedEngine(MemoryEngine(before=fail), timeout=60)
-    error = fault(lambda: engine.read(NAME))
+    engine = limited(MemoryEngine(before=fail), 60)
+    error = fault(lambda: engine.get(NAME))
     assert "ZeroDivisionError: division by zero" in str(error)
     assert isinstance(error.__cause__, ZeroDivisionError)
 
@@ -48,23 +47,23 @@ def test_an_exit_is_not_a_fault_of_the_server() -> None:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        BoundedEngine(MemoryEngine(before=leave), timeout=60).read(NAME)
+        limited(MemoryEngine(before=leave), 60).get(NAME)
 
 
 def test_each_group_of_names_has_a_time_limit_of_its_own() -> None:
     asked: list[list[str]] = []
 
     class Slow(MemoryEngine):
-        def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+        def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
             return ([name] for name in names)
 
-        def existing(self, names: Iterable[str]) -> set[str]:
-            asked.append(list(names))
-            return super().existing(asked[-1])
+        def _existing(self, names: list[str]) -> set[str]:
+            asked.append(names)
+            return super()._existing(names)
 
     inner = Slow()
-    inner.write("b", b"")
-    assert BoundedEngine(inner, timeout=60).existing(["a", "b", "c"]) == {"b"}
+    inner.put("b", b"")
+    assert limited(inner, 60).exists(["a", "b", "c"]) == {"b"}
     assert asked == [["a"], ["b"], ["c"]]
 
 
@@ -82,36 +81,36 @@ def calls_that_run() -> int:
 def test_a_call_that_starts_while_another_one_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = threading.Event()
     inner = MemoryEngine(before=waiting_for(blocked))
-    engine = BoundedEngine(inner, timeout=0.01)
-    fault(lambda: engine.read(NAME))
+    engine = limited(inner, 0.01)
+    fault(lambda: engine.get(NAME))
     others: list[threading.Thread] = []
 
     def is_alive(_: object) -> bool:
         if not others:  # While the abandoned calls are counted, another thread abandons a call.
-            others.append(threading.Thread(target=lambda: fault(lambda: engine.write(NAME, b""))))
+            others.append(threading.Thread(target=lambda: fault(lambda: engine.put(NAME, b""))))
             others[0].start()
             others[0].join(0.2)
         return True
 
-    monkeypatch.setattr(bounded._Thread, "is_alive", is_alive)
-    fault(lambda: engine.read(NAME))
+    monkeypatch.setattr(engines._Thread, "is_alive", is_alive)
+    fault(lambda: engine.get(NAME))
     others[0].join()
     for _ in range(5):
-        assert "not answer in time" in str(fault(lambda: engine.read(NAME)))
-    assert "8 earlier calls" in str(fault(lambda: engine.read(NAME)))
+        assert "not answer in time" in str(fault(lambda: engine.get(NAME)))
+    assert "8 earlier calls" in str(fault(lambda: engine.get(NAME)))
     blocked.set()
 
 
 def test_many_threads_do_not_add_abandoned_calls_without_end() -> None:
     blocked = threading.Event()
     inner = MemoryEngine(before=waiting_for(blocked))
-    engine = BoundedEngine(inner, timeout=0.05)
+    engine = limited(inner, 0.05)
     errors: list[BaseException] = []
 
     def call_often() -> None:
         for _ in range(20):
             try:
-                engine.read(NAME)
+                engine.get(NAME)
             except BaseException as error:
                 errors.append(error)
 
@@ -132,8 +131,8 @@ def test_a_panic_of_a_client_is_a_fault_of_the_server() -> None:
     def panic(*_: object) -> None:
         raise PanicError("called `Option::unwrap()` on a `None` value")
 
-    engine = BoundedEngine(MemoryEngine(before=panic), timeout=60)
-    for call in (lambda: engine.read(NAME), lambda: list(names_of(engine))):
+    engine = limited(MemoryEngine(before=panic), 60)
+    for call in (lambda: engine.get(NAME), lambda: list(engine.names())):
         assert "PanicError: called" in str(fault(call))
 
 
@@ -146,7 +145,7 @@ class Paged(MemoryEngine):
         self.pause = pause
         self.listed = 0
 
-    def pages(self, prefix: str = "") -> Iterator[list[str]]:
+    def _pages(self, prefix: str) -> Iterator[list[str]]:
         del prefix
         for _ in range(self.empty):
             time.sleep(self.pause)
@@ -156,16 +155,16 @@ class Paged(MemoryEngine):
 
 
 def test_each_page_of_a_list_has_a_time_limit_of_its_own() -> None:
-    assert list(names_of(BoundedEngine(Paged(20, 0.05), timeout=0.5))) == [NAME]
+    assert list(limited(Paged(20, 0.05), 0.5).names()) == [NAME]
 
 
 def test_a_list_that_nobody_reads_any_more_is_not_continued() -> None:
     inner = Paged(10**9, 0.001)
-    pages = BoundedEngine(inner, timeout=TIMEOUT_SECONDS).pages()
+    pages = limited(inner, TIMEOUT_SECONDS).limit.iterate(lambda: inner._pages(""))
     assert next(pages) == []
     pages.close()  # type: ignore[attr-defined]
     wait_for(lambda: calls_that_run() == 0)
     slow = Paged(10**9, 0.2)
-    fault(lambda: list(names_of(BoundedEngine(slow, timeout=0.02))))
+    fault(lambda: list(limited(slow, 0.02).names()))
     wait_for(lambda: calls_that_run() == 0)
     assert slow.listed == 1

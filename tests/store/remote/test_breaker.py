@@ -14,8 +14,8 @@ def breaker(clock: Clock) -> Breaker:
     return Breaker(patience=2.0, clock=clock, chance=lambda: 0.5)
 
 
-def fail(breaker: Breaker, seconds: float = 0.0, *, lasting: bool = False) -> bool:
-    return breaker.failed(seconds, lasting=lasting)
+def fail(breaker: Breaker, seconds: float = 0.0) -> bool:
+    return breaker.failed(seconds)
 
 
 def open_it(breaker: Breaker) -> None:
@@ -47,11 +47,6 @@ def test_a_success_between_faults_keeps_it_closed(breaker: Breaker) -> None:
 def test_one_fault_that_took_all_the_time_opens_it(breaker: Breaker) -> None:
     assert not fail(breaker, 1.0)
     assert fail(breaker, 1.0)
-
-
-def test_a_lasting_fault_opens_it_for_the_longest_pause(breaker: Breaker, clock: Clock) -> None:
-    assert fail(breaker, lasting=True)
-    assert pause_of(breaker, clock) == 60
 
 
 def test_faults_of_requests_that_began_before_it_opened_do_not_count(
@@ -89,7 +84,7 @@ def test_pauses_grow_to_a_minute(breaker: Breaker, clock: Clock) -> None:
     pauses = []
     for _ in range(8):
         pauses.append(pause_of(breaker, clock))
-        assert not breaker.failed(0.0, lasting=False, trial=True)
+        assert not breaker.failed(0.0, trial=True)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
@@ -114,11 +109,3 @@ def test_pauses_vary_so_that_processes_do_not_try_at_one_time(clock: Clock) -> N
         open_it(breaker)
         pauses.add(pause_of(breaker, clock))
     assert pauses == {0.75, 1.0, 1.25}
-
-
-def test_a_pause_that_is_ended_permits_one_trial(breaker: Breaker) -> None:
-    assert fail(breaker, lasting=True)
-    assert not breaker.claim_trial()
-    breaker.end_pause()
-    assert breaker.claim_trial()
-    assert not breaker.claim_trial()

@@ -14,6 +14,7 @@ import pytest
 from preheat.ahead.adapter_process import AdapterProcesses
 from preheat.ahead.bake import bake
 from preheat.ahead.check import check
+from preheat.ahead.stores import open_store
 from preheat.artifact import Artifact
 from preheat.build import remotes
 from preheat.build.builder import Builder
@@ -25,12 +26,11 @@ from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.program import Program
 from preheat.store import Chain, codec
-from preheat.store.base import Filled
+from preheat.store.base import UploadResult
 from preheat.store.remote.engine import RemoteError
 from preheat.store.remote.names import entry_name
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import SigningKey
-from preheat.sync.remote_store import open_remote
 from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.header_lists import HeaderLists
 from preheat.toolchain.headers import decode_states, is_header_list, pack_states
@@ -350,10 +350,10 @@ def test_a_bake_writes_what_the_cache_has_and_the_store_lacks(fleet: Fleet, tmp_
     bake(manifest, ARCHS, builder=fleet.machine(1, remote=()))
     baked = bake(manifest, ARCHS, builder=fleet.machine(1))
     assert {row.source for row in baked.rows} == {"disk"}
-    assert baked.stores == (Filled("remote", present=0, written=6, missing=0, reason=""),)
+    assert baked.stores == (UploadResult("remote", present=0, written=6, missing=0, reason=""),)
     assert fleet.engine.calls == {"existing": 1, "write": 6}
     again = bake(manifest, ARCHS, builder=fleet.machine(1))
-    assert again.stores == (Filled("remote", present=6, written=0, missing=0, reason=""),)
+    assert again.stores == (UploadResult("remote", present=6, written=0, missing=0, reason=""),)
     assert {row.source for row in bake(manifest, ARCHS, builder=fleet.machine(2)).rows} == {"remote"}
 
 
@@ -373,7 +373,7 @@ def test_a_bake_writes_the_header_states_that_the_store_lacks(fleet: Fleet, tmp_
     assert len(states) == 2
     # The code is there, and a writer of the list has lost the second state.
     (name,) = [name for name, blob in fleet.entries().items() if is_header_list(blob)]
-    fleet.engine.write(entry_name(name), envelope.wrap(name, pack_states(name, "", states[:1]), None))
+    fleet.engine.put(entry_name(name), envelope.wrap(name, pack_states(name, "", states[:1]), None))
     assert bake(manifest, "sm_90", builder=fleet.machine(2)).stores[0].present == 1
     assert bake(manifest, "sm_90", builder=fleet.machine(3)).rows[0].source == "remote"
 
@@ -413,7 +413,7 @@ def test_a_bake_in_other_processes_fills_the_store_from_their_answers(
     without = fleet.config(5, remote=())
     with ThreadPoolExecutor(2) as executor:
         baked = bake(manifest, "sm_90", builder=fleet.machine(1), executor=executor, config=without)
-    assert baked.stores == (Filled("remote", present=0, written=2, missing=0, reason=""),)
+    assert baked.stores == (UploadResult("remote", present=0, written=2, missing=0, reason=""),)
     assert bake(manifest, "sm_90", builder=fleet.machine(2)).rows[0].source == "remote"
 
 
@@ -609,7 +609,7 @@ def test_leases_are_on_the_first_store_that_can_be_written_and_hold_them(
     urls: str, tier: str | None, events: Events
 ) -> None:
     config = Config(cache_dirs=(), lock_dir=Path(), remote=tuple(urls.split()), remote_unsigned=True)
-    leases = open_leases(Chain(remotes.open_remotes(config, events), events, local=0), events)
+    leases = open_leases(Chain([], events, shared=remotes.open_remotes(config, events)), events)
     assert (None if leases is None else leases.server.tier) == tier
 
 
@@ -621,4 +621,4 @@ def test_a_store_on_a_web_server_is_not_written(tmp_path: Path, events: Events) 
     (tier,) = remotes.open_remotes(config, events)
     assert not tier.writable
     with pytest.raises(InputError, match="is read-only"):
-        open_remote(url, config, write=True)
+        open_store(url, config, write=True)

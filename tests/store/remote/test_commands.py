@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from preheat.cli import doctor
-from preheat.store.remote.engine import Engine, RemoteError, names_of
+from preheat.store.remote.engine import Engine, RemoteError
 from preheat.store.remote.names import entry_name
-from preheat.store.remote.permissions import permissions_of
+from preheat.store.remote.probe import permissions_of
 from preheat.store.remote.resp import Connection
 from preheat.store.remote.url import parse_remote
 from preheat.store.remote.verify import verify
@@ -79,7 +79,7 @@ def test_doctor_shows_what_each_server_does(served: Store, cli: Cli, use: Callab
     conditional = served.kind in ("s3", "redis")
     assert "one compile among hosts" in found["detail"]
     assert ("best effort" not in found["detail"]) == conditional
-    assert list(names_of(served.open())) == []  # Nothing is left behind.
+    assert list(served.open().names()) == []  # Nothing is left behind.
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def fill(engine: Engine, key: SigningKey) -> None:
         f"bundles/{digest_of(1)}": b"bundle",
     }
     for name, data in contents.items():
-        engine.write(name, data)
+        engine.put(name, data)
 
 
 def test_verify_reports_what_is_wrong_with_each_object(
@@ -298,14 +298,14 @@ def test_verify_accepts_a_sound_store_and_says_so(
     store = open_store("file")
     engine = store.open()
     for number in range(3):
-        engine.write(
+        engine.put(
             entry_name(digest_of(number)), envelope.wrap(digest_of(number), blob_of(number), key)
         )
     use(store.url(), keys="signing")
     ran = cli("cache", "verify", "--remote")
     assert (ran.code, ran.out) == (0, "")
     assert "checked 3 objects: no problem" in ran.err
-    engine.write(entry_name(digest_of(1)), b"")
+    engine.put(entry_name(digest_of(1)), b"")
     ran = cli("cache", "verify", "--remote")
     assert ran.code == 1
     assert ran.out == f"{entry_name(digest_of(1))}  foreign: it is too short\n"
@@ -316,11 +316,11 @@ def test_verify_accepts_unsigned_objects_where_they_are_used(
     open_store: Callable[[str], Store], cli: Cli, use: Callable[..., None]
 ) -> None:
     store = open_store("file")
-    store.open().write(entry_name(digest_of(1)), envelope.wrap(digest_of(1), blob_of(1), None))
+    store.open().put(entry_name(digest_of(1)), envelope.wrap(digest_of(1), blob_of(1), None))
     use(store.url(), unsigned=True)
     assert cli("cache", "verify", "--remote").code == 0
     names = [entry_name(digest_of(1))]
-    assert [each.verdict for each in verify(store.open().read, names, None)] == ["ok"]
+    assert [each.verdict for each in verify(store.open().get, names, None)] == ["ok"]
 
 
 def test_verify_has_retries_and_the_time_of_a_sync(
@@ -378,7 +378,7 @@ def test_verify_checks_the_other_stores_of_one_that_is_dead(
     open_store: Callable[[str], Store], cli: Cli, use: Callable[..., None]
 ) -> None:
     store = open_store("file")
-    store.open().write(entry_name(digest_of(1)), b"")
+    store.open().put(entry_name(digest_of(1)), b"")
     use("redis://127.0.0.1:1/0", store.url(), unsigned=True)
     ran = cli("cache", "verify", "--remote")
     assert ran.code == 1

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from preheat.store.remote.engine import Engine, RemoteError, names_of
+from preheat.store.remote.engine import Engine, RemoteError
 from tests.processes import TIMEOUT_SECONDS, expect_success, kill, read_line, start_python, wait_for
 from tests.store.remote.faults import LARGE, NAME, every_call, fault
 from tests.store.remote.proxy import Proxy
@@ -47,35 +47,35 @@ def test_a_reply_that_arrives_byte_by_byte_ends_in_time(
 ) -> None:
     """No pause is as long as the time limit. The whole reply would take half an hour."""
     assert served.server is not None
-    served.open().write(NAME, LARGE)
+    served.open().put(NAME, LARGE)
     proxy = open_proxy(served.server.port)
     engine = served.open(port=proxy.port, timeout=SHORT)
     proxy.drip(SHORT / 500)
-    assert "not answer in time" in str(fault(lambda: engine.read(NAME)))
+    assert "not answer in time" in str(fault(lambda: engine.get(NAME)))
 
 
 def test_a_delayed_server_answers(served: Store, open_proxy: Callable[..., Proxy]) -> None:
     assert served.server is not None
     engine = served.open(port=open_proxy(served.server.port, delay=0.005).port)
-    engine.write(NAME, LARGE)
-    assert engine.read(NAME) == LARGE
+    engine.put(NAME, LARGE)
+    assert engine.get(NAME) == LARGE
 
 
 def test_an_upload_that_is_cut_leaves_the_old_object(
     served: Store, open_proxy: Callable[..., Proxy]
 ) -> None:
     assert served.server is not None
-    served.open().write(NAME, b"old")
+    served.open().put(NAME, b"old")
     proxy = open_proxy(served.server.port)
     engine = served.open(port=proxy.port)
     for uploaded in (0, 300, 10_000, len(LARGE) // 2):
         proxy.heal()
         proxy.cut_after(uploaded)
-        assert fault(lambda: engine.write(NAME, LARGE)).retryable
-        assert served.open().read(NAME) == b"old"
+        assert fault(lambda: engine.put(NAME, LARGE)).retryable
+        assert served.open().get(NAME) == b"old"
     proxy.heal()
-    engine.write(NAME, LARGE)
-    assert engine.read(NAME) == LARGE
+    engine.put(NAME, LARGE)
+    assert engine.get(NAME) == LARGE
 
 
 def test_connections_that_were_closed_while_idle_are_replaced(
@@ -84,7 +84,7 @@ def test_connections_that_were_closed_while_idle_are_replaced(
     assert served.server is not None
     proxy = open_proxy(served.server.port)
     engine = served.open(port=proxy.port)
-    engine.write(NAME, b"content")
+    engine.put(NAME, b"content")
     proxy.cut()
     assert wait_for(lambda: _content(engine)) == b"content"
 
@@ -92,7 +92,7 @@ def test_connections_that_were_closed_while_idle_are_replaced(
 def _content(engine: Engine) -> bytes | None:
     """Read an object. The first attempt may meet the connection that was closed."""
     try:
-        return engine.read(NAME)
+        return engine.get(NAME)
     except RemoteError as error:
         if not error.retryable:
             raise
@@ -107,7 +107,7 @@ from preheat.store.remote.url import parse_remote
 def work(url):
     engine = open_engine(parse_remote(url), timeout=60)
     for letter in b"ab" * 1_000_000:
-        engine.write("v1/ab/name", bytes([letter]) * (4 << 20))
+        engine.put("v1/ab/name", bytes([letter]) * (4 << 20))
         sys.stdout.write(url + "\\n")
         sys.stdout.flush()
 
@@ -124,11 +124,11 @@ def test_a_writer_that_is_killed_leaves_whole_objects(open_store: Callable[[str]
         written.add(read_line(writer))
     kill(writer)
     for store in stores:
-        content = store.open().read(NAME)
+        content = store.open().get(NAME)
         assert content is not None, store.kind
         assert len(content) == 4 << 20
         assert len(set(content)) == 1
-        assert list(names_of(store.open())) == [NAME]
+        assert list(store.open().names()) == [NAME]
 
 
 def test_wrong_credentials_are_refused(served: Store, open_url: Callable[[str], Engine]) -> None:
@@ -142,12 +142,12 @@ def test_wrong_credentials_are_refused(served: Store, open_url: Callable[[str], 
 
 EXIT_IN_A_CALL = """
 import sys, threading, time
-from preheat.store.remote.engine import names_of
+from preheat.store.remote.engine import Engine
 from preheat.store.remote.engines import open_engine
 from preheat.store.remote.url import parse_remote
 
 engine = open_engine(parse_remote(sys.argv[1]), timeout=600)
-for call in (lambda: engine.read("v1/ab/name"), lambda: list(names_of(engine))):
+for call in (lambda: engine.get("v1/ab/name"), lambda: list(engine.names())):
     threading.Thread(target=call, daemon=True).start()
 while sum(t.name == "preheat-remote-call" for t in threading.enumerate()) < 2:
     time.sleep(0.001)

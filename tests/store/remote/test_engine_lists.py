@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from preheat.store.remote import engine as engines
-from preheat.store.remote.engine import names_of
 from tests.store.remote.faults import fault
 from tests.store.remote.memory_engine import MemoryEngine
 
@@ -21,7 +20,7 @@ class Endless(MemoryEngine):
         self.size = size
         self.closed_list = False
 
-    def pages(self, prefix: str = "") -> Iterator[list[str]]:
+    def _pages(self, prefix: str) -> Iterator[list[str]]:
         try:
             for number in itertools.count():
                 yield [f"{prefix}{number}-{each}" for each in range(self.size)]
@@ -38,7 +37,7 @@ def test_a_list_that_never_ends_is_a_fault(
     monkeypatch.setattr(engines, "MAX_NAMES", 2000)
     monkeypatch.setattr(engines, "_MAX_PAGES", 500)
     engine = Endless(size)
-    assert reason in str(fault(lambda: list(names_of(engine))))
+    assert reason in str(fault(lambda: list(engine.names())))
     assert engine.closed_list
 
 
@@ -46,4 +45,4 @@ def test_a_list_as_long_as_permitted_is_whole(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(engines, "MAX_NAMES", 3)
     engine = MemoryEngine()
     engine.objects = dict.fromkeys(("v1/a", "v1/b", "v1/c"), b"")
-    assert list(names_of(engine)) == ["v1/a", "v1/b", "v1/c"]
+    assert list(engine.names()) == ["v1/a", "v1/b", "v1/c"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from preheat.store.remote import file_engine, redis_engine
-from preheat.store.remote.engine import ObjectError, names_of
+from preheat.store.remote.engine import ObjectError
 from tests.processes import expect_success, read_line, start_process, write_line
 from tests.store.remote.racers import RACES, prepare
 from tests.store.remote.stores import Store
@@ -23,33 +23,33 @@ DIGESTS = [f"v1/{each:02x}/{each:064x}" for each in range(3)]
 
 def test_an_object_is_written_read_replaced_and_deleted(store: Store) -> None:
     engine = store.open()
-    assert engine.read(DIGESTS[0]) is None
-    engine.write(DIGESTS[0], b"first")
-    assert store.open().read(DIGESTS[0]) == b"first"
-    engine.write(DIGESTS[0], b"\0\r\n$-1 second")
-    assert engine.read(DIGESTS[0]) == b"\0\r\n$-1 second"
-    engine.delete(DIGESTS[0])
-    engine.delete(DIGESTS[0])  # There is nothing to delete any more.
-    assert engine.read(DIGESTS[0]) is None
+    assert engine.get(DIGESTS[0]) is None
+    engine.put(DIGESTS[0], b"first")
+    assert store.open().get(DIGESTS[0]) == b"first"
+    engine.put(DIGESTS[0], b"\0\r\n$-1 second")
+    assert engine.get(DIGESTS[0]) == b"\0\r\n$-1 second"
+    engine.remove(DIGESTS[0])
+    engine.remove(DIGESTS[0])  # There is nothing to delete any more.
+    assert engine.get(DIGESTS[0]) is None
 
 
 def test_an_object_may_be_large_or_empty(store: Store) -> None:
     engine = store.open()
     large = bytes(range(256)) * (5 << 12)
     for content in (large, b""):
-        engine.write(DIGESTS[0], content)
-        assert engine.read(DIGESTS[0]) == content
-        assert engine.existing(DIGESTS) == {DIGESTS[0]}
+        engine.put(DIGESTS[0], content)
+        assert engine.get(DIGESTS[0]) == content
+        assert engine.exists(DIGESTS) == {DIGESTS[0]}
 
 
 def test_an_object_above_the_limit_of_a_read_concerns_that_object(store: Store) -> None:
     engine = store.open()
-    engine.write(DIGESTS[0], bytes(4097))
-    engine.write(DIGESTS[1], bytes(4096))
+    engine.put(DIGESTS[0], bytes(4097))
+    engine.put(DIGESTS[1], bytes(4096))
     with pytest.raises(ObjectError):
-        engine.read(DIGESTS[0], most=4096)
-    assert engine.read(DIGESTS[1], most=4096) == bytes(4096)
-    assert engine.read(DIGESTS[0]) == bytes(4097)
+        engine.get(DIGESTS[0], most=4096)
+    assert engine.get(DIGESTS[1], most=4096) == bytes(4096)
+    assert engine.get(DIGESTS[0]) == bytes(4097)
 
 
 def test_many_names_are_asked_for_at_once(store: Store) -> None:
@@ -57,19 +57,19 @@ def test_many_names_are_asked_for_at_once(store: Store) -> None:
     folder = [f"v1/aa/{each}" for each in range(12)]  # So many are found by a list of their folder.
     present = {*folder[::2], DIGESTS[0], "v1/aa/other"}
     for name in present:
-        engine.write(name, b"content")
-    assert engine.existing([*folder, *DIGESTS]) == {*folder[::2], DIGESTS[0]}
-    assert engine.existing([]) == engine.existing(["v9/zz/absent"]) == set()
+        engine.put(name, b"content")
+    assert engine.exists([*folder, *DIGESTS]) == {*folder[::2], DIGESTS[0]}
+    assert engine.exists([]) == engine.exists(["v9/zz/absent"]) == set()
 
 
 def test_all_names_are_listed_or_those_of_a_folder(store: Store) -> None:
     engine = store.open()
-    assert list(names_of(engine)) == []
+    assert list(engine.names()) == []
     for name in DIGESTS:
-        engine.write(name, b"content")
-    assert sorted(names_of(engine)) == sorted(names_of(engine, "v1/")) == DIGESTS
-    assert list(names_of(engine, "v1/01/")) == [DIGESTS[1]]
-    assert list(names_of(engine, "v1/99/")) == []
+        engine.put(name, b"content")
+    assert sorted(engine.names()) == sorted(engine.names("v1/")) == DIGESTS
+    assert list(engine.names("v1/01/")) == [DIGESTS[1]]
+    assert list(engine.names("v1/99/")) == []
 
 
 def test_lists_and_questions_have_many_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +79,10 @@ def test_lists_and_questions_have_many_parts(store: Store, monkeypatch: pytest.M
     engine = store.open()
     names = {f"v1/{each % 3}/{each}" for each in range(16)}
     for name in names:
-        engine.write(name, b"content")
-    assert sorted(names_of(engine)) == sorted(names)
-    assert engine.existing([*names, "v1/0/absent"]) == names
-    first = next(iter(names_of(engine)))  # The rest of the list is not read.
+        engine.put(name, b"content")
+    assert sorted(engine.names()) == sorted(names)
+    assert engine.exists([*names, "v1/0/absent"]) == names
+    first = next(iter(engine.names()))  # The rest of the list is not read.
     assert first in names
 
 
@@ -96,7 +96,7 @@ def test_conditions_compare_the_content(store: Store) -> None:
     assert not engine.swap(name, b"other", b"new", seconds=600)
     assert engine.swap(name, b"old", b"new", seconds=600)
     assert not engine.discard(name, b"old")
-    assert engine.read(name) == b"new"
+    assert engine.get(name) == b"new"
     assert engine.discard(name, b"new")
     assert engine.create(name, b"again", seconds=600)
 
@@ -108,8 +108,8 @@ def test_threads_share_an_engine(store: Store) -> None:
     def work(number: int) -> None:
         for each in range(10):
             name = f"v1/{number}/{each}"
-            engine.write(name, name.encode() * 100)
-            if engine.read(name) != name.encode() * 100:
+            engine.put(name, name.encode() * 100)
+            if engine.get(name) != name.encode() * 100:
                 wrong.append(name)
 
     threads = [threading.Thread(target=work, args=[number]) for number in range(8)]
@@ -118,7 +118,7 @@ def test_threads_share_an_engine(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert len(list(names_of(engine))) == 80
+    assert len(list(engine.names())) == 80
 
 
 RACERS = 8
@@ -147,5 +147,5 @@ def test_one_of_racing_processes_wins(open_store: Callable[[str], Store]) -> Non
         engine = store.open()
         for each in range(ROUNDS):
             winner = next(str(r) for r, racer in enumerate(won) if each in racer[number][1])
-            assert engine.read(f"v1/swap/{each}") == winner.encode()
-            assert engine.read(f"v1/discard/{each}") is None
+            assert engine.get(f"v1/swap/{each}") == winner.encode()
+            assert engine.get(f"v1/discard/{each}") is None

@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from preheat.store import codec
+from preheat.store.base import UntrustedError
 from preheat.store.signing import entries as envelope
-from preheat.store.signing.entries import UntrustedError, unwrap, wrap
+from preheat.store.signing.entries import unwrap, wrap
 from preheat.store.signing.keys import Keyring, SigningKey
 from tests.store.entries import blob_of, digest_of
 

@@ -17,7 +17,7 @@ import pytest
 
 from preheat.store.publish import replace
 from preheat.store.remote import file_engine
-from preheat.store.remote.engine import LEASE_BYTES, Engine, ObjectError, names_of
+from preheat.store.remote.engine import LEASE_BYTES, Engine, ObjectError
 from preheat.store.remote.file_engine import FileEngine
 from preheat.store.remote.names import entry_name
 from preheat.store.remote.url import Remote
@@ -31,26 +31,26 @@ from tests.store.support import as_nobody, needs_root
 def test_a_file_system_that_is_full_leaves_nothing(open_store: Callable[[str], Store]) -> None:
     """A limit on the size of files stands in for a full disk."""
     store = open_store("file")
-    store.open().write(NAME, b"old")
+    store.open().put(NAME, b"old")
 
     def write_too_much() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
         engine = store.open()
-        assert "File too large" in str(fault(lambda: engine.write(NAME, LARGE)))
+        assert "File too large" in str(fault(lambda: engine.put(NAME, LARGE)))
         assert "File too large" in str(fault(lambda: engine.create("v1/ab/new", LARGE, seconds=60)))
 
     run_in_fork(write_too_much)
-    assert store.open().read(NAME) == b"old"
+    assert store.open().get(NAME) == b"old"
     assert list(Path(store.url().removeprefix("file://")).rglob("*.staged")) == []
-    assert list(names_of(store.open())) == [NAME]
+    assert list(store.open().names()) == [NAME]
 
 
 def test_a_directory_that_is_not_mounted_is_not_created(
     tmp_path: Path, open_url: Callable[[str], Engine]
 ) -> None:
     engine = open_url(f"file://{tmp_path}/mount/store")
-    assert engine.read(NAME) is None
-    assert "No such file" in str(fault(lambda: engine.write(NAME, b"content")))
+    assert engine.get(NAME) is None
+    assert "No such file" in str(fault(lambda: engine.put(NAME, b"content")))
     assert not (tmp_path / "mount").exists()
 
 
@@ -59,7 +59,7 @@ def test_a_name_cannot_lead_out_of_a_directory(
     tmp_path: Path, open_url: Callable[[str], Engine], name: str
 ) -> None:
     engine = open_url(f"file://{tmp_path}/store")
-    assert "not a name" in str(fault(lambda: engine.write(name, b"content")))
+    assert "not a name" in str(fault(lambda: engine.put(name, b"content")))
     assert [path.name for path in tmp_path.rglob("*")] == ["home"]  # that of every test
 
 
@@ -73,7 +73,7 @@ def test_a_private_store_creates_what_only_this_user_can_use(tmp_path: Path) -> 
     umask = os.umask(0)
     try:
         engine = private_engine(root)
-        engine.write(NAME, b"content")
+        engine.put(NAME, b"content")
         assert engine.create("v1/leases/name", b"token", seconds=60)
         assert engine.swap("v1/leases/name", b"token", b"next", seconds=60)
     finally:
@@ -81,26 +81,26 @@ def test_a_private_store_creates_what_only_this_user_can_use(tmp_path: Path) -> 
     modes = {str(path.relative_to(root)): path.stat().st_mode & 0o777 for path in root.rglob("*")}
     folders = {"v1": 0o700, "v1/ab": 0o700, "v1/leases": 0o700}
     assert modes == folders | {NAME: 0o600, "v1/leases/name": 0o600}
-    assert engine.read(NAME) == b"content"
+    assert engine.get(NAME) == b"content"
 
 
 @pytest.mark.parametrize("changed", ["v1", "v1/ab", NAME])
 def test_a_private_store_reads_nothing_that_others_can_write(tmp_path: Path, changed: str) -> None:
     engine = private_engine(tmp_path / "store")
-    engine.write(NAME, b"content")
+    engine.put(NAME, b"content")
     os.chmod(tmp_path / "store" / changed, 0o770)
-    error = fault(lambda: private_engine(tmp_path / "store").read(NAME))
+    error = fault(lambda: private_engine(tmp_path / "store").get(NAME))
     assert "others can write to it" in str(error)
     assert isinstance(error, ObjectError)
 
 
 def test_a_link_in_the_place_of_an_object_is_not_followed(tmp_path: Path) -> None:
     engine = private_engine(tmp_path / "store")
-    engine.write(NAME, b"content")
+    engine.put(NAME, b"content")
     (tmp_path / "other").write_bytes(b"other")
     (tmp_path / "store" / NAME).unlink()
     (tmp_path / "store" / NAME).symlink_to(tmp_path / "other")
-    assert isinstance(fault(lambda: engine.read(NAME)), ObjectError)
+    assert isinstance(fault(lambda: engine.get(NAME)), ObjectError)
 
 
 def put_something_else(path: Path, kind: str) -> None:
@@ -128,9 +128,9 @@ def test_something_else_in_the_place_of_an_object_concerns_that_object(
     path = Path(store.url().removeprefix("file://")) / name
     path.parent.mkdir(parents=True)
     put_something_else(path, kind)
-    assert isinstance(fault(lambda: store.open().read(name)), ObjectError)
-    assert list(names_of(store.open())) == [name]
-    (verified,) = verify(store.open().read, [name], None)
+    assert isinstance(fault(lambda: store.open().get(name)), ObjectError)
+    assert list(store.open().names()) == [name]
+    (verified,) = verify(store.open().get, [name], None)
     assert verified.verdict == "foreign"
     assert verified.reason
 
@@ -149,7 +149,7 @@ def test_something_else_in_the_place_of_a_lease_is_refused_at_once(
     for call in (
         lambda: engine.swap("v1/leases/name", b"token", b"next", seconds=60),
         lambda: engine.discard("v1/leases/name", b"token"),
-        lambda: engine.read("v1/leases/name", most=LEASE_BYTES),
+        lambda: engine.get("v1/leases/name", most=LEASE_BYTES),
     ):
         assert isinstance(fault(call), ObjectError)
     assert not engine.create("v1/leases/name", b"other", seconds=60)
@@ -185,7 +185,7 @@ def test_nothing_is_written_while_the_lock_of_a_lease_is_held(
 
     monkeypatch.setattr(engine._locks, "hold", refuse_writes)
     assert engine.swap("v1/leases/name", b"token", b"next", seconds=60)
-    assert engine.read("v1/leases/name") == b"next"
+    assert engine.get("v1/leases/name") == b"next"
 
 
 @needs_root
@@ -196,42 +196,42 @@ def test_an_object_that_another_user_does_not_share_concerns_that_object(
     monkeypatch.chdir(tmp_path)  # Other users cannot search the directories above it.
     remote = Remote(service="file", name="file://store", host="", path="store")
     engine = FileEngine(remote, timeout=60)
-    engine.write(NAME, b"content")
+    engine.put(NAME, b"content")
     os.chmod(tmp_path / "store" / NAME, 0o600)
     with as_nobody():
-        assert isinstance(fault(lambda: engine.read(NAME)), ObjectError)
-        os_error = fault(lambda: engine.write("v1/ab/other", b"content"))
+        assert isinstance(fault(lambda: engine.get(NAME)), ObjectError)
+        os_error = fault(lambda: engine.put("v1/ab/other", b"content"))
         assert not isinstance(os_error, ObjectError)  # The whole store cannot be written.
     os.chmod(tmp_path / "store", 0o700)
     with as_nobody():
-        assert not isinstance(fault(lambda: engine.read(NAME)), ObjectError)
+        assert not isinstance(fault(lambda: engine.get(NAME)), ObjectError)
 
 
 def test_staged_files_of_writers_that_were_killed_are_removed(
     open_store: Callable[[str], Store],
 ) -> None:
     store = open_store("file")
-    store.open().write(NAME, b"content")
+    store.open().put(NAME, b"content")
     folder = Path(store.url().removeprefix("file://")) / "v1/ab"
     for age in (0, 7200):
         staged = folder / f".preheat-1-{age}.staged"
         staged.write_bytes(b"half")
         os.utime(staged, (time.time() - age,) * 2)
-    store.open().write("v1/ab/other", b"content")
+    store.open().put("v1/ab/other", b"content")
     assert {path.name for path in folder.iterdir()} == {"name", "other", ".preheat-1-0.staged"}
-    assert sorted(names_of(store.open())) == [NAME, "v1/ab/other"]
+    assert sorted(store.open().names()) == [NAME, "v1/ab/other"]
 
 
 def test_staged_files_are_compared_with_the_clock_of_the_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = private_engine(tmp_path / "store")
-    engine.write(NAME, b"content")
+    engine.put(NAME, b"content")
     staged = tmp_path / "store/v1/ab/.preheat-1-0.staged"
     staged.write_bytes(b"half, by a node whose clock is right")
     ahead = time.time() + 7200
     monkeypatch.setattr(time, "time", lambda: ahead)
-    private_engine(tmp_path / "store").write(NAME, b"content")
+    private_engine(tmp_path / "store").put(NAME, b"content")
     assert staged.exists()
 
 
@@ -276,13 +276,13 @@ def test_a_folder_that_was_removed_is_created_again(
     remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
     engine = FileEngine(remote, timeout=60, private=private)
     for call in (
-        lambda: engine.write(NAME, b"content"),
+        lambda: engine.put(NAME, b"content"),
         lambda: engine.create(NAME, b"content", seconds=60),
     ):
-        engine.write(NAME, b"first")
+        engine.put(NAME, b"first")
         shutil.rmtree(root / removed)
         call()
-        assert engine.read(NAME) == b"content"
+        assert engine.get(NAME) == b"content"
 
 
 def test_folders_of_private_files_are_private_when_they_are_created_again(tmp_path: Path) -> None:
@@ -309,17 +309,17 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(
     root, outside = tmp_path / "store", tmp_path / "outside"
     remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
     engine = FileEngine(remote, timeout=60, private=private)
-    engine.write(NAME, b"content")
+    engine.put(NAME, b"content")
     os.rename(root / linked, outside)
     (root / linked).symlink_to(outside)
     if not known or private:  # Nobody else can exchange the folder of a private store.
         engine = FileEngine(remote, timeout=60, private=private)
     before = {path: path.is_file() and path.read_bytes() for path in outside.rglob("*")}
     for call in (
-        lambda: engine.read(NAME),
-        lambda: engine.write(NAME, b"new"),
-        lambda: engine.write("v1/ab/other", b"new"),
-        lambda: engine.delete(NAME),
+        lambda: engine.get(NAME),
+        lambda: engine.put(NAME, b"new"),
+        lambda: engine.put("v1/ab/other", b"new"),
+        lambda: engine.remove(NAME),
         lambda: engine.create("v1/ab/other", b"new", seconds=60),
         lambda: engine.swap(NAME, b"content", b"new", seconds=60),
         lambda: engine.discard(NAME, b"content"),
@@ -328,25 +328,25 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(
         assert "is a link or a file, and not a folder" in str(error)
         assert isinstance(error, ObjectError) == (linked == "v1/ab")  # There are other such folders.
     assert {path: path.is_file() and path.read_bytes() for path in outside.rglob("*")} == before
-    engine.write("v2/cd/name", b"content")
-    assert engine.read("v2/cd/name") == b"content"
+    engine.put("v2/cd/name", b"content")
+    assert engine.get("v2/cd/name") == b"content"
 
 
 def test_the_root_of_a_store_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir(mode=0o700)
     (tmp_path / "store").symlink_to(tmp_path / "disk")
     engine = private_engine(tmp_path / "store")
-    engine.write(NAME, b"content")
-    assert engine.read(NAME) == b"content"
-    assert list(names_of(engine)) == [NAME]
+    engine.put(NAME, b"content")
+    assert engine.get(NAME) == b"content"
+    assert list(engine.names()) == [NAME]
 
 
 def test_a_private_store_checks_a_root_that_was_created_later(tmp_path: Path) -> None:
     engine = private_engine(tmp_path / "store")
-    assert engine.read(NAME) is None
+    assert engine.get(NAME) is None
     (tmp_path / "store").mkdir()
     os.chmod(tmp_path / "store", 0o777)
-    for call in (lambda: engine.read(NAME), lambda: engine.write(NAME, b"content")):
+    for call in (lambda: engine.get(NAME), lambda: engine.put(NAME, b"content")):
         error = fault(call)
         assert "others can write to it" in str(error)
         assert not isinstance(error, ObjectError)
@@ -354,11 +354,11 @@ def test_a_private_store_checks_a_root_that_was_created_later(tmp_path: Path) ->
 
 def test_a_foreign_folder_is_one_name(open_store: Callable[[str], Store]) -> None:
     store = open_store("file")
-    store.open().write(NAME, b"content")
+    store.open().put(NAME, b"content")
     (root_of(store) / "lost+found" / "inside").mkdir(parents=True)
-    assert sorted(names_of(store.open())) == ["lost+found", NAME]
+    assert sorted(store.open().names()) == ["lost+found", NAME]
     names = listed(store.open())
-    found = {each.name: each.verdict for each in verify(store.open().read, names, None)}
+    found = {each.name: each.verdict for each in verify(store.open().get, names, None)}
     assert found == {"lost+found": "foreign", NAME: "foreign"}
 
 
@@ -369,11 +369,11 @@ def test_a_foreign_folder_that_cannot_be_read_is_one_name(
     os.chmod(tmp_path, 0o755)
     monkeypatch.chdir(tmp_path)
     engine = FileEngine(Remote(service="file", name="file://store", host="", path="store"), timeout=60)
-    engine.write(NAME, b"content")
-    engine.write("other/a/b", b"content")
+    engine.put(NAME, b"content")
+    engine.put("other/a/b", b"content")
     os.chmod(tmp_path / "store" / "other", 0o700)
     with as_nobody():
-        assert sorted(names_of(engine)) == ["other", NAME]
+        assert sorted(engine.names()) == ["other", NAME]
     os.chmod(tmp_path / "store" / "v1", 0o700)
     with as_nobody():
-        assert "Permission denied" in str(fault(lambda: list(names_of(engine))))
+        assert "Permission denied" in str(fault(lambda: list(engine.names())))

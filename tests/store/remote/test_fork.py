@@ -12,7 +12,6 @@ from typing import cast
 import pytest
 
 from preheat.events import Events
-from preheat.store.remote.bounded import BoundedEngine
 from preheat.store.remote.names import entry_name
 from preheat.store.remote.redis_engine import RedisEngine
 from preheat.store.remote.server import Server
@@ -22,7 +21,7 @@ from tests.store.entries import blob_of, digest_of
 from tests.store.remote.memory_engine import MemoryEngine
 from tests.store.remote.stores import Store
 from tests.store.remote.test_worker import Gate
-from tests.store.remote.tiers import tier_on
+from tests.store.remote.tiers import entry, tier_on
 
 
 def in_child(act: Callable[[], bool]) -> bool:
@@ -48,10 +47,10 @@ def test_a_child_opens_an_engine_of_its_own_and_leaves_that_of_the_parent_alone(
         return opened[-1]
 
     tier = tier_on(open_engine, events)
-    assert tier.get(digest_of(1)) == blob_of(1)
+    assert entry(tier, digest_of(1)) == blob_of(1)
 
     def child() -> bool:
-        found = tier.get(digest_of(1))
+        found = entry(tier, digest_of(1))
         return found == blob_of(1) and len(opened) == 2 and not opened[0].closed
 
     assert in_child(child)
@@ -69,16 +68,16 @@ def test_a_child_closes_the_engine_of_its_parent_if_the_engine_permits_it(events
         return opened[-1]
 
     tier = tier_on(open_engine, events)
-    tier.get(digest_of(1))
-    assert in_child(lambda: opened[0].closed and tier.get(digest_of(1)) is None and len(opened) == 2)
+    entry(tier, digest_of(1))
+    assert in_child(lambda: opened[0].closed and entry(tier, digest_of(1)) is None and len(opened) == 2)
     assert not opened[0].closed
 
 
 def test_a_child_does_not_keep_the_sockets_of_its_parent(open_store: Callable[[str], Store]) -> None:
     engine = open_store("redis").open()
     server = Server("remote", lambda: engine, Events(), timeout=60.0)
-    server.call("read", lambda engine: engine.read("v1/ab/name"))
-    (connection,) = cast(RedisEngine, cast(BoundedEngine, engine).inner)._idle
+    server.call("read", lambda engine: engine.get("v1/ab/name"))
+    (connection,) = cast(RedisEngine, engine)._idle
     assert in_child(lambda: connection._socket.fileno() == -1)
     assert connection.usable()
 
@@ -88,13 +87,13 @@ def test_a_child_leaves_the_queue_to_the_parent(events: Events) -> None:
     engine.before = lambda _, __: gate()
     tier = tier_on(engine, events)
     for number in range(5):
-        tier.put(digest_of(number), blob_of(number))
+        tier.put_later(digest_of(number), blob_of(number))
     assert gate.entered.wait(TIMEOUT_SECONDS)
 
     def child() -> bool:
         engine.before = None
         flushed = tier.flush(TIMEOUT_SECONDS) and not engine.objects
-        tier.put(digest_of(9), blob_of(9))
+        tier.put_later(digest_of(9), blob_of(9))
         return (
             flushed
             and tier.flush(TIMEOUT_SECONDS)
@@ -121,7 +120,7 @@ config = Config(
 )
 (tier,) = open_remotes(config, Events())
 for number in range(20):
-    tier.put(digest_of(number), blob_of(number))
+    tier.put_later(digest_of(number), blob_of(number))
 assert tier.flush(60)
 stop = threading.Event()
 
@@ -129,8 +128,8 @@ def traffic():
     number = 0
     while not stop.is_set():
         number += 1
-        assert tier.get(digest_of(number % 20)) == blob_of(number % 20)
-        tier.put(digest_of(number % 20), blob_of(number % 20))
+        assert entry(tier, digest_of(number % 20)) == blob_of(number % 20)
+        tier.put_later(digest_of(number % 20), blob_of(number % 20))
 
 threads = [threading.Thread(target=traffic) for _ in range(3)]
 for thread in threads:
@@ -141,9 +140,9 @@ for child in range(children):
     if pid == 0:  # The child has a part of the traffic of its parent, in any state.
         status = 9
         try:
-            found = [tier.get(digest_of(number)) for number in range(20)]
+            found = [entry(tier, digest_of(number)) for number in range(20)]
             right = [blob == blob_of(number) for number, blob in enumerate(found)]
-            tier.put(digest_of(100 + child), blob_of(100 + child))
+            tier.put_later(digest_of(100 + child), blob_of(100 + child))
             written = tier.flush(60)
             status = 0 if all(right) and written else 1 if not any(right) else 2
         finally:
@@ -152,7 +151,7 @@ for child in range(children):
 stop.set()
 for thread in threads:
     thread.join()
-stored = [tier.get(digest_of(100 + child)) == blob_of(100 + child) for child in range(children)]
+stored = [entry(tier, digest_of(100 + child)) == blob_of(100 + child) for child in range(children)]
 tier.close()
 print(sorted(set(results)), all(stored), any(stored))
 """
@@ -194,15 +193,15 @@ config = Config(
 (tier,) = open_remotes(config, Events(lambda name, fields: seen.append((name, dict(fields)))))
 pid = os.fork()
 if pid == 0:
-    tier.put(digest_of(1), blob_of(1))
+    tier.put_later(digest_of(1), blob_of(1))
     tier.close()
-    tier.get(digest_of(1))
+    entry(tier, digest_of(1))
     sys.exit(0)  # The ordinary end of a process, with destructors.
 assert os.waitpid(pid, 0)[1] == 0
-print(tier.get(digest_of(1)) == blob_of(1))
+print(entry(tier, digest_of(1)) == blob_of(1))
 pid = os.fork()
 if pid == 0:
-    tier.get(digest_of(1))
+    entry(tier, digest_of(1))
     print([fields["error"] for name, fields in seen if name == "fault"])
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from preheat.store.remote.engine import names_of
 from preheat.store.remote.lease import LEASE_SECONDS
 from tests.processes import SOURCE, expect_success, start_process
 from tests.store.remote.hosts import HOSTS
@@ -50,7 +49,7 @@ def test_hosts_that_miss_together_compile_each_kernel_exactly_once(
     assert len(rows) == HOSTS * PROCESSES
     assert {row["host"] for row in rows if row.get("hits.remote")} > set()
     assert total(rows, "faults") == 0
-    assert list(names_of(store.open(), "v1/leases/")) == []  # All were given back.
+    assert list(store.open().names("v1/leases/")) == []  # All were given back.
 
 
 @pytest.mark.parametrize("kind", ["redis", "s3"])

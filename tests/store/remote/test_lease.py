@@ -444,7 +444,7 @@ def test_a_server_that_does_not_answer_reads_is_not_asked_for_a_lease(
     recorder.forgive = True
     fail(engine, "read")
     with pytest.raises(RemoteError):
-        host.server.call("read", lambda engine: engine.read("v1/ab/name"))
+        host.server.call("read", lambda engine: engine.get("v1/ab/name"))
     request = host.request()
     assert request.poll() is None
     assert (request.found, request.lease) == (None, None)
@@ -479,7 +479,7 @@ def test_a_fault_of_a_renewal_is_one_event_and_the_next_one_tries_again(
     assert len(recorder.named("fault")) == 1
     assert host.leases.has(lease)
     engine.before = None
-    host.server.leases.succeeded(trial=True)
+    host.server.breaker.succeeded(trial=True)
     host.leases.renew()
     assert engine.objects[NAME] != before
 

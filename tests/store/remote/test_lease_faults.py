@@ -19,19 +19,19 @@ from preheat.store.remote.file_engine import FileEngine
 from preheat.store.remote.lease import Lease, LeaseContent, Leases, lease_name
 from preheat.store.remote.lease_request import LeaseRequest
 from preheat.store.remote.names import entry_name
-from preheat.store.remote.tier import RemoteTier
+from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.url import Remote
 from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS, wait_for
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.memory_engine import MemoryEngine
-from tests.store.remote.tiers import Clock, tier_on
+from tests.store.remote.tiers import Clock, entry, tier_on
 
 Started = list[Callable[[], None]]
 
 
 @pytest.fixture
-def tier(engine: MemoryEngine, events: Events, clock: Clock) -> RemoteTier:
+def tier(engine: MemoryEngine, events: Events, clock: Clock) -> RemoteStore:
     return tier_on(engine, events, clock)
 
 
@@ -42,7 +42,7 @@ def started() -> Started:
 
 
 @pytest.fixture
-def leases(tier: RemoteTier, events: Events, clock: Clock, started: Started) -> Leases:
+def leases(tier: RemoteStore, events: Events, clock: Clock, started: Started) -> Leases:
     return Leases(
         tier.server, tier.when_written, events,
         was_dropped=tier.was_dropped, clock=clock, start=started.append,
@@ -82,20 +82,20 @@ def beats(engine: MemoryEngine, numbers: range) -> list[bytes]:
 
 @pytest.mark.parametrize("verb", ["create", "discard"])
 def test_entries_are_stored_after_a_fault_of_a_lease(
-    verb: str, engine: MemoryEngine, tier: RemoteTier, leases: Leases, recorder: Recorder
+    verb: str, engine: MemoryEngine, tier: RemoteStore, leases: Leases, recorder: Recorder
 ) -> None:
     recorder.forgive = True
     engine.before = failing(verb)
     for number in range(6):
         request = ask(leases, digest_of(number))
-        tier.put(digest_of(number), blob_of(number))
+        tier.put_later(digest_of(number), blob_of(number))
         if request.lease is not None:
             request.lease.release()
         assert tier.flush(TIMEOUT_SECONDS)
     assert {entry_name(digest_of(number)) for number in range(6)} <= engine.objects.keys()
     assert len(recorder.named("fault")) == 1
     assert recorder.named("dropped") == []
-    assert tier.get(digest_of(1)) == blob_of(1)
+    assert entry(tier, digest_of(1)) == blob_of(1)
 
 
 def test_leases_are_tried_again_in_the_background(
@@ -176,15 +176,15 @@ def test_a_renewal_is_the_trial_after_a_pause(
     clock.now += 120.0
     leases.renew()
     assert beats(engine, range(1)) != [b"0"]
-    assert leases.server.leases.closed
+    assert leases.server.available("lease")
 
 
 def test_no_lease_is_asked_for_where_the_entry_would_be_dropped(
-    engine: MemoryEngine, tier: RemoteTier, leases: Leases, recorder: Recorder
+    engine: MemoryEngine, tier: RemoteStore, leases: Leases, recorder: Recorder
 ) -> None:
     recorder.forgive = True
     engine.before = failing("write")
-    tier.put(digest_of(0), blob_of(0))
+    tier.put_later(digest_of(0), blob_of(0))
     assert tier.flush(TIMEOUT_SECONDS)
     assert ask(leases, digest_of(1)).lease is None
     assert engine.calls["create"] == 0
@@ -194,12 +194,12 @@ def test_no_lease_is_asked_for_where_the_entry_would_be_dropped(
 
 
 def test_a_lease_is_ended_if_its_entry_was_dropped(
-    engine: MemoryEngine, tier: RemoteTier, leases: Leases, recorder: Recorder
+    engine: MemoryEngine, tier: RemoteStore, leases: Leases, recorder: Recorder
 ) -> None:
     recorder.forgive = True
     engine.before = failing("write")
     lease = take(leases, 0)
-    tier.put(digest_of(0), blob_of(0))
+    tier.put_later(digest_of(0), blob_of(0))
     lease.release()
     assert tier.flush(TIMEOUT_SECONDS)
     wait_for(lambda: outcomes(recorder) == ["held", "ended"])
@@ -207,7 +207,7 @@ def test_a_lease_is_ended_if_its_entry_was_dropped(
 
 
 def test_a_lease_is_ended_if_the_code_was_dropped_and_the_list_that_leads_to_it_was_not(
-    engine: MemoryEngine, tier: RemoteTier, leases: Leases, recorder: Recorder
+    engine: MemoryEngine, tier: RemoteStore, leases: Leases, recorder: Recorder
 ) -> None:
     recorder.forgive = True
     code = entry_name(digest_of(9))
@@ -218,20 +218,20 @@ def test_a_lease_is_ended_if_the_code_was_dropped_and_the_list_that_leads_to_it_
 
     engine.before = before
     lease = take(leases, 0)
-    tier.put(digest_of(9), blob_of(9))
-    tier.put(digest_of(0), blob_of(0))
+    tier.put_later(digest_of(9), blob_of(9))
+    tier.put_later(digest_of(0), blob_of(0))
     lease.release(digest_of(9))
     assert tier.flush(TIMEOUT_SECONDS)
     wait_for(lambda: outcomes(recorder) == ["held", "ended"])
 
 
 def test_an_entry_that_is_put_again_counts_as_written(
-    engine: MemoryEngine, tier: RemoteTier, recorder: Recorder
+    engine: MemoryEngine, tier: RemoteStore, recorder: Recorder
 ) -> None:
     recorder.forgive = True
     engine.before = failing("write", error=ObjectError("it is too large"))
     for dropped in (True, False):
-        tier.put(digest_of(0), blob_of(0))
+        tier.put_later(digest_of(0), blob_of(0))
         assert tier.flush(TIMEOUT_SECONDS)
         assert tier.was_dropped(digest_of(0)) == dropped
         engine.before = None
@@ -284,10 +284,10 @@ def test_a_link_in_the_place_of_the_folder_of_leases_does_not_affect_entries(
     tier = tier_on(lambda: FileEngine(remote, timeout=60), events)
     leases = Leases(tier.server, tier.when_written, events, start=lambda _: None)
     assert [ask(leases, digest_of(number)).lease for number in range(4)] == [None] * 4
-    assert not tier.server.leases.closed
-    tier.put(digest_of(0), blob_of(0))
+    assert not tier.server.available("lease")
+    tier.put_later(digest_of(0), blob_of(0))
     assert tier.flush(TIMEOUT_SECONDS)
-    assert tier.get(digest_of(0)) == blob_of(0)
+    assert entry(tier, digest_of(0)) == blob_of(0)
     assert list(outside.iterdir()) == []
 
 
@@ -295,7 +295,7 @@ def test_a_link_in_the_place_of_the_folder_of_leases_does_not_affect_entries(
 
 
 def test_many_leases_are_renewed_at_the_same_time(
-    engine: MemoryEngine, tier: RemoteTier, events: Events
+    engine: MemoryEngine, tier: RemoteStore, events: Events
 ) -> None:
     leases = Leases(tier.server, tier.when_written, events, start=start_if_round)
     for number in range(16):
@@ -406,7 +406,7 @@ def test_the_time_of_a_round_is_a_part_of_the_pause(
 
 
 def test_a_release_during_a_check_of_the_owner_waits_for_the_upload(
-    engine: MemoryEngine, tier: RemoteTier, events: Events
+    engine: MemoryEngine, tier: RemoteStore, events: Events
 ) -> None:
     uploads: list[Callable[[], object]] = []
     leases = Leases(tier.server, uploads.append, events, start=lambda _: None)

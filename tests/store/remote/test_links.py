@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from preheat.store.remote import links
-from preheat.store.remote.engines import probe_conditional
 from preheat.store.remote.file_engine import FileEngine
 from preheat.store.remote.links import LinkLocks, LockedError, create_by_link, file_content
+from preheat.store.remote.probe import probe_conditional
 from preheat.store.remote.url import Remote
 from tests.processes import expect_success, kill, read_line, start_process, write_line
 
@@ -72,7 +72,7 @@ def test_of_eight_processes_one_creates_a_lease_and_keeps_it(tmp_path: Path) -> 
         # A racer that comes after the winner has released the lease creates the next one.
         assert winners >= 1, answers
         assert not any(answer.endswith("1") for answer in answers), "a swap of other content"
-        assert engine.read(f"v1/leases/{round_}") is None
+        assert engine.get(f"v1/leases/{round_}") is None
     for racer in racers:
         assert racer.stdin is not None
         racer.stdin.close()
@@ -112,13 +112,13 @@ def test_exactly_one_of_eight_processes_changes_an_object(tmp_path: Path) -> Non
     for number, verb in enumerate(["create", "swap", "discard"] * (ROUNDS // 2)):
         name = f"v1/leases/{number}"
         if verb != "create":
-            engine.write(name, b"dead")
+            engine.put(name, b"dead")
         for racer in racers:
             write_line(racer, f"{name} {verb}")
         won = [read_line(racer) for racer in racers]
         assert won.count("1") == 1, verb
         expected = None if verb == "discard" else str(won.index("1")).encode()
-        assert engine.read(name) == expected
+        assert engine.get(name) == expected
 
 
 def test_a_link_whose_answer_was_lost_counts_as_made(

@@ -11,15 +11,16 @@ import pytest
 from preheat.build.remotes import open_remotes, shared_chain
 from preheat.config import Config
 from preheat.events import Events
-from preheat.store import Chain, DiskTier, MemoryTier
+from preheat.store import Chain, DiskStore, MemoryStore
 from preheat.store.remote.names import entry_name
-from preheat.store.remote.tier import RemoteTier
+from preheat.store.remote.store import RemoteStore
 from preheat.store.signing.keys import SigningKey
 from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.proxy import Proxy
 from tests.store.remote.stores import KINDS, Store
+from tests.store.remote.tiers import entry
 
 KEY = digest_of(1)
 BLOB = blob_of(1)
@@ -31,8 +32,8 @@ class Machine:
     """The tiers of one machine."""
 
     chain: Chain
-    remote: RemoteTier
-    disk: DiskTier
+    remote: RemoteStore
+    disk: DiskStore
 
 
 @dataclass
@@ -52,12 +53,12 @@ class Machines:
         config = replace(
             self.config, remote=(url or self.store.url(port=port),), remote_timeout=timeout
         )
-        disk = DiskTier(
+        disk = DiskStore(
             self.place / f"cache-{number}", self.events, lock_dir=self.place / f"locks-{number}"
         )
-        chain = shared_chain([MemoryTier(1 << 20), disk], config, self.events)
+        chain = shared_chain([MemoryStore(1 << 20), disk], config, self.events)
         (remote,) = chain.shared
-        assert isinstance(remote, RemoteTier)
+        assert isinstance(remote, RemoteStore)
         self.opened.append(Machine(chain, remote, disk))
         return self.opened[-1]
 
@@ -125,12 +126,14 @@ def test_what_one_machine_stores_another_one_finds_and_keeps(machines: Machines)
 def test_many_digests_are_looked_up_ahead(machines: Machines) -> None:
     machine = machines.open(1)
     for number in range(0, 40, 2):
-        machine.remote.put(digest_of(number), blob_of(number))
+        machine.remote.put_later(digest_of(number), blob_of(number))
     assert machine.remote.flush(TIMEOUT_SECONDS)
     digests = {digest_of(number): number for number in range(40)}
-    assert machine.remote.existing(digests) == {digest_of(number) for number in range(0, 40, 2)}
+    assert machine.remote.exists(digests) == {digest_of(number) for number in range(0, 40, 2)}
     machine.remote.look_ahead(digests)
-    assert [number for key, number in digests.items() if machine.remote.get(key)] == [*range(0, 40, 2)]
+    assert [number for key, number in digests.items() if entry(machine.remote, key)] == [
+        *range(0, 40, 2)
+    ]
     assert machines.events.stats()["requests.remote.read"] == 20
     machine.chain.close()
 
@@ -145,15 +148,15 @@ def test_an_object_that_cannot_be_trusted_is_a_miss_and_fills_nothing(
     first.remote.put(digest_of(2), blob_of(2))
     first.chain.close()
     engine = machines.store.open()
-    data = engine.read(entry_name(KEY))
+    data = engine.get(entry_name(KEY))
     assert data is not None
     other = {
         "damaged": data[:-5] + bytes([data[-5] ^ 4]) + data[-4:],
         "foreign": b"<html>It works!</html>",
-        "of another entry": engine.read(entry_name(digest_of(2))) or b"",
+        "of another entry": engine.get(entry_name(digest_of(2))) or b"",
         "unsigned": BLOB,
     }
-    engine.write(entry_name(KEY), other[what])
+    engine.put(entry_name(KEY), other[what])
     assert second.chain.get(KEY) is None
     assert second.disk.get(KEY) is None
     assert [event["key"] for event in recorder.named("untrusted")] == [KEY]
@@ -166,7 +169,7 @@ def test_a_dead_server_costs_a_few_attempts_once(
     served_machines: Machines, proxy: Proxy, recorder: Recorder
 ) -> None:
     machine = served_machines.open(1, port=proxy.port)
-    machine.remote.put(KEY, BLOB)
+    machine.remote.put_later(KEY, BLOB)
     assert machine.remote.flush(TIMEOUT_SECONDS)
     proxy.refuse()
     for number in range(50):
@@ -197,10 +200,10 @@ def test_an_upload_that_is_cut_leaves_nothing_behind(
     served_machines: Machines, proxy: Proxy, recorder: Recorder
 ) -> None:
     machine = served_machines.open(1, port=proxy.port)
-    assert machine.remote.get(KEY) is None  # It is connected.
+    assert entry(machine.remote, KEY) is None  # It is connected.
     large = blob_of(1, 2_000_000)
     proxy.cut_after(100_000)
-    machine.remote.put(KEY, large)
+    machine.remote.put_later(KEY, large)
     assert machine.remote.flush(TIMEOUT_SECONDS)
     assert [event["key"] for event in recorder.named("dropped")] == [KEY]
     second = served_machines.open(2)
@@ -250,14 +253,14 @@ def test_an_object_that_the_server_has_no_room_for_is_dropped(
 ) -> None:
     recorder.forgive = True
     machine = open_machines(open_store("webdav")).open(1)
-    machine.remote.put(KEY, blob_of(1, 9_000_000))  # The server takes 8 MiB.
+    machine.remote.put_later(KEY, blob_of(1, 9_000_000))  # The server takes 8 MiB.
     assert machine.remote.flush(TIMEOUT_SECONDS)
     assert [event["key"] for event in recorder.named("dropped")] == [KEY]
     assert faults(recorder) == [("remote", "write")]
-    assert machine.remote.get(KEY) is None
-    machine.remote.put(digest_of(2), blob_of(2))  # Other entries are still written.
+    assert entry(machine.remote, KEY) is None
+    machine.remote.put_later(digest_of(2), blob_of(2))  # Other entries are still written.
     assert machine.remote.flush(TIMEOUT_SECONDS)
-    assert machine.remote.get(digest_of(2)) == blob_of(2)
+    assert entry(machine.remote, digest_of(2)) == blob_of(2)
 
 
 def test_a_lookup_creates_no_directory_of_a_store(
@@ -267,18 +270,18 @@ def test_a_lookup_creates_no_directory_of_a_store(
     root = tmp_path / "mount" / "shared" / "kernels"
     config = replace(config, remote=(f"file://{root}",), signing_key=None, trusted_keys=())
     (tier,) = open_remotes(config, events)
-    assert tier.get(KEY) is None
-    tier.put(KEY, BLOB)
+    assert entry(tier, KEY) is None
+    tier.put_later(KEY, BLOB)
     assert tier.flush(TIMEOUT_SECONDS)
     assert not (tmp_path / "mount").exists()
     assert "does not exist; its filesystem may not be mounted" in recorder.named("fault")[0]["error"]
     root.parent.mkdir(mode=0o700, parents=True)
     (tier,) = open_remotes(config, events)
-    assert tier.get(KEY) is None
+    assert entry(tier, KEY) is None
     assert not root.exists()
-    tier.put(KEY, BLOB)
+    tier.put_later(KEY, BLOB)
     assert tier.flush(TIMEOUT_SECONDS)
-    assert tier.get(KEY) == BLOB
+    assert entry(tier, KEY) == BLOB
     assert root.stat().st_mode & 0o777 == 0o700
     assert len(recorder.named("fault")) == 1
 

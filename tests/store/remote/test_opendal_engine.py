@@ -18,11 +18,12 @@ import pytest
 
 from preheat.errors import InputError
 from preheat.events import Events
-from preheat.store.remote.engine import Engine, ObjectError, names_of
-from preheat.store.remote.engines import open_engine, probe_conditional
+from preheat.store.remote.engine import Engine, ObjectError
+from preheat.store.remote.engines import open_engine
 from preheat.store.remote.lease import Leases
 from preheat.store.remote.lease_request import LeaseRequest
 from preheat.store.remote.names import entry_name
+from preheat.store.remote.probe import probe_conditional
 from preheat.store.remote.url import parse_remote
 from tests.processes import TIMEOUT_SECONDS
 from tests.store.entries import blob_of, digest_of
@@ -45,19 +46,19 @@ def test_a_status_of_http_is_an_error(open_url: Open, kind: str, status: int, re
         endpoint = f"s3://u:p@bucket?endpoint=http://127.0.0.1:{port}"
         url = endpoint if kind == "s3" else f"dav://127.0.0.1:{port}/x"
         engine = open_url(url)
-        assert fault(lambda: engine.write(NAME, b"content")).retryable is retryable
-        assert fault(lambda: engine.read(NAME)).retryable is retryable
-        assert fault(lambda: engine.existing([NAME])).retryable is retryable
+        assert fault(lambda: engine.put(NAME, b"content")).retryable is retryable
+        assert fault(lambda: engine.get(NAME)).retryable is retryable
+        assert fault(lambda: engine.exists([NAME])).retryable is retryable
 
 
 def test_a_webdav_server_refuses_objects_above_its_limit(
     open_store: Callable[[str], Store],
 ) -> None:
     engine = open_store("webdav").open()
-    error = fault(lambda: engine.write(NAME, bytes(9 << 20)))
+    error = fault(lambda: engine.put(NAME, bytes(9 << 20)))
     assert "too large: HTTP status 413" in str(error)
     assert isinstance(error, ObjectError)
-    assert engine.read(NAME) is None
+    assert engine.get(NAME) is None
 
 
 @pytest.mark.parametrize("kind", ["s3", "webdav"])
@@ -68,7 +69,7 @@ def test_an_object_that_is_too_large_concerns_that_object(open_url: Open, kind: 
         with replying(status, body) as port:
             s3 = f"s3://u:p@bucket?endpoint=http://127.0.0.1:{port}&region=r"
             engine = open_url(s3 if kind == "s3" else f"dav://127.0.0.1:{port}/x")
-            assert isinstance(fault(lambda: engine.write(NAME, b"content")), ObjectError)  # noqa: B023
+            assert isinstance(fault(lambda: engine.put(NAME, b"content")), ObjectError)  # noqa: B023
 
 
 @pytest.mark.parametrize("shown", [None, 12])
@@ -78,7 +79,7 @@ def test_a_server_that_repeats_the_credentials_of_a_request(open_url: Open, show
     for text in (f"Authorization: Basic {token[:shown]}", f"token {token}", f"[{token.rstrip('=')}]"):
         with replying(400, text.encode()) as port:
             engine = open_url(f"dav://tester:open-sesame!@127.0.0.1:{port}/k")
-            for call in (lambda: engine.read(NAME), lambda: engine.write(NAME, b"1")):  # noqa: B023
+            for call in (lambda: engine.get(NAME), lambda: engine.put(NAME, b"1")):  # noqa: B023
                 message = str(fault(call))
                 assert token[:10] not in message
                 assert "***" in message
@@ -86,7 +87,7 @@ def test_a_server_that_repeats_the_credentials_of_a_request(open_url: Open, show
 
 def test_a_bucket_that_does_not_exist_is_an_error(s3: Server, open_url: Open) -> None:
     engine = open_url(s3.url("x").replace("@kernels/", "@elsewhere/"))
-    for call in (lambda: engine.read(NAME), lambda: list(names_of(engine))):
+    for call in (lambda: engine.get(NAME), lambda: list(engine.names())):
         assert "bucket does not exist" in str(fault(call))
 
 
@@ -94,17 +95,17 @@ def test_plain_http_reads_what_others_wrote(
     webdav: Server, open_store: Callable[[str], Store], open_url: Open
 ) -> None:
     store = open_store("webdav")
-    store.open().write(NAME, b"content")
+    store.open().put(NAME, b"content")
     name = store.url().rpartition("/")[2]
     engine = open_url(f"http://127.0.0.1:{webdav.port}/plain/{name}")
-    assert engine.read(NAME) == b"content"
-    assert engine.read("v1/ab/absent") is None
+    assert engine.get(NAME) == b"content"
+    assert engine.get("v1/ab/absent") is None
     names = [f"v1/ab/{each}" for each in range(9)]
-    assert engine.existing([*names, NAME]) == {NAME}
+    assert engine.exists([*names, NAME]) == {NAME}
     for call in (
-        lambda: engine.write(NAME, b""),
-        lambda: engine.delete(NAME),
-        lambda: [*names_of(engine)],
+        lambda: engine.put(NAME, b""),
+        lambda: engine.remove(NAME),
+        lambda: [*engine.names()],
     ):
         assert "read-only" in str(fault(call))
     assert not engine.conditional
@@ -113,13 +114,13 @@ def test_plain_http_reads_what_others_wrote(
 def test_an_endless_object_is_not_read_after_the_time_limit(open_url: Open) -> None:
     with endless() as (port, ended):
         engine = open_url(f"http://127.0.0.1:{port}/store", timeout=0.5)
-        assert "not answer in time" in str(fault(lambda: engine.read(NAME)))
+        assert "not answer in time" in str(fault(lambda: engine.get(NAME)))
         assert ended.wait(TIMEOUT_SECONDS)  # The client has closed the connection.
 
 
 def test_an_object_above_the_limit_is_not_received(open_url: Open) -> None:
     with endless() as (port, ended):
-        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").read(NAME, most=1 << 20))
+        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").get(NAME, most=1 << 20))
         assert ended.wait(TIMEOUT_SECONDS)
     assert isinstance(error, ObjectError)
     assert "more than 1,048,576 bytes" in str(error)
@@ -131,7 +132,7 @@ def test_names_are_asked_for_in_groups_of_few_requests(
 ) -> None:
     asked = [entry_name(digest_of(number)) for number in range(names)]
     for url in ("http://127.0.0.1:1/store", webdav.url("rounds")):
-        groups = list(open_url(url).rounds(asked))
+        groups = list(open_url(url)._groups(asked))
         assert sorted(name for group in groups for name in group) == sorted(asked)
         for group in groups:
             folders = Counter(name.rpartition("/")[0] for name in group)
@@ -161,7 +162,7 @@ def test_a_gateway_without_conditions_is_best_effort(open_url: Open, refused: st
         assert not engine.discard("v1/leases/a", b"1")
         assert engine.discard("v1/leases/a", b"2")
         assert not engine.conditional
-        assert engine.read("v1/leases/a") is None
+        assert engine.get("v1/leases/a") is None
 
 
 @pytest.mark.parametrize("refused", CONDITIONS)
@@ -189,13 +190,13 @@ def test_a_gateway_without_conditions_gets_all_entries(
                 request.lease.release()
             assert tier.flush(TIMEOUT_SECONDS)
         names = {entry_name(digest_of(number)) for number in range(4)}
-        assert open_url(url).existing(names) == names
+        assert open_url(url).exists(names) == names
 
 
 def test_a_probe_accepts_servers_that_keep_conditions(store: Store) -> None:
     engine = store.open()
     assert probe_conditional(engine) == engine.conditional == (store.kind != "webdav")
-    assert list(names_of(engine)) == []
+    assert list(engine.names()) == []
 
 
 def test_a_missing_package_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +268,7 @@ def test_https_needs_a_certificate_that_is_trusted(tmp_path: Path, open_url: Ope
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        error = fault(lambda: open_url(f"https://127.0.0.1:{server.getsockname()[1]}/x").read(NAME))
+        error = fault(lambda: open_url(f"https://127.0.0.1:{server.getsockname()[1]}/x").get(NAME))
         assert "its certificate is not accepted: " in str(error)
         assert str(error).endswith("; SSL_CERT_FILE names a file of trusted certificates")
         server.shutdown(socket.SHUT_RDWR)
@@ -282,7 +283,7 @@ def test_other_threads_run_while_a_list_waits(
     proxy = open_proxy(store.server.port)
     proxy.stall()
     engine = store.open(port=proxy.port, timeout=0.5)
-    for call in (lambda: list(names_of(engine)), lambda: engine.existing(map(str, range(9)))):
+    for call in (lambda: list(engine.names()), lambda: engine.exists(map(str, range(9)))):
         thread = threading.Thread(target=fault, args=[call])
         thread.start()
         turns = 0

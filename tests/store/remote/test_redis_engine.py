@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from preheat.store.remote import redis_engine, resp
-from preheat.store.remote.engine import Engine, ObjectError, RemoteError, names_of
+from preheat.store.remote.engine import Engine, ObjectError, RemoteError
 from preheat.store.remote.names import entry_name
+from preheat.store.remote.redis_engine import RedisEngine
 from preheat.store.remote.resp import Connection
 from preheat.store.remote.verify import verify
 from tests.processes import TIMEOUT_SECONDS, wait_for
@@ -37,12 +38,12 @@ def test_a_redis_that_is_full_says_so(tmp_path: Path, open_url: Open) -> None:
 
         def fill() -> None:
             for each in range(8):
-                engine.write(f"v1/ab/{each}", LARGE[: 1 << 20])
+                engine.put(f"v1/ab/{each}", LARGE[: 1 << 20])
 
         error = fault(fill)
         assert "it is full" in str(error)
         assert not error.retryable
-        assert engine.read("v1/ab/0") == LARGE[: 1 << 20]
+        assert engine.get("v1/ab/0") == LARGE[: 1 << 20]
 
 
 def test_a_user_of_redis_who_may_only_read(redis: Server, open_url: Open) -> None:
@@ -52,8 +53,8 @@ def test_a_user_of_redis_who_may_only_read(redis: Server, open_url: Open) -> Non
     administrator.close()
     url = redis.url("readers").replace(f":{ESCAPED_PASSWORD}", "reader:reads")
     engine = open_url(url)
-    assert engine.read(NAME) is None
-    error = fault(lambda: engine.write(NAME, b"content"))
+    assert engine.get(NAME) is None
+    error = fault(lambda: engine.put(NAME, b"content"))
     assert "this user may not run the command" in str(error)
     assert not error.retryable
 
@@ -61,21 +62,21 @@ def test_a_user_of_redis_who_may_only_read(redis: Server, open_url: Open) -> Non
 def test_a_redis_that_is_a_replica_is_read_only(redis: Server, tmp_path: Path, open_url: Open) -> None:
     with redis_server(tmp_path, "--replicaof", "127.0.0.1", str(redis.port)) as server:
         engine = open_url(server.url("replica"))
-        assert "it is read-only" in str(fault(lambda: engine.write(NAME, b"content")))
+        assert "it is read-only" in str(fault(lambda: engine.put(NAME, b"content")))
 
 
 def test_redis_removes_leases_that_were_not_renewed(redis: Server, open_url: Open) -> None:
     engine = open_url(redis.url("expiry"))
     assert engine.create(NAME, b"old", seconds=0.01)
-    wait_for(lambda: engine.read(NAME) is None)
+    wait_for(lambda: engine.get(NAME) is None)
     assert engine.create(NAME, b"old", seconds=600)
     assert engine.swap(NAME, b"old", b"new", seconds=0.01)
-    wait_for(lambda: engine.read(NAME) is None)
+    wait_for(lambda: engine.get(NAME) is None)
 
 
 def test_a_server_that_speaks_something_else_than_redis(webdav: Server, open_url: Open) -> None:
     engine = open_url(f"redis://127.0.0.1:{webdav.port}")
-    assert "not valid Redis protocol" in str(fault(lambda: engine.read(NAME)))
+    assert "not valid Redis protocol" in str(fault(lambda: engine.get(NAME)))
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,8 @@ def test_a_reply_that_makes_no_sense_is_an_error(open_url: Open, reply: bytes) -
     """Each call returns or raises `RemoteError`, and a read never returns anything but bytes."""
     with saying((reply + b"\r\n") * 9) as port:  # as many as the commands that are sent at once
         engine = open_url(f"redis://127.0.0.1:{port}")
-        fault(lambda: engine.read(NAME))
-        fault(lambda: list(names_of(engine)))
+        fault(lambda: engine.get(NAME))
+        fault(lambda: list(engine.names()))
         for call in every_call(engine):
             with suppress(RemoteError):
                 call()
@@ -105,7 +106,7 @@ def test_a_reply_that_makes_no_sense_is_an_error(open_url: Open, reply: bytes) -
 
 def test_a_reply_that_is_too_long_is_not_received(open_url: Open) -> None:
     with saying(b"$2000000000\r\nbegin") as port:
-        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").read(NAME))
+        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").get(NAME))
     assert "2,000,000,000 bytes" in str(error)
     assert isinstance(error, ObjectError)
 
@@ -113,7 +114,7 @@ def test_a_reply_that_is_too_long_is_not_received(open_url: Open) -> None:
 def test_an_array_in_the_place_of_an_object_is_not_received(open_url: Open) -> None:
     """The connection stays open after the header, so only an answer to it ends the call in time."""
     with saying(b"*60\r\n") as port:
-        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").read(NAME))
+        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").get(NAME))
     assert "not valid Redis protocol" in str(error)
     assert not isinstance(error, ObjectError)
 
@@ -125,20 +126,20 @@ def test_a_list_is_limited_in_total(
     monkeypatch.setattr(resp, "_MAX_LIST_BYTES", 1000)
     monkeypatch.setattr(resp, "_CHUNK", 16)
     with saying(reply) as port:
-        error = fault(lambda: list(names_of(open_url(f"redis://127.0.0.1:{port}"))))
+        error = fault(lambda: list(open_url(f"redis://127.0.0.1:{port}").names()))
     assert "not valid Redis protocol" in str(error)
 
 
 def test_a_scan_that_does_not_advance_is_an_error(open_url: Open) -> None:
     with saying(b"*2\r\n$1\r\n1\r\n*0\r\n") as port:
-        error = fault(lambda: list(names_of(open_url(f"redis://127.0.0.1:{port}"))))
+        error = fault(lambda: list(open_url(f"redis://127.0.0.1:{port}").names()))
     assert "not valid Redis protocol" in str(error)
 
 
 def test_a_write_that_is_not_confirmed_is_an_error(open_url: Open) -> None:
     """A proxy may swallow writes, and answer that there is no value."""
     with saying(b"$-1\r\n") as port:
-        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").write(NAME, b"content"))
+        error = fault(lambda: open_url(f"redis://127.0.0.1:{port}").put(NAME, b"content"))
     assert "not valid Redis protocol" in str(error)
 
 
@@ -161,41 +162,41 @@ def test_a_list_has_a_page_for_each_part_of_a_database(
     others = [f"v1/ab/{each}" for each in range(500)]
     foreign = open_url(redis.url("foreign"))
     for name in others:
-        foreign.write(name, b"")
-    engine.write(NAME, b"content")
-    pages = list(engine.pages())
+        foreign.put(name, b"")
+    engine.put(NAME, b"content")
+    pages = list(engine._pages(""))
     assert [name for page in pages for name in page] == [NAME]
     assert len(pages) > 10
 
 
 def test_text_of_a_server_cannot_control_a_terminal(open_url: Open) -> None:
     with saying(b"-ERR \x1b[2J\x07 gone\r\n") as port:  # `fault` requires text that is printable.
-        assert "gone" in str(fault(lambda: open_url(f"redis://127.0.0.1:{port}").read(NAME)))
+        assert "gone" in str(fault(lambda: open_url(f"redis://127.0.0.1:{port}").get(NAME)))
 
 
 def test_nothing_that_a_server_says_about_a_password_is_shown(open_url: Open) -> None:
     with saying(b"-ERR wrong: hunter\r\n") as port:
-        error = fault(lambda: open_url(f"redis://:hunter2@127.0.0.1:{port}").read(NAME))
+        error = fault(lambda: open_url(f"redis://:hunter2@127.0.0.1:{port}").get(NAME))
     assert "hunter" not in str(error)
     assert "refuses the credentials" in str(error)
 
 
 def test_a_key_of_another_kind_concerns_that_object(redis: Server, open_url: Open) -> None:
     engine = open_url(redis.url("kinds"))
-    engine.write(NAME, b"content")
+    engine.put(NAME, b"content")
     name = entry_name("ab" * 32)
-    inner = engine.inner  # type: ignore[attr-defined]
-    inner._call(["LPUSH", inner._key(name), "a"])
-    error = fault(lambda: engine.read(name))
+    assert isinstance(engine, RedisEngine)
+    engine._call(["LPUSH", engine._key(name), "a"])
+    error = fault(lambda: engine.get(name))
     assert "is not a string" in str(error)
     assert isinstance(error, ObjectError)
-    assert engine.read(NAME) == b"content"
-    (verified,) = verify(engine.read, [name], None)
+    assert engine.get(NAME) == b"content"
+    (verified,) = verify(engine.get, [name], None)
     assert verified.verdict == "foreign"
 
 
 def test_names_of_foreign_objects_are_shown_without_control_characters() -> None:
-    (verified,) = verify(MemoryEngine().read, ["v1/\x1b[2J"], None)
+    (verified,) = verify(MemoryEngine().get, ["v1/\x1b[2J"], None)
     assert (verified.name, verified.verdict) == (r"v1/\x1b[2J", "foreign")
 
 
@@ -227,18 +228,18 @@ def test_tls_needs_a_certificate_that_is_trusted(
     options += ("--tls-cert-file", str(files[0]), "--tls-key-file", str(files[1]))
     with redis_server(tmp_path, *options):
         engine = open_url(f"rediss://:{ESCAPED_PASSWORD}@127.0.0.1:{port}")
-        error = fault(lambda: engine.read(NAME))
+        error = fault(lambda: engine.get(NAME))
         assert "its certificate is not accepted: " in str(error)
         assert str(error).endswith("; SSL_CERT_FILE names a file of trusted certificates")
         assert not error.retryable
         monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
-        engine.write(NAME, LARGE)
-        assert engine.read(NAME) == LARGE
+        engine.put(NAME, LARGE)
+        assert engine.get(NAME) == LARGE
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_a_host_name_that_cannot_exist_is_named_as_the_reason(open_url: Open, host: str) -> None:
     engine = open_url(f"redis://{host}/0")
-    error = fault(lambda: engine.read(NAME))
+    error = fault(lambda: engine.get(NAME))
     assert str(error) == f"redis://{host}/0: its host name is invalid"
     assert not error.retryable

@@ -8,9 +8,9 @@ from urllib.parse import unquote
 import pytest
 
 from preheat.events import Events
-from preheat.store import DiskTier
+from preheat.store import DiskStore
 from preheat.store.bundle import write
-from preheat.store.remote.engine import RemoteError, names_of
+from preheat.store.remote.engine import RemoteError
 from preheat.store.signing.keys import SigningKey
 from tests.command import Cli, command_line
 from tests.store.copy.support import artifact, foreign, listing
@@ -29,7 +29,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_entries_travel_over_a_server(cli: Cli, served: Store, tmp_path: Path) -> None:
-    disk = DiskTier(tmp_path / "from", Events(), lock_dir=tmp_path / "locks")
+    disk = DiskStore(tmp_path / "from", Events(), lock_dir=tmp_path / "locks")
     entries = {each.digest: each.encode() for each in (artifact("a.cu"), foreign("softmax"))}
     entries |= [listing("a.cu", "a.cu")]
     for digest, blob in entries.items():
@@ -40,14 +40,14 @@ def test_entries_travel_over_a_server(cli: Cli, served: Store, tmp_path: Path) -
         assert PASSWORD not in unquote(first.out + first.err)
         assert (first.json()["copied"], first.json()["merged_lists"]) == (2, 1)
         assert (again.json()["copied"], again.json()["merged_lists"]) == (0, 0)
-    copied = DiskTier(tmp_path / "to", Events(), lock_dir=tmp_path / "locks")
+    copied = DiskStore(tmp_path / "to", Events(), lock_dir=tmp_path / "locks")
     assert {digest: copied.get(digest) for digest in entries} == entries
 
 
 def test_a_reader_with_another_key_takes_nothing(
     cli: Cli, served: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = DiskTier(tmp_path / "from", Events(), lock_dir=tmp_path / "locks")
+    disk = DiskStore(tmp_path / "from", Events(), lock_dir=tmp_path / "locks")
     disk.put(artifact("a.cu").digest, artifact("a.cu").encode())
     assert cli("cache", "sync", "from", served.url()).code == 0
     SigningKey.new().save(tmp_path / "other.pem")
@@ -64,7 +64,7 @@ def test_a_bundle_travels_over_a_server(cli: Cli, served: Store, tmp_path: Path)
     assert pushed.code == 0, pushed.err
     assert cli("bundle", "pull", served.url(), pushed.out.strip(), "-o", "copy.heat").code == 0
     assert (tmp_path / "copy.heat").read_bytes() == (tmp_path / "kernels.heat").read_bytes()
-    (name,) = names_of(served.open())  # The empty object of the check is deleted.
+    (name,) = served.open().names()  # The empty object of the check is deleted.
     assert name == f"bundles/{pushed.out.strip().removeprefix('sha256:')}"
 
 
@@ -107,7 +107,7 @@ def test_only_an_empty_object_is_sent_to_a_server_that_refuses_writes(
             raise RemoteError("memory://test: it refuses writes")
 
     engine = MemoryEngine(before=refuse)
-    monkeypatch.setattr("preheat.sync.bundle_objects.open_engine", lambda *_, **__: engine)
+    monkeypatch.setattr("preheat.store.remote.bundles.open_engine", lambda *_, **__: engine)
     assert cli("bundle", "push", str(bundle), "s3://bucket/kernels").code == 1
     (name,) = written
     assert name.startswith("v1/probe/")
@@ -121,7 +121,7 @@ def test_a_bundle_is_pushed_to_a_server_that_refuses_deletes(
             raise RemoteError(f"memory://test: it does not delete {name}")
 
     engine = MemoryEngine(before=refuse)
-    monkeypatch.setattr("preheat.sync.bundle_objects.open_engine", lambda *_, **__: engine)
+    monkeypatch.setattr("preheat.store.remote.bundles.open_engine", lambda *_, **__: engine)
     pushed = cli("bundle", "push", str(bundle), "s3://bucket/kernels")
     assert pushed.code == 0, pushed.err
     digest = pushed.out.strip().removeprefix("sha256:")

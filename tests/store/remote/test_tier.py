@@ -10,23 +10,22 @@ from collections.abc import Callable
 import pytest
 
 from preheat.events import Events
-from preheat.store import Chain, MemoryTier, chain
-from preheat.store.base import Filling
-from preheat.store.remote.bounded import BoundedEngine
+from preheat.store import Chain, MemoryStore, chain
+from preheat.store.base import Upload
 from preheat.store.remote.engine import ObjectError, RemoteError
 from preheat.store.remote.names import digest_of as digest_of_name
 from preheat.store.remote.names import entry_name
 from preheat.store.remote.server import PausedError
-from preheat.store.remote.tier import RemoteTier, StoreKeys
+from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.worker import Worker
 from preheat.store.signing import entries as envelope
-from preheat.store.signing.keys import Keyring, SigningKey
+from preheat.store.signing.keys import Keyring, Keys, SigningKey
 from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS
 from tests.store.entries import blob_of, digest_of
-from tests.store.remote.memory_engine import MemoryEngine
+from tests.store.remote.memory_engine import MemoryEngine, limited
 from tests.store.remote.test_worker import Gate
-from tests.store.remote.tiers import TIMEOUT, Clock, tier_on
+from tests.store.remote.tiers import TIMEOUT, Clock, entry, tier_on
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
@@ -40,8 +39,8 @@ def signer() -> SigningKey:
     return SigningKey.new()
 
 
-def signed(signer: SigningKey) -> Callable[[], StoreKeys]:
-    return lambda: StoreKeys(Keyring((signer.public,)), signer)
+def signed(signer: SigningKey) -> Callable[[], Keys]:
+    return lambda: Keys(Keyring((signer.public,)), signer)
 
 
 def failing(error: RemoteError, clock: Clock, seconds: float = 0.0) -> Callable[[str, str], None]:
@@ -54,8 +53,8 @@ def failing(error: RemoteError, clock: Clock, seconds: float = 0.0) -> Callable[
     return before
 
 
-def put(tier: RemoteTier, digest: str = KEY, blob: bytes = BLOB) -> None:
-    tier.put(digest, blob)
+def put(tier: RemoteStore, digest: str = KEY, blob: bytes = BLOB) -> None:
+    tier.put_later(digest, blob)
     assert tier.flush(TIMEOUT_SECONDS)
 
 
@@ -76,17 +75,17 @@ def test_what_one_process_puts_another_one_gets(
     engine: MemoryEngine, events: Events, signer: SigningKey
 ) -> None:
     put(tier_on(engine, events, keys=signed(signer)))
-    reader = tier_on(engine, events, keys=lambda: StoreKeys(Keyring((signer.public,))), writable=False)
-    assert reader.get(KEY) == BLOB
-    assert reader.get(digest_of(2)) is None
+    reader = tier_on(engine, events, keys=lambda: Keys(Keyring((signer.public,))), writable=False)
+    assert entry(reader, KEY) == BLOB
+    assert entry(reader, digest_of(2)) is None
     assert engine.calls == {"write": 1, "read": 2}
 
 
 def test_requests_and_bytes_are_counted(engine: MemoryEngine, events: Events) -> None:
     tier = tier_on(engine, events)
     put(tier)
-    tier.get(KEY)
-    tier.get(digest_of(2))
+    entry(tier, KEY)
+    entry(tier, digest_of(2))
     size = len(engine.objects[NAME])
     stats = events.stats()
     assert stats["requests.remote.read"] == 2
@@ -107,14 +106,14 @@ def test_the_engine_and_the_keys_are_made_by_the_first_request(events: Events) -
         made.append("engine")
         return MemoryEngine()
 
-    def read_keys() -> StoreKeys:
+    def read_keys() -> Keys:
         made.append("keys")
-        return StoreKeys()
+        return Keys()
 
     tier = tier_on(open_engine, events, keys=read_keys)
     assert made == []
-    tier.get(KEY)
-    tier.get(KEY)
+    entry(tier, KEY)
+    entry(tier, KEY)
     assert made == ["engine", "keys"]
 
 
@@ -126,10 +125,10 @@ def test_a_closed_tier_opens_another_engine(events: Events) -> None:
         return opened[-1]
 
     tier = tier_on(open_engine, events)
-    tier.put(KEY, BLOB)
+    tier.put_later(KEY, BLOB)
     tier.close()
     tier.close()
-    tier.get(KEY)
+    entry(tier, KEY)
     assert [engine.closed for engine in opened] == [True, False]
     assert NAME in opened[0].objects
 
@@ -157,8 +156,8 @@ def test_an_object_that_nobody_trusted_has_signed_is_a_counted_miss(
 ) -> None:
     recorder.forgive = True
     engine.objects[NAME] = objects(signer)[what]
-    memory = MemoryTier(1 << 20)
-    chain = Chain([memory, tier_on(engine, events, keys=signed(signer))], events, local=1)
+    memory = MemoryStore(1 << 20)
+    chain = Chain([memory], events, shared=[tier_on(engine, events, keys=signed(signer))])
     assert chain.get(KEY) is None
     assert memory.get(KEY) is None  # Nothing was filled from it.
     (event,) = recorder.named("untrusted")
@@ -174,13 +173,13 @@ def test_a_signed_entry_that_is_damaged_is_a_counted_miss(
     recorder.forgive = True
     damaged = BLOB[:-1] + bytes([BLOB[-1] ^ 1])
     engine.objects[NAME] = envelope.wrap(KEY, damaged, signer)
-    assert tier_on(engine, events, keys=signed(signer)).get(KEY) is None
+    assert entry(tier_on(engine, events, keys=signed(signer)), KEY) is None
     assert [event["reason"] for event in recorder.named("damaged")] == ["checksum mismatch"]
 
 
 def test_unsigned_entries_are_used_where_that_is_allowed(engine: MemoryEngine, events: Events) -> None:
     engine.objects[NAME] = envelope.wrap(KEY, BLOB, None)
-    assert tier_on(engine, events).get(KEY) == BLOB
+    assert entry(tier_on(engine, events), KEY) == BLOB
 
 
 def test_keys_that_cannot_be_read_are_one_fault(
@@ -188,13 +187,13 @@ def test_keys_that_cannot_be_read_are_one_fault(
 ) -> None:
     recorder.forgive = True
 
-    def read_keys() -> StoreKeys:
+    def read_keys() -> Keys:
         raise RemoteError("key file x: it cannot be read")
 
     tier = tier_on(engine, events, keys=read_keys)
     engine.objects[NAME] = envelope.wrap(KEY, BLOB, None)
     for _ in range(5):
-        assert tier.get(KEY) is None
+        assert entry(tier, KEY) is None
         put(tier)
     assert not engine.calls
     assert [fault["verb"] for fault in recorder.named("fault")] == ["read"]
@@ -212,7 +211,7 @@ def test_two_reasons_are_two_faults(engine: MemoryEngine, events: Events, record
     engine.before = fail
     tier = tier_on(engine, events)
     for _ in range(3):
-        assert tier.get(KEY) is None
+        assert entry(tier, KEY) is None
         put(tier)
     assert [fault["verb"] for fault in recorder.named("fault")] == ["read", "write"]
 
@@ -230,8 +229,8 @@ def test_an_object_that_cannot_be_read_is_a_miss_and_the_others_are_found(
 
     engine.before = fail
     for _ in range(5):
-        assert tier.get(KEY) is None
-    assert tier.get(digest_of(2)) == blob_of(2)
+        assert entry(tier, KEY) is None
+    assert entry(tier, digest_of(2)) == blob_of(2)
     faults = recorder.named("fault")
     assert [fault["error"] for fault in faults] == ["ObjectError: it is a directory"] * 5
     assert tier.unanswered == 0
@@ -243,12 +242,12 @@ def test_a_server_that_answers_with_a_bad_object_works_again(
     recorder.forgive = True
     tier = tier_on(engine, events, clock)
     engine.before = failing(RemoteError("it did not answer in time"), clock, TIMEOUT)
-    assert tier.get(KEY) is None
+    assert entry(tier, KEY) is None
     clock.now += 60
     engine.before = failing(ObjectError("it is a directory"), clock)
-    assert tier.get(KEY) is None  # It begins a trial.
+    assert entry(tier, KEY) is None  # It begins a trial.
     assert tier.flush(TIMEOUT_SECONDS)
-    assert tier.server.reads.closed
+    assert tier.server.available("read")
     assert len(recorder.named("recovered")) == 1
 
 
@@ -267,8 +266,8 @@ def test_a_question_about_many_entries_that_takes_too_long_does_not_end_lookups(
     engine.before = stall
     tier.look_ahead([KEY, digest_of(2)])
     assert [fault["verb"] for fault in recorder.named("fault")] == ["ask for many entries"]
-    assert tier.get(KEY) == BLOB
-    assert tier.get(digest_of(2)) is None
+    assert entry(tier, KEY) == BLOB
+    assert entry(tier, digest_of(2)) is None
     assert engine.calls["read"] == 2
     assert tier.unanswered == 0
 
@@ -279,7 +278,7 @@ def test_a_dead_server_costs_three_attempts_once(
     recorder.forgive = True
     engine.before = failing(RemoteError("connection refused", retryable=True), clock)
     tier = tier_on(engine, events, clock)
-    assert [tier.get(digest_of(number)) for number in range(100)] == [None] * 100
+    assert [entry(tier, digest_of(number)) for number in range(100)] == [None] * 100
     assert engine.calls["read"] == 3
     assert len(recorder.named("fault")) == 1
     assert len(clock.slept) == 2
@@ -293,7 +292,7 @@ def test_a_slow_server_costs_one_time_out_once(
     recorder.forgive = True
     engine.before = failing(RemoteError("did not answer in time"), clock, TIMEOUT)
     tier = tier_on(engine, events, clock)
-    assert [tier.get(digest_of(number)) for number in range(100)] == [None] * 100
+    assert [entry(tier, digest_of(number)) for number in range(100)] == [None] * 100
     assert engine.calls["read"] == 1
     assert clock.now == 1000 + TIMEOUT
     assert len(recorder.named("fault")) == 1
@@ -306,9 +305,9 @@ def test_wrong_credentials_cost_one_request(
     engine.before = failing(RemoteError("permission denied"), clock)
     tier = tier_on(engine, events, clock)
     for number in range(100):
-        assert tier.get(digest_of(number)) is None
+        assert entry(tier, digest_of(number)) is None
     clock.now += 30  # It is a fault that lasts, so the first pause is long.
-    tier.get(KEY)
+    entry(tier, KEY)
     assert tier.flush(TIMEOUT_SECONDS)
     assert engine.calls["read"] == 1
     assert len(recorder.named("fault")) == 1
@@ -326,9 +325,9 @@ def test_a_request_that_is_not_made_has_the_reason_of_the_fault_before_it(
 
     engine.before = refuse
     with pytest.raises(RemoteError):
-        server.read("v1/ab/name")
+        server.get("v1/ab/name")
     with pytest.raises(PausedError, match=r"^memory://test: it refuses the credentials$"):
-        server.read("v1/ab/name")
+        server.get("v1/ab/name")
 
 
 def test_a_fault_that_passes_is_retried_and_not_reported(
@@ -343,9 +342,9 @@ def test_a_fault_that_passes_is_retried_and_not_reported(
 
     engine.before = before
     tier = tier_on(engine, events, clock)
-    assert tier.get(KEY) == BLOB
+    assert entry(tier, KEY) == BLOB
     assert engine.calls["read"] == 3
-    assert tier.server.reads.closed
+    assert tier.server.available("read")
 
 
 def test_an_engine_that_cannot_be_opened_is_one_fault(events: Events, recorder: Recorder) -> None:
@@ -358,7 +357,7 @@ def test_an_engine_that_cannot_be_opened_is_one_fault(events: Events, recorder: 
 
     tier = tier_on(open_engine, events)
     for _ in range(10):
-        assert tier.get(KEY) is None
+        assert entry(tier, KEY) is None
     assert len(opened) == len(recorder.named("fault")) == 1
 
 
@@ -369,19 +368,19 @@ def test_a_server_that_works_again_is_noticed_in_the_background(
     engine.objects[NAME] = envelope.wrap(KEY, BLOB, None)
     engine.before = failing(RemoteError("refused", retryable=True), clock)
     tier = tier_on(engine, events, clock)
-    tier.get(KEY)
+    entry(tier, KEY)
     clock.now += 2
-    assert tier.get(KEY) is None  # It starts a trial, which fails.
+    assert entry(tier, KEY) is None  # It starts a trial, which fails.
     assert tier.flush(TIMEOUT_SECONDS)
     assert engine.calls["read"] == 4
     engine.before = None
     clock.now += 1
-    assert tier.get(KEY) is None  # The pause is longer now.
+    assert entry(tier, KEY) is None  # The pause is longer now.
     assert engine.calls["read"] == 4
     clock.now += 2
-    assert tier.get(KEY) is None  # The caller does not wait for the trial.
+    assert entry(tier, KEY) is None  # The caller does not wait for the trial.
     assert tier.flush(TIMEOUT_SECONDS)
-    assert tier.get(KEY) == BLOB
+    assert entry(tier, KEY) == BLOB
     assert len(recorder.named("fault")) == len(recorder.named("recovered")) == 1
 
 
@@ -390,14 +389,14 @@ def test_a_lying_server_costs_a_lookup_and_nothing_else(
 ) -> None:
     recorder.forgive = True
     tier = tier_on(engine, events)
-    engine.existing = lambda names: {"v1/zz/lie", *names}  # type: ignore[method-assign]
+    engine._existing = lambda names: {"v1/zz/lie", *names}  # type: ignore[method-assign]
     tier.look_ahead([KEY])
-    assert tier.get(KEY) is None
-    engine.existing = lambda _: set()  # type: ignore[assignment, method-assign]
+    assert entry(tier, KEY) is None
+    engine._existing = lambda _: set()  # type: ignore[assignment, method-assign]
     engine.objects[NAME] = envelope.wrap(KEY, BLOB, None)
     tier.look_ahead([KEY])
-    assert tier.get(KEY) is None
-    assert tier.get(KEY) == BLOB
+    assert entry(tier, KEY) is None
+    assert entry(tier, KEY) == BLOB
 
 
 # Faults of writes
@@ -422,7 +421,7 @@ def test_a_server_that_cannot_be_written_stays_readable(
         ("remote", "write")
     ]
     assert len(recorder.named("dropped")) == 48
-    assert tier.get(KEY) == BLOB
+    assert entry(tier, KEY) == BLOB
 
 
 def test_writes_begin_again_after_a_pause(
@@ -449,13 +448,13 @@ def test_a_bake_tries_a_server_in_the_middle_of_a_pause(
     recorder.forgive = True
     engine.before = failing(RemoteError("permission denied"), clock)
     tier = tier_on(engine, events, clock)
-    assert tier.get(KEY) is None
-    tier.put(KEY, BLOB)
+    assert entry(tier, KEY) is None
+    tier.put_later(KEY, BLOB)
     assert tier.flush(TIMEOUT_SECONDS)
     before = engine.calls.copy()
     if works:
         engine.before = None
-    filled = tier.fill([Filling(KEY, lambda: BLOB), Filling(digest_of(2), lambda: blob_of(2))])
+    filled = tier.upload([Upload(KEY, lambda: BLOB), Upload(digest_of(2), lambda: blob_of(2))])
     assert filled is not None
     if works:
         assert (filled.written, filled.missing) == (2, 0)
@@ -472,9 +471,9 @@ def test_a_full_queue_drops_entries_and_never_waits(
     recorder.forgive = True
     gate = Gate()
     engine.before = lambda _, __: gate()
-    tier = tier_on(engine, events, worker=Worker(threads=1, most_jobs=2))
+    tier = tier_on(engine, events, worker=Worker(threads=1, max_jobs=2))
     for number in range(10):
-        tier.put(digest_of(number), blob_of(number))
+        tier.put_later(digest_of(number), blob_of(number))
     assert len(recorder.named("dropped")) == 8
     assert [fault["verb"] for fault in recorder.named("fault")] == ["queue an entry"]
     gate.opened.set()
@@ -492,9 +491,9 @@ def test_the_end_of_a_process_waits_for_a_bounded_time(
     engine.before = lambda _, __: gate()
     tier = tier_on(engine, events, worker=Worker(threads=1))
     for number in range(3):
-        tier.put(digest_of(number), blob_of(number))
+        tier.put_later(digest_of(number), blob_of(number))
     assert gate.entered.wait(TIMEOUT_SECONDS)
-    Chain([tier], events, local=0).close()
+    Chain([], events, shared=[tier]).close()
     assert len(recorder.named("dropped")) == 2
     assert [fault["verb"] for fault in recorder.named("fault")] == ["write"]
     gate.opened.set()
@@ -520,9 +519,9 @@ def test_entries_are_written_where_no_thread_can_start_any_more(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    tier = tier_on(lambda: BoundedEngine(engine, timeout=TIMEOUT), events)
+    tier = tier_on(lambda: limited(engine, TIMEOUT), events)
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    tier.put(KEY, BLOB)
+    tier.put_later(KEY, BLOB)
     tier.close()
     assert NAME in engine.objects
 
@@ -536,11 +535,11 @@ def test_a_removed_entry_stays_on_the_server_and_is_not_taken_from_there(
     tier = tier_on(engine, events)
     put(tier)
     tier.remove(KEY)
-    assert tier.get(KEY) is None
+    assert entry(tier, KEY) is None
     assert NAME in engine.objects
-    assert tier_on(engine, events).get(KEY) == BLOB  # in another process
+    assert entry(tier_on(engine, events), KEY) == BLOB  # in another process
     put(tier, blob=blob_of(1, by="again"))
-    assert tier.get(KEY) == blob_of(1, by="again")
+    assert entry(tier, KEY) == blob_of(1, by="again")
 
 
 def test_a_removed_entry_is_ignored_until_a_new_one_is_written(
@@ -551,15 +550,15 @@ def test_a_removed_entry_is_ignored_until_a_new_one_is_written(
     reader = tier_on(engine, events, writable=False)
     reader.remove(KEY)
     put(reader)
-    assert reader.get(KEY) is None
+    assert entry(reader, KEY) is None
     writer = tier_on(engine, events)
     writer.remove(KEY)
     engine.before = failing(ObjectError("the object is too large"), Clock())
     put(writer)
     engine.before = None
-    assert writer.get(KEY) is None
+    assert entry(writer, KEY) is None
     put(writer)
-    assert writer.get(KEY) == BLOB
+    assert entry(writer, KEY) == BLOB
 
 
 def test_an_entry_that_is_removed_while_it_waits_to_be_written_is_ignored(
@@ -568,21 +567,21 @@ def test_an_entry_that_is_removed_while_it_waits_to_be_written_is_ignored(
     gate = Gate()
     engine.before = lambda _, __: gate()
     tier = tier_on(engine, events)
-    tier.put(KEY, BLOB)
+    tier.put_later(KEY, BLOB)
     assert gate.entered.wait(TIMEOUT_SECONDS)
     tier.remove(KEY)
     gate.opened.set()
     assert tier.flush(TIMEOUT_SECONDS)
-    assert tier.get(KEY) is None
+    assert entry(tier, KEY) is None
 
 
 def test_a_removed_entry_that_a_bake_writes_again_is_used(engine: MemoryEngine, events: Events) -> None:
     tier = tier_on(engine, events)
     tier.remove(KEY)
-    filled = tier.fill([Filling(KEY, lambda: BLOB)])
+    filled = tier.upload([Upload(KEY, lambda: BLOB)])
     assert filled is not None
     assert filled.written == 1
-    assert tier.get(KEY) == BLOB
+    assert entry(tier, KEY) == BLOB
 
 
 # Many digests
@@ -593,29 +592,29 @@ def test_absent_digests_cost_one_request_together(engine: MemoryEngine, events: 
     put(tier)
     digests = [digest_of(number) for number in range(1, 500)]
     tier.look_ahead(digests)
-    assert [digest for digest in digests if tier.get(digest) is not None] == [KEY]
+    assert [digest for digest in digests if entry(tier, digest) is not None] == [KEY]
     assert engine.calls == {"write": 1, "existing": 1, "read": 1}
 
 
 def test_an_absence_is_used_once_or_for_a_while(engine: MemoryEngine, events: Events) -> None:
     tier = tier_on(engine, events)
     tier.look_ahead([KEY])
-    assert (tier.get(KEY), tier.get(KEY)) == (None, None)
+    assert (entry(tier, KEY), entry(tier, KEY)) == (None, None)
     assert engine.calls["read"] == 1
     tier.look_ahead([KEY], once=False)
-    assert (tier.get(KEY), tier.get(KEY)) == (None, None)
+    assert (entry(tier, KEY), entry(tier, KEY)) == (None, None)
     assert engine.calls["read"] == 1
     put(tier)
-    assert tier.get(KEY) == BLOB
+    assert entry(tier, KEY) == BLOB
 
 
 def test_an_absence_is_out_of_date_after_a_minute(
     engine: MemoryEngine, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = tier_on(engine, events)
-    monkeypatch.setattr("preheat.store.remote.tier._ABSENCE_SECONDS", -1.0)
+    monkeypatch.setattr("preheat.store.remote.store._ABSENCE_SECONDS", -1.0)
     tier.look_ahead([KEY], once=False)
-    tier.get(KEY)
+    entry(tier, KEY)
     assert engine.calls["read"] == 1
 
 
@@ -632,7 +631,7 @@ def test_many_threads_look_ahead_at_the_same_time(engine: MemoryEngine, events: 
                 number += 1
                 digests = [f"{thread:032x}{number:016x}{each:016x}" for each in range(12)]
                 tier.look_ahead(digests)
-                assert [tier.get(digest) for digest in digests] == [None] * 12
+                assert [entry(tier, digest) for digest in digests] == [None] * 12
         except BaseException as error:
             errors.append(error)
 
@@ -649,9 +648,9 @@ def test_many_threads_look_ahead_at_the_same_time(engine: MemoryEngine, events: 
 
 
 def test_a_chain_does_not_ask_for_what_this_machine_has(engine: MemoryEngine, events: Events) -> None:
-    memory = MemoryTier(1 << 20)
+    memory = MemoryStore(1 << 20)
     memory.put(KEY, BLOB)
-    chain = Chain([memory, tier_on(engine, events)], events, local=1)
+    chain = Chain([memory], events, shared=[tier_on(engine, events)])
     chain.look_ahead([KEY])
     assert not engine.calls
     chain.look_ahead([KEY, digest_of(2)])
@@ -663,9 +662,9 @@ def test_a_chain_does_not_ask_for_what_this_machine_has(engine: MemoryEngine, ev
 
 def test_a_hit_is_copied_to_the_servers_before_it(events: Events) -> None:
     near, far = MemoryEngine(), MemoryEngine()
-    memory = MemoryTier(1 << 20)
+    memory = MemoryStore(1 << 20)
     tiers = [tier_on(near, events), tier_on(far, events, name="remote.2")]
-    chain = Chain([memory, *tiers], events, local=1)
+    chain = Chain([memory], events, shared=tiers)
     far.objects[NAME] = envelope.wrap(KEY, BLOB, None)
     assert chain.get(KEY) == (BLOB, "remote.2")
     chain.close()
@@ -678,7 +677,7 @@ def test_an_entry_is_put_on_all_servers_and_each_reports_its_own(events: Events)
     engines = [MemoryEngine(), MemoryEngine()]
     names = ["remote", "remote.2"]
     tiers = [tier_on(each, events, name=name) for each, name in zip(engines, names, strict=True)]
-    chain = Chain([MemoryTier(1 << 20), *tiers], events, local=1)
+    chain = Chain([MemoryStore(1 << 20)], events, shared=tiers)
     chain.put(KEY, BLOB)
     chain.close()
     assert all(NAME in each.objects for each in engines)

@@ -21,7 +21,7 @@ from preheat.events import Events
 from preheat.foreign import ForeignRequest
 from preheat.program import Program
 from preheat.store.lock import FileLock
-from preheat.store.remote.engine import RemoteError, names_of
+from preheat.store.remote.engine import RemoteError
 from preheat.store.remote.lease import LeaseContent, lease_name
 from preheat.store.remote.names import entry_name
 from preheat.toolchain import translate
@@ -299,7 +299,7 @@ def test_a_builder_that_is_closed_leaves_no_lease(host: Host, engine: MemoryEngi
     for number in range(3):
         host.builder.build(program(number), ARCH)
     host.builder.close()
-    assert list(names_of(engine, "v1/leases/")) == []
+    assert list(engine.names("v1/leases/")) == []
 
 
 def test_after_a_rejected_program_each_host_compiles_for_itself(

@@ -40,7 +40,7 @@ def test_jobs_of_one_key_run_in_order_and_all_are_done_after_a_flush() -> None:
 
 
 def test_a_full_queue_refuses_without_waiting() -> None:
-    worker, gate = Worker(most_jobs=3), Gate()
+    worker, gate = Worker(max_jobs=3), Gate()
     assert [submit(worker, gate), submit(worker, nothing), submit(worker, nothing)] == [True] * 3
     assert not submit(worker, nothing)
     gate.opened.set()
@@ -49,7 +49,7 @@ def test_a_full_queue_refuses_without_waiting() -> None:
 
 
 def test_the_queue_is_limited_by_bytes_but_takes_one_job_of_any_size() -> None:
-    worker, gate = Worker(most_bytes=100), Gate()
+    worker, gate = Worker(max_bytes=100), Gate()
     assert submit(worker, gate, size=1000)
     assert not submit(worker, nothing, size=1)
     gate.opened.set()

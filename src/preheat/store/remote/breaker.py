@@ -1,4 +1,4 @@
-"""A breaker: requests to a remote that fails stop for a while."""
+"""A breaker: requests to a server that does not answer stop for a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from preheat.locks import Lock
 
 __all__ = ["Breaker"]
 
-_MOST_FAULTS = 3  # failed requests, one after another, that open it
+_MAX_FAULTS = 3  # failed requests, one after another, that open it
 _FIRST_PAUSE = 1.0  # seconds
 _LONGEST_PAUSE = 60.0
 
@@ -18,10 +18,10 @@ _LONGEST_PAUSE = 60.0
 class Breaker:
     """Decides whether a request is made. Safe from any thread, and after a fork.
 
-    It is closed at first. It opens after three faults without a success between them, when such faults
-    have taken `patience` seconds in all, and at once after a fault that does not pass by itself. While
-    it is open no request is made. After a pause, which grows from one second to a minute, it permits
-    one trial: a success closes it, and a fault begins a longer pause.
+    It is closed at first. It opens after three faults without a success between them, and when such
+    faults have taken `patience` seconds in all. While it is open no request is made. After a pause,
+    which grows from one second to a minute, it permits one trial: a success closes it, and a fault
+    begins a longer pause.
     """
 
     def __init__(
@@ -55,47 +55,42 @@ class Breaker:
             self._trial_at = now + self._pause
             return True
 
-    def end_pause(self) -> None:
-        """Permit a trial now, if it is open."""
-        with self._lock:
-            self._trial_at = min(self._trial_at, self._clock())
-
     def succeeded(self, *, trial: bool = False) -> bool:
         """Count a success, and return whether it closed the breaker, as only that of a trial does."""
         if not trial:
-            if self._faults:
-                self._faults, self._lost = 0, 0.0
+            self._faults = 0
+            self._lost = 0.0
             return False
         with self._lock:
-            was_open, self.closed = not self.closed, True
-            self._faults, self._lost = 0, 0.0
+            was_open = not self.closed
+            self.closed = True
+            self._faults = 0
+            self._lost = 0.0
             self._closed_at = self._clock()
             return was_open
 
-    def failed(self, seconds: float, *, lasting: bool, trial: bool = False, reason: str = "") -> bool:
+    def failed(self, seconds: float, *, trial: bool = False, reason: str = "") -> bool:
         """Count a fault that took `seconds`, and return whether it opened the breaker.
 
-        `lasting` says that another request would fail as well, as with wrong credentials. Requests that
-        began before it opened may fail later: of those, only the first counts.
+        Requests that began before it opened may fail later: of those, only the first counts.
         """
         with self._lock:
             self.reason = reason
             if not self.closed:
                 if trial:
-                    self._begin_pause(lasting=lasting)
+                    self._begin_pause()
                 return False
             self._faults += 1
             self._lost += seconds
-            if not lasting and self._faults < _MOST_FAULTS and self._lost < self._patience:
+            if self._faults < _MAX_FAULTS and self._lost < self._patience:
                 return False
             self.closed = False
             if self._clock() - self._closed_at > self._pause:  # It worked for a while.
                 self._pause = 0.0
-            self._begin_pause(lasting=lasting)
+            self._begin_pause()
             return True
 
-    def _begin_pause(self, *, lasting: bool) -> None:
+    def _begin_pause(self) -> None:
         """Begin a pause. It varies by a quarter, so that many processes do not try at one time."""
-        longer = max(_FIRST_PAUSE, 2 * self._pause)
-        self._pause = _LONGEST_PAUSE if lasting else min(longer, _LONGEST_PAUSE)
+        self._pause = min(max(_FIRST_PAUSE, 2 * self._pause), _LONGEST_PAUSE)
         self._trial_at = self._clock() + self._pause * (0.75 + self._chance() / 2)

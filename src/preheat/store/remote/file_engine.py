@@ -14,7 +14,7 @@ from typing import TypeVar
 from preheat.files import opened
 from preheat.store.filesystem import is_silly_renamed
 from preheat.store.publish import is_staged, replace, sweep
-from preheat.store.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
+from preheat.store.remote.engine import Engine, ObjectError, RemoteError
 from preheat.store.remote.links import (
     NO_LINKS,
     LinkLocks,
@@ -52,7 +52,7 @@ class _NotAFolderError(OSError):
         self.path = path
 
 
-class FileEngine:
+class FileEngine(Engine):
     """One file for each object, replaced by a rename and created by an exclusive link.
 
     `swap` and `discard` compare under a lock, which is an exclusive link, too. Where a file system has
@@ -74,16 +74,16 @@ class FileEngine:
         self, remote: Remote, *, timeout: float, private: bool = False, mode: int | None = None
     ) -> None:
         """`mode` is that of new files, by default 0600 in a private store. Folders have 0700 then."""
+        super().__init__(remote.name, timeout=timeout)
         self.conditional = True
-        self.name = remote.name
         self._private = private
         self._mode = mode or (0o600 if private else 0o666)
         self._trusted: set[str] = set()  # folders that other users cannot write
         self._root = remote.path
-        self._locks = LinkLocks(timeout=0.8 * timeout, abandoned=_ABANDONED, mode=self._mode)
+        self._locks = LinkLocks(timeout=0.8 * self._timeout, abandoned=_ABANDONED, mode=self._mode)
         self._folders: set[str] = set()  # those that exist
 
-    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def _get(self, name: str, most: int) -> bytes | None:
         with self._faults(reads=True):
             try:
                 self._require_folders(os.path.dirname(name))
@@ -91,38 +91,38 @@ class FileEngine:
             except FileNotFoundError:
                 return None
 
-    def write(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, data: bytes) -> None:
         def write(path: str) -> None:
             replace(path, [data], mode=self._mode)
 
         with self._faults():
             self._in_folder(name, write)
 
-    def delete(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         with self._faults(), suppress(FileNotFoundError):
             path = self._path(name)
             self._require_folders(os.path.dirname(name))
             retried(os.unlink, path)
 
-    def existing(self, names: Iterable[str]) -> set[str]:
+    def _existing(self, names: list[str]) -> set[str]:
         with self._faults(reads=True):
             return {name for name in names if _exists(self._path(name))}
 
-    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+    def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
         rest = iter(names)
         while group := list(islice(rest, _GROUP)):
             yield group
 
-    def pages(self, prefix: str = "") -> Iterator[list[str]]:
+    def _pages(self, prefix: str) -> Iterator[list[str]]:
         with self._faults():
             yield from self._listed(prefix.rstrip("/"))
 
-    def create(self, name: str, data: bytes, *, seconds: float) -> bool:
+    def _create(self, name: str, data: bytes, seconds: float) -> bool:
         del seconds  # A filesystem does not expire files.
         with self._faults():
-            return self._in_folder(name, lambda path: self._create(path, data))
+            return self._in_folder(name, lambda path: self._create_file(path, data))
 
-    def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
+    def _swap(self, name: str, old: bytes, new: bytes, seconds: float) -> bool:
         del seconds
         with self._faults():
             path = self._path(name)
@@ -136,7 +136,7 @@ class FileEngine:
                 _rename(staged, path, new)
         return True
 
-    def discard(self, name: str, old: bytes) -> bool:
+    def _discard(self, name: str, old: bytes) -> bool:
         with self._faults():
             path = self._path(name)
             if self._content(name) != old:
@@ -148,9 +148,6 @@ class FileEngine:
                 with suppress(FileNotFoundError):  # The answer to an earlier attempt was lost.
                     retried(os.unlink, path)
         return True
-
-    def close(self) -> None:
-        pass  # No file stays open.
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):  # It may come from the list of another store.
@@ -250,7 +247,7 @@ class FileEngine:
             return None
         return file_content(path, trust=not self._private)
 
-    def _create(self, path: str, data: bytes) -> bool:
+    def _create_file(self, path: str, data: bytes) -> bool:
         if self.conditional:
             try:
                 return create_by_link(path, data, mode=self._mode)

@@ -28,7 +28,6 @@ LEASE_SECONDS = 10.0
 _BEATS = 3  # renewals within the time of a lease
 _THREADS = 8  # threads that renew leases at the same time, at most
 _LEASES_PER_THREAD = 2  # One thread renews this number of leases before another thread is started.
-_TRIAL = b"trial"
 
 
 def lease_name(digest: str) -> str:
@@ -178,15 +177,15 @@ class Lease:
 
     def _read(self, *, background: bool) -> bytes | None:
         def read(engine: Engine) -> bytes | None:
-            return engine.read(self.name, most=LEASE_BYTES)
+            return engine.get(self.name, most=LEASE_BYTES)
 
         self.requests += 1
         server = self._leases.server
-        return server.call("read_lease", read, background=background, traffic=received)
+        return server.call("read_lease", read, kind="lease", background=background, traffic=received)
 
     def _call(self, verb: str, act: Callable[[Engine], bool], *, background: bool) -> bool:
         self.requests += 1
-        return self._leases.server.call(f"{verb}_lease", act, background=background)
+        return self._leases.server.call(f"{verb}_lease", act, kind="lease", background=background)
 
     def _report(self, outcome: str) -> None:
         self._leases.events.emit("lease", key=self.digest, outcome=outcome, requests=self.requests)
@@ -258,23 +257,14 @@ class Leases:
             return True
 
     def try_again(self) -> None:
-        """After a pause, find out in the background whether the server takes leases again."""
-        if self.server.leases.claim_trial():
-            self._start_thread(self._make_trial)
+        """After a pause, find out in the background whether the server answers again."""
 
-    def _make_trial(self) -> None:
-        try:
-            self.server.trial("create_lease", self._create_and_discard)
-        except Exception as error:
-            self.events.fault(self.server.tier, "create a lease", error)
+        def read(engine: Engine) -> bytes | None:
+            return engine.get(lease_name("trial"), most=LEASE_BYTES)
 
-    def _create_and_discard(self, engine: Engine) -> None:
-        """Create and remove an object, as a holder does. Its name is that of no lease."""
-        name = lease_name("trial")
-        created = engine.create(name, _TRIAL, seconds=self.seconds)
-        if not created and engine.read(name, most=LEASE_BYTES) is None:
-            raise lease_refused(engine)
-        engine.discard(name, _TRIAL)
+        if self.server.breaker.claim_trial():
+            trial = partial(self.server.trial, "read_lease", read, traffic=received)
+            self._start_thread(trial)
 
     # Renewals
 

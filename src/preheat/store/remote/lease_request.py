@@ -111,7 +111,7 @@ class LeaseRequest(Generic[T]):
         if not self._waited:
             return self._create("held")
         self._requests += 1
-        data = self._leases.server.call("read_lease", self._read, traffic=received)
+        data = self._leases.server.call("read_lease", self._read, kind="lease", traffic=received)
         if data is None:  # It was released, or the server removed it.
             self._absences += 1
             return self._find() or self._create("taken over")
@@ -126,7 +126,7 @@ class LeaseRequest(Generic[T]):
         return self._watch(content, now)
 
     def _read(self, engine: Engine) -> bytes | None:
-        return engine.read(self._name, most=LEASE_BYTES)
+        return engine.get(self._name, most=LEASE_BYTES)
 
     def _watch(self, content: LeaseContent, now: float) -> str | None:
         """Notice whether the holder is alive: the content changes within the time of a lease."""
@@ -166,12 +166,12 @@ class LeaseRequest(Generic[T]):
         server = self._leases.server
         # Do not make the caller wait for a trial request, or for a server whose reads fail. If writes
         # fail, the entry would be dropped, and other hosts would wait for an entry that never comes.
-        if not (server.leases.closed and server.reads.closed and server.writes.closed):
+        if not server.available("read", "write", "lease"):
             raise PausedError(
                 f"{server.tier} is not asked for a lease, because earlier requests failed"
             )
         self._requests += 1
-        return server.call(f"{verb}_lease", act)
+        return server.call(f"{verb}_lease", act, kind="lease")
 
     def _hold(self, content: LeaseContent, outcome: str) -> str:
         """Keep the lease, unless the last holder stored the entry before it released the lease."""

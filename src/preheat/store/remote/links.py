@@ -28,7 +28,7 @@ _POLL = 0.005  # seconds between two attempts to take a lock
 # A lock is broken only if it was seen unchanged more often than this. After the file server has
 # stalled, the holder therefore gets time to continue.
 _LOOKS = 10
-_MOST_SIGHTINGS = 1024  # locks of others that are remembered
+_MAX_SIGHTINGS = 1024  # locks of others that are remembered
 
 
 class LockedError(TimeoutError):
@@ -131,7 +131,7 @@ class LinkLocks:
         found = file_content(path)
         seen = self._seen.get(path)
         if seen is None or seen.content != found:
-            while len(self._seen) >= _MOST_SIGHTINGS:
+            while len(self._seen) >= _MAX_SIGHTINGS:
                 self._seen.popitem()
             seen = self._seen[path] = _Sighting(found, now)
         seen.looks += 1

@@ -12,8 +12,9 @@ from types import ModuleType
 import opendal
 from opendal import exceptions
 
+from preheat.config import environ
 from preheat.locks import no_fork, wait_before_logging
-from preheat.store.remote.engine import LEASE_BYTES, MAX_OBJECT_BYTES, ObjectError, RemoteError
+from preheat.store.remote.engine import LEASE_BYTES, Engine, ObjectError, RemoteError
 from preheat.store.remote.opendal_errors import (
     ERRORS,
     NO_CONNECTION,
@@ -21,7 +22,6 @@ from preheat.store.remote.opendal_errors import (
     is_unsupported,
     translated,
 )
-from preheat.store.remote.opendal_settings import settings_of
 from preheat.store.remote.url import Remote
 
 __all__ = ["OpendalEngine", "S3Engine"]
@@ -32,77 +32,48 @@ _PIECE = 1 << 20  # bytes that are read at once, at most
 _UNMET = (exceptions.ConditionNotMatch, exceptions.AlreadyExists)
 
 
-class OpendalEngine:
+class OpendalEngine(Engine):
     """Objects on a server that opendal has a client for.
 
-    `create`, `swap` and `discard` look before they write, so that two callers may both succeed.
+    A forked child cannot close it: it does not have the threads of opendal.
     """
 
-    conditional = False
-    closes_after_fork = False  # A child does not have the threads of opendal.
-
     def __init__(self, remote: Remote, *, timeout: float) -> None:
-        self.name = remote.name
+        super().__init__(remote.name, timeout=timeout)
         self._remote = remote
-        self._timeout = timeout
         with self._errors():
-            service, settings = settings_of(remote)
-            limit = opendal.layers.TimeoutLayer(timeout=timeout, io_timeout=timeout)
+            limit = opendal.layers.TimeoutLayer(timeout=self._timeout, io_timeout=self._timeout)
             _require_own_threads(remote.name)
-            self._operator = opendal.Operator(service, **settings).layer(limit)
+            self._operator = opendal.Operator(remote.service, **_settings_of(remote)).layer(limit)
 
-    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def _get(self, name: str, most: int) -> bytes | None:
         with self._errors():
             try:
                 return self._content(name, most=most)
             except exceptions.NotFound:
                 return None
 
-    def write(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, data: bytes) -> None:
         with self._errors():
             self._operator.write(name, data)
 
-    def delete(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         with self._errors():
             self._operator.delete(name)
 
-    def existing(self, names: Iterable[str]) -> set[str]:
-        asked = set(names)
-        listed, single = self._plan(asked)
+    def _existing(self, names: list[str]) -> set[str]:
+        listed, single = self._plan(names)
         with self._errors():
             found = self._present(single)
             if listed:
-                found |= _lists().objects_of(self._operator, listed) & asked
+                found |= _lists().objects_of(self._operator, listed) & set(names)
         return found
 
-    def pages(self, prefix: str = "") -> Iterator[list[str]]:
+    def _pages(self, prefix: str) -> Iterator[list[str]]:
         with self._errors():
             yield from _lists().pages(self._operator, prefix or "/")
 
-    def create(self, name: str, data: bytes, *, seconds: float) -> bool:
-        del seconds  # These servers remove objects by their own rules, if at all.
-        if self.existing([name]):
-            return False
-        self.write(name, data)
-        return True
-
-    def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
-        del seconds
-        if self.read(name, most=LEASE_BYTES) != old:
-            return False
-        self.write(name, new)
-        return True
-
-    def discard(self, name: str, old: bytes) -> bool:
-        if self.read(name, most=LEASE_BYTES) != old:
-            return False
-        self.delete(name)
-        return True
-
-    def close(self) -> None:
-        pass  # The connections close with the operator.
-
-    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+    def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
         listed, single = self._plan(names)
         yield from _groups([[name] for name in single])
         yield from _groups(list(listed.values()))
@@ -220,17 +191,33 @@ class S3Engine(OpendalEngine):
         super().__init__(remote, timeout=timeout)
         self.conditional = True
 
-    def create(self, name: str, data: bytes, *, seconds: float) -> bool:
-        done = self._if_supported(lambda: self._create(name, data), unmet=_UNMET)
-        return super().create(name, data, seconds=seconds) if done is None else done
+    def _create(self, name: str, data: bytes, seconds: float) -> bool:
+        def create() -> bool:
+            self._operator.write(name, data, if_not_exists=True)
+            return True
 
-    def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
-        done = self._if_supported(lambda: self._swap(name, old, new))
-        return super().swap(name, old, new, seconds=seconds) if done is None else done
+        done = self._if_supported(create, unmet=_UNMET)
+        return super()._create(name, data, seconds) if done is None else done
 
-    def discard(self, name: str, old: bytes) -> bool:
-        done = self._if_supported(lambda: self._discard(name, old))
-        return super().discard(name, old) if done is None else done
+    def _swap(self, name: str, old: bytes, new: bytes, seconds: float) -> bool:
+        def swap() -> bool:
+            if (etag := self._etag(name, old)) is None:
+                return False
+            self._operator.write(name, new, if_match=etag)
+            return True
+
+        done = self._if_supported(swap)
+        return super()._swap(name, old, new, seconds) if done is None else done
+
+    def _discard(self, name: str, old: bytes) -> bool:
+        def discard() -> bool:
+            if (etag := self._etag(name, old)) is None:
+                return False
+            self._operator.delete(name, if_match=etag)
+            return True
+
+        done = self._if_supported(discard)
+        return super()._discard(name, old) if done is None else done
 
     def _if_supported(
         self,
@@ -255,37 +242,13 @@ class S3Engine(OpendalEngine):
                 self.conditional = False
                 return None
 
-    def _create(self, name: str, data: bytes) -> bool:
-        self._operator.write(name, data, if_not_exists=True)
-        return True
-
-    def _swap(self, name: str, old: bytes, new: bytes) -> bool:
-        if (etag := self._etag(name, old)) is None:
-            return False
-        self._operator.write(name, new, if_match=etag)
-        return True
-
-    def _discard(self, name: str, old: bytes) -> bool:
-        if (etag := self._etag(name, old)) is None:
-            return False
-        self._operator.delete(name, if_match=etag)
-        return True
-
-    def refuses_stale_etags(self, name: str) -> bool:
-        """Return whether the server checks ETags: some gateways ignore the conditions of requests.
-
-        The object of this name, which must exist, is replaced.
-        """
+    def refuses_stale_conditions(self, name: str) -> bool:
         with self._errors():
             stale = self._operator.stat(name).etag
             self._operator.write(name, b"changed")
-            return self._unmet_write(name, stale) and self._unmet_delete(name, stale)
-
-    def _unmet_write(self, name: str, etag: str | None) -> bool:
-        return _is_unmet(lambda: self._operator.write(name, b"must not be written", if_match=etag))
-
-    def _unmet_delete(self, name: str, etag: str | None) -> bool:
-        return _is_unmet(lambda: self._operator.delete(name, if_match=etag))
+            return _is_unmet(
+                lambda: self._operator.write(name, b"must not be written", if_match=stale)
+            ) and _is_unmet(lambda: self._operator.delete(name, if_match=stale))
 
     def _etag(self, name: str, content: bytes) -> str | None:
         """Return the ETag of an object if it has this content, else None."""
@@ -294,3 +257,75 @@ class S3Engine(OpendalEngine):
             raise RemoteError(f"{self.name}: the server returns no ETag")
         found = self._content(name, most=LEASE_BYTES, if_match=etag)
         return etag if found == content else None
+
+
+# Settings
+
+
+def _settings_of(remote: Remote) -> dict[str, str]:
+    """Return the settings of a service of opendal.
+
+    Credentials that the URL does not have come from the usual variables and files of the service, such
+    as `AWS_ACCESS_KEY_ID` and `~/.aws`: opendal reads them itself.
+    """
+    settings = {
+        "s3": _s3,
+        "gcs": _gcs,
+        "azblob": _azblob,
+        "http": _web,
+        "webdav": _web,
+    }[remote.service](remote)
+    given = {name: value for name, value in settings.items() if value}
+    return {"root": f"/{remote.path}", **given}
+
+
+def _s3(remote: Remote) -> dict[str, str | None]:
+    env = environ()
+    endpoint = remote.option("endpoint")
+    region = remote.option("region") or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
+    return {
+        "bucket": remote.host,
+        "endpoint": endpoint,
+        # Servers other than Amazon's seldom have regions, and every request names one.
+        "region": region or ("us-east-1" if endpoint else None),
+        "access_key_id": remote.user,
+        "secret_access_key": remote.password,
+        "disable_ec2_metadata": _switch(remote.user is not None),
+        "skip_signature": _switch(remote.option("anonymous") == "1"),
+        "enable_virtual_host_style": _switch(remote.option("addressing") == "virtual"),
+    }
+
+
+def _gcs(remote: Remote) -> dict[str, str | None]:
+    return {
+        "bucket": remote.host,
+        "endpoint": remote.option("endpoint"),
+        "skip_signature": _switch(remote.option("anonymous") == "1"),
+    }
+
+
+def _azblob(remote: Remote) -> dict[str, str | None]:
+    env = environ()
+    account = remote.option("account") or remote.user or env.get("AZURE_STORAGE_ACCOUNT")
+    return {
+        "container": remote.host,
+        "endpoint": remote.option("endpoint")
+        or (f"https://{account}.blob.core.windows.net" if account else None),
+        "account_name": account,
+        "account_key": remote.password or env.get("AZURE_STORAGE_KEY"),
+        "sas_token": env.get("AZURE_STORAGE_SAS_TOKEN"),
+    }
+
+
+def _web(remote: Remote) -> dict[str, str | None]:
+    scheme, host = "https" if remote.secure else "http", remote.host
+    host = f"[{host}]" if ":" in host else host
+    return {
+        "endpoint": f"{scheme}://{host}" + (f":{remote.port}" if remote.port else ""),
+        "username": remote.user,
+        "password": remote.password,
+    }
+
+
+def _switch(on: bool) -> str | None:
+    return "true" if on else None

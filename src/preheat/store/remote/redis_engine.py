@@ -13,6 +13,7 @@ from preheat.messages import printable
 from preheat.store.remote.engine import (
     CERTIFICATES_HINT,
     MAX_OBJECT_BYTES,
+    Engine,
     ObjectError,
     RemoteError,
 )
@@ -43,44 +44,42 @@ _MEANINGS = {
 }
 
 
-class RedisEngine:
+class RedisEngine(Engine):
     """Objects in one database of Redis, under keys that begin with a prefix."""
 
     conditional = True  # A command and a script are atomic there.
     closes_after_fork = True  # That closes the sockets of the child alone.
 
     def __init__(self, remote: Remote, *, timeout: float) -> None:
-        self.name = remote.name
+        super().__init__(remote.name, timeout=timeout)
         self._remote = remote
-        self._timeout = timeout
         self._prefix = f"{remote.option('prefix') or 'preheat'}/"
         self._idle: deque[Connection] = deque()  # Its operations are atomic.
 
-    def read(self, name: str, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
+    def _get(self, name: str, most: int) -> bytes | None:
         (data,) = self._call(["GET", self._key(name)], most=most)
         if data is None or isinstance(data, bytes):
             return data
         raise self._protocol_error()
 
-    def write(self, name: str, data: bytes) -> None:
+    def _put(self, name: str, data: bytes) -> None:
         (reply,) = self._call(["SET", self._key(name), data])
         if reply != b"OK":  # Something between here and Redis has dropped the value.
             raise self._protocol_error()
 
-    def delete(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         self._call(["DEL", self._key(name)])
 
-    def existing(self, names: Iterable[str]) -> set[str]:
-        asked = list(names)
-        replies = self._call(*(["EXISTS", self._key(name)] for name in asked))
-        return {name for name, exists in zip(asked, replies, strict=True) if exists}
+    def _existing(self, names: list[str]) -> set[str]:
+        replies = self._call(*(["EXISTS", self._key(name)] for name in names))
+        return {name for name, exists in zip(names, replies, strict=True) if exists}
 
-    def rounds(self, names: Iterable[str]) -> Iterator[list[str]]:
+    def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
         rest = iter(names)
         while batch := list(islice(rest, _BATCH)):
             yield batch
 
-    def pages(self, prefix: str = "") -> Iterator[list[str]]:
+    def _pages(self, prefix: str) -> Iterator[list[str]]:
         # A page of the scan may have no key of this store: the database may have keys of others.
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._key(prefix)) + "*"
         seen: set[bytes] = set()  # A scan may return a key twice.
@@ -102,15 +101,15 @@ class RedisEngine:
             if cursor == b"0":
                 return
 
-    def create(self, name: str, data: bytes, *, seconds: float) -> bool:
+    def _create(self, name: str, data: bytes, seconds: float) -> bool:
         (reply,) = self._call(["SET", self._key(name), data, "NX", "PX", _milliseconds(seconds)])
         return reply is not None
 
-    def swap(self, name: str, old: bytes, new: bytes, *, seconds: float) -> bool:
+    def _swap(self, name: str, old: bytes, new: bytes, seconds: float) -> bool:
         (done,) = self._call(["EVAL", _SWAP, "1", self._key(name), old, new, _milliseconds(seconds)])
         return bool(done)
 
-    def discard(self, name: str, old: bytes) -> bool:
+    def _discard(self, name: str, old: bytes) -> bool:
         (done,) = self._call(["EVAL", _DISCARD, "1", self._key(name), old])
         return bool(done)
 

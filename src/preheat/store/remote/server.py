@@ -1,12 +1,12 @@
-"""Requests to one server, with retries, circuit breakers and counters."""
+"""Requests to one server, with retries, a circuit breaker and counters."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from preheat import fork
 from preheat.events import Events
@@ -14,12 +14,14 @@ from preheat.locks import Lock, no_fork
 from preheat.store.remote.breaker import Breaker
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
 
-__all__ = ["PausedError", "Server", "Traffic", "received", "sent"]
+__all__ = ["Kind", "PausedError", "Server", "Traffic", "received", "sent"]
 
 T = TypeVar("T")
+Kind = Literal["read", "write", "lease"]
 
 _ATTEMPTS = 3
 _TIMEOUT_SHARE = 0.9  # A fault after this share of the time limit counts as a time-out.
+_REFUSAL_SECONDS = 60.0  # for which requests of a kind are not made after the server refused one
 _ACTIONS = {  # how messages describe a verb that is not plain English
     "existing": "ask for many entries",
     "names": "list the objects",
@@ -63,19 +65,32 @@ def _uncounted(_: object) -> Traffic:
     return _NO_TRAFFIC
 
 
+class _Refusal(NamedTuple):
+    """Until when a kind of request is not made, and why. `reported` is set if there was an event."""
+
+    until: float
+    reason: str
+    reported: bool
+
+
 class Server:
-    """Makes requests to one server. Safe from any thread, and after a fork.
+    """A store of objects by path, which makes requests to one server. Safe from any thread.
 
     `tier` is the name in events. `can_hold_leases` is False for a kind of server that never has atomic
     operations. `open_engine` is called when the process makes its first request, and again in a forked
     child.
 
-    A fault that opens a breaker is one `fault` event, and the trial that closes it one `recovered`
-    event; the faults between them are only counted. Reads, writes and leases have a breaker each: a
-    server that refuses writes can be read, and one that cannot hold leases can store entries. If
-    several open for the same reason, the first one alone is reported. An `ObjectError` is a `fault`
-    event and opens none.
+    A server that does not answer opens its breaker: then no request is made for a while. A server that
+    answers and refuses a request, such as a write, gets no request of the same kind for a minute. It
+    can still be read if it refuses writes, and store entries if it cannot hold leases.
+
+    The fault that begins such a pause is one `fault` event, and the first success after it one
+    `recovered` event; the faults between them are only counted. If several kinds of requests are
+    refused for the same reason, the first one alone is reported. An `ObjectError` is a `fault` event
+    and begins no pause.
     """
+
+    writable = True
 
     def __init__(
         self,
@@ -88,18 +103,16 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.tier = tier
+        self.tier = self.name = tier
         self.can_hold_leases = can_hold_leases
         self._patience = _TIMEOUT_SHARE * timeout
-        self.reads = Breaker(patience=self._patience, clock=clock)
-        self.writes = Breaker(patience=self._patience, clock=clock)
-        self.leases = Breaker(patience=self._patience, clock=clock)
+        self.breaker = Breaker(patience=self._patience, clock=clock)
+        self._refusals: dict[Kind, _Refusal] = {}
         self._open_engine = open_engine
         self._events = events
         self._clock = clock
         self._sleep = sleep
         self._engine: Engine | None = None
-        self._reported: dict[str, Breaker] = {}  # those that are open, by the reason that was reported
         self._opening = Lock()
         fork.register(self)
 
@@ -114,118 +127,150 @@ class Server:
                         engine = self._engine = self._open_engine()
         return engine
 
+    # The methods of a store
+
+    def get(self, name: str) -> bytes | None:
+        """Return an object, or None if it does not exist."""
+        return self.call("read", lambda engine: engine.get(name), traffic=received)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Create or replace an object."""
+
+        def put(engine: Engine) -> int:
+            engine.put(name, data)
+            return len(data)
+
+        self.call("write", put, kind="write", traffic=sent)
+
+    def exists(self, names: Iterable[str]) -> set[str]:
+        """Return those of `names` that have an object."""
+        asked = list(names)
+        return self.call("existing", lambda engine: engine.exists(asked))
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Yield the name of every object that begins with `prefix`."""
+        return iter(self.call("names", lambda engine: list(engine.names(prefix))))
+
+    def remove(self, name: str) -> None:
+        """Remove an object, if there is one."""
+        self.call("delete", lambda engine: engine.remove(name))
+
+    # Requests
+
     def call(
         self,
         verb: str,
         act: Callable[[Engine], T],
         *,
-        writes: bool = False,
+        kind: Kind = "read",
         background: bool = False,
         traffic: Callable[[T], Traffic] = _uncounted,
     ) -> T:
         """Return what `act` returns, with retries; `RemoteError` when it fails or is not tried.
 
         The error is already reported. `verb` names the request in counters, and `traffic` returns the
-        bytes to count for what `act` has returned. A verb that ends in `_lease` uses the breaker of
-        leases. With `background`, nobody waits for the request, so it may be the trial after a pause.
-        Writes are always made in the background.
+        bytes to count for what `act` has returned. With `background`, nobody waits for the request, so
+        it may be the trial after a pause. Writes are always made in the background.
         """
-        breaker = self._breaker(verb, writes=writes)
+        self._require_accepted(kind)
         trial = False
-        if not breaker.closed:
-            trial = (writes or background) and breaker.claim_trial()
+        if not self.breaker.closed:
+            trial = (background or kind == "write") and self.breaker.claim_trial()
             if not trial:
-                raise PausedError(breaker.reason)
+                raise PausedError(self.breaker.reason)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))
             try:
-                return self._attempt(verb, act, breaker, trial=trial, traffic=traffic)
+                return self._attempt(verb, act, kind, trial=trial, traffic=traffic)
             except RemoteError as error:
-                if error.retryable and breaker.closed and attempt + 1 < _ATTEMPTS:
+                if error.retryable and self.breaker.closed and attempt + 1 < _ATTEMPTS:
                     continue
-                # The breaker is still closed. `_attempt` reports a fault that opens it.
-                if breaker.closed:
-                    self._fault(verb, error)
+                # `_attempt` reports a fault that begins a pause.
+                if self.breaker.closed and kind not in self._refusals:
+                    self._report(verb, error)
                 raise
         raise AssertionError("the last attempt returns or raises")
-
-    def read(self, name: str) -> bytes | None:
-        """Return an object, or None if it does not exist, by `call`."""
-        return self.call("read", lambda engine: engine.read(name), traffic=received)
-
-    def write(self, name: str, data: bytes) -> None:
-        """Create or replace an object, by `call`."""
-
-        def write(engine: Engine) -> int:
-            engine.write(name, data)
-            return len(data)
-
-        self.call("write", write, writes=True, traffic=sent)
 
     def trial(
         self, verb: str, act: Callable[[Engine], T], *, traffic: Callable[[T], Traffic] = _uncounted
     ) -> None:
-        """Make the one request that the breaker of reads or leases permits after a pause.
-
-        It raises no `RemoteError`.
-        """
+        """Make the one request that the breaker permits after a pause. It raises no `RemoteError`."""
         try:
-            self._attempt(verb, act, self._breaker(verb), trial=True, traffic=traffic)
+            self._attempt(verb, act, "read", trial=True, traffic=traffic)
         except RemoteError:
             return  # It was counted, and the next pause has begun.
 
-    def _breaker(self, verb: str, *, writes: bool = False) -> Breaker:
-        if verb.endswith("_lease"):
-            return self.leases
-        return self.writes if writes else self.reads
+    def available(self, *kinds: Kind) -> bool:
+        """Return whether requests of all these kinds are made now."""
+        return self.breaker.closed and all(self._refusal(kind) is None for kind in kinds)
+
+    def forget_refusals(self) -> None:
+        """Make requests again that the server has refused in the last minute."""
+        for kind, refusal in self._refusals.copy().items():
+            self._refusals[kind] = refusal._replace(until=self._clock())
+
+    def _refusal(self, kind: Kind) -> _Refusal | None:
+        """Return why requests of a kind are not made now, or None."""
+        refusal = self._refusals.get(kind)
+        return refusal if refusal is not None and self._clock() < refusal.until else None
+
+    def _require_accepted(self, kind: Kind) -> None:
+        if (refusal := self._refusal(kind)) is not None:
+            raise PausedError(refusal.reason)
 
     def _attempt(
         self,
         verb: str,
         act: Callable[[Engine], T],
-        breaker: Breaker,
+        kind: Kind,
         *,
         trial: bool,
         traffic: Callable[[T], Traffic],
     ) -> T:
-        """Make one request, count it, and report its outcome to the breaker."""
+        """Make one request, count it, and notice whether the server answers and accepts it."""
         started = self._clock()
         try:
             result = act(self.engine())
         except ObjectError:
             self._count(verb, self._clock() - started, failed=True)
-            self._succeeded(verb, breaker, trial=trial)
+            self._succeeded(verb, kind, trial=trial)
             raise
         except RemoteError as error:
             seconds = self._clock() - started
             self._count(verb, seconds, failed=True)
-            # A server that was too slow is not tried again at once, but may be quick a second later.
-            lasting = not error.retryable and seconds < self._patience
-            # One that is too slow for a question about many objects may be quick with a single one.
-            lost = 0.0 if verb == "existing" else seconds
-            if breaker.failed(lost, lasting=lasting, trial=trial, reason=str(error)):
-                self._opened(verb, breaker, error)
+            self._failed(verb, kind, error, seconds, trial=trial)
             raise
         self._count(verb, self._clock() - started, traffic=traffic(result))
-        self._succeeded(verb, breaker, trial=trial)
+        self._succeeded(verb, kind, trial=trial)
         return result
 
-    def _opened(self, verb: str, breaker: Breaker, error: RemoteError) -> None:
-        """Report a breaker that has opened, unless another one is open for the same reason."""
-        if self._reported.setdefault(str(error), breaker) is breaker:
-            self._fault(verb, error)
-
-    def _succeeded(self, verb: str, breaker: Breaker, *, trial: bool) -> None:
-        if not breaker.succeeded(trial=trial):
+    def _failed(
+        self, verb: str, kind: Kind, error: RemoteError, seconds: float, *, trial: bool
+    ) -> None:
+        if error.retryable or seconds >= self._patience:
+            # One that is too slow for a question about many objects may be quick with a single one.
+            lost = 0.0 if verb == "existing" else seconds
+            if self.breaker.failed(lost, trial=trial, reason=str(error)):
+                self._report(verb, error)
             return
-        reasons = [reason for reason, opened in list(self._reported.items()) if opened is breaker]
-        for reason in reasons:
-            del self._reported[reason]
-        if reasons:
+        if self.breaker.succeeded(trial=trial):  # It answers.
+            self._events.emit("recovered", tier=self.tier, verb=_ACTIONS.get(verb, verb))
+        before = self._refusals.copy()
+        known = kind in before or any(each.reason == str(error) for each in before.values())
+        reported = before[kind].reported if kind in before else not known
+        until = self._clock() + _REFUSAL_SECONDS
+        self._refusals[kind] = _Refusal(until, str(error), reported)
+        if not known:
+            self._report(verb, error)
+
+    def _succeeded(self, verb: str, kind: Kind, *, trial: bool) -> None:
+        refusal = self._refusals.pop(kind, None)
+        closed = self.breaker.succeeded(trial=trial)
+        if closed or (refusal is not None and refusal.reported):
             self._events.emit("recovered", tier=self.tier, verb=_ACTIONS.get(verb, verb))
 
-    def _fault(self, verb: str, error: RemoteError) -> None:
+    def _report(self, verb: str, error: RemoteError) -> None:
         self._events.fault(self.tier, _ACTIONS.get(verb, verb), error)
 
     def _count(

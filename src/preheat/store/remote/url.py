@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from preheat.config import shown_url
 from preheat.errors import ConfigError, InputError, did_you_mean
+from preheat.setting_values import shown_url
 
-__all__ = ["Remote", "name_of", "parse_remote", "parse_remotes"]
+__all__ = ["Remote", "name_of", "parse_remote", "parse_remotes", "require_writable_kind"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +137,15 @@ def parse_remote(text: str) -> Remote:
         password=unquote(parts.password) if parts.password else None,
         options=options,
     )
+
+
+def require_writable_kind(remote: Remote) -> None:
+    """Raise `InputError` for a store that nobody can write, such as a web server."""
+    if remote.read_only:
+        raise InputError(
+            f"{remote.name} is read-only: preheat does not write to a web server",
+            hint="use a URL that can be written, such as dav://, s3:// or file://",
+        )
 
 
 def name_of(text: str) -> str:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from preheat.locks import no_fork, wait_before_logging
 from preheat.messages import printable
 from preheat.store import codec
-from preheat.store.remote.engine import Engine, ObjectError, names_of
+from preheat.store.base import UntrustedError
+from preheat.store.remote.engine import Engine, ObjectError
 from preheat.store.remote.names import BUNDLES, LEASES, PROBE, digest_of
-from preheat.store.signing import entries as envelope
-from preheat.store.signing.interface import UntrustedError, Verifier
+from preheat.store.signing import entries
+from preheat.store.signing.keys import Keyring
 
 __all__ = ["PROBLEMS", "Verified", "listed", "verify"]
 
@@ -40,11 +41,11 @@ class Verified(NamedTuple):
 def listed(engine: Engine) -> list[str]:
     """Return the names of all objects but leases, bundles and probes. Raises `RemoteError`."""
     others = (LEASES, BUNDLES, PROBE)
-    return sorted(name for name in names_of(engine) if not name.startswith(others))
+    return sorted(name for name in engine.names() if not name.startswith(others))
 
 
 def verify(
-    read: Callable[[str], bytes | None], names: Sequence[str], trusted: Verifier | None
+    read: Callable[[str], bytes | None], names: Sequence[str], trusted: Keyring | None
 ) -> Iterator[Verified]:
     """Read and check objects, and yield the results in order.
 
@@ -60,9 +61,7 @@ def verify(
         yield from (each for each in found if each is not None)
 
 
-def _verify(
-    read: Callable[[str], bytes | None], trusted: Verifier | None, name: str
-) -> Verified | None:
+def _verify(read: Callable[[str], bytes | None], trusted: Keyring | None, name: str) -> Verified | None:
     digest = digest_of(name)
     if digest is None:
         return Verified(printable(name), "foreign", "its name is not that of an entry")
@@ -73,15 +72,15 @@ def _verify(
     return None if data is None else Verified(name, *_verdict(digest, data, trusted))
 
 
-def _verdict(digest: str, data: bytes, trusted: Verifier | None) -> tuple[str, str]:
+def _verdict(digest: str, data: bytes, trusted: Keyring | None) -> tuple[str, str]:
     try:
-        signed = envelope.key_id(data) is not None
+        signed = entries.key_id(data) is not None
     except UntrustedError as bad:
-        return "damaged" if data.startswith(envelope.MAGIC) else "foreign", str(bad)
+        return "damaged" if data.startswith(entries.MAGIC) else "foreign", str(bad)
     if trusted is not None and not signed:
         return "unsigned", "it is not signed"
     try:
-        blob = envelope.unwrap(digest, data, trusted)
+        blob = entries.unwrap(digest, data, trusted)
     except UntrustedError as bad:
         return "wrongly signed" if trusted is not None else "damaged", str(bad)
     if why := codec.damage(digest, blob):

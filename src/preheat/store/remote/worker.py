@@ -34,14 +34,14 @@ class _Lane:
 class Worker:
     """Runs jobs in up to `threads` threads, which end when there is nothing to do.
 
-    Jobs of the same key run one after another, in order. At most `most_jobs` and `most_bytes` wait or
+    Jobs of the same key run one after another, in order. At most `max_jobs` and `max_bytes` wait or
     run. A forked child begins with no job: the parent does those.
     """
 
-    def __init__(self, *, threads: int = 4, most_jobs: int = 1024, most_bytes: int = 256 << 20) -> None:
+    def __init__(self, *, threads: int = 4, max_jobs: int = 1024, max_bytes: int = 256 << 20) -> None:
         self._lanes = tuple(_Lane() for _ in range(threads))
-        self._most_jobs = most_jobs
-        self._most_bytes = most_bytes
+        self._most_jobs = max_jobs
+        self._most_bytes = max_bytes
         self._lock = Lock()
         self._jobs = self._bytes = 0  # of the jobs that wait or run
 

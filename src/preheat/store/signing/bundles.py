@@ -15,15 +15,13 @@ import binascii
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preheat.store.signing.interface import (
-    KEY_ID_SIZE,
-    SIGNATURE_SIZE,
-    Signer,
-    UntrustedError,
-    Verifier,
-)
+from preheat.store.base import UntrustedError
+from preheat.store.signing import KEY_ID_SIZE, SIGNATURE_SIZE
+
+if TYPE_CHECKING:  # `keys` takes longer to import than this module.
+    from preheat.store.signing.keys import Keyring, SigningKey
 
 __all__ = ["CONTEXT", "FIELD", "BundleSignature", "encode_meta", "sign"]
 
@@ -56,7 +54,7 @@ class BundleSignature(NamedTuple):
         hashes = binascii.b2a_base64(self.hashes, newline=False).decode()
         return {"key": self.key_id.hex(), "value": self.value.hex(), "hashes": hashes}
 
-    def verify(self, signers: Verifier, meta: Mapping[str, Any], digests: bytes) -> None:
+    def verify(self, signers: Keyring, meta: Mapping[str, Any], digests: bytes) -> None:
         """Raise `UntrustedError` unless one of `signers` has signed this meta part and the entries."""
         if len(self.hashes) != len(digests):
             raise UntrustedError("its signature covers another number of entries")
@@ -64,7 +62,7 @@ class BundleSignature(NamedTuple):
 
 
 def sign(
-    key: Signer, meta: Mapping[str, Any], digests: bytes, blobs: Iterable[bytes]
+    key: SigningKey, meta: Mapping[str, Any], digests: bytes, blobs: Iterable[bytes]
 ) -> BundleSignature:
     """Sign a bundle with this meta part and these entries, in the order of `digests`."""
     hashes = b"".join(hashlib.sha256(blob).digest() for blob in blobs)

@@ -18,19 +18,17 @@ refused. Version and flags are part of it, so a signed entry is not valid as one
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from preheat.files import MAX_FILE_BYTES
 from preheat.locks import no_fork
-from preheat.store.remote.engine import MAX_OBJECT_BYTES
-from preheat.store.signing.interface import (
-    KEY_ID_SIZE,
-    SIGNATURE_SIZE,
-    Signer,
-    UntrustedError,
-    Verifier,
-)
+from preheat.store.base import UntrustedError
+from preheat.store.signing import KEY_ID_SIZE, SIGNATURE_SIZE
 
-__all__ = ["MAGIC", "VERSION", "UntrustedError", "key_id", "unwrap", "wrap"]
+if TYPE_CHECKING:  # `keys` takes longer to import than this module.
+    from preheat.store.signing.keys import Keyring, SigningKey
+
+__all__ = ["MAGIC", "VERSION", "key_id", "unwrap", "wrap"]
 
 MAGIC = b"\x89SENT\r\n\x1a"
 VERSION = 1
@@ -40,10 +38,10 @@ _SIGNED_HEAD = slice(len(MAGIC), _HEAD.size - SIGNATURE_SIZE)
 _COMPRESSED, _SIGNED = 1, 2
 _NO_KEY, _NO_SIGNATURE = bytes(KEY_ID_SIZE), bytes(SIGNATURE_SIZE)
 _LEVEL = 3
-_MAX_ENTRY = MAX_OBJECT_BYTES - _HEAD.size  # It limits the memory of a reader.
+_MAX_ENTRY = MAX_FILE_BYTES - _HEAD.size  # It limits the memory of a reader.
 
 
-def wrap(digest: str, blob: bytes, key: Signer | None) -> bytes:
+def wrap(digest: str, blob: bytes, key: SigningKey | None) -> bytes:
     """Return the entry `blob` in the form of a server, signed unless `key` is None."""
     if len(blob) > _MAX_ENTRY:
         raise ValueError(f"an entry of {len(blob):,} bytes is too long; the limit is {_MAX_ENTRY:,}")
@@ -58,7 +56,7 @@ def wrap(digest: str, blob: bytes, key: Signer | None) -> bytes:
     return head + payload
 
 
-def unwrap(digest: str, data: bytes, trusted: Verifier | None) -> bytes:
+def unwrap(digest: str, data: bytes, trusted: Keyring | None) -> bytes:
     """Return the entry in `data`, an object of a server; `UntrustedError` when it is refused.
 
     With `trusted`, one of its keys has signed the entry for `digest`. Without, the signature is not

@@ -1,11 +1,15 @@
 """Ed25519 keys: files of keys, signatures, and the public keys that a process trusts.
 
+The cryptography is that of the package `cryptography`, which is an extra and takes long to import. It
+is imported when a key is used.
+
 A private key is a file in PEM form (PKCS #8), as `preheat keys new` and `openssl genpkey -algorithm
 ed25519` write it. A file of public keys has one or more PEM blocks. Lines between them that start with
 `#` are comments.
 
 The signed message is a constant prefix and the SHA-512 of the context and all parts, each with its
-length before it. Different contexts, or different lists of parts, never give the same message.
+length before it. Different contexts, or different lists of parts, never give the same message. So the
+signature of an entry is never valid for a bundle.
 """
 
 from __future__ import annotations
@@ -14,19 +18,22 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.config import Config
 from preheat.errors import InputError, KeyFileError
 from preheat.files import opened
 from preheat.locks import no_fork
-from preheat.store.signing.interface import KEY_ID_SIZE, UntrustedError
+from preheat.store.base import UntrustedError
+from preheat.store.signing import KEY_ID_SIZE
 from preheat.store.trust import DistrustedError, NotAFileError, open_file
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 __all__ = [
     "Keyring",
@@ -46,6 +53,10 @@ _MAKE_ONE = "make one with 'preheat keys new FILE'"
 _BLOCK = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----$.*?^-----END \1-----$", re.DOTALL | re.MULTILINE)
 _MAX_FILE = 1 << 20
 _OTHERS_ACCESS = stat.S_IRWXG | stat.S_IRWXO
+_PRIME = 2**255 - 19
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+#: The y coordinates of the eight points of small order: of order 1, 2 and 4, and two of order 8.
+_SMALL_ORDER = (1, _PRIME - 1, 0, _ORDER_8, _PRIME - _ORDER_8)
 
 
 @dataclass(frozen=True)
@@ -61,11 +72,23 @@ class PublicKey:
 
     def verify(self, signature: bytes, context: str, parts: Iterable[bytes | memoryview]) -> bool:
         """Return whether this key has signed `parts` in `context`."""
-        return bool(_ed25519().verify(self.raw, signature, _message(context, parts)))
+        library = _cryptography()
+        key = library.ed25519.Ed25519PublicKey.from_public_bytes(self.raw)
+        try:
+            key.verify(signature, _message(context, parts))
+        except library.exceptions.InvalidSignature:
+            return False
+        return True
 
     def pem(self) -> str:
         """Return the key as a PEM block, for a file of public keys."""
-        return str(_ed25519().public_pem(self.raw))
+        library = _cryptography()
+        key = library.ed25519.Ed25519PublicKey.from_public_bytes(self.raw)
+        pem: bytes = key.public_bytes(
+            library.serialization.Encoding.PEM,
+            library.serialization.PublicFormat.SubjectPublicKeyInfo,
+        )
+        return pem.decode()
 
     def save(self, path: AnyPath, *, comment: str) -> None:
         """Write a new file of public keys; `KeyFileError` if the file exists."""
@@ -85,7 +108,7 @@ class SigningKey:
     @classmethod
     def new(cls) -> SigningKey:
         """Make a key from the randomness of the operating system."""
-        return cls._of(_ed25519().generate())
+        return cls._of(_cryptography().ed25519.Ed25519PrivateKey.generate().private_bytes_raw())
 
     @classmethod
     def load(cls, path: AnyPath) -> SigningKey:
@@ -103,11 +126,17 @@ class SigningKey:
             raise KeyFileError(
                 path, exposed, hint="chmod 600 the file, and replace the key if it was read"
             )
-        return cls._of(_parsed(path, _ed25519().parse_private, blocks[0][1]))
+        return cls._of(_parsed(path, _parse_private, blocks[0][1]))
 
     def save(self, path: AnyPath) -> None:
         """Write a new file that only this user can read; `KeyFileError` if it exists."""
-        _save_new(path, str(_ed25519().private_pem(self.seed)), 0o600)
+        serialization = _cryptography().serialization
+        pem: bytes = self._private_key().private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        _save_new(path, pem.decode(), 0o600)
 
     @property
     def id(self) -> bytes:
@@ -116,11 +145,16 @@ class SigningKey:
 
     def sign(self, context: str, parts: Iterable[bytes | memoryview]) -> bytes:
         """Return the signature of `parts` in `context`: 64 bytes. Equal parts have equal signatures."""
-        return bytes(_ed25519().sign(self.seed, _message(context, parts)))
+        return self._private_key().sign(_message(context, parts))
 
     @classmethod
     def _of(cls, seed: bytes) -> SigningKey:
-        return cls(seed, PublicKey(_ed25519().public_of(seed)))
+        key = _cryptography().ed25519.Ed25519PrivateKey.from_private_bytes(seed)
+        return cls(seed, PublicKey(key.public_key().public_bytes_raw()))
+
+    def _private_key(self) -> Ed25519PrivateKey:
+        key: Ed25519PrivateKey = _cryptography().ed25519.Ed25519PrivateKey.from_private_bytes(self.seed)
+        return key
 
 
 @dataclass(frozen=True)
@@ -159,31 +193,24 @@ class Keyring:
 
 
 class Keys(NamedTuple):
-    """The keys of the settings: the one that signs, and those that are trusted. Each may be None."""
+    """The keys of a process or a store: those that are trusted, and the one that signs.
 
-    signing: SigningKey | None
-    trusted: Keyring | None
+    Without `trusted`, unsigned entries are accepted. Without `signing`, none is signed.
+    """
+
+    trusted: Keyring | None = None
+    signing: SigningKey | None = None
 
     @classmethod
-    def of(cls, config: Config) -> Keys:
-        """Read the files that the settings name; `KeyFileError` for one that cannot be used.
+    def load(cls, signing: AnyPath | None, trusted: Sequence[AnyPath]) -> Keys:
+        """Read the files of keys; `KeyFileError` for one that cannot be used.
 
         A process that signs trusts its own key.
         """
-        own = None if config.signing_key is None else SigningKey.load(config.signing_key)
-        if own is None and not config.trusted_keys:
-            return cls(None, None)
-        return cls(own, Keyring.load(config.trusted_keys, own=own))
-
-    @classmethod
-    def signing_key_of(cls, config: Config) -> SigningKey:
-        """Return the key that signs; `InputError` when the settings name none."""
-        if config.signing_key is None:
-            raise InputError(
-                "there is no key to sign with: PREHEAT_SIGNING_KEY is not set",
-                hint="make a key with 'preheat keys new FILE', and set PREHEAT_SIGNING_KEY=FILE",
-            )
-        return SigningKey.load(config.signing_key)
+        own = None if signing is None else SigningKey.load(signing)
+        if own is None and not trusted:
+            return cls()
+        return cls(Keyring.load(trusted, own=own), own)
 
 
 def load_public(path: AnyPath) -> tuple[PublicKey, ...]:
@@ -208,17 +235,61 @@ def _message(context: str, parts: Iterable[bytes | memoryview]) -> bytes:
     return _PREFIX + hashed.digest()
 
 
-def _ed25519() -> ModuleType:
-    """Import the functions of `cryptography`; `InputError` when it is not installed."""
+class _Cryptography(NamedTuple):
+    """The modules of `cryptography` that are used here."""
+
+    ed25519: ModuleType
+    exceptions: ModuleType
+    serialization: ModuleType
+
+
+def _cryptography() -> _Cryptography:
+    """Import the package; `InputError` when it is not installed."""
     with no_fork:
         try:
-            from preheat.store.signing import ed25519
+            from cryptography import exceptions
+            from cryptography.hazmat.primitives import serialization
+            from cryptography.hazmat.primitives.asymmetric import ed25519
         except ImportError as missing:
             raise InputError(
                 f"signatures need the package cryptography: {missing}",
                 hint="pip install 'preheat[remote]'",
             ) from None
-    return ed25519
+    return _Cryptography(ed25519, exceptions, serialization)
+
+
+def _parse_private(pem: str) -> bytes:
+    """Return the private key of a PEM block; `ValueError` for any other text or kind of key."""
+    library = _cryptography()
+    try:
+        key = library.serialization.load_pem_private_key(pem.encode(), password=None)
+    except (TypeError, library.exceptions.UnsupportedAlgorithm) as bad:  # TypeError: a password.
+        raise ValueError(str(bad)) from None
+    if not isinstance(key, library.ed25519.Ed25519PrivateKey):
+        raise ValueError("it is not an Ed25519 key")
+    seed: bytes = key.private_bytes_raw()
+    return seed
+
+
+def _parse_public(pem: str) -> bytes:
+    """Return the public key of a PEM block; `ValueError` for any other text or kind of key.
+
+    A key of small order is refused as well, because signatures that it accepts can be made by anyone.
+    """
+    library = _cryptography()
+    try:
+        key = library.serialization.load_pem_public_key(pem.encode())
+    except library.exceptions.UnsupportedAlgorithm as bad:
+        raise ValueError(str(bad)) from None
+    if not isinstance(key, library.ed25519.Ed25519PublicKey):
+        raise ValueError("it is not an Ed25519 key")
+    raw: bytes = key.public_bytes_raw()
+    y = int.from_bytes(raw, "little") & ~(1 << 255)  # The highest bit is the sign of x.
+    if y % _PRIME in _SMALL_ORDER:
+        raise ValueError("anyone can make a signature that this key accepts")
+    if y >= _PRIME:
+        raise ValueError("its number is larger than the prime of the curve")
+    return raw
 
 
 # Files
@@ -260,8 +331,7 @@ def _read_public(path: AnyPath) -> tuple[PublicKey, ...]:
         raise KeyFileError(
             path, why, hint="'preheat keys show FILE' prints the public key of a private one"
         )
-    parse = _ed25519().parse_public
-    return tuple(PublicKey(_parsed(path, parse, block)) for _, block in blocks)
+    return tuple(PublicKey(_parsed(path, _parse_public, block)) for _, block in blocks)
 
 
 def _blocks(path: AnyPath, text: str) -> list[tuple[str, str]]:

@@ -1,42 +1,33 @@
-"""The tier on a server that many machines share."""
+"""The store of entries on a server that many machines share."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from preheat import fork
 from preheat.events import Events
-from preheat.locks import Lock, no_fork
+from preheat.locks import Lock
 from preheat.store import codec
-from preheat.store.base import CLOSE_SECONDS, Filled, Filling, Merger
+from preheat.store.base import CLOSE_SECONDS, Merger, UntrustedError, Upload, UploadResult
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
-from preheat.store.remote.names import entry_name
-from preheat.store.remote.server import Server, received, sent
+from preheat.store.remote.names import ROOT, digest_of, entry_name
+from preheat.store.remote.server import Kind, PausedError, Server, received, sent
 from preheat.store.remote.worker import Worker
-from preheat.store.signing import entries as envelope
-from preheat.store.signing.interface import Signer, UntrustedError, Verifier
+from preheat.store.signing.entries import unwrap, wrap
+from preheat.store.signing.keys import Keys
 
-__all__ = ["DIGESTS_PER_REQUEST", "RemoteTier", "StoreKeys"]
+__all__ = ["DIGESTS_PER_REQUEST", "RemoteStore"]
 
 _SETTLE = 10.0  # the longest time that `settle` waits, in seconds
 DIGESTS_PER_REQUEST = 500  # in one request for those that exist
 _ABSENCE_SECONDS = 60.0  # seconds for which an answer of `look_ahead` is used
 _MAX_REMEMBERED = 1024  # digests that are remembered as removed, and as dropped
-
-
-class StoreKeys(NamedTuple):
-    """The keys of a shared store.
-
-    Without `trusted`, unsigned entries are accepted, and none is signed.
-    """
-
-    trusted: Verifier | None = None
-    signer: Signer | None = None
 
 
 class _Absence(NamedTuple):
@@ -46,16 +37,16 @@ class _Absence(NamedTuple):
     once: bool
 
 
-class RemoteTier:
-    """Entries on a server. `get` and `put` raise nothing, whatever the server does.
+class RemoteStore:
+    """Entries on a server, in signed form. The server reports its faults itself.
 
-    `get` asks the server, unless its breaker is open, and verifies the answer: an object that nobody
-    trusted has signed is an `untrusted` event and a miss, a damaged entry a `damaged` event and a miss.
-    Neither is removed, because other machines may trust it or have a better connection.
+    `get` asks the server, unless it is paused, and verifies the answer. An object that nobody trusted
+    has signed, or a damaged one, is not removed, because other machines may trust it or have a better
+    connection.
 
-    `put` queues the entry, and threads write it. It never waits: an entry that does not fit into the
-    queue, or that cannot be written, is a `dropped` event. `close` waits for the queue for a bounded
-    time.
+    `put` writes an entry. `put_later` queues it, and threads write it. It never waits: an entry that
+    does not fit into the queue, or that cannot be written, is a `dropped` event. `close` waits for the
+    queue for a bounded time.
 
     `remove` deletes nothing on the server, because other machines use it too. This process ignores the
     entry there until it writes a new one.
@@ -70,7 +61,7 @@ class RemoteTier:
         server: Server,
         events: Events,
         *,
-        read_keys: Callable[[], StoreKeys] = StoreKeys,
+        read_keys: Callable[[], Keys] = Keys,
         writable: bool = True,
         merger: Merger | None = None,
         worker: Worker | None = None,
@@ -81,7 +72,7 @@ class RemoteTier:
         self.server = server
         self._events = events
         self._read_keys = read_keys
-        self._keys: StoreKeys | None = None
+        self._keys: Keys | None = None
         self._merger = merger
         self._worker = worker or Worker()
         self._dropping = False
@@ -94,44 +85,43 @@ class RemoteTier:
     # Reading
 
     def get(self, digest: str) -> bytes | None:
-        """Return the verified entry; None when the server does not have it, or cannot be used."""
+        """Return the verified entry, or None when the server does not have it."""
         if digest in self._refused or (self._absent and self._is_absent(digest)):
             return None
-        if not self.server.reads.closed:
+        try:
+            return self._get(digest)
+        except PausedError:
             self.unanswered += 1
             self._try_again(digest)
-            return None
-        try:
-            data = self.server.call("read", partial(self._read, digest), traffic=received)
-        except RemoteError as error:  # It was reported.
+            raise
+        except RemoteError as error:
             self.unanswered += not isinstance(error, ObjectError)
+            raise
+
+    def _get(self, digest: str, *, kind: Kind = "read") -> bytes | None:
+        """Return the verified entry. `kind` is "write" if it is read only to be written again."""
+        read = partial(self._read, digest)
+        data = self.server.call("read", read, kind=kind, traffic=received)
+        if data is None:
             return None
-        return None if data is None else self._verified(digest, data)
+        blob = unwrap(digest, data, self.keys().trusted)
+        if why := codec.damage(digest, blob):
+            raise codec.DamagedEntryError(why)
+        return blob
 
     def _read(self, digest: str, engine: Engine) -> bytes | None:
         self.keys()  # It fails as a request does, and is reported like one.
-        return engine.read(entry_name(digest))
+        return engine.get(entry_name(digest))
 
-    def keys(self) -> StoreKeys:
+    def keys(self) -> Keys:
         """Return the keys of this store, which are read once. Raises `RemoteError`."""
         if self._keys is None:
             self._keys = self._read_keys()
         return self._keys
 
-    def _verified(self, digest: str, data: bytes) -> bytes | None:
-        try:
-            blob = envelope.unwrap(digest, data, self.keys().trusted)
-        except UntrustedError as untrusted:
-            self._events.emit("untrusted", tier=self.name, key=digest, reason=str(untrusted))
-            return None
-        if why := codec.damage(digest, blob):
-            self._events.emit("damaged", tier=self.name, key=digest, reason=why)
-            return None
-        return blob
-
     def _try_again(self, digest: str) -> None:
         """After a pause, read `digest` in the background, to see whether the server works again."""
-        if self.server.reads.claim_trial():
+        if self.server.breaker.claim_trial():
             read = partial(self._read, digest)
             trial = partial(self.server.trial, "read", read, traffic=received)
             self._worker.submit("trial", trial, size=0, give_up=_nothing)
@@ -156,25 +146,37 @@ class RemoteTier:
         now = time.monotonic()
         with self._lock:
             self._absent = {key: each for key, each in self._absent.items() if each.until > now}
+        asked = set(digests)
+        try:
+            missing = asked - self.exists(asked)
+        except RemoteError:  # It was reported.
+            return
+        until = time.monotonic() + _ABSENCE_SECONDS
+        with self._lock:
+            self._absent.update(dict.fromkeys(missing, _Absence(until, once)))
+
+    def exists(self, digests: Iterable[str]) -> set[str]:
+        """Return those of `digests` that the server has, with few requests."""
+        found: set[str] = set()
         asked = iter(sorted(set(digests)))  # Neighbours are in the same folder, which can be listed.
         while batch := list(islice(asked, DIGESTS_PER_REQUEST)):
-            try:
-                missing = set(batch) - self.existing(batch)
-            except RemoteError:  # It was reported.
-                return
-            until = time.monotonic() + _ABSENCE_SECONDS
-            with self._lock:
-                self._absent.update(dict.fromkeys(missing, _Absence(until, once)))
+            by_name = {entry_name(digest): digest for digest in batch}
+            there = self.server.exists(by_name)
+            found |= {digest for name, digest in by_name.items() if name in there}
+        return found
 
-    def existing(self, digests: Iterable[str]) -> set[str]:
-        """Return those of `digests` that the server has. Raises `RemoteError`, already reported."""
-        by_name = {entry_name(digest): digest for digest in digests}
-        found = self.server.call("existing", lambda engine: engine.existing(list(by_name)))
-        return {by_name[name] for name in found if name in by_name}
+    def names(self) -> Iterator[str]:
+        """Yield the digest of every entry on the server."""
+        names = self.server.names(ROOT)
+        return (digest for name in names if (digest := digest_of(name)) is not None)
 
     # Writing
 
     def put(self, digest: str, blob: bytes) -> None:
+        """Write an entry now; `ValueError` for one that is too long for a server."""
+        self._send(digest, blob, None)
+
+    def put_later(self, digest: str, blob: bytes) -> None:
         """Queue an entry to be written, if this process may write."""
         with self._lock:
             self._absent.pop(digest, None)
@@ -234,44 +236,84 @@ class RemoteTier:
         Another machine may write between the two requests. What it added is lost then, and compiled
         again when it is needed.
         """
-        read = partial(self._read, digest)
-        data = self.server.call("read", read, writes=True, traffic=received)
-        theirs = None if data is None else self._verified(digest, data)
+        theirs = None
+        with suppress(UntrustedError, codec.DamagedEntryError):  # It is replaced.
+            theirs = self._get(digest, kind="write")
         merged = blob if theirs is None else merger.merge(digest, blob, theirs)
         return None if merged == theirs else self._send(digest, merged, refusal)
 
     def _send(self, digest: str, blob: bytes, refusal: object) -> int:
         def write(engine: Engine) -> int:
-            data = envelope.wrap(digest, blob, self.keys().signer)
-            engine.write(entry_name(digest), data)
+            data = wrap(digest, blob, self.keys().signing)
+            engine.put(entry_name(digest), data)
             return len(data)
 
-        self.server.call("write", write, writes=True, traffic=sent)
+        self.server.call("write", write, kind="write", traffic=sent)
         with self._lock:
             if refusal is not None and self._refused.get(digest) is refusal:  # Not removed again since.
                 del self._refused[digest]
         return len(blob)
 
-    def fill(self, entries: Sequence[Filling]) -> Filled | None:
-        """Write the entries that the server does not have; None where this process may not write."""
-        with no_fork:
-            from preheat.store.remote.fill import fill  # Only a bake needs it.
+    def upload(self, entries: Sequence[Upload]) -> UploadResult | None:
+        """Write the entries that the server does not have, and wait while its queue becomes shorter.
 
+        A list of header states is written after its code. It is always merged with that of the server,
+        which may have a list without the state of this machine. An entry that the server could not be
+        asked for is written. Returns None where this process may not write.
+        """
         if not self.writable:
             return None
         if entries:
             self._try_now(entries[0].digest)
-        return fill(self, entries)
+        wanted = {each.digest: each for each in entries}
+        present: set[str] = set()
+        with suppress(RemoteError):  # It was reported.
+            present = self.exists(wanted)
+        missing = self._upload([each for digest, each in wanted.items() if digest not in present])
+        lists = {
+            each.header_list.digest: each
+            for each in wanted.values()
+            if each.header_list is not None and each.digest not in missing
+        }
+        dropped = self._upload([each.header_list for each in lists.values() if each.header_list])
+        missing |= {lists[digest].digest: reason for digest, reason in dropped.items()}
+        there = len(present - missing.keys())
+        return UploadResult(
+            tier=self.name,
+            present=there,
+            written=len(wanted) - there - len(missing),
+            missing=len(missing),
+            reason=next(iter(missing.values()), ""),
+        )
+
+    def _upload(self, entries: Sequence[Upload]) -> dict[str, str]:
+        """Write entries; return the digests of those that were not written, with the reasons."""
+        missing = {each.digest: "the server took too long" for each in entries}
+
+        def ended(digest: str, reason: str) -> None:
+            if reason:
+                missing[digest] = reason
+            else:
+                missing.pop(digest, None)
+
+        for each in entries:
+            self.settle()
+            self.queue(each.digest, each.read(), ended)
+        before = float("inf")
+        while 0 < self.load < before:
+            before = self.load
+            self.settle(0)
+        return dict(missing)
 
     def _try_now(self, digest: str) -> None:
         """If requests are paused, read `digest`, to see whether the server works again.
 
         A pause may be as long as a minute, and a bake writes to the server only once.
         """
-        if not self.server.reads.closed:
+        if not self.server.available("read"):
             self.server.trial("read", partial(self._read, digest), traffic=received)
-        if self.server.reads.closed:
-            self.server.writes.end_pause()
+        if self.server.available("read"):
+            self.server.forget_refusals()
 
     def was_dropped(self, digest: str) -> bool:
         """Return whether the last entry that was put under this digest could not be written."""
