@@ -15,6 +15,7 @@ import pytest
 
 from preheat.events import Events
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
+from preheat.store.codec import DamagedEntryError
 from preheat.store.disk import Swept
 from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of
@@ -215,7 +216,8 @@ def test_a_damaged_entry_can_be_put_again(disk: DiskStore, recorder: Recorder) -
     recorder.forgive = True
     disk.put(KEY, BLOB)
     entry_file(disk).write_bytes(b"")
-    disk.get(KEY)
+    with pytest.raises(DamagedEntryError):
+        disk.get(KEY)
     disk.put(KEY, BLOB)
     assert disk.get(KEY) == BLOB
 

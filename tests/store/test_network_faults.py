@@ -44,14 +44,18 @@ def store(tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytes
     return Store(Chain([disk], events), disk, FaultyFiles(disk.root, monkeypatch))
 
 
+def stored(store: Store, digest: str) -> object:
+    return getattr(Chain([LayerStore(store.disk.root)], Events()).get(digest), "blob", None)
+
+
 def put(store: Store) -> object:
     store.chain.put(OTHER, OTHER_BLOB)
-    return LayerStore(store.disk.root).get(OTHER)
+    return stored(store, OTHER)
 
 
 def put_again(store: Store) -> object:
     store.chain.put(KEY, BLOB)
-    return LayerStore(store.disk.root).get(KEY)
+    return stored(store, KEY)
 
 
 def get(store: Store) -> object:

@@ -260,7 +260,7 @@ def test_merging_keeps_all_of_the_own_states_and_the_newest_of_the_others(
         assert found is not None
         lists.append(found.blob)
     mine, theirs = lists
-    monkeypatch.setattr("preheat.toolchain.header_lists._MOST", 5)
+    monkeypatch.setattr("preheat.toolchain.header_lists._MAX_STATES", 5)
 
     def entries(blob: bytes) -> list[str]:
         return [entry for _, entry in decode_states(codec.unpack_checked(blob).meta)]

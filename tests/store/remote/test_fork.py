@@ -112,6 +112,7 @@ from preheat.config import Config
 from preheat.build.remotes import open_remotes
 from preheat.events import Events
 from tests.store.entries import blob_of, digest_of
+from tests.store.remote.tiers import entry
 from pathlib import Path
 
 url, children = sys.argv[1], int(sys.argv[2])
@@ -185,6 +186,7 @@ from preheat.build.remotes import open_remotes
 from preheat.config import Config
 from preheat.events import Events
 from tests.store.entries import blob_of, digest_of
+from tests.store.remote.tiers import entry
 
 seen = []
 config = Config(

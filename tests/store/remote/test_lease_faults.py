@@ -28,6 +28,7 @@ from tests.store.remote.memory_engine import MemoryEngine
 from tests.store.remote.tiers import Clock, entry, tier_on
 
 Started = list[Callable[[], None]]
+UNREACHABLE = RemoteError("reset", retryable=True)
 
 
 @pytest.fixture
@@ -98,50 +99,44 @@ def test_entries_are_stored_after_a_fault_of_a_lease(
     assert entry(tier, digest_of(1)) == blob_of(1)
 
 
-def test_leases_are_tried_again_in_the_background(
+def test_a_server_that_does_not_answer_is_tried_again_in_the_background(
+    engine: MemoryEngine, leases: Leases, clock: Clock, started: Started, recorder: Recorder
+) -> None:
+    recorder.forgive = True
+    engine.before = failing("create", "read", error=UNREACHABLE)
+    assert ask(leases, digest_of(0)).lease is None
+    assert ask(leases, digest_of(1)).lease is None
+    assert started == []  # The pause is not over.
+    clock.now += 2.0
+    for _ in range(3):
+        assert ask(leases, digest_of(1)).lease is None
+    (trial,) = started
+    trial()
+    assert recorder.named("recovered") == []  # The server still does not answer.
+    engine.before = None
+    clock.now += 4.0
+    assert ask(leases, digest_of(1)).lease is None
+    started.pop()()
+    assert [fields["verb"] for fields in recorder.named("recovered")] == ["read a lease"]
+    assert ask(leases, digest_of(1)).lease is not None
+
+
+def test_a_server_that_refuses_leases_is_asked_again_after_a_minute(
     engine: MemoryEngine, leases: Leases, clock: Clock, started: Started, recorder: Recorder
 ) -> None:
     recorder.forgive = True
     engine.before = failing("discard")
     take(leases, 0).free()
     started.clear()
+    made = engine.calls.total()
+    clock.now += 59.0
     assert ask(leases, digest_of(1)).lease is None
-    assert started == []  # The pause is not over.
-    clock.now += 120.0
-    for _ in range(3):
-        assert ask(leases, digest_of(1)).lease is None
-    (trial,) = started
-    trial()
-    assert recorder.named("recovered") == []  # The server still refuses to remove an object.
+    assert (engine.calls.total(), started) == (made, [])
     engine.before = None
-    clock.now += 120.0
-    assert ask(leases, digest_of(1)).lease is None
-    started.pop()()
-    assert [fields["verb"] for fields in recorder.named("recovered")] == ["create a lease"]
-    assert lease_name("trial") not in engine.objects
+    clock.now += 1.0
     assert ask(leases, digest_of(1)).lease is not None
-
-
-def test_a_trial_without_a_lease_does_not_end_the_pause(
-    engine: MemoryEngine,
-    leases: Leases,
-    clock: Clock,
-    started: Started,
-    recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recorder.forgive = True
-    engine.before = failing("discard")
-    take(leases, 0).free()
-    engine.before = None
-    monkeypatch.setattr(engine, "create", lambda *_, **__: False)
-    for expected in (False, True):
-        started.clear()
-        clock.now += 240.0
-        assert ask(leases, digest_of(1)).lease is None
-        started.pop()()
-        assert bool(recorder.named("recovered")) is expected
-        engine.objects[lease_name("trial")] = b"another host's trial"
+    assert [fields["verb"] for fields in recorder.named("recovered")] == ["create a lease"]
+    assert len(recorder.named("fault")) == 1
 
 
 @pytest.mark.parametrize("give_back", [Lease.free, Lease.end])
@@ -154,7 +149,7 @@ def test_giving_a_lease_back_is_never_the_trial_after_a_pause(
 ) -> None:
     recorder.forgive = True
     lease, other = take(leases, 0), take(leases, 1)
-    engine.before = failing("discard")
+    engine.before = failing("discard", error=UNREACHABLE)
     other.free()
     clock.now += 120.0
     made = engine.calls.total()

@@ -180,8 +180,8 @@ def test_a_dead_server_costs_a_few_attempts_once(
     reasons = [event["error"] for event in recorder.named("fault")]
     assert 1 <= len(reasons) == len(set(reasons)) <= 2  # Each reason is reported once.
     stats = served_machines.events.stats()
-    # Three reads, and three writes with those of the other threads. A slow machine adds trials.
-    assert 6 <= stats["failed_requests.remote"] <= 20
+    # Three requests, with those of the other threads. A slow machine adds trials.
+    assert 3 <= stats["failed_requests.remote"] <= 20
     assert stats["dropped.remote"] == 50
     assert machine.disk.get(digest_of(10)) == blob_of(10)
 
