@@ -15,7 +15,7 @@ import pytest
 from preheat.build import cache_directory, lock_directory
 from preheat.build.builder import Builder
 from preheat.build.cache_directory import open_disk
-from preheat.build.directory_leases import directory_leases
+from preheat.build.host_leases import directory_leases
 from preheat.config import Config, node_local_lock_dirs
 from preheat.events import Events
 from preheat.foreign import ForeignRequest

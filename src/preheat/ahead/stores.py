@@ -20,9 +20,10 @@ from preheat.errors import InputError
 from preheat.events import Events, logged_events
 from preheat.foreign import ForeignEntry, foreign_kind, is_foreign
 from preheat.pins import split_pin
+from preheat.progress import progress
 from preheat.store import DiskStore, LayerStore, Store, codec
 from preheat.store.bundle import Bundle, write
-from preheat.store.copy import CopyResult, copy
+from preheat.store.copy import Copier, CopyResult
 from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.url import parse_remote, require_writable_kind
 from preheat.store.trust import unusable_reason
@@ -76,8 +77,15 @@ def copy_entries(
         bundle = isinstance(target, BundleStore) and not isinstance(entry, ForeignEntry)
         return _NEEDS_BAKE if bundle else None
 
-    with_lists = choice.kind in (None, CUDA)
-    result = copy(source, target, HeaderLists(), objection, with_lists=with_lists, dry_run=dry_run)
+    copier = Copier(
+        source=source,
+        target=target,
+        lists=HeaderLists(),
+        objection=objection,
+        with_lists=choice.kind in (None, CUDA),
+        dry_run=dry_run,
+    )
+    result = copier.copy(lambda total: progress("copying", total))
     if isinstance(source, BundleStore) and source.left_out:
         result.skipped[_NOT_IN_CACHES] = source.left_out
     return result

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from preheat.errors import PreheatError
-from preheat.progress import Progress, progress
 from preheat.store.base import Merger, Store, UntrustedError
 from preheat.store.codec import DamagedEntryError
 from preheat.store.disk import DiskStore
@@ -19,7 +18,7 @@ from preheat.store.layer import LayerStore
 from preheat.store.remote.engine import ObjectError, RemoteError
 from preheat.store.trust import DistrustedError
 
-__all__ = ["CopyResult", "Lists", "Refusal", "copy"]
+__all__ = ["Copier", "CopyResult", "Lists", "Objection", "Progress", "Refusal"]
 
 _THREADS = 8  # Most of the time of a copy is spent waiting for a server or for the disk.
 _WINDOW = 4 * _THREADS  # digests that threads have at a time, so that memory does not grow
@@ -39,6 +38,13 @@ class Lists(Merger, Protocol):
 
     def restricted(self, digest: str, blob: bytes, targets: Collection[str]) -> bytes | None:
         """Return a list with the rows that lead to these targets only; None without any."""
+
+
+class Progress(Protocol):
+    """What shows the progress of a copy."""
+
+    def step(self, doing: str, advance: int = 1) -> None:
+        """Count entries that are done; `doing` names the last of them."""
 
 
 class Refusal(NamedTuple):
@@ -64,34 +70,6 @@ class CopyResult:
     refused: dict[str, Refusal] = field(default_factory=dict)  # by digest
 
 
-def copy(
-    source: Store,
-    target: Store,
-    lists: Lists,
-    objection: Objection,
-    *,
-    with_lists: bool = True,
-    dry_run: bool = False,
-) -> CopyResult:
-    """Copy the entries of `source` that `target` lacks. Each one is verified before it is written.
-
-    Entries are copied before the lists that lead to them, so that an interrupted copy leaves no list
-    without its entries. A repeated copy continues. Without `with_lists`, no list is copied.
-    """
-    result = CopyResult()
-    copier = _Copier(source, target, lists, objection, result, with_lists=with_lists, dry_run=dry_run)
-    digests = sorted(set(source.names()))
-    try:
-        with progress("copying", len(digests)) as bar:
-            copier.run(digests, bar)
-    except OSError as fault:
-        raise PreheatError(
-            f"the copy to {target.name} ended after {result.copied:,} entries: {fault}",
-            hint="repeat the command: it copies what is missing",
-        ) from fault
-    return result
-
-
 class _Outcome(NamedTuple):
     """What became of one entry: a word, with a reason, the size of the entry, or a list."""
 
@@ -101,34 +79,43 @@ class _Outcome(NamedTuple):
     listed: bytes = b""
 
 
-class _Copier:
-    """One copy. Threads read and write entries, and the thread that called counts them."""
+@dataclass(kw_only=True)
+class Copier:
+    """Copies the entries of `source` that `target` lacks. Each one is verified before it is written.
 
-    def __init__(
-        self,
-        source: Store,
-        target: Store,
-        lists: Lists,
-        objection: Objection,
-        result: CopyResult,
-        *,
-        with_lists: bool,
-        dry_run: bool,
-    ) -> None:
-        self._source = source
-        self._target = target
-        self._lists = lists
-        self._objection = objection
-        self._result = result
-        self._with_lists = with_lists
-        self._dry_run = dry_run
-        self._present: set[str] = set()
-        self._available: set[str] = set()  # digests of entries that the target has, or gets
-        self._found_lists: dict[str, bytes] = {}
+    Entries are copied before the lists that lead to them, so that an interrupted copy leaves no list
+    without its entries. A repeated copy continues. Without `with_lists`, no list is copied. Threads
+    read and write entries, and the thread that called counts them.
+    """
 
-    def run(self, digests: list[str], bar: Progress) -> None:
+    source: Store
+    target: Store
+    lists: Lists
+    objection: Objection
+    with_lists: bool = True
+    dry_run: bool = False
+    _result: CopyResult = field(default_factory=CopyResult, init=False)
+    _present: set[str] = field(default_factory=set, init=False)
+    #: Digests of entries that the target has, or gets.
+    _available: set[str] = field(default_factory=set, init=False)
+    _found_lists: dict[str, bytes] = field(default_factory=dict, init=False)
+
+    def copy(self, progress: Callable[[int], AbstractContextManager[Progress]]) -> CopyResult:
+        """Copy once, and return what was done. `progress` is called with the number of entries."""
+        digests = sorted(set(self.source.names()))
+        try:
+            with progress(len(digests)) as bar:
+                self._copy_all(digests, bar)
+        except OSError as fault:
+            raise PreheatError(
+                f"the copy to {self.target.name} ended after {self._result.copied:,} entries: {fault}",
+                hint="repeat the command: it copies what is missing",
+            ) from fault
+        return self._result
+
+    def _copy_all(self, digests: list[str], bar: Progress) -> None:
         """Copy entries, and then merge the lists that lead to them."""
-        self._present = self._target.exists(digests)
+        self._present = self.target.exists(digests)
         self._available |= self._present
         to_read = [digest for digest in digests if self._must_read(digest)]
         self._result.present += len(digests) - len(to_read)
@@ -136,18 +123,18 @@ class _Copier:
         for digest, outcome in _in_threads(self._copy, to_read):
             self._count(digest, outcome)
             bar.step(digest[:12])
-        if self._with_lists:
+        if self.with_lists:
             self._merge_lists()
 
     def _must_read(self, digest: str) -> bool:
         """Return whether an entry is missing, or may be a list, which is merged."""
         if digest not in self._present:
             return True
-        if not self._with_lists:
+        if not self.with_lists:
             return False
-        for store in (self._source, self._target):
+        for store in (self.source, self.target):
             if isinstance(store, LayerStore):
-                return self._lists.applies(store.first_bytes(digest) or b"")
+                return self.lists.applies(store.first_bytes(digest) or b"")
         return True
 
     # In threads
@@ -155,12 +142,12 @@ class _Copier:
     def _copy(self, digest: str) -> _Outcome:
         """Copy one entry, unless it is a list."""
         try:
-            blob = self._source.get(digest)
+            blob = self.source.get(digest)
             if blob is None:  # It was removed in the meantime.
                 return _Outcome("gone")
-            if self._lists.applies(blob):
+            if self.lists.applies(blob):
                 return _Outcome("list", listed=blob)
-            why = self._objection(digest, blob)
+            why = self.objection(digest, blob)
         except (UntrustedError, DistrustedError) as bad:
             return _Outcome("untrusted", str(bad))
         except (DamagedEntryError, OSError) as bad:
@@ -171,23 +158,23 @@ class _Copier:
             return _Outcome("present")
         if why is not None:
             return _Outcome("skipped" if why else "left out", why)
-        if not self._dry_run:
+        if not self.dry_run:
             try:
-                self._target.put(digest, blob)
+                self.target.put(digest, blob)
             except ObjectError as error:  # For example an entry that is too large for the server.
                 return _Outcome("not written", str(error))
         return _Outcome("copied", size=len(blob))
 
     def _merge(self, digest: str) -> bool | ObjectError:
         """Add those rows of a list to the target whose entries are there, and return if it changed."""
-        listed = self._lists.restricted(digest, self._found_lists[digest], self._available)
+        listed = self.lists.restricted(digest, self._found_lists[digest], self._available)
         if listed is None:
             return False
         lock = None
         try:
-            if isinstance(self._target, DiskStore):  # No other process of this node may add to it.
+            if isinstance(self.target, DiskStore):  # No other process of this node may add to it.
                 with suppress(OSError):
-                    lock = self._target.key_lock(digest, sys._getframe())
+                    lock = self.target.key_lock(digest, sys._getframe())
                     lock.acquire(_LOCK_WAIT)
             return self._add(digest, listed)
         except ObjectError as error:
@@ -199,14 +186,14 @@ class _Copier:
     def _add(self, digest: str, listed: bytes) -> bool:
         """Write a list with the rows that the target has; return False if the target has them all."""
         try:
-            mine = self._target.get(digest)
+            mine = self.target.get(digest)
         except (DamagedEntryError, UntrustedError, DistrustedError, ObjectError):  # It is replaced.
             mine = None
-        merged = listed if mine is None else self._lists.merge(digest, mine, listed)
+        merged = listed if mine is None else self.lists.merge(digest, mine, listed)
         if merged == mine:
             return False
-        if not self._dry_run:
-            self._target.put(digest, merged)
+        if not self.dry_run:
+            self.target.put(digest, merged)
         return True
 
     # In the thread that called
@@ -233,12 +220,12 @@ class _Copier:
         targets: set[str] = set()
         for digest, blob in list(self._found_lists.items()):
             try:
-                targets |= self._lists.targets(blob)
+                targets |= self.lists.targets(blob)
             except DamagedEntryError as bad:
                 self._result.refused[digest] = Refusal("damaged", str(bad))
                 del self._found_lists[digest]
         # The target may have entries that the source has not.
-        self._available |= self._target.exists(targets - self._available)
+        self._available |= self.target.exists(targets - self._available)
         for digest, changed in _in_threads(self._merge, self._found_lists):
             if isinstance(changed, ObjectError):
                 self._result.refused[digest] = Refusal("not written", str(changed))

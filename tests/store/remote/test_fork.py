@@ -269,14 +269,14 @@ from preheat.config import Config
 from tests.store.entries import blob_of, digest_of
 
 method, when, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-write = FileEngine.write
+write = FileEngine._put
 
 def slow(self, name, data):
     time.sleep(0.3)
     write(self, name, data)
 
 def builder():
-    FileEngine.write = slow
+    FileEngine._put = slow
     return Builder.open(
         Config(cache_dirs=(), lock_dir=folder, remote=(f"file://{folder}/store",), remote_unsigned=True)
     )

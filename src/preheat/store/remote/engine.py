@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Generic, TypeVar, cast
 
 from preheat.files import MAX_FILE_BYTES
@@ -67,6 +68,7 @@ class Engine(ABC):
 
     writable = True
     conditional = False
+    group_size = 1000  # names that `_existing` is asked for at once
     closes_after_fork = False  # whether a forked child may call `close` of the engine of its parent
 
     def __init__(self, name: str, *, timeout: float) -> None:
@@ -145,9 +147,11 @@ class Engine(ABC):
     @abstractmethod
     def _remove(self, name: str) -> None: ...
 
-    @abstractmethod
     def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
         """Yield `names` in groups. `_existing` answers for each in about the time of one request."""
+        rest = iter(names)
+        while group := list(islice(rest, self.group_size)):
+            yield group
 
     @abstractmethod
     def _existing(self, names: list[str]) -> set[str]: ...

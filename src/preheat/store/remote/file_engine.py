@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from typing import TypeVar
@@ -36,7 +36,6 @@ _LOCK = ".preheat-lock-"  # and a name: held while the object is compared and re
 # Seconds after which a lock that has stayed the same is broken. It is the same on all hosts, whatever
 # the time limits of their requests are: a holder that was stopped for half of it changes nothing.
 _ABANDONED = 10.0
-_GROUP = 100  # names that share a time limit: a network file system takes milliseconds for each
 _PAGE = 1000  # names of a folder that share a time limit
 #: What is wrong with one file, while the directory can be used. A socket cannot be opened (ENXIO).
 _ONE_FILE = (errno.EISDIR, errno.ELOOP, errno.EFBIG, errno.ENXIO)
@@ -69,6 +68,7 @@ class FileEngine(Engine):
     """
 
     closes_after_fork = True
+    group_size = 100  # A network file system takes milliseconds for each name.
 
     def __init__(
         self, remote: Remote, *, timeout: float, private: bool = False, mode: int | None = None
@@ -107,11 +107,6 @@ class FileEngine(Engine):
     def _existing(self, names: list[str]) -> set[str]:
         with self._faults(reads=True):
             return {name for name in names if _exists(self._path(name))}
-
-    def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
-        rest = iter(names)
-        while group := list(islice(rest, _GROUP)):
-            yield group
 
     def _pages(self, prefix: str) -> Iterator[list[str]]:
         with self._faults():

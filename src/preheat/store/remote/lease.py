@@ -19,7 +19,7 @@ from preheat.events import Events
 from preheat.locks import Call, Lock
 from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.store.remote.names import LEASES
-from preheat.store.remote.server import PausedError, Server, received
+from preheat.store.remote.server import PausedError, Server, size_of
 
 __all__ = ["LEASE_SECONDS", "Lease", "LeaseContent", "Leases", "lease_name", "lease_refused"]
 
@@ -181,7 +181,7 @@ class Lease:
 
         self.requests += 1
         server = self._leases.server
-        return server.call("read_lease", read, kind="lease", background=background, traffic=received)
+        return server.call("read_lease", read, kind="lease", background=background, size=size_of)
 
     def _call(self, verb: str, act: Callable[[Engine], bool], *, background: bool) -> bool:
         self.requests += 1
@@ -263,7 +263,7 @@ class Leases:
             return engine.get(lease_name("trial"), most=LEASE_BYTES)
 
         if self.server.breaker.claim_trial():
-            trial = partial(self.server.trial, "read_lease", read, traffic=received)
+            trial = partial(self.server.trial, "read_lease", read, size=size_of)
             self._start_thread(trial)
 
     # Renewals

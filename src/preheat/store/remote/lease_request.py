@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from preheat.locks import Call
 from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.store.remote.lease import Lease, LeaseContent, Leases, lease_name, lease_refused
-from preheat.store.remote.server import PausedError, received
+from preheat.store.remote.server import PausedError, size_of
 
 __all__ = ["LeaseRequest"]
 
@@ -111,7 +111,7 @@ class LeaseRequest(Generic[T]):
         if not self._waited:
             return self._create("held")
         self._requests += 1
-        data = self._leases.server.call("read_lease", self._read, kind="lease", traffic=received)
+        data = self._leases.server.call("read_lease", self._read, kind="lease", size=size_of)
         if data is None:  # It was released, or the server removed it.
             self._absences += 1
             return self._find() or self._create("taken over")

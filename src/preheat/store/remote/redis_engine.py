@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from preheat.messages import printable
@@ -22,7 +21,7 @@ from preheat.store.remote.url import Remote
 
 __all__ = ["RedisEngine"]
 
-_BATCH = 1000  # names in one request
+_BATCH = 1000  # names in one page of a list
 _SWAP = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3])
@@ -73,11 +72,6 @@ class RedisEngine(Engine):
     def _existing(self, names: list[str]) -> set[str]:
         replies = self._call(*(["EXISTS", self._key(name)] for name in names))
         return {name for name, exists in zip(names, replies, strict=True) if exists}
-
-    def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
-        rest = iter(names)
-        while batch := list(islice(rest, _BATCH)):
-            yield batch
 
     def _pages(self, prefix: str) -> Iterator[list[str]]:
         # A page of the scan may have no key of this store: the database may have keys of others.

@@ -14,7 +14,7 @@ from preheat.locks import Lock, no_fork
 from preheat.store.remote.breaker import Breaker
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
 
-__all__ = ["Kind", "PausedError", "Server", "Traffic", "received", "sent"]
+__all__ = ["Kind", "PausedError", "Server", "size_of"]
 
 T = TypeVar("T")
 Kind = Literal["read", "write", "lease"]
@@ -41,28 +41,13 @@ class PausedError(RemoteError):
     """No request was made, because earlier ones failed. Its text is the reason of the last of them."""
 
 
-class Traffic(NamedTuple):
-    """The bytes of objects that a request has sent and received, for the counters."""
-
-    sent: int = 0
-    received: int = 0
+def size_of(data: bytes | None) -> int:
+    """Return the size of an object, or 0 for None."""
+    return len(data or b"")
 
 
-def sent(size: int) -> Traffic:
-    """Return the traffic of a request that has sent `size` bytes."""
-    return Traffic(sent=size)
-
-
-def received(data: bytes | None) -> Traffic:
-    """Return the traffic of a request that has received an object, or None."""
-    return Traffic(received=len(data or b""))
-
-
-_NO_TRAFFIC = Traffic()
-
-
-def _uncounted(_: object) -> Traffic:
-    return _NO_TRAFFIC
+def _uncounted(_: object) -> int:
+    return 0
 
 
 class _Refusal(NamedTuple):
@@ -131,7 +116,7 @@ class Server:
 
     def get(self, name: str) -> bytes | None:
         """Return an object, or None if it does not exist."""
-        return self.call("read", lambda engine: engine.get(name), traffic=received)
+        return self.call("read", lambda engine: engine.get(name), size=size_of)
 
     def put(self, name: str, data: bytes) -> None:
         """Create or replace an object."""
@@ -140,7 +125,7 @@ class Server:
             engine.put(name, data)
             return len(data)
 
-        self.call("write", put, kind="write", traffic=sent)
+        self.call("write", put, kind="write", size=int)
 
     def exists(self, names: Iterable[str]) -> set[str]:
         """Return those of `names` that have an object."""
@@ -164,11 +149,11 @@ class Server:
         *,
         kind: Kind = "read",
         background: bool = False,
-        traffic: Callable[[T], Traffic] = _uncounted,
+        size: Callable[[T], int] = _uncounted,
     ) -> T:
         """Return what `act` returns, with retries; `RemoteError` when it fails or is not tried.
 
-        The error is already reported. `verb` names the request in counters, and `traffic` returns the
+        The error is already reported. `verb` names the request in counters, and `size` returns the
         bytes to count for what `act` has returned. With `background`, nobody waits for the request, so
         it may be the trial after a pause. Writes are always made in the background.
         """
@@ -182,7 +167,7 @@ class Server:
             if attempt:
                 self._sleep(_PAUSE * attempt * (0.5 + random.random()))
             try:
-                return self._attempt(verb, act, kind, trial=trial, traffic=traffic)
+                return self._attempt(verb, act, kind, trial=trial, size=size)
             except RemoteError as error:
                 if error.retryable and self.breaker.closed and attempt + 1 < _ATTEMPTS:
                     continue
@@ -193,11 +178,11 @@ class Server:
         raise AssertionError("the last attempt returns or raises")
 
     def trial(
-        self, verb: str, act: Callable[[Engine], T], *, traffic: Callable[[T], Traffic] = _uncounted
+        self, verb: str, act: Callable[[Engine], T], *, size: Callable[[T], int] = _uncounted
     ) -> None:
         """Make the one request that the breaker permits after a pause. It raises no `RemoteError`."""
         try:
-            self._attempt(verb, act, "read", trial=True, traffic=traffic)
+            self._attempt(verb, act, "read", trial=True, size=size)
         except RemoteError:
             return  # It was counted, and the next pause has begun.
 
@@ -226,7 +211,7 @@ class Server:
         kind: Kind,
         *,
         trial: bool,
-        traffic: Callable[[T], Traffic],
+        size: Callable[[T], int],
     ) -> T:
         """Make one request, count it, and notice whether the server answers and accepts it."""
         started = self._clock()
@@ -241,7 +226,7 @@ class Server:
             self._count(verb, seconds, failed=True)
             self._failed(verb, kind, error, seconds, trial=trial)
             raise
-        self._count(verb, self._clock() - started, traffic=traffic(result))
+        self._count(verb, self._clock() - started, size=size(result))
         self._succeeded(verb, kind, trial=trial)
         return result
 
@@ -273,12 +258,11 @@ class Server:
     def _report(self, verb: str, error: RemoteError) -> None:
         self._events.fault(self.tier, _ACTIONS.get(verb, verb), error)
 
-    def _count(
-        self, verb: str, seconds: float, *, failed: bool = False, traffic: Traffic = _NO_TRAFFIC
-    ) -> None:
+    def _count(self, verb: str, seconds: float, *, failed: bool = False, size: int = 0) -> None:
+        sent = size if verb == "write" else 0
         self._events.emit(
-            "remote", tier=self.tier, verb=verb, seconds=seconds, failed=failed, sent=traffic.sent,
-            received=traffic.received,
+            "remote", tier=self.tier, verb=verb, seconds=seconds, failed=failed, sent=sent,
+            received=size - sent,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from preheat.store import codec
 from preheat.store.base import CLOSE_SECONDS, Merger, UntrustedError, Upload, UploadResult
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
 from preheat.store.remote.names import ROOT, digest_of, entry_name
-from preheat.store.remote.server import Kind, PausedError, Server, received, sent
+from preheat.store.remote.server import Kind, PausedError, Server, size_of
 from preheat.store.remote.worker import Worker
 from preheat.store.signing.entries import unwrap, wrap
 from preheat.store.signing.keys import Keys
@@ -101,7 +101,7 @@ class RemoteStore:
     def _get(self, digest: str, *, kind: Kind = "read") -> bytes | None:
         """Return the verified entry. `kind` is "write" if it is read only to be written again."""
         read = partial(self._read, digest)
-        data = self.server.call("read", read, kind=kind, traffic=received)
+        data = self.server.call("read", read, kind=kind, size=size_of)
         if data is None:
             return None
         blob = unwrap(digest, data, self.keys().trusted)
@@ -123,7 +123,7 @@ class RemoteStore:
         """After a pause, read `digest` in the background, to see whether the server works again."""
         if self.server.breaker.claim_trial():
             read = partial(self._read, digest)
-            trial = partial(self.server.trial, "read", read, traffic=received)
+            trial = partial(self.server.trial, "read", read, size=size_of)
             self._worker.submit("trial", trial, size=0, give_up=_nothing)
 
     def _is_absent(self, digest: str) -> bool:
@@ -248,7 +248,7 @@ class RemoteStore:
             engine.put(entry_name(digest), data)
             return len(data)
 
-        self.server.call("write", write, kind="write", traffic=sent)
+        self.server.call("write", write, kind="write", size=int)
         with self._lock:
             if refusal is not None and self._refused.get(digest) is refusal:  # Not removed again since.
                 del self._refused[digest]
@@ -311,7 +311,7 @@ class RemoteStore:
         A pause may be as long as a minute, and a bake writes to the server only once.
         """
         if not self.server.available("read"):
-            self.server.trial("read", partial(self._read, digest), traffic=received)
+            self.server.trial("read", partial(self._read, digest), size=size_of)
         if self.server.available("read"):
             self.server.forget_refusals()
 
