@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
+from itertools import repeat
 from typing import NamedTuple
 
 import xxhash
@@ -43,7 +44,7 @@ class Usage(NamedTuple):
 
 def pack(usage: Usage) -> bytes:
     """Return the totals and their checksum as bytes; numbers beyond 64 bits are clamped."""
-    front = _LAYOUT.pack(*(min(number, _MAX_NUMBER) for number in usage))
+    front = _LAYOUT.pack(*map(min, usage, repeat(_MAX_NUMBER)))
     return front + xxhash.xxh3_128_digest(front)
 
 
