@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from preheat.store.remote.engine import Engine, RemoteError
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import Engine, RemoteError, open_engine
 from preheat.store.remote.url import parse_remote
 from preheat.store.signing.keys import SigningKey
 from tests.processes import SOURCE, read_line, start_process, wait_for, write_line

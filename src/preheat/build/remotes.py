@@ -13,8 +13,7 @@ from preheat.config import Config
 from preheat.errors import PreheatError
 from preheat.events import Events
 from preheat.store import Chain, Store
-from preheat.store.remote.engine import Engine, RemoteError
-from preheat.store.remote.engines import missing_package, open_engine
+from preheat.store.remote.engine import Engine, RemoteError, missing_package, open_engine
 from preheat.store.remote.server import Server
 from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.url import Remote, parse_remotes

@@ -104,7 +104,10 @@ class Chain:
         """Copy an entry to the first `end` tiers."""
         for tier in self.tiers[: min(end, self.local)]:
             if tier.writable:
-                self._attempt("write", tier, tier.put, digest, blob)
+                try:
+                    tier.put(digest, blob)
+                except OSError as fault:
+                    self._events.fault(tier.name, "write", fault)
         for shared in self.shared[: max(end - self.local, 0)]:
             shared.put_later(digest, blob)
 

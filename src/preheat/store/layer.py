@@ -80,10 +80,10 @@ class LayerStore:
         is looked up twice if the filesystem may have cached the first answer.
         """
         shard = digest[:2]
-        path = self._path(digest)
+        path = f"{self._base}/{shard}/{digest}.heat"
         try:
             if shard not in self._checked_shards:
-                self._check(shard)
+                retried(self._check, shard)
             blob, status = read_file(path, trust=self._trust)
         except FileNotFoundError:
             again = again and self.shared and _forget_absence(os.path.dirname(path))
@@ -118,7 +118,7 @@ class LayerStore:
         if not self._trust:
             parent = () if self._checked_shards else (self._base,)
             for directory in (*parent, f"{self._base}/{shard}"):
-                status = retried(os.lstat, directory)
+                status = os.lstat(directory)
                 if not stat.S_ISDIR(status.st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
                 if why := writable_by_others(status):

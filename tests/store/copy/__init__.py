@@ -1,1 +1,1 @@
-"""Tests of `preheat.sync`."""
+"""Tests of `preheat.store.copy`."""

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.store.remote.engine import Engine
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import Engine, open_engine
 from preheat.store.remote.url import parse_remote
 from tests.store.remote.memory_engine import MemoryEngine
 from tests.store.remote.proxy import Proxy

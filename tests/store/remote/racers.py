@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from preheat.store.remote.engine import Engine
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import Engine, open_engine
 from preheat.store.remote.url import parse_remote
 
 __all__ = ["RACES", "prepare", "race"]

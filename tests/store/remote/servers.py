@@ -21,8 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.store.remote.engine import RemoteError
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import RemoteError, open_engine
 from preheat.store.remote.url import parse_remote
 from tests.processes import TIMEOUT_SECONDS, wait_for
 

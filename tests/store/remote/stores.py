@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from preheat.store.remote.engine import Engine
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import Engine, open_engine
 from preheat.store.remote.url import parse_remote
 from tests.store.remote.memory_engine import MemoryEngine
 from tests.store.remote.servers import Server

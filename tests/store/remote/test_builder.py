@@ -464,7 +464,7 @@ def test_a_missing_package_refuses_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder.forgive = True
-    monkeypatch.setattr("preheat.store.remote.engines.find_spec", lambda _: None)
+    monkeypatch.setattr("preheat.store.remote.engine.find_spec", lambda _: None)
     settings = replace(settings, remote=("s3://bucket/kernels",), remote_unsigned=True)
     assert not open_builder(settings).cache.shared
     assert "pip install 'preheat[remote]'" in recorder.named("refused")[0]["reason"]

@@ -101,7 +101,7 @@ def _content(engine: Engine) -> bytes | None:
 
 WRITE_FOREVER = """
 import sys, threading
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import open_engine
 from preheat.store.remote.url import parse_remote
 
 def work(url):
@@ -143,7 +143,7 @@ def test_wrong_credentials_are_refused(served: Store, open_url: Callable[[str], 
 EXIT_IN_A_CALL = """
 import sys, threading, time
 from preheat.store.remote.engine import Engine
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import open_engine
 from preheat.store.remote.url import parse_remote
 
 engine = open_engine(parse_remote(sys.argv[1]), timeout=600)

@@ -18,8 +18,7 @@ import pytest
 
 from preheat.errors import InputError
 from preheat.events import Events
-from preheat.store.remote.engine import Engine, ObjectError
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import Engine, ObjectError, open_engine
 from preheat.store.remote.lease import Leases
 from preheat.store.remote.lease_request import LeaseRequest
 from preheat.store.remote.names import entry_name

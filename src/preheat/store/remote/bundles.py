@@ -17,8 +17,7 @@ from preheat.events import Events
 from preheat.setting_values import shown_url
 from preheat.store.bundle import Bundle
 from preheat.store.publish import publish
-from preheat.store.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError
-from preheat.store.remote.engines import open_engine
+from preheat.store.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError, open_engine
 from preheat.store.remote.names import BUNDLES, PROBE
 from preheat.store.remote.probe import permissions_of
 from preheat.store.remote.server import Server

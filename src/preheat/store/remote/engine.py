@@ -1,4 +1,4 @@
-"""The base of every engine: objects by path on one server, such as S3, Redis or WebDAV."""
+"""The base of every engine, which has objects by path on one server, and the engine for an address."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from typing import Generic, TypeVar, cast
 
+from preheat.errors import InputError
 from preheat.files import MAX_FILE_BYTES
-from preheat.locks import Lock
+from preheat.locks import Lock, no_fork
 from preheat.messages import printable
+from preheat.store.remote.url import Remote
 
 __all__ = [
     "CERTIFICATES_HINT",
@@ -22,6 +25,8 @@ __all__ = [
     "ObjectError",
     "RemoteError",
     "TimeLimit",
+    "missing_package",
+    "open_engine",
     "remote_error",
 ]
 
@@ -265,3 +270,54 @@ class _Thread(threading.Thread, Generic[T]):
             self.results.put((None, None))
         except BaseException as error:
             self.results.put((None, error))
+
+
+# Opening an engine
+
+
+def open_engine(remote: Remote, *, timeout: float, private: bool = False) -> Engine:
+    """Open the engine for `remote`, whose calls end within `timeout` seconds. Nothing is sent yet.
+
+    With `private`, a directory is used in which only this user may write; see `FileEngine`.
+    Raises `InputError` when a package is missing, and `RemoteError` for settings that are incomplete,
+    or for a package that cannot be used.
+    """
+    if remote.service == "redis":
+        with no_fork:
+            from preheat.store.remote.redis_engine import RedisEngine
+
+        return RedisEngine(remote, timeout=timeout)
+    if remote.service == "file":
+        with no_fork:
+            from preheat.store.remote.file_engine import FileEngine
+
+        return FileEngine(remote, timeout=timeout, private=private)
+    try:
+        return _opendal_engine(remote, timeout)
+    except ModuleNotFoundError as missing:
+        raise InputError(
+            f"{remote.name} needs the package {missing.name}, which is not installed",
+            hint="pip install 'preheat[remote]'",
+        ) from None
+    except (RemoteError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as broken:  # For example a build for another system, or another version.
+        raise remote_error(f"{remote.name}: the package opendal cannot be used", broken) from broken
+
+
+def missing_package(remote: Remote) -> str | None:
+    """Return which package `remote` needs and this environment lacks, and how to install it; or None.
+
+    Nothing is imported.
+    """
+    if remote.service in ("redis", "file") or find_spec("opendal") is not None:
+        return None
+    return "the package opendal is not installed: pip install 'preheat[remote]'"
+
+
+def _opendal_engine(remote: Remote, timeout: float) -> Engine:
+    with no_fork:
+        from preheat.store.remote.opendal_engine import OpendalEngine, S3Engine
+
+    kind = S3Engine if remote.service == "s3" else OpendalEngine
+    return kind(remote, timeout=timeout)

@@ -359,8 +359,16 @@ def _parsed(path: AnyPath, parse: Callable[[str], bytes], block: str) -> bytes:
 
 
 def _save_new(path: AnyPath, text: str, mode: int) -> None:
+    """Create a file, and remove it again when it cannot be written."""
     try:
-        _write_new(path, text.encode(), mode)
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
+            try:
+                os.write(file, text.encode())
+                os.fsync(file)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(path)
+                raise
     except FileExistsError:
         raise _exists(path) from None
     except OSError as fault:
@@ -370,15 +378,3 @@ def _save_new(path: AnyPath, text: str, mode: int) -> None:
 def _exists(path: AnyPath) -> KeyFileError:
     why = "it exists, and a key is never overwritten"
     return KeyFileError(path, why, hint="name a file that does not exist")
-
-
-def _write_new(path: AnyPath, data: bytes, mode: int) -> None:
-    """Create a file, and remove it again when it cannot be written."""
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
-        try:
-            os.write(file, data)
-            os.fsync(file)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(path)
-            raise
