@@ -80,8 +80,15 @@ class Chain:
                 continue
             if start and number >= self.local and self._merger and self._merger.applies(blob):
                 self._fill_merged(digest, blob, number, self._merger)
-            elif number:
-                self._fill(digest, blob, number)
+                return blob, tier.name, number + 1
+            for earlier in self.tiers[: min(number, self.local)]:
+                if earlier.writable:
+                    try:
+                        earlier.put(digest, blob)
+                    except OSError as fault:
+                        self._events.fault(earlier.name, "write", fault)
+            for shared in self.shared[: max(number - self.local, 0)]:
+                shared.put_later(digest, blob)
             return blob, tier.name, number + 1
         return None
 
@@ -100,23 +107,15 @@ class Chain:
             case OSError() if tier not in self.shared:  # Those report their faults themselves.
                 self._events.fault(tier.name, "read", error)
 
-    def _fill(self, digest: str, blob: bytes, end: int) -> None:
-        """Copy an entry to the first `end` tiers."""
-        for tier in self.tiers[: min(end, self.local)]:
-            if tier.writable:
-                try:
-                    tier.put(digest, blob)
-                except OSError as fault:
-                    self._events.fault(tier.name, "write", fault)
-        for shared in self.shared[: max(end - self.local, 0)]:
-            shared.put_later(digest, blob)
-
     def _fill_merged(self, digest: str, theirs: bytes, end: int, merger: Merger) -> None:
         """Add what a server has to the versions of an entry in the first `end` tiers."""
-        for at, tier in enumerate(self.tiers[: self.local]):
+        for tier in self.tiers[: self.local]:
             if tier.writable:
-                found = self.search(digest, at, at + 1)
-                mine = None if found is None else found[0]
+                mine = None
+                try:
+                    mine = tier.get(digest)
+                except _UNUSABLE as error:
+                    self._report(tier, digest, error)
                 merged = theirs if mine is None else merger.merge(digest, mine, theirs)
                 if merged != mine:
                     self._attempt("write", tier, tier.put, digest, merged)
