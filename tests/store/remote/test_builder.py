@@ -610,7 +610,7 @@ def test_leases_are_on_the_first_store_that_can_be_written_and_hold_them(
 ) -> None:
     config = Config(cache_dirs=(), lock_dir=Path(), remote=tuple(urls.split()), remote_unsigned=True)
     leases = open_leases(Chain([], events, shared=remotes.open_remotes(config, events)), events)
-    assert (None if leases is None else leases.server.tier) == tier
+    assert (None if leases is None else leases.server.name) == tier
 
 
 def test_a_store_on_a_web_server_is_not_written(tmp_path: Path, events: Events) -> None:

@@ -424,6 +424,26 @@ def test_a_server_that_cannot_be_written_stays_readable(
     assert entry(tier, KEY) == BLOB
 
 
+def test_a_server_that_does_not_answer_is_one_fault_whatever_it_was_asked(
+    engine: MemoryEngine, events: Events, recorder: Recorder, clock: Clock
+) -> None:
+    recorder.forgive = True
+    engine.before = failing(RemoteError("reset", retryable=True), clock)
+    tier = tier_on(engine, events, clock)
+    put(tier)
+    assert entry(tier, KEY) is None
+    with pytest.raises(PausedError):
+        tier.server.call("create_lease", lambda engine: engine.get("v1/leases/a"), kind="lease")
+    assert engine.calls == {"write": 3}
+    assert [fault["verb"] for fault in recorder.named("fault")] == ["write"]
+    clock.now += 2
+    engine.before = None
+    put(tier)  # It is the trial.
+    assert tier.server.available("read", "write", "lease")
+    assert [event["verb"] for event in recorder.named("recovered")] == ["write"]
+    assert entry(tier, KEY) == BLOB
+
+
 def test_writes_begin_again_after_a_pause(
     engine: MemoryEngine, events: Events, recorder: Recorder, clock: Clock
 ) -> None:

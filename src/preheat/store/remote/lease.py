@@ -324,7 +324,7 @@ class Leases:
             except RemoteError:  # It was reported.
                 continue
             except Exception as error:
-                self.events.fault(self.server.tier, "renew a lease", error)
+                self.events.fault(self.server.name, "renew a lease", error)
 
     def _start_thread(self, run: Callable[[], None]) -> bool:
         """Run a function in a thread, and return whether the thread was started."""

@@ -168,7 +168,7 @@ class LeaseRequest(Generic[T]):
         # fail, the entry would be dropped, and other hosts would wait for an entry that never comes.
         if not server.available("read", "write", "lease"):
             raise PausedError(
-                f"{server.tier} is not asked for a lease, because earlier requests failed"
+                f"{server.name} is not asked for a lease, because earlier requests failed"
             )
         self._requests += 1
         return server.call(f"{verb}_lease", act, kind="lease")

@@ -1,6 +1,6 @@
 """The protocol of Redis and Valkey (RESP, version 2) on one socket: commands out, replies in.
 
-The usual client package takes long to import. The tier needs
+The usual client package takes long to import. preheat needs
 eight commands, and the protocol has five kinds of replies.
 """
 

@@ -61,9 +61,9 @@ class _Refusal(NamedTuple):
 class Server:
     """A store of objects by path, which makes requests to one server. Safe from any thread.
 
-    `tier` is the name in events. `can_hold_leases` is False for a kind of server that never has atomic
-    operations. `open_engine` is called when the process makes its first request, and again in a forked
-    child.
+    `name` is that of its tier in events. `can_hold_leases` is False for a kind of server that never has
+    atomic operations. `open_engine` is called when the process makes its first request, and again in a
+    forked child.
 
     A server that does not answer opens its breaker: then no request is made for a while. A server that
     answers and refuses a request, such as a write, gets no request of the same kind for a minute. It
@@ -79,7 +79,7 @@ class Server:
 
     def __init__(
         self,
-        tier: str,
+        name: str,
         open_engine: Callable[[], Engine],
         events: Events,
         *,
@@ -88,7 +88,7 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.tier = self.name = tier
+        self.name = name
         self.can_hold_leases = can_hold_leases
         self._patience = _TIMEOUT_SHARE * timeout
         self.breaker = Breaker(patience=self._patience, clock=clock)
@@ -240,7 +240,7 @@ class Server:
                 self._report(verb, error)
             return
         if self.breaker.succeeded(trial=trial):  # It answers.
-            self._events.emit("recovered", tier=self.tier, verb=_ACTIONS.get(verb, verb))
+            self._events.emit("recovered", tier=self.name, verb=_ACTIONS.get(verb, verb))
         before = self._refusals.copy()
         known = kind in before or any(each.reason == str(error) for each in before.values())
         reported = before[kind].reported if kind in before else not known
@@ -253,15 +253,15 @@ class Server:
         refusal = self._refusals.pop(kind, None)
         closed = self.breaker.succeeded(trial=trial)
         if closed or (refusal is not None and refusal.reported):
-            self._events.emit("recovered", tier=self.tier, verb=_ACTIONS.get(verb, verb))
+            self._events.emit("recovered", tier=self.name, verb=_ACTIONS.get(verb, verb))
 
     def _report(self, verb: str, error: RemoteError) -> None:
-        self._events.fault(self.tier, _ACTIONS.get(verb, verb), error)
+        self._events.fault(self.name, _ACTIONS.get(verb, verb), error)
 
     def _count(self, verb: str, seconds: float, *, failed: bool = False, size: int = 0) -> None:
         sent = size if verb == "write" else 0
         self._events.emit(
-            "remote", tier=self.tier, verb=verb, seconds=seconds, failed=failed, sent=sent,
+            "remote", tier=self.name, verb=verb, seconds=seconds, failed=failed, sent=sent,
             received=size - sent,
         )  # fmt: skip
 

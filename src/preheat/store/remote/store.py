@@ -66,7 +66,7 @@ class RemoteStore:
         merger: Merger | None = None,
         worker: Worker | None = None,
     ) -> None:
-        self.name = server.tier
+        self.name = server.name
         self.writable = writable
         self.unanswered = 0
         self.server = server
@@ -176,59 +176,55 @@ class RemoteStore:
         """Write an entry now; `ValueError` for one that is too long for a server."""
         self._send(digest, blob, None)
 
-    def put_later(self, digest: str, blob: bytes) -> None:
-        """Queue an entry to be written, if this process may write."""
-        with self._lock:
-            self._absent.pop(digest, None)
-        if self.writable:
-            self.queue(digest, blob, _nothing_to_report)
-
-    def queue(self, digest: str, blob: bytes, ended: Callable[[str, str], None]) -> None:
-        """Queue an entry to be written.
+    def put_later(
+        self, digest: str, blob: bytes, ended: Callable[[str, str], None] | None = None
+    ) -> None:
+        """Queue an entry to be written, if this process may write.
 
         `ended` is called with the digest and the reason why it was dropped, which is empty for an entry
         that was written.
         """
         with self._lock:
+            self._absent.pop(digest, None)
             self._unwritten.pop(digest, None)
             refusal = self._refused.get(digest)
+        if not self.writable:
+            return
 
-        def drop(reason: str) -> None:
-            self._dropped(digest, reason)
-            ended(digest, reason)
+        def end(reason: str) -> None:
+            if reason:
+                self._dropped(digest, reason)
+            if ended is not None:
+                ended(digest, reason)
 
         queued = self._worker.submit(
             digest,
-            partial(self._write, digest, blob, refusal, drop, ended),
+            partial(self._write, digest, blob, refusal, end),
             size=len(blob),
-            give_up=partial(drop, "there was no time before the process ended"),
+            give_up=partial(end, "there was no time before the process ended"),
         )
         if not queued:
-            drop("too many entries wait to be written")
+            end("too many entries wait to be written")
             if not self._dropping:
                 self._events.fault(self.name, "queue an entry", RemoteError("the queue is full"))
         self._dropping = not queued
 
-    def _write(
-        self,
-        digest: str,
-        blob: bytes,
-        refusal: object,
-        drop: Callable[[str], None],
-        ended: Callable[[str, str], None],
-    ) -> None:
-        """Write an entry. `refusal` is that of the entry that it replaces, or None."""
+    def _write(self, digest: str, blob: bytes, refusal: object, end: Callable[[str], None]) -> None:
+        """Write an entry, and call `end` with the reason why that failed, or an empty text.
+
+        `refusal` is that of the entry that it replaces, or None.
+        """
         try:
             if self._merger is not None and self._merger.applies(blob):
                 written = self._write_merged(digest, blob, self._merger, refusal)
             else:
                 written = self._send(digest, blob, refusal)
         except (RemoteError, ValueError) as error:  # `ValueError`: the entry is too long for a server.
-            drop(str(error))
+            end(str(error))
         else:
             if written is not None:
                 self._events.emit("put", tier=self.name, key=digest, bytes=written)
-            ended(digest, "")
+            end("")
 
     def _write_merged(self, digest: str, blob: bytes, merger: Merger, refusal: object) -> int | None:
         """Write `blob` together with what the server has; return its size, or None for nothing new.
@@ -298,7 +294,7 @@ class RemoteStore:
 
         for each in entries:
             self.settle()
-            self.queue(each.digest, each.read(), ended)
+            self.put_later(each.digest, each.read(), ended)
         before = float("inf")
         while 0 < self.load < before:
             before = self.load
@@ -363,7 +359,7 @@ class RemoteStore:
     # Processes
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Write what is queued, and close the connections. The tier can still be used."""
+        """Write what is queued, and close the connections. The store can still be used."""
         if not self.flush(seconds):
             late = RemoteError("some entries were not written within the time limit")
             self._events.fault(self.name, "write", late)
@@ -372,11 +368,6 @@ class RemoteStore:
     def after_fork(self) -> None:
         """Leave the queue to the parent process."""
         self._worker.after_fork()
-
-
-def _nothing_to_report(digest: str, reason: str) -> None:
-    """Do nothing: nobody waits for this write."""
-    del digest, reason
 
 
 def _nothing() -> None:
