@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from preheat.events import Events
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, chain
-from preheat.store.base import CLOSE_SECONDS, Upload, UploadResult
+from preheat.store.base import CLOSE_SECONDS
+from preheat.store.remote.store import RemoteStore
 from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of
 from tests.store.support import as_nobody, needs_root, remount, tmpfs, tree
@@ -186,24 +188,9 @@ def test_a_tier_that_fails_is_an_event_and_the_others_answer(
 class SlowServer(MemoryStore):
     """A shared tier whose queue is never empty in time."""
 
-    unanswered = 0
-
     def __init__(self) -> None:
         super().__init__(1 << 20)
         self.waited: list[float] = []
-
-    def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
-        del digests, once
-
-    def settle(self, load: float = 0.5) -> None:
-        del load
-
-    def put_later(self, digest: str, blob: bytes) -> None:
-        self.put(digest, blob)
-
-    def upload(self, entries: Sequence[Upload]) -> UploadResult | None:
-        del entries
-        return None
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         self.waited.append(seconds)
@@ -215,7 +202,7 @@ def test_all_servers_share_the_time_at_the_end_of_a_process(
 ) -> None:
     monkeypatch.setattr(chain, "CLOSE_SECONDS", 0.02)
     servers = [SlowServer() for _ in range(4)]
-    Chain([], events, shared=servers).close()
+    Chain([], events, shared=cast("list[RemoteStore]", servers)).close()
     waited = [seconds for server in servers for seconds in server.waited]
     assert len(waited) == 4
     assert waited == sorted(waited, reverse=True)

@@ -54,13 +54,8 @@ def open_disk(config: Config, events: Events) -> DiskStore | None:
 
 def unasked_stores(cache: Chain) -> list[str]:
     """Return a message for each shared store that is not used now, because requests to it failed."""
-    if not cache.shared:
-        return []
-    with no_fork:
-        from preheat.store.remote.store import RemoteStore
-
     return [
-        f"the shared store {tier.name} could not be used"
-        for tier in cache.shared
-        if isinstance(tier, RemoteStore) and not tier.server.available("read")
+        f"the shared store {store.name} could not be used"
+        for store in cache.shared
+        if not store.server.available("read")
     ]

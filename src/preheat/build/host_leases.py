@@ -29,7 +29,7 @@ def open_leases(cache: Chain, events: Events) -> Leases | None:
     cache directory on a network filesystem. Without one, they are on a server without atomic
     operations, where a host can only look an entry up once more before it compiles.
     """
-    writable = [tier for tier in cache.shared if isinstance(tier, RemoteStore) and tier.writable]
+    writable = [tier for tier in cache.shared if tier.writable]
     for tier in writable:
         if tier.server.can_hold_leases:
             return _server_leases(tier, events)

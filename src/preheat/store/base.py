@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "ConditionalStore",
     "Found",
     "Merger",
-    "SharedStore",
     "Store",
     "UntrustedError",
     "Upload",
@@ -72,37 +71,6 @@ class ConditionalStore(Store, Protocol):
 
     def discard(self, name: str, old: bytes, /) -> bool:
         """Remove an object whose content is `old`, and return whether it was removed."""
-
-
-class SharedStore(Store, Protocol):
-    """A store on a server that many machines share. In a `Chain` it comes after those of this machine.
-
-    It reports its faults itself. `unanswered` grows with every `get` for which the server was not
-    available or did not answer.
-    """
-
-    unanswered: int
-
-    def put_later(self, digest: str, blob: bytes) -> None:
-        """Queue an entry to be written. The `put` event follows when it is."""
-
-    def look_ahead(self, digests: Iterable[str], *, once: bool = True) -> None:
-        """Look up many digests at once. The next `get` of a digest that is absent makes no request.
-
-        Without `once`, this applies to every `get` of it for a while.
-        """
-
-    def settle(self, load: float = 0.5) -> None:
-        """Wait, for a bounded time, until at most this fraction of the queue is still to be written."""
-
-    def upload(self, entries: Sequence[Upload]) -> UploadResult | None:
-        """Write the entries that the server does not have, and wait for that.
-
-        Returns None for a server that this process may not write to.
-        """
-
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Write what is queued, and wait for that for up to `seconds`."""
 
 
 class UntrustedError(ValueError):

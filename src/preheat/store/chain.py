@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from preheat.events import Events
 from preheat.store.base import (
     CLOSE_SECONDS,
     Found,
     Merger,
-    SharedStore,
     Store,
     UntrustedError,
     Upload,
@@ -19,6 +18,9 @@ from preheat.store.base import (
 )
 from preheat.store.codec import DamagedEntryError
 from preheat.store.trust import DistrustedError
+
+if TYPE_CHECKING:  # Imported only if there is a server.
+    from preheat.store.remote.store import RemoteStore
 
 __all__ = ["Chain"]
 
@@ -40,7 +42,7 @@ class Chain:
         tiers: Sequence[Store],
         events: Events,
         *,
-        shared: Sequence[SharedStore] = (),
+        shared: Sequence[RemoteStore] = (),
         merger: Merger | None = None,
     ) -> None:
         self.tiers = (*tiers, *shared)

@@ -40,9 +40,9 @@ class _Absence(NamedTuple):
 class RemoteStore:
     """Entries on a server, in signed form. The server reports its faults itself.
 
-    `get` asks the server, unless it is paused, and verifies the answer. An object that nobody trusted
-    has signed, or a damaged one, is not removed, because other machines may trust it or have a better
-    connection.
+    `get` asks the server, unless it is paused, and verifies the answer. `unanswered` is the number of
+    calls for which the server was paused or did not answer. An object that nobody trusted has signed,
+    or a damaged one, is not removed, because other machines may trust it or have a better connection.
 
     `put` writes an entry. `put_later` queues it, and threads write it. It never waits: an entry that
     does not fit into the queue, or that cannot be written, is a `dropped` event. `close` waits for the
