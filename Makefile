@@ -247,7 +247,7 @@ bench: $(TESTING)      ## benchmarks against peers, in one run
 bench-remote: $(TESTING)    ## engines of shared stores on real servers: calls, 10,000 objects, races of processes
 	$(BIN)/python benchmarks/bench_remote.py
 	$(BIN)/python benchmarks/bench_shared_start.py
-	PREHEAT_TEST_RACES=300 $(BIN)/python -m pytest tests/remote/test_engines.py -k racing
+	PREHEAT_TEST_RACES=300 $(BIN)/python -m pytest tests/store/remote/test_engines.py -k racing
 
 # On a machine with a GPU and the peers installed, beside which they are measured.
 bench-gpu:             ## benchmarks that need a GPU, with the Python that is there

@@ -169,7 +169,7 @@ def bench_stampede(places: dict[str, Place]) -> None:
 def baked(place: Place) -> str:
     """Return a bundle with the entries of a cache."""
     from preheat.build.builder import Builder
-    from preheat.cache.bundle import write
+    from preheat.store.bundle import write
 
     builder = Builder.open(cache_dir=place.environment("warm")["PREHEAT_CACHE_DIR"])
     path = place.root / "kernels.heat"

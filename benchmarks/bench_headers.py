@@ -27,9 +27,9 @@ from pathlib import Path
 
 import preheat
 from common import options, ratio, report, us
-from preheat.cache.bundle import write
 from preheat.config import SealMode
 from preheat.program import Program
+from preheat.store.bundle import write
 
 ROUNDS, SETTLED = 5, 2.1  # Seconds after which a time stamp is trusted.
 KERNEL = 'extern "C" __global__ void k(int* x) { *x = 1; }\n'

@@ -23,10 +23,10 @@ from pathlib import Path
 from common import ratio, report, spread, us
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.cache import MemoryTier
 from preheat.config import Config
 from preheat.events import Events
 from preheat.program import Program
+from preheat.store import MemoryStore
 
 SOURCE = """
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
@@ -105,7 +105,7 @@ def bench_in_process(root: Path) -> None:
     config = Config(cache_dirs=(root / "ours",), lock_dir=root / "locks")
     builder = Builder.open(config, events=Events())
     memory = builder.cache.tiers[0]
-    assert isinstance(memory, MemoryTier)
+    assert isinstance(memory, MemoryStore)
     rows = []
     for name, source in (("saxpy", SOURCE), ("cub block reduce", CUB)):
         held = builder.build(Program.of(source, label="k.cu"), "sm_90")
@@ -130,7 +130,7 @@ def bench_in_process(root: Path) -> None:
     report("bench_hit", "Key and hit in a running process, in turns, ± interquartile range", head, rows)
 
 
-def build(builder: Builder, source: str, memory: MemoryTier | None = None) -> None:
+def build(builder: Builder, source: str, memory: MemoryStore | None = None) -> None:
     """Make the program and its key, and find it: on the disk, if `memory` is emptied first."""
     if memory is not None:
         memory.clear()

@@ -102,7 +102,7 @@ class Outcome:
 @contextmanager
 def store(engine: str, folder: Path) -> Iterator[str]:
     """Run a server, and yield the URL of an empty store on it."""
-    from tests.remote import servers
+    from tests.store.remote import servers
 
     if engine == "file":
         yield f"file://{folder / 'store'}"

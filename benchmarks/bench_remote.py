@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from common import median_us, options, report, us
-from preheat.cache.remote.engine import Engine, names_of
+from preheat.store.remote.engine import Engine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.remote.proxy import Proxy
-from tests.remote.servers import redis_server, s3_server, webdav_server
-from tests.remote.stores import Store, store_of
+from tests.store.remote.proxy import Proxy
+from tests.store.remote.servers import redis_server, s3_server, webdav_server
+from tests.store.remote.stores import Store, store_of
 
 ENTRY = os.urandom(20_000)
 MANY = 10_000
@@ -51,7 +51,7 @@ def stores(root: Path) -> Iterator[list[Store]]:
 
 def single_calls(engine: Engine, number: int) -> list[str]:
     """Return the times of one call each."""
-    engine.write("v1/aa/entry", ENTRY)
+    engine.put("v1/aa/entry", ENTRY)
 
     def lease() -> None:
         engine.create("v1/leases/one", b"me", seconds=60)
@@ -59,10 +59,10 @@ def single_calls(engine: Engine, number: int) -> list[str]:
         engine.discard("v1/leases/one", b"me again")
 
     acts: list[Callable[[], object]] = [
-        lambda: engine.write("v1/aa/entry", ENTRY),
-        lambda: engine.read("v1/aa/entry"),
-        lambda: engine.read("v1/aa/absent"),
-        lambda: engine.existing(["v1/aa/entry"]),
+        lambda: engine.put("v1/aa/entry", ENTRY),
+        lambda: engine.get("v1/aa/entry"),
+        lambda: engine.get("v1/aa/absent"),
+        lambda: engine.exists(["v1/aa/entry"]),
         lease,
     ]
     return [us(median_us(act, repeat=5, number=number)) for act in acts]
@@ -73,21 +73,21 @@ def many_objects(engine: Engine) -> list[str]:
     names = [f"v1/{digest[:2]}/{digest}" for digest in (os.urandom(32).hex() for _ in range(MANY))]
 
     def write(name: str) -> None:
-        engine.write(name, name.encode() * 20)
+        engine.put(name, name.encode() * 20)
 
     def check(name: str) -> None:
-        assert engine.read(name) == name.encode() * 20
+        assert engine.get(name) == name.encode() * 20
 
     def each(work: Callable[[str], None]) -> None:
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(work, names))
 
     def listed() -> None:
-        assert set(names_of(engine, "v1/")) >= set(names)
+        assert set(engine.names("v1/")) >= set(names)
 
     def asked() -> None:
         half = [name if number % 2 else f"{name}0" for number, name in enumerate(names[:ASKED])]
-        assert len(engine.existing(half)) == ASKED // 2
+        assert len(engine.exists(half)) == ASKED // 2
 
     return [seconds(act) for act in (lambda: each(write), listed, asked, lambda: each(check))]
 

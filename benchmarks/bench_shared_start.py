@@ -24,8 +24,8 @@ import pytest
 from common import options, report, spread
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.remote.proxy import Proxy
-from tests.remote.servers import Server, redis_server, s3_server, webdav_server
+from tests.store.remote.proxy import Proxy
+from tests.store.remote.servers import Server, redis_server, s3_server, webdav_server
 
 COUNT = 50
 DELAY = 0.005

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from common import median_us, program_cache, ratio, report, us
-from preheat.cache import DiskTier, MemoryTier, codec
 from preheat.events import Events
+from preheat.store import DiskStore, MemoryStore, codec
 
 SIZES = (4_096, 20_000, 100_000, 200_000)
 COUNTS = (100, 10_000, 100_000)
@@ -30,8 +30,8 @@ def entry(size: int) -> tuple[str, bytes]:
 
 
 def bench_get(root: Path) -> None:
-    ours = DiskTier(root / "ours", Events(), lock_dir=root / "locks")
-    memory = MemoryTier(1 << 30)
+    ours = DiskStore(root / "ours", Events(), lock_dir=root / "locks")
+    memory = MemoryStore(1 << 30)
     theirs = program_cache()(root / "theirs")
     rows = []
     for size in SIZES:
@@ -91,7 +91,7 @@ def bench_put(root: Path) -> None:
     rows = []
     for count in COUNTS:
         place = root / f"put-{count}"
-        ours = DiskTier(place / "ours", Events(), lock_dir=root / "locks", max_files=1_000_000)
+        ours = DiskStore(place / "ours", Events(), lock_dir=root / "locks", max_files=1_000_000)
         populate_ours(place / "ours", count)
         ours.put(*entry(2_000))  # The first put counts the existing entries once.
         populate_theirs(place / "theirs", count)

@@ -408,7 +408,7 @@ LONGEST_FILES = [
     "cli/test_demo.py",
     "build/test_parallel.py",
     "toolchain/test_worker.py",
-    "cache/test_crash.py",
+    "store/test_crash.py",
     "ahead/test_recorder.py",
     "test_docstrings.py",
     "driver/test_processes.py",
@@ -422,7 +422,7 @@ LONGEST_FILES = [
     "runtime/test_native_memory.py",
     "toolchain/test_headers.py",
     "kernels/test_op.py",
-    "remote/test_hosts.py",
+    "store/remote/test_hosts.py",
     "torture/test_remote_faults.py",
 ]
 

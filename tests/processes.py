@@ -144,7 +144,7 @@ def wait_for(what: Callable[[], T | None]) -> T:
 
 #: Code to run before a build in a process: it prints each key that the build waits for, and the limit.
 REPORT_WAITS = """
-from preheat.cache.lock import FileLock
+from preheat.store.lock import FileLock
 
 def report_wait(lock, timeout, acquire=FileLock.acquire):
     if acquire(lock, 0):

@@ -20,9 +20,9 @@ from preheat.artifact import (
     Resources,
     without_types,
 )  # fmt: skip
-from preheat.cache import codec
 from preheat.errors import InputError, UnknownEntryError
 from preheat.key import Part
+from preheat.store import codec
 
 DIGEST = "ab" * 32
 POINTER = Parameter(0, 8, 8, "u64", type="float*")

@@ -21,7 +21,7 @@ COUNTING = """
 import json, os, sys
 import preheat
 from preheat.build.builder import Builder
-from preheat.cache.bundle import write
+from preheat.store.bundle import write
 from preheat.program import Program
 from tests.counting import count_calls as count
 

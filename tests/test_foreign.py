@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from preheat.arch import Arch
 from preheat.artifact import Provenance
-from preheat.cache import codec
 from preheat.errors import InputError
 from preheat.foreign import ForeignEntry, ForeignRequest, foreign_digest, foreign_kind, is_foreign
+from preheat.store import codec
 
 ENTRY = ForeignEntry(
     "triton",

@@ -32,8 +32,7 @@ LAYERS = (
     {"misspelled", "native"},
     {"telemetry"},
     {"singleflight", "portable_paths", "tracebacks"},
-    {"cache"},
-    {"ed25519"},
+    {"store"},
     {"signing"},
     {"program"},
     {"key"},
@@ -43,7 +42,6 @@ LAYERS = (
     {"toolchain"},
     {"build"},
     {"ahead"},
-    {"sync"},
     {"default"},
     {"devices"},
     {"driver"},
@@ -144,12 +142,22 @@ def test_only_the_edges_know_the_cpu_driver() -> None:
     assert users <= {"driver", "cli", "pytest_driver"}
 
 
-def test_the_cache_knows_nothing_of_cuda() -> None:
+def test_the_store_knows_nothing_of_cuda() -> None:
     """It maps digests to bytes, and can be used for anything."""
-    below = {"cache", "events", "errors", "fork", "locks", "files", "messages", "pins"}
-    for file in (SOURCE / "cache").rglob("*.py"):
-        # Credentials of servers come from the environment, and settings show URLs as messages do.
-        more = {"config"} if file.parent.name == "remote" else set()
+    below = {
+        "store",
+        "events",
+        "errors",
+        "fork",
+        "locks",
+        "files",
+        "messages",
+        "pins",
+        "setting_values",
+    }
+    for file in (SOURCE / "store").rglob("*.py"):
+        # Credentials of servers that the URL does not have come from the environment.
+        more = {"config"} if file.name == "opendal_engine.py" else set()
         assert set(imported(file)) <= below | more, file
         assert not set(packages(file)) & {"cuda", "numpy", "torch", "cupy", "triton", "numba"}, file
 
@@ -233,11 +241,11 @@ NOT_FOR_A_LAUNCH = {
     *("preheat.toolchain.pool", "preheat.toolchain.translate", "preheat.toolchain.survey"),
     *("preheat.toolchain.includes", "preheat.toolchain.absent_names", "preheat.toolchain.observe"),
     *("preheat.build.compile", "preheat.build.nearest", "preheat.linked_program"),
-    *("preheat.ahead.manifest", "preheat.warmup", "preheat.cache.bundle", "preheat.kernels.ops"),
+    *("preheat.ahead.manifest", "preheat.warmup", "preheat.store.bundle", "preheat.kernels.ops"),
     *("preheat.telemetry", "socket", "selectors", "http", "opentelemetry"),
     *("preheat.cli", "click", "rich", "logging", "subprocess", "tempfile", "difflib", "shutil"),
     *("asyncio", "concurrent.futures", "multiprocessing", "cuda.core"),
-    *("preheat.signing", "cryptography", "zstandard"),
+    *("preheat.store.signing.keys", "cryptography", "zstandard"),
 }
 
 
@@ -333,7 +341,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"cache", "build", "sync", "signing", "singleflight", "events"}
+IN_THREADS = {"store", "build", "singleflight", "events"}
 
 
 @pytest.mark.parametrize("name", sorted(IN_THREADS))

@@ -14,7 +14,6 @@ from preheat.ahead.report import WarmReport
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.seal import sealed
-from preheat.cache.bundle import Bundle, write
 from preheat.config import Config
 from preheat.errors import (
     BundleError,
@@ -34,6 +33,7 @@ from preheat.events import Events
 from preheat.gpu import Gpu
 from preheat.program import Program
 from preheat.runtime.code import Code
+from preheat.store.bundle import Bundle, write
 from tests.conftest import Recorder
 from tests.driver_errors import out_of_memory
 from tests.faulty import FaultyGpu

@@ -32,7 +32,7 @@ _NAMES_OF = {
     "artifact": "Artifact EntryPoint Header Parameter Provenance Resources",
     "build.builder": "Builder",
     "build.seal": "seal sealed unseal",
-    "cache.bundle": "Bundle",
+    "store.bundle": "Bundle",
     "config": "Config",
     "default": "compile compile_all default_builder get_entry link obtain_entry put_entry",
     "devices.base": "Attributes BlockSize Limits MemoryInfo Occupancy",

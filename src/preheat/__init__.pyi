@@ -19,7 +19,6 @@ from preheat.build.builder import Builder as Builder
 from preheat.build.seal import seal as seal
 from preheat.build.seal import sealed as sealed
 from preheat.build.seal import unseal as unseal
-from preheat.cache.bundle import Bundle as Bundle
 from preheat.config import Config as Config
 from preheat.default import compile as compile
 from preheat.default import compile_all as compile_all
@@ -101,5 +100,6 @@ from preheat.runtime.operands import Pointer as Pointer
 from preheat.runtime.operands import strided as strided
 from preheat.runtime.stream import Event as Event
 from preheat.runtime.stream import Stream as Stream
+from preheat.store.bundle import Bundle as Bundle
 
 __all__: list[str]

@@ -14,11 +14,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.arch import Arch
-from preheat.cache import codec
-from preheat.cache.codec import parse_json, rows, text
 from preheat.errors import InputError, UnknownEntryError, short_repr
 from preheat.key import Part
 from preheat.lazy import lazy
+from preheat.store import codec
+from preheat.store.codec import parse_json, rows, text
 
 __all__ = [
     "Artifact",
@@ -318,7 +318,7 @@ class Artifact:
         return {**short, **full}
 
     def encode(self) -> bytes:
-        """Encode this artifact as one entry; see `preheat.cache.codec`."""
+        """Encode this artifact as one entry; see `preheat.store.codec`."""
         meta = {
             "kind": "artifact",
             "label": self.label,

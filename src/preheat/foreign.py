@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from preheat.arch import Arch
 from preheat.artifact import Provenance, read_provenance
-from preheat.cache import codec
-from preheat.cache.codec import text
 from preheat.errors import InputError, short_repr
+from preheat.store import codec
+from preheat.store.codec import text
 
 __all__ = ["ForeignEntry", "ForeignRequest", "foreign_digest", "foreign_kind", "is_foreign"]
 
@@ -147,7 +147,7 @@ class ForeignEntry:
         return sum(map(len, self.files.values()))
 
     def encode(self, *, provenance: bool = True) -> bytes:
-        """Encode the entry; see `preheat.cache.codec`.
+        """Encode the entry; see `preheat.store.codec`.
 
         Without `provenance`, equal files give equal bytes, whenever and wherever they were made.
         """

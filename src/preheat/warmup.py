@@ -26,13 +26,13 @@ from preheat.build.bundle_archs import require_code, runs
 from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
 from preheat.build.key_locks import Deferral
 from preheat.build.parallel import Task, run_all
-from preheat.cache.bundle import Bundle
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
 from preheat.graph.warmers import Warmable
 from preheat.runtime.active_capture import LOAD, WARM_GRAPHS
 from preheat.runtime.code import Code, MissingCode
 from preheat.runtime.session import Session
+from preheat.store.bundle import Bundle
 
 __all__ = ["WarmSource", "warm"]
 

@@ -25,8 +25,6 @@ from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, Unreada
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry, entries_of
-from preheat.cache.bundle import Bundle, write
-from preheat.cache.lock import FileLock
 from preheat.config import Config, SealMode
 from preheat.errors import (
     CompileError,
@@ -38,6 +36,8 @@ from preheat.errors import (
 )
 from preheat.events import Events
 from preheat.program import Program
+from preheat.store.bundle import Bundle, write
+from preheat.store.lock import FileLock
 from preheat.toolchain.locate import Located
 from tests.conftest import Recorder
 from tests.driver_errors import out_of_memory

@@ -16,12 +16,12 @@ from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.bundle_archs import baked_archs
-from preheat.cache import codec
-from preheat.cache.bundle import Bundle
 from preheat.config import Config
 from preheat.errors import AdapterError, InputError
 from preheat.foreign import ForeignEntry, foreign_digest
 from preheat.program import Program
+from preheat.store import codec
+from preheat.store.bundle import Bundle
 from tests.adapters.fake import write_library
 from tests.conftest import SAXPY
 

@@ -20,9 +20,9 @@ from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.bundle_archs import baked_archs
-from preheat.cache.bundle import Bundle, write
 from preheat.errors import BundleError, InputError
 from preheat.program import Program
+from preheat.store.bundle import Bundle, write
 
 SM_80, SM_90, SM_90A, SM_100 = Arch(8, 0), Arch(9, 0), Arch(9, 0, "a"), Arch(10, 0)
 

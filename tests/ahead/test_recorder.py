@@ -25,7 +25,6 @@ from preheat.errors import InputError
 from preheat.events import Events
 from preheat.program import Program
 from tests import processes
-from tests.cache.support import NOBODY, needs_root
 from tests.conftest import Recorder as Sink
 from tests.processes import (
     SOURCE,
@@ -38,6 +37,7 @@ from tests.processes import (
     wait_for_exit,
     write_line,
 )
+from tests.store.support import NOBODY, needs_root
 
 SM_90 = Arch.parse("sm_90")
 

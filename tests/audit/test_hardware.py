@@ -19,7 +19,7 @@ import pytest
 
 from preheat.audit.library import LIBRARY
 from preheat.build.bundle_entries import foreign_of
-from preheat.cache.bundle import Bundle, write
+from preheat.store.bundle import Bundle, write
 from tests.adapters.mixed.runs import APPLICATION, MixedApplication
 from tests.audit.conftest import Standins
 from tests.audit.prove import Proof

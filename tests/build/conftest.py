@@ -10,9 +10,9 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.build.seal import unseal
-from preheat.cache.bundle import write
 from preheat.config import Config
 from preheat.events import Events
+from preheat.store.bundle import write
 from tests.build.sealed import CLOCK, IN_MEMORY, NAMED, PLAIN, Baked, _NoCompiler, on_disk
 from tests.conftest import Recorder
 

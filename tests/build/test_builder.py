@@ -21,8 +21,6 @@ from preheat.build.builder import Builder
 from preheat.build.lookup import Hit, Lookup, Miss
 from preheat.build.request import Request
 from preheat.build.seal import sealed
-from preheat.cache import DiskTier, MemoryTier, codec
-from preheat.cache.lock import FileLock
 from preheat.config import Config
 from preheat.errors import (
     CompileError,
@@ -36,6 +34,8 @@ from preheat.events import Events
 from preheat.foreign import ForeignRequest
 from preheat.gpu import Gpu
 from preheat.program import Program
+from preheat.store import DiskStore, MemoryStore, codec
+from preheat.store.lock import FileLock
 from preheat.toolchain.headers import HeaderState, decode_states
 from tests.conftest import SAXPY, Recorder
 from tests.processes import TIMEOUT_SECONDS, run_in_fork, wait_for
@@ -45,7 +45,7 @@ BROKEN = Program.of("__global__ void k(int* x) { x[0] = missing; }", label="brok
 Open = Callable[..., Builder]
 
 
-def disk(builder: Builder) -> DiskTier:
+def disk(builder: Builder) -> DiskStore:
     assert builder.disk is not None
     return builder.disk
 
@@ -173,7 +173,7 @@ def test_a_process_finds_a_header_state_that_another_one_added(
 def test_clearing_memory_refills_from_disk(builder: Builder, recorder: Recorder) -> None:
     builder.build(PROGRAM, "sm_90")
     memory = builder.cache.tiers[0]
-    assert isinstance(memory, MemoryTier)
+    assert isinstance(memory, MemoryStore)
     memory.clear()
     builder.build(PROGRAM, "sm_90")
     builder.build(PROGRAM, "sm_90")

@@ -15,9 +15,6 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
 from preheat.build.seal import sealed
-from preheat.cache import codec
-from preheat.cache.bundle import Bundle, write
-from preheat.cache.trust import open_file
 from preheat.config import Config, SealMode
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import (
@@ -29,6 +26,9 @@ from preheat.events import Events, log_events
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.gpu import Gpu
 from preheat.key import bundle_key
+from preheat.store import codec
+from preheat.store.bundle import Bundle, write
+from preheat.store.trust import open_file
 from tests.build.sealed import PLAIN, Baked, recorded
 from tests.conftest import Recorder
 
@@ -60,7 +60,7 @@ def test_a_bundle_replaced_between_opening_and_looking_is_mounted_again(
         return descriptor
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("preheat.cache.bundle.open_file", opened_then_replaced)
+        meanwhile.setattr("preheat.store.bundle.open_file", opened_then_replaced)
         assert len(builder.mount(copy)) > 0
     assert len(builder.mount(copy)) == 0
 

@@ -12,10 +12,10 @@ import pytest
 
 from preheat.ahead.bundles import sign
 from preheat.build.builder import Builder
-from preheat.cache.bundle import Bundle
 from preheat.config import SealMode
 from preheat.errors import BundleError
-from preheat.signing import SigningKey
+from preheat.store.bundle import Bundle
+from preheat.store.signing.keys import SigningKey
 from tests.build.sealed import PLAIN, Baked
 from tests.conftest import Recorder
 

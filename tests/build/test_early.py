@@ -19,11 +19,11 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Deferral
 from preheat.build.together import build_all
-from preheat.cache.lock import FileLock
-from preheat.cache.usage import Additions, Usage
 from preheat.config import Config, SealMode
 from preheat.errors import CompileError, SealedError
 from preheat.program import Program
+from preheat.store.lock import FileLock
+from preheat.store.usage import Additions, Usage
 from preheat.toolchain import packages
 from preheat.toolchain.early import EarlyRequests
 from preheat.toolchain.frames import Frame

@@ -15,16 +15,16 @@ import pytest
 from preheat.build import cache_directory, lock_directory
 from preheat.build.builder import Builder
 from preheat.build.cache_directory import open_disk
-from preheat.build.directory_leases import directory_leases
-from preheat.cache import DiskTier, filesystem
-from preheat.cache.filesystem import Mount
-from preheat.cache.remote.lease_request import LeaseRequest
+from preheat.build.host_leases import directory_leases
 from preheat.config import Config, node_local_lock_dirs
 from preheat.events import Events
 from preheat.foreign import ForeignRequest
-from tests.cache.entries import blob_of, digest_of
+from preheat.store import DiskStore, filesystem
+from preheat.store.filesystem import Mount
+from preheat.store.remote.lease_request import LeaseRequest
 from tests.conftest import Recorder
 from tests.processes import expect_success, kill, read_line, start_process, write_line
+from tests.store.entries import blob_of, digest_of
 
 NODES = 3
 KEYS = 4
@@ -112,8 +112,8 @@ def test_a_builder_without_leases_does_not_import_them(tmp_path: Path) -> None:
 _NODE = """
 import sys, time
 from preheat.build import builder, cache_directory
-from preheat.cache.filesystem import Filesystem
-from preheat.cache.remote import lease
+from preheat.store.filesystem import Filesystem
+from preheat.store.remote import lease
 from preheat.foreign import ForeignRequest
 
 cache_directory.filesystem_of = lambda *_: Filesystem("nfs4")
@@ -214,8 +214,8 @@ def test_a_node_whose_clock_is_ahead_leaves_the_leases_of_other_nodes(
     network: Path, tmp_path: Path
 ) -> None:
     place = network / "cache"
-    one = DiskTier(place, Events(), lock_dir=tmp_path / "locks", shared=True)
-    two = DiskTier(
+    one = DiskStore(place, Events(), lock_dir=tmp_path / "locks", shared=True)
+    two = DiskStore(
         place, Events(), lock_dir=tmp_path / "locks", shared=True, clock=lambda: time.time() + 7200
     )
     request: LeaseRequest[str] = LeaseRequest(
@@ -231,7 +231,7 @@ def test_a_node_whose_clock_is_ahead_leaves_the_leases_of_other_nodes(
 
 
 def test_a_full_directory_forms_no_queue(network: Path, tmp_path: Path) -> None:
-    disk = DiskTier(network / "cache", Events(), lock_dir=tmp_path / "locks", shared=True)
+    disk = DiskStore(network / "cache", Events(), lock_dir=tmp_path / "locks", shared=True)
     leases = directory_leases(disk, Events())
     for number, outcome in ((1, True), (2, False)):
         request: LeaseRequest[str] = LeaseRequest(leases, digest_of(number), lambda: None, limit=60)
@@ -244,7 +244,7 @@ def test_a_full_directory_forms_no_queue(network: Path, tmp_path: Path) -> None:
 
 
 def test_leases_that_nobody_renews_are_removed_after_an_hour(network: Path, tmp_path: Path) -> None:
-    disk = DiskTier(network / "cache", Events(), lock_dir=tmp_path / "locks", shared=True)
+    disk = DiskStore(network / "cache", Events(), lock_dir=tmp_path / "locks", shared=True)
     disk.put(digest_of(1), blob_of(1))
     leases = network / "cache" / "v1" / "leases"
     leases.mkdir()

@@ -19,10 +19,10 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Busy, Deferral, parallel_compiles
 from preheat.build.parallel import Runner, Task, run_all
-from preheat.cache.lock import FileLock
 from preheat.callsite import call_site, file_and_line
 from preheat.config import Config
 from preheat.program import Program
+from preheat.store.lock import FileLock
 from tests.conftest import Recorder
 from tests.processes import (
     TIMEOUT_SECONDS,

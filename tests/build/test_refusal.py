@@ -13,12 +13,12 @@ from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.arch import Arch
 from preheat.build import refusal
 from preheat.build.builder import Builder
-from preheat.cache.bundle import Bundle, write
 from preheat.config import SealMode
 from preheat.errors import SealedError
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.linked_program import LinkedProgram
 from preheat.program import Program
+from preheat.store.bundle import Bundle, write
 
 SOURCE = "// A comment that makes the source longer than what bundles store of it as text.\n" * 3
 SOURCE += 'extern "C" __global__ void twice(int* x) {\n    *x *= 2;\n}\n'

@@ -17,8 +17,6 @@ from preheat.artifact import Provenance
 from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
 from preheat.build.seal import SEALED_BY, in_force, seal, sealed, unseal
-from preheat.cache import codec
-from preheat.cache.bundle import Bundle, write
 from preheat.config import Config, SealMode
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import (
@@ -34,6 +32,8 @@ from preheat.foreign import ForeignRequest
 from preheat.gpu import Gpu
 from preheat.key import bundle_key
 from preheat.program import Program
+from preheat.store import codec
+from preheat.store.bundle import Bundle, write
 from tests.build.sealed import CLOCK, NAMED, PLAIN, TWO, Baked, elsewhere, on_disk, recorded
 from tests.conftest import SAXPY
 from tests.processes import TIMEOUT_SECONDS

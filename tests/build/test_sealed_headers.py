@@ -16,7 +16,6 @@ from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
 from preheat.build.seal import sealed
-from preheat.cache.bundle import write
 from preheat.config import Config, SealMode
 from preheat.devices.emulator.device import EmulatorDevice
 from preheat.errors import ConfigError, SealedError, WarmError
@@ -24,6 +23,7 @@ from preheat.events import Events, log_events
 from preheat.gpu import Gpu
 from preheat.linked_program import LinkedProgram
 from preheat.program import Program
+from preheat.store.bundle import write
 from preheat.toolchain import evidence, own_headers
 from tests.build.sealed import recorded
 

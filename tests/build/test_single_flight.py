@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache.lock import FileLock
+from preheat.store.lock import FileLock
 from tests.processes import (
     REPORT_WAITS,
     TIMEOUT_SECONDS,

@@ -25,11 +25,11 @@ from preheat.artifact import Artifact, EntryPoint, Header
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry, entries_of
 from preheat.build.nearest import search
-from preheat.cache.bundle import Bundle, write
-from preheat.cache.lock import FileLock
 from preheat.cli import bake as bake_command
 from preheat.key import bundle_key, request_key
 from preheat.program import Program
+from preheat.store.bundle import Bundle, write
+from preheat.store.lock import FileLock
 from preheat.toolchain.headers import HeaderState
 from tests.command import Cli, Ran
 from tests.processes import expect_success, start_process, wait_for, wait_for_exit

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache.bundle import write
-from tests.cache.entries import blob_of, digest_of
+from preheat.store.bundle import write
 from tests.command import Cli
+from tests.store.entries import blob_of, digest_of
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_an_error_names_the_server_once(cli: Cli) -> None:
 def test_a_bundle_that_no_store_returns_is_not_pushed(
     cli: Cli, url: str, bundle: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.sync.bundle_objects.MAX_OBJECT_BYTES", len(bundle) - 1)
+    monkeypatch.setattr("preheat.store.remote.bundles.MAX_OBJECT_BYTES", len(bundle) - 1)
     refused = cli("bundle", "push", "kernels.heat", url)
     assert refused.code != 0
     assert f"has {len(bundle):,} bytes" in refused.err

@@ -17,16 +17,16 @@ from preheat import native
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Header
 from preheat.build.builder import Builder
-from preheat.cache import DiskTier, codec, filesystem
-from preheat.cache.bundle import write
-from preheat.cache.filesystem import Mount
-from preheat.cache.journal import Journal
-from preheat.cache.lock import FileLock
 from preheat.cli import doctor
 from preheat.cli.output import columns, count, duration, print_error, size
 from preheat.errors import CompileError, Diagnostic, NoGpuError
 from preheat.events import Events, Stats
 from preheat.program import Program
+from preheat.store import DiskStore, codec, filesystem
+from preheat.store.bundle import write
+from preheat.store.filesystem import Mount
+from preheat.store.journal import Journal
+from preheat.store.lock import FileLock
 from preheat.toolchain import Toolchain
 from preheat.toolchain.locate import Located
 from tests.command import Cli, Ran
@@ -284,7 +284,7 @@ def test_cache_show_counts_the_headers_of_the_toolkit_and_lists_them_where_asked
     toolkit = [Header("cccl", f"cuda/std/{number}.h", "2" * 64) for number in range(422)]
     headers = (Header("0", "v.h", "1" * 64), *toolkit)
     code = Artifact("ab" * 32, "k.cu", Arch(9, 0), "NVRTC", (), (), b"", b"", headers=headers)
-    DiskTier(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks").put(code.digest, code.encode())
+    DiskStore(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks").put(code.digest, code.encode())
     reported = cli("cache", "show", "abab").out.splitlines()
     at = reported.index("headers (423)")
     assert reported[at + 1 :] == [

@@ -9,8 +9,8 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.cache.bundle import Bundle, write
 from preheat.foreign import ForeignEntry
+from preheat.store.bundle import Bundle, write
 from tests.command import Cli
 from tests.conftest import SAXPY
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.manifest import Manifest
-from preheat.cache.bundle import Bundle
+from preheat.store.bundle import Bundle
 from tests.adapters.fake import write_library
 from tests.command import Cli, Ran
 from tests.processes import SOURCE, start_process, wait_for_exit

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.bundles import sign
-from preheat.cache.bundle import Bundle, write
 from preheat.config import Config
-from preheat.signing import Keyring, SigningKey, load_public
+from preheat.store.bundle import Bundle, write
+from preheat.store.signing.keys import Keyring, SigningKey, load_public
 from tests.cli.test_bake import ONE, bundle, manifest, promise
 from tests.command import Cli, Ran
 

@@ -8,9 +8,9 @@ import pytest
 
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.cache.bundle import write
 from preheat.cli import output
 from preheat.foreign import ForeignEntry
+from preheat.store.bundle import write
 from tests.command import Cli
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\r\x9b2J\u202e"

@@ -15,8 +15,8 @@ import pytest
 
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.recorder import spool_directory
-from preheat.cache.bundle import write
 from preheat.program import Program
+from preheat.store.bundle import write
 from tests.ahead.test_recorder import PRELUDE, asked, cache
 from tests.command import Cli, run_command
 from tests.processes import SOURCE, read_line, start_process, start_python, wait_for, wait_for_exit

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache import DiskTier
-from preheat.cache.remote import envelope
 from preheat.events import Events
-from preheat.signing import SigningKey
+from preheat.store import DiskStore
+from preheat.store.signing import entries as envelope
+from preheat.store.signing.keys import SigningKey
 from tests.command import Cli
 from tests.conftest import SAXPY
 from tests.processes import start_python, wait_for
-from tests.sync.support import artifact, listing
+from tests.store.copy.support import artifact, listing
 
 HEADER = '#include "scale.h"\nextern "C" __global__ void scale(float* x) { *x *= SCALE; }\n'
 
@@ -34,7 +34,7 @@ def filled(cli: Cli, tmp_path: Path) -> Cli:
 @pytest.fixture
 def stored(cli: Cli, tmp_path: Path) -> Cli:
     """Return the command line with a cache of three entries that nobody compiled."""
-    disk = DiskTier(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks")
+    disk = DiskStore(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks")
     for entry in (artifact("a.cu"), artifact("b.cu")):
         disk.put(entry.digest, entry.encode())
     disk.put(*listing("a.cu", "a.cu"))
@@ -165,7 +165,7 @@ SYNC = "import sys, preheat.cli; preheat.cli.main(sys.argv[1:])"
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_copy_is_continued(cli: Cli, tmp_path: Path, how: signal.Signals) -> None:
-    disk = DiskTier(tmp_path / "from", Events(), lock_dir=tmp_path / "locks")
+    disk = DiskStore(tmp_path / "from", Events(), lock_dir=tmp_path / "locks")
     entries = {each.digest: each.encode() for each in (artifact(str(n)) for n in range(60))}
     for digest, blob in entries.items():
         disk.put(digest, blob)
@@ -174,5 +174,5 @@ def test_an_interrupted_copy_is_continued(cli: Cli, tmp_path: Path, how: signal.
     os.kill(process.pid, how)
     process.wait()
     assert cli("cache", "sync", "from", "to").code == 0
-    copied = DiskTier(tmp_path / "to", Events(), lock_dir=tmp_path / "locks")
+    copied = DiskStore(tmp_path / "to", Events(), lock_dir=tmp_path / "locks")
     assert {digest: copied.get(digest) for digest in entries} == entries

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from preheat.arch import Arch
-from preheat.cache import codec
 from preheat.errors import InputError, ToolchainChangedError, ToolchainNotFoundError
 from preheat.events import Events
 from preheat.program import Program
+from preheat.store import codec
 from preheat.toolchain import Toolchain, frames
 from preheat.toolchain.elf import build_id
 from preheat.toolchain.headers import TOOLKIT

@@ -8,8 +8,8 @@ import pytest
 
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.cache import codec
 from preheat.program import Program
+from preheat.store import codec
 from preheat.toolchain.sources import sources_of
 
 INCLUDES = '#include "v.h"\n#include "m.h"\n__global__ void k(int* x) { *x = v(*x) + m(*x); }\n'

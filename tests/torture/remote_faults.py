@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from preheat.cache.remote.engine import Engine, RemoteError, names_of
-from preheat.cache.remote.engines import open_engine
-from preheat.cache.remote.url import parse_remote
-from preheat.signing import SigningKey
+from preheat.store.remote.engine import Engine, RemoteError, open_engine
+from preheat.store.remote.url import parse_remote
+from preheat.store.signing.keys import SigningKey
 from tests.processes import SOURCE, read_line, start_process, wait_for, write_line
-from tests.remote.proxy import Proxy
-from tests.remote.servers import PASSWORD, Server, redis_server, s3_server
+from tests.store.remote.proxy import Proxy
+from tests.store.remote.servers import PASSWORD, Server, redis_server, s3_server
 from tests.torture.remote_load import REQUESTS
 
 __all__ = ["Campaign", "Shared", "campaign"]
@@ -53,17 +52,17 @@ class Shared:
 
     def _flip(self, chance: random.Random) -> bool:
         if not self._names or chance.random() < 0.1:
-            self._names = sorted(names_of(self.engine, "v1/"))
+            self._names = sorted(self.engine.names("v1/"))
         if not self._names:
             return False
         name = chance.choice(self._names)
-        data = self.engine.read(name)
+        data = self.engine.get(name)
         if not data:
             return False
         bits = bytearray(data)
         bits[chance.randrange(len(bits))] ^= 1 << chance.randrange(8)
         self.flipped.add(name)
-        self.engine.write(name, bytes(bits))
+        self.engine.put(name, bytes(bits))
         return True
 
     def read(self, name: str) -> bytes | None:
@@ -72,7 +71,7 @@ class Shared:
 
         def answered() -> bool:
             with suppress(RemoteError):
-                answers.append(self.engine.read(name))
+                answers.append(self.engine.get(name))
             return bool(answers)
 
         wait_for(answered)
@@ -99,8 +98,8 @@ class Shared:
         if self._process.poll() is not None:  # The last one had not released a port yet.
             self._start()
         with suppress(RemoteError):
-            self.engine.write("started", b"")
-            self.engine.delete("started")
+            self.engine.put("started", b"")
+            self.engine.remove("started")
             return True
         return False
 

@@ -55,10 +55,10 @@ if __name__ == "__main__":  # Before preheat is imported, which takes `time.time
     time.time = clock
 
 from preheat.build.builder import Builder  # noqa: E402
-from preheat.cache.remote import engines, lease, opendal_engine, redis_engine  # noqa: E402, F401
 from preheat.config import Config  # noqa: E402
 from preheat.events import Events  # noqa: E402
 from preheat.foreign import ForeignRequest  # noqa: E402
+from preheat.store.remote import lease, opendal_engine, redis_engine  # noqa: E402, F401
 
 
 def entry_of(key: int) -> bytes:

@@ -15,16 +15,16 @@ import xxhash
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
-from preheat.cache import DiskTier, codec
-from preheat.cache.codec import DamagedEntryError
-from preheat.cache.journal import Journal
 from preheat.events import Events, JsonLines
 from preheat.key import Part
+from preheat.store import Chain, DiskStore, codec
+from preheat.store.codec import DamagedEntryError
+from preheat.store.journal import Journal
 from preheat.toolchain.headers import HeaderState, decode_states, encode_states
 from preheat.toolchain.locate import Library, Located, _Memo
-from tests.cache.entries import blob_of, digest_of
 from tests.command import Cli, command_line
 from tests.conftest import Recorder
+from tests.store.entries import blob_of, digest_of
 from tests.torture.conftest import Campaign
 from tests.torture.hangs import no_hang as no_hang
 
@@ -39,8 +39,8 @@ VALUES: tuple[Any, ...] = (
 
 
 @pytest.fixture
-def disk(tmp_path: Path, events: Events) -> DiskTier:
-    return DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "locks")
+def disk(tmp_path: Path, events: Events) -> DiskStore:
+    return DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "locks")
 
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -89,7 +89,7 @@ def test_totals_with_a_flipped_bit_are_counted_again_and_the_limit_holds(
     tmp_path: Path, campaign: Campaign
 ) -> None:
     limit = 5 * len(blob_of(100, 500))
-    disk = DiskTier(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks", limit=limit)
+    disk = DiskStore(tmp_path / "cache", Events(), lock_dir=tmp_path / "locks", limit=limit)
     disk.put(KEY, BLOB)
     usage = disk.root / "v1" / "usage"
     for number in range(100, 100 + campaign.rounds(quick=40, long=2_000)):
@@ -101,7 +101,7 @@ def test_totals_with_a_flipped_bit_are_counted_again_and_the_limit_holds(
 
 
 @pytest.mark.parametrize("row", [b"\xff" * 32, b"\xff" * 48, b"\xff" * 4096, b"\0" * 48, b""], ids=len)
-def test_totals_that_say_anything_do_not_stop_a_put(disk: DiskTier, row: bytes) -> None:
+def test_totals_that_say_anything_do_not_stop_a_put(disk: DiskStore, row: bytes) -> None:
     disk.put(KEY, BLOB)
     usage = disk.root / "v1" / "usage"
     usage.write_bytes(row)
@@ -112,7 +112,7 @@ def test_totals_that_say_anything_do_not_stop_a_put(disk: DiskTier, row: bytes) 
     assert counted == usage.read_bytes()
 
 
-def test_a_note_with_a_flipped_bit_is_no_note(disk: DiskTier, campaign: Campaign) -> None:
+def test_a_note_with_a_flipped_bit_is_no_note(disk: DiskStore, campaign: Campaign) -> None:
     disk.put_note(KEY, b'{"/a.h":[[1,2,3,4],"abc"]}')
     file = disk.root / "v1" / KEY[:2] / f"{KEY}.note"
     for flipped in flips(file.read_bytes(), campaign, quick=200):
@@ -291,7 +291,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.parametrize("field", ["label", "arch", "entries", "names", "parts", "headers"])
 @pytest.mark.parametrize("value", [7, "\ud800", [[1, 2], [3]]], ids=ascii)
 def test_the_commands_tell_of_forged_entries(
-    cli: Cli, disk: DiskTier, field: str, value: object
+    cli: Cli, disk: DiskStore, field: str, value: object
 ) -> None:
     meta, sections = codec.unpack(KEY, ARTIFACT.encode())
     disk.put(KEY, pack_anything({**json.loads(json.dumps(meta)), field: value}, sections))
@@ -304,7 +304,7 @@ def test_the_commands_tell_of_forged_entries(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "dangling link"])
-def test_the_commands_tell_of_entries_that_are_no_files(cli: Cli, disk: DiskTier, kind: str) -> None:
+def test_the_commands_tell_of_entries_that_are_no_files(cli: Cli, disk: DiskStore, kind: str) -> None:
     disk.put(KEY, BLOB)
     path = disk.root / "v1" / KEY[:2] / f"{KEY}.heat"
     path.unlink()
@@ -366,7 +366,7 @@ def test_a_file_of_the_cache_that_is_no_file_stops_nothing(
     tmp_path: Path, events: Events, recorder: Recorder, which: str, odd: Callable[[Path], None]
 ) -> None:
     recorder.forgive = True
-    disk = DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "locks", limit=5 * len(BLOB))
+    disk = DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "locks", limit=5 * len(BLOB))
     disk.put(KEY, BLOB)
     disk.put_note(KEY, b"{}")
     if which == "pin":
@@ -393,7 +393,7 @@ def test_a_file_of_the_cache_that_is_no_file_stops_nothing(
         odd(path)
     except OSError as fault:
         pytest.skip(f"cannot be made here: {fault}")
-    assert disk.get(KEY) in (None, BLOB)
+    assert Chain([disk], events).get(KEY) in (None, (BLOB, "disk"))
     disk.note(KEY)
     for number in range(2, 12):
         try:

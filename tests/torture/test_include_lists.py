@@ -22,12 +22,12 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import entries_of
-from preheat.cache.bundle import Bundle
 from preheat.config import Config, SealMode
 from preheat.errors import SealedError
 from preheat.events import Events
 from preheat.gpu import Gpu
 from preheat.program import Program
+from preheat.store.bundle import Bundle
 from tests.processes import start_process, wait_for_exit
 from tests.torture.conftest import Campaign
 

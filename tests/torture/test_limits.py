@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from preheat.cache import DiskTier
-from preheat.cache.bundle import write
-from preheat.cache.journal import Journal
-from preheat.cache.lock import FileLock
 from preheat.events import Events
+from preheat.store import DiskStore
+from preheat.store.bundle import write
+from preheat.store.journal import Journal
+from preheat.store.lock import FileLock
 from preheat.toolchain.locate import Library, Located, _Memo
-from tests.cache.entries import blob_of, digest_of
-from tests.cache.support import tmpfs
 from tests.conftest import Recorder
+from tests.store.entries import blob_of, digest_of
+from tests.store.support import tmpfs
 from tests.torture.conftest import Campaign
 
 WRITERS = 8
@@ -46,7 +46,7 @@ def fill_up(path: Path) -> None:
             pass
 
 
-def held(disk: DiskTier) -> int:
+def held(disk: DiskStore) -> int:
     return sum(item.bytes for item in disk.items())
 
 
@@ -56,7 +56,7 @@ def test_eight_writers_pass_the_limit_by_no_more_than_an_entry_each(
     """And an entry for each two seconds that a sweep takes, for which these are too small."""
     puts = campaign.rounds(quick=40, long=3_000)
     limit = 20 * SIZE
-    disk = DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "locks", limit=limit)
+    disk = DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "locks", limit=limit)
 
     def fill(writer: int) -> None:
         for number in range(writer * puts, (writer + 1) * puts):
@@ -79,7 +79,7 @@ def test_eight_writers_pass_the_limit_by_no_more_than_an_entry_each(
 def test_writers_killed_as_they_publish_do_not_let_the_cache_grow(
     tmp_path: Path, events: Events
 ) -> None:
-    disk = DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "locks", limit=5 * SIZE)
+    disk = DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "locks", limit=5 * SIZE)
     disk.put(digest_of(0), blob_of(0, 3000))
     replace = os.replace
 
@@ -109,7 +109,7 @@ def test_a_full_disk_is_left_without_litter(
     library.write_bytes(b"ELF")
     found = Located({"nvrtc": Library("NVRTC", (str(library),), "ab", "13")}, {}, {"cuda": "/x"}, (90,))
     with tmpfs(tmp_path / "small", "size=64k,mode=700") as place:
-        disk = DiskTier(place / "cache", events, lock_dir=tmp_path / "locks")
+        disk = DiskStore(place / "cache", events, lock_dir=tmp_path / "locks")
         disk.put(digest_of(0), blob_of(0))
         fill_up(place / "fill")
         for number in range(1, 20):
@@ -129,7 +129,7 @@ def test_a_full_disk_is_left_without_litter(
 
 
 def test_what_killed_processes_left_is_swept_once_it_is_old(tmp_path: Path, events: Events) -> None:
-    disk = DiskTier(tmp_path / "cache", events, lock_dir=tmp_path / "locks")
+    disk = DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "locks")
     disk.put(digest_of(0), blob_of(0))
     locks = tmp_path / "locks"
     names = [
@@ -144,7 +144,7 @@ def test_what_killed_processes_left_is_swept_once_it_is_old(tmp_path: Path, even
     assert held_lock.acquire(0)
     for path in (*names, *foreign, locks / digest_of(8)):
         os.utime(path, (1000, 1000))
-    DiskTier(disk.root, events, lock_dir=locks).put(digest_of(1), blob_of(1))
+    DiskStore(disk.root, events, lock_dir=locks).put(digest_of(1), blob_of(1))
     assert [path for path in names if path.exists()] == []
     assert [path for path in foreign if path.exists()] == foreign
     assert (locks / digest_of(8)).exists(), "somebody holds it"

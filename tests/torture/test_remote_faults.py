@@ -16,11 +16,12 @@ import pytest
 
 pytest.importorskip("opendal", reason="opendal is not installed")
 
-from preheat.cache import codec
-from preheat.cache.remote import envelope
-from preheat.cache.remote.names import entry_name
 from preheat.foreign import ForeignEntry, foreign_digest
-from preheat.signing import Keyring, SigningKey
+from preheat.store import codec
+from preheat.store.base import UntrustedError
+from preheat.store.remote.names import entry_name
+from preheat.store.signing import entries as envelope
+from preheat.store.signing.keys import Keyring, SigningKey
 from tests.conftest import LONG
 from tests.processes import expect_success
 from tests.torture import remote_faults
@@ -54,7 +55,7 @@ def inspect(store: remote_faults.Shared, keys: Keyring) -> tuple[int, int, list[
             continue
         try:
             blob = envelope.unwrap(digest, data, keys)
-        except envelope.UntrustedError:
+        except UntrustedError:
             damaged += 1
             if name not in store.flipped:
                 wrong.append(f"{name} is damaged, and nobody damaged it")
@@ -92,7 +93,7 @@ def test_every_result_is_right_under_random_faults(tmp_path: Path, campaign: Ext
             rows = lines["stored"]
             names = {entry_name(digest) for _, scheme, digest in rows if scheme == store.scheme}
             assert len(names) > 0
-            assert names - store.engine.existing(names) == set(), "a server acknowledged them"
+            assert names - store.engine.exists(names) == set(), "a server acknowledged them"
 
 
 def report(

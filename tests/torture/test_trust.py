@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from preheat.build.bundle_entries import MountedBundles
-from preheat.cache import LayerTier
-from preheat.cache.bundle import write
-from preheat.cache.disk import DiskTier
 from preheat.errors import BundleError
 from preheat.events import Events
+from preheat.store import Chain, LayerStore
+from preheat.store.bundle import write
+from preheat.store.disk import DiskStore
 from tests import processes
-from tests.cache.entries import blob_of, digest_of
-from tests.cache.support import needs_root
 from tests.conftest import Recorder
+from tests.store.entries import blob_of, digest_of
+from tests.store.support import needs_root
 from tests.torture.conftest import Campaign
 from tests.torture.hangs import no_hang as no_hang
 from tests.torture.strangers import ATTACKER, VICTIM, act, play, public_place, start_as
@@ -93,7 +93,7 @@ assert seen == [] and disk.lock_dir == locks
 shutil.rmtree(place / "shm" / "v")
 print("gone", flush=True)
 sys.stdin.readline()
-from preheat.cache.trust import make_private
+from preheat.store.trust import make_private
 try:
     make_private(disk.lock_dir)
 except PermissionError as refused:
@@ -119,7 +119,7 @@ def layer() -> Iterator[Path]:
     """Return a layer that root owns, with one entry."""
     with public_place() as place:
         place.chmod(0o755)
-        disk = DiskTier(place / "layer", Events(), lock_dir=place / "locks")
+        disk = DiskStore(place / "layer", Events(), lock_dir=place / "locks")
         disk.put(KEY, BLOB)
         for path in (disk.root, *disk.root.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -161,11 +161,11 @@ def test_an_entry_of_a_layer_that_another_user_may_have_written_is_not_loaded(
     layer: Path, events: Events, recorder: Recorder, spoil: Callable[[Path], object]
 ) -> None:
     recorder.forgive = True
-    assert LayerTier(layer, events).get(KEY) == BLOB
+    assert Chain([LayerStore(layer)], events).get(KEY) == (BLOB, "layer")
     spoil(layer)
-    assert LayerTier(layer, events).get(KEY) is None
+    assert Chain([LayerStore(layer)], events).get(KEY) is None
     assert [event["path"] for event in recorder.named("refused")] == [str(_entry(layer))]
-    assert LayerTier(layer, events, trust=True).get(KEY) == BLOB
+    assert LayerStore(layer, trust=True).get(KEY) == BLOB
 
 
 @pytest.mark.parametrize("spoil", [_by_link, _pipe])
@@ -174,7 +174,7 @@ def test_links_and_pipes_in_a_layer_are_faults(
 ) -> None:
     recorder.forgive = True
     spoil(layer)
-    assert LayerTier(layer, events).get(KEY) is None
+    assert Chain([LayerStore(layer)], events).get(KEY) is None
     assert len(recorder.named("fault")) == 1
 
 
@@ -182,10 +182,10 @@ def test_an_entry_that_changed_hands_under_a_running_process_is_not_loaded(
     layer: Path, events: Events, recorder: Recorder
 ) -> None:
     recorder.forgive = True
-    store = LayerTier(layer, events)
-    assert store.get(KEY) == BLOB
+    chain = Chain([LayerStore(layer)], events)
+    assert chain.get(KEY) == (BLOB, "layer")
     os.chown(_entry(layer), ATTACKER, 0)
-    assert store.get(KEY) is None
+    assert chain.get(KEY) is None
 
 
 # Bundles

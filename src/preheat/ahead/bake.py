@@ -26,12 +26,12 @@ from preheat.build.known_archs import require_known
 from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
 from preheat.build.together import estimate
-from preheat.cache.base import Filled
-from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError
 from preheat.events import logged_events
 from preheat.key import long_texts
+from preheat.store.base import UploadResult
+from preheat.store.signing.keys import SigningKey
 
 if TYPE_CHECKING:  # The import takes milliseconds in every process.
     from concurrent.futures import Executor
@@ -77,7 +77,7 @@ class BakeResult:
     seconds: float = 0.0
     path: Path | None = None
     nbytes: int = 0
-    stores: tuple[Filled, ...] = ()
+    stores: tuple[UploadResult, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -97,7 +97,7 @@ def bake(
     executor: Executor | Callable[[], Executor] | str | None = None,
     shard: Shard | str | None = None,
     config: Config | None = None,
-    key: Signer | None = None,
+    key: SigningKey | None = None,
     on_start: OnStart | None = None,
     on_done: OnDone | None = None,
 ) -> BakeResult:
@@ -289,7 +289,7 @@ def _write(
     outputs: Sequence[Output],
     foreign: Sequence[BakedForeign],
     graphs: Iterable[GraphKeys],
-    key: Signer | None,
+    key: SigningKey | None,
 ) -> int | InputError:
     by_key: dict[str, BundleEntry] = {}
     for _, entry, _ in outputs:
@@ -358,7 +358,7 @@ class _BakeBuilder:
 
 def _fill_stores(
     outputs: Sequence[Output], foreign: Sequence[BakedForeign], builder: _BakeBuilder
-) -> tuple[Filled, ...]:
+) -> tuple[UploadResult, ...]:
     if not builder.may_have_stores:
         return ()
     try:

@@ -21,13 +21,13 @@ from preheat.build.bundle_entries import (
     read,
     read_foreign,
 )
-from preheat.cache.bundle import MAGIC, Bundle, write
-from preheat.cache.codec import DamagedEntryError
-from preheat.cache.publish import unwritable_reason
-from preheat.cache.signatures import Signer
 from preheat.errors import BundleError, InputError
 from preheat.foreign import ForeignEntry
 from preheat.key import explain
+from preheat.store.bundle import MAGIC, Bundle, write
+from preheat.store.codec import DamagedEntryError
+from preheat.store.publish import unwritable_reason
+from preheat.store.signing.keys import SigningKey
 
 __all__ = [
     "all_entries",
@@ -161,7 +161,7 @@ def merge(
     output: str | os.PathLike[str],
     *,
     prefer: str | None = None,
-    key: Signer | None = None,
+    key: SigningKey | None = None,
 ) -> tuple[int, int]:
     """Merge bundles into one file, and return the number of entries and the size of the file.
 
@@ -194,7 +194,7 @@ def merge(
     return len(kept) + len(foreign), write(output, entries, about, key)
 
 
-def sign(bundle: Bundle, key: Signer) -> int:
+def sign(bundle: Bundle, key: SigningKey) -> int:
     """Replace the file of a bundle by the same one, signed by `key`, and return its size."""
     with _naming(bundle):
         entries = {digest: blob for digest in bundle.digests() if (blob := bundle.get(digest))}

@@ -15,10 +15,10 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Deferral
 from preheat.build.parallel import Task, run_all
-from preheat.cache.bundle import Bundle
-from preheat.cache.codec import DamagedEntryError
 from preheat.errors import AdapterError, PreheatError
 from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.store.bundle import Bundle
+from preheat.store.codec import DamagedEntryError
 
 __all__ = [
     "COPY_AGAIN",

@@ -14,10 +14,10 @@ from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.jobs import Job
 from preheat.ahead.shards import Shard
 from preheat.arch import Arch
-from preheat.cache.bundle import write
-from preheat.cache.lock import FileLock
-from preheat.cache.signatures import Signer
 from preheat.errors import InputError
+from preheat.store.bundle import write
+from preheat.store.lock import FileLock
+from preheat.store.signing.keys import SigningKey
 
 __all__ = ["BundleOutput"]
 
@@ -56,7 +56,7 @@ class BundleOutput:
         entries: Mapping[str, bytes],
         meta: Mapping[str, Any],
         made: Iterable[Arch | None],
-        key: Signer | None,
+        key: SigningKey | None,
     ) -> int | InputError:
         """Write the bundle and return its size; or write nothing and return which architecture it lost.
 

@@ -40,8 +40,6 @@ from preheat.ahead.manifest import (
 from preheat.ahead.manifest.recorded import ENTRY_SUFFIX
 from preheat.arch import Arch
 from preheat.artifact import Artifact
-from preheat.cache.lock import FileLock, hold
-from preheat.cache.publish import replace as publish
 from preheat.callsite import CallSite, call_site, format_site
 from preheat.errors import InputError
 from preheat.events import Events, Sink, warn
@@ -50,6 +48,8 @@ from preheat.foreign import ForeignEntry
 from preheat.linked_program import BinaryPart, LinkedProgram
 from preheat.locks import Lock
 from preheat.program import Program
+from preheat.store.lock import FileLock, hold
+from preheat.store.publish import replace as publish
 
 __all__ = ["Recorder", "merge_into", "read_existing", "spool_directory"]
 

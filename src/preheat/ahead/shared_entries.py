@@ -8,8 +8,8 @@ from functools import partial
 from preheat.ahead.foreign import BakedForeign
 from preheat.ahead.jobs import Output
 from preheat.build.builder import Builder
-from preheat.cache import Chain
-from preheat.cache.base import Filled, Filling
+from preheat.store import Chain
+from preheat.store.base import Upload, UploadResult
 from preheat.toolchain.headers import pack_states
 
 __all__ = ["fill_stores"]
@@ -17,7 +17,7 @@ __all__ = ["fill_stores"]
 
 def fill_stores(
     outputs: Iterable[Output], foreign: Iterable[BakedForeign], builder: Builder
-) -> tuple[Filled, ...]:
+) -> tuple[UploadResult, ...]:
     """Write what was baked to the shared stores of `builder` that lack it.
 
     An entry that was found in a cache of this machine may never have been on a store.
@@ -25,10 +25,10 @@ def fill_stores(
     if not builder.cache.shared:
         return ()
     entries = [*_programs(outputs, builder.cache), *_foreign(foreign)]
-    return tuple(builder.cache.fill_shared(entries))
+    return tuple(builder.cache.upload(entries))
 
 
-def _programs(outputs: Iterable[Output], cache: Chain) -> Iterator[Filling]:
+def _programs(outputs: Iterable[Output], cache: Chain) -> Iterator[Upload]:
     """Yield the code of programs, with the lists of header states that lead to it."""
     for _, entry, request in outputs:
         if entry.untracked_reason or not request:
@@ -37,8 +37,8 @@ def _programs(outputs: Iterable[Output], cache: Chain) -> Iterator[Filling]:
         header_list = None
         if artifact.headers:
             own = partial(pack_states, request, artifact.label, [(entry.state, artifact.digest)])
-            header_list = Filling(request, partial(_stored, cache, request, own))
-        yield Filling(
+            header_list = Upload(request, partial(_stored, cache, request, own))
+        yield Upload(
             artifact.digest, partial(_stored, cache, artifact.digest, artifact.encode), header_list
         )
 
@@ -49,7 +49,7 @@ def _stored(cache: Chain, digest: str, make: Callable[[], bytes]) -> bytes:
     return make() if found is None else found.blob
 
 
-def _foreign(foreign: Iterable[BakedForeign]) -> Iterator[Filling]:
+def _foreign(foreign: Iterable[BakedForeign]) -> Iterator[Upload]:
     for each in foreign:
         for entry in each.entries:
-            yield Filling(entry.digest, entry.encode)
+            yield Upload(entry.digest, entry.encode)

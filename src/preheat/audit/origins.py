@@ -15,8 +15,8 @@ from preheat.audit.images import Load, canonical
 from preheat.audit.library_caches import LibraryCaches
 from preheat.audit.sites import package_of
 from preheat.build.builder import Builder
-from preheat.cache import codec
-from preheat.cache.bundle import Bundle
+from preheat.store import codec
+from preheat.store.bundle import Bundle
 
 __all__ = ["ACCOUNTED", "Origin", "Origins"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from preheat import fork
-from preheat.cache.base import CLOSE_SECONDS
+from preheat.store.base import CLOSE_SECONDS
 
 __all__ = ["close_at_exit"]
 

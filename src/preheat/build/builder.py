@@ -29,8 +29,6 @@ from preheat.build.request import Request
 from preheat.build.sealed_headers import SealedHeaders
 from preheat.build.signers import required_signers
 from preheat.build.turn import Turn, Turns
-from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier
-from preheat.cache.lock import release_lost
 from preheat.callsite import caller
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import (
@@ -48,6 +46,8 @@ from preheat.locks import no_fork
 from preheat.misspelled import warn_of_misspelled
 from preheat.program import Program
 from preheat.singleflight import SingleFlight
+from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
+from preheat.store.lock import release_lost
 from preheat.toolchain.compiler import Toolchain
 from preheat.tracebacks import shorten_traceback
 
@@ -56,8 +56,8 @@ if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.early import Expectation
     from preheat.build.foreign_store import ForeignStore
     from preheat.build.nearest import Near
-    from preheat.cache.bundle import Bundle
-    from preheat.cache.signatures import Verifier
+    from preheat.store.bundle import Bundle
+    from preheat.store.signing.keys import Keyring
 
 __all__ = ["Builder"]
 
@@ -88,11 +88,11 @@ class Builder:
         cache: Chain,
         events: Events,
         *,
-        disk: DiskTier | None = None,
+        disk: DiskStore | None = None,
         lock_wait: float = 300.0,
         sealed: SealMode = SealMode.OFF,
         trust: bool = False,
-        signers: Callable[[], Verifier] | None = None,
+        signers: Callable[[], Keyring] | None = None,
         sealed_headers: str = "error",
     ) -> None:
         self.toolchain = toolchain
@@ -409,7 +409,7 @@ class Builder:
             from preheat.build.nearest import search
 
         table = self._request(program, arch).bundle_key.table
-        caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerTier)]
+        caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerStore)]
         return search(table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
 
     def _find_and_count(self, request: Request, *, local: bool = False) -> Hit | Miss:
@@ -561,7 +561,7 @@ class Builder:
             'disk'
         """
         for tier in self.cache.tiers:
-            if isinstance(tier, MemoryTier):
+            if isinstance(tier, MemoryStore):
                 tier.clear()
         self._stored.clear_memory()
 

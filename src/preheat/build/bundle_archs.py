@@ -12,7 +12,7 @@ from preheat.errors import BundleError, InputError
 from preheat.locks import no_fork
 
 if TYPE_CHECKING:
-    from preheat.cache.bundle import Bundle
+    from preheat.store.bundle import Bundle
 
 __all__ = ["bake_command", "baked_archs", "named", "require_code", "runs"]
 

@@ -14,8 +14,6 @@ from weakref import WeakKeyDictionary
 from preheat.arch import Arch
 from preheat.artifact import Artifact, Provenance
 from preheat.build.bundle_archs import baked_archs, named, runs
-from preheat.cache import codec
-from preheat.cache.codec import text
 from preheat.config import SealMode
 from preheat.errors import BundleError, InputError, with_others
 from preheat.events import Events
@@ -23,12 +21,14 @@ from preheat.foreign import ForeignEntry, foreign_kind
 from preheat.key import Part, include_parts
 from preheat.locks import no_fork
 from preheat.pins import split_pin
+from preheat.store import codec
+from preheat.store.codec import text
 from preheat.toolchain.headers import HeaderState, Place, decode_states, encode_states
 from preheat.weak_values import WeakValues
 
 if TYPE_CHECKING:
-    from preheat.cache.bundle import Bundle
-    from preheat.cache.signatures import Verifier
+    from preheat.store.bundle import Bundle
+    from preheat.store.signing.keys import Keyring
 
 __all__ = [
     "DAMAGED_ENTRY",
@@ -204,7 +204,7 @@ class MountedBundles:
     """
 
     def __init__(
-        self, events: Events, *, trust: bool, signers: Callable[[], Verifier] | None = None
+        self, events: Events, *, trust: bool, signers: Callable[[], Keyring] | None = None
     ) -> None:
         """`signers` returns the keys of which one must have signed each bundle that has no pin."""
         self._events = events
@@ -235,7 +235,7 @@ class MountedBundles:
         source = Path(os.path.abspath(path))
         place, pin = split_pin(source)
         with no_fork:
-            from preheat.cache.bundle import Bundle
+            from preheat.store.bundle import Bundle
 
         signers = self._required_signers(place) if pin is None else None
         opened = Bundle.open(source, trust=self._trust, signers=signers)
@@ -274,7 +274,7 @@ class MountedBundles:
                     reason = f"it has code for {named(its)}, and {device.name} is {arch}"
                     self._events.emit("refused", path=str(path), reason=reason)
 
-    def _required_signers(self, place: Path) -> Verifier | None:
+    def _required_signers(self, place: Path) -> Keyring | None:
         try:
             return None if self._signers is None else self._signers()
         except InputError as error:

@@ -1,25 +1,25 @@
-"""The cache directory and the other tiers that the settings describe."""
+"""The cache directory and the other stores that the settings describe."""
 
 from __future__ import annotations
 
 from preheat.build.lock_directory import choose_lock_dir
-from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier, Tier
-from preheat.cache.filesystem import filesystem_of, read_mounts
-from preheat.cache.trust import first_usable, usable
 from preheat.config import Config
 from preheat.events import Events
 from preheat.locks import no_fork
+from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, Store
+from preheat.store.filesystem import filesystem_of, read_mounts
+from preheat.store.trust import first_usable, usable
 
 __all__ = ["open_chain", "open_disk", "unasked_stores"]
 
 
-def open_chain(config: Config, events: Events) -> tuple[Chain, DiskTier | None]:
+def open_chain(config: Config, events: Events) -> tuple[Chain, DiskStore | None]:
     """Open the tiers that the settings describe: memory, layers, the disk, and shared stores."""
     trust = config.trust_cache_dir
     layers = usable(config.layers, events, trust=trust, write=False)
-    local: list[Tier] = [
-        MemoryTier(config.memory_limit),
-        *(LayerTier(path, events, trust=trust) for path in layers),
+    local: list[Store] = [
+        MemoryStore(config.memory_limit),
+        *(LayerStore(path, trust=trust) for path in layers),
     ]
     if disk := open_disk(config, events):
         local.append(disk)
@@ -31,7 +31,7 @@ def open_chain(config: Config, events: Events) -> tuple[Chain, DiskTier | None]:
     return shared_chain(local, config, events), disk
 
 
-def open_disk(config: Config, events: Events) -> DiskTier | None:
+def open_disk(config: Config, events: Events) -> DiskStore | None:
     """Open the cache directory that the settings describe; None when it is off or cannot be used."""
     trust = config.trust_cache_dir
     root = first_usable(config.cache_dirs, events, trust=trust) if config.cache else None
@@ -41,7 +41,7 @@ def open_disk(config: Config, events: Events) -> DiskTier | None:
     locks = choose_lock_dir(config, root, events, mounts)
     if locks is None:
         return None
-    return DiskTier(
+    return DiskStore(
         root,
         events,
         lock_dir=locks,
@@ -54,13 +54,8 @@ def open_disk(config: Config, events: Events) -> DiskTier | None:
 
 def unasked_stores(cache: Chain) -> list[str]:
     """Return a message for each shared store that is not used now, because requests to it failed."""
-    if not cache.shared:
-        return []
-    with no_fork:
-        from preheat.cache.remote.tier import RemoteTier
-
     return [
-        f"the shared store {tier.name} could not be used"
-        for tier in cache.shared
-        if isinstance(tier, RemoteTier) and not tier.server.reads.closed
+        f"the shared store {store.name} could not be used"
+        for store in cache.shared
+        if not store.server.available("read")
     ]

@@ -13,12 +13,12 @@ from preheat.artifact import Artifact, Header, Provenance
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.lookup import Lookup
 from preheat.build.request import Request
-from preheat.cache import DiskTier, codec
 from preheat.errors import ToolchainChangedError
 from preheat.events import Events
 from preheat.key import Key
 from preheat.linked_program import LinkedProgram
 from preheat.program import Program
+from preheat.store import DiskStore, codec
 from preheat.toolchain.absent_names import Untrackable
 from preheat.toolchain.headers import HeaderState, Place, decode_states, joined, pack_states
 from preheat.toolchain.observe import Unexpected, observe, observe_roughly
@@ -51,7 +51,7 @@ class ArtifactCompiler:
         self,
         lookup: Lookup,
         events: Events,
-        disk: DiskTier | None,
+        disk: DiskStore | None,
         obtain: Callable[[Program, Arch], Artifact],
     ) -> None:
         """Make a compiler. `obtain` returns the code of a part of a link, stored or compiled."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from preheat.cache.journal import Journal
 from preheat.events import Events, Stats
+from preheat.store.journal import Journal
 
 __all__ = ["Counters"]
 

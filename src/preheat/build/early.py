@@ -11,8 +11,8 @@ from types import FrameType
 from preheat.arch import Arch
 from preheat.build.key_locks import Busy, KeyLocks
 from preheat.build.request import Request
-from preheat.cache import Chain, LayerTier
 from preheat.program import Program
+from preheat.store import Chain, LayerStore
 from preheat.toolchain.compiler import Toolchain
 
 __all__ = ["Expectation"]
@@ -97,7 +97,7 @@ class Expectation:
         The longest source comes first, as when programs are compiled together.
         """
         if self._cache.shared or not all(
-            tier.is_empty() for tier in self._cache.tiers if isinstance(tier, LayerTier)
+            tier.is_empty() for tier in self._cache.tiers if isinstance(tier, LayerStore)
         ):
             return []  # The cache may have all of them.
         found = [

@@ -13,7 +13,6 @@ from preheat.build.bundle_entries import MountedBundles
 from preheat.build.cache_directory import unasked_stores
 from preheat.build.counters import Counters
 from preheat.build.turn import Turn, Turns
-from preheat.cache import Chain, LayerTier, codec
 from preheat.callsite import caller
 from preheat.config import SealMode
 from preheat.errors import SealedError
@@ -21,6 +20,7 @@ from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.locks import no_fork
 from preheat.singleflight import SingleFlight
+from preheat.store import Chain, LayerStore, codec
 from preheat.toolchain.ptx_section import has_attached_ptx, is_executed
 
 __all__ = ["ABSENT", "UNMEASURED", "Claim", "ForeignStore", "created_now"]
@@ -263,7 +263,7 @@ class ForeignStore:
                         seen.add(digest)
                         yield _decode(digest, blob)
         for tier in self._cache.tiers:
-            if isinstance(tier, LayerTier):
+            if isinstance(tier, LayerStore):
                 yield from _in_layer(tier, kind, seen)
 
     def _each(self, digest: str, end: int | None = None) -> Iterator[tuple[ForeignEntry, str]]:
@@ -294,14 +294,14 @@ def created_now(seconds: float) -> Provenance:
     return Provenance(seconds, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
 
-def _in_layer(tier: LayerTier, kind: str | None, seen: set[str]) -> Iterator[ForeignEntry]:
-    reader = tier.reader(Events())
+def _in_layer(tier: LayerStore, kind: str | None, seen: set[str]) -> Iterator[ForeignEntry]:
+    reader = tier.reader()
     for item in tier.items():
         front = tier.first_bytes(item.digest)
         if front is None or item.digest in seen or not _is_of(front, kind):
             continue
-        blob = reader.get(item.digest)
-        with suppress(codec.DamagedEntryError):
+        with suppress(codec.DamagedEntryError, OSError):
+            blob = reader.get(item.digest)
             if blob is not None:
                 seen.add(item.digest)
                 yield _decode(item.digest, blob)

@@ -11,12 +11,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.build.lookup import Miss
-from preheat.cache.lock import FileLock
-from preheat.cache.trust import make_private
 from preheat.events import Events
+from preheat.store.lock import FileLock
+from preheat.store.trust import make_private
 
 if TYPE_CHECKING:  # Imported only if there is a server.
-    from preheat.cache.remote.lease_request import LeaseRequest
+    from preheat.store.remote.lease_request import LeaseRequest
 
 __all__ = ["Busy", "Deferral", "KeyLocks", "PendingLease", "parallel_compiles"]
 

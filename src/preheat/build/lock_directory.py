@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from preheat.cache.filesystem import Mount, filesystem_of
-from preheat.cache.trust import first_usable
 from preheat.config import Config, node_local_lock_dirs
 from preheat.events import Events
+from preheat.store.filesystem import Mount, filesystem_of
+from preheat.store.trust import first_usable
 
 __all__ = ["choose_lock_dir", "shared_reason"]
 

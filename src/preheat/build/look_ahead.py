@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from preheat.arch import Arch
 from preheat.build.request import Request
-from preheat.cache import Chain
 from preheat.errors import ToolchainError
 from preheat.program import Program
+from preheat.store import Chain
 from preheat.toolchain.compiler import Toolchain
 
 __all__ = ["look_ahead"]

@@ -13,10 +13,10 @@ from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.request import Request
 from preheat.build.sealed_headers import SealedHeaders
-from preheat.cache import Chain, DiskTier, codec
 from preheat.errors import ToolchainError
 from preheat.events import Events
 from preheat.key import Key
+from preheat.store import Chain, DiskStore, codec
 from preheat.toolchain.evidence import Memo
 from preheat.toolchain.headers import (
     HEADER_LIST,
@@ -282,7 +282,7 @@ class Lookup:
 class HeaderMemos:
     """The stamps and hashes of the header files of requests, in memory and as notes on the disk."""
 
-    def __init__(self, disk: DiskTier | None, events: Events) -> None:
+    def __init__(self, disk: DiskStore | None, events: Events) -> None:
         self._disk = disk
         self._events = events
         self._memos: OrderedDict[str, Memo] = OrderedDict()

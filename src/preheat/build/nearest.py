@@ -12,10 +12,9 @@ from typing import NamedTuple
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
-from preheat.cache import LayerTier, codec
-from preheat.cache.bundle import Bundle
-from preheat.events import Events
 from preheat.key import Part, explain
+from preheat.store import LayerStore, codec
+from preheat.store.bundle import Bundle
 
 __all__ = ["Near", "nearest", "search"]
 
@@ -78,7 +77,7 @@ def search(
     wanted: tuple[Part, ...],
     label: str,
     bundles: Iterable[Bundle],
-    caches: Iterable[LayerTier],
+    caches: Iterable[LayerStore],
     *,
     seconds: float,
     namesake: bool = False,
@@ -110,14 +109,14 @@ def _in_bundles(
                     yield decode_entry(bundle, digest, meta)
 
 
-def _in_caches(caches: Iterable[LayerTier], until: float) -> Iterator[Artifact]:
+def _in_caches(caches: Iterable[LayerStore], until: float) -> Iterator[Artifact]:
     """Yield the artifacts of cache directories, the most recently used one first."""
     for cache in caches:
-        reader = cache.reader(Events())
+        reader = cache.reader()
         with suppress(OSError):
             for item in sorted(reader.items(), key=lambda item: -item.last_read):
                 if time.monotonic() >= until:
                     return
-                if blob := reader.get(item.digest):  # An item may have only a note.
-                    with suppress(codec.DamagedEntryError):
+                with suppress(codec.DamagedEntryError, OSError):
+                    if blob := reader.get(item.digest):  # An item may have only a note.
                         yield Artifact.decode(item.digest, *codec.unpack_checked(blob))

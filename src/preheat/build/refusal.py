@@ -11,12 +11,12 @@ from preheat.arch import Arch
 from preheat.build import seal
 from preheat.build.bundle_archs import bake_command
 from preheat.build.bundle_entries import entry_meta, read_foreign
-from preheat.cache import codec
 from preheat.callsite import shown_path
 from preheat.messages import count
+from preheat.store import codec
 
 if TYPE_CHECKING:
-    from preheat.cache.bundle import Bundle
+    from preheat.store.bundle import Bundle
 
 __all__ = ["Searched", "search_bundles"]
 

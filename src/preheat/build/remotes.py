@@ -1,4 +1,4 @@
-"""The shared stores that the settings describe, as tiers."""
+"""The shared stores that the settings describe."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from preheat.cache import Chain, Tier
-from preheat.cache.remote.engine import Engine, RemoteError
-from preheat.cache.remote.engines import missing_package, open_engine
-from preheat.cache.remote.server import Server
-from preheat.cache.remote.tier import RemoteTier, StoreKeys
-from preheat.cache.remote.url import Remote, parse_remotes
-from preheat.cache.transient import retried
-from preheat.cache.trust import distrust_reason
 from preheat.config import Config
 from preheat.errors import PreheatError
 from preheat.events import Events
-from preheat.locks import no_fork
+from preheat.store import Chain, Store
+from preheat.store.remote.engine import Engine, RemoteError, missing_package, open_engine
+from preheat.store.remote.server import Server
+from preheat.store.remote.store import RemoteStore
+from preheat.store.remote.url import Remote, parse_remotes
+from preheat.store.signing.keys import Keys
+from preheat.store.transient import retried
+from preheat.store.trust import distrust_reason
 from preheat.toolchain.header_lists import HeaderLists
 
 __all__ = ["TrustPolicy", "open_remotes", "patient", "remotes_of", "shared_chain", "trust_policy"]
@@ -49,10 +48,9 @@ def trust_policy(remote: Remote, config: Config) -> TrustPolicy:
     return TrustPolicy.UNSIGNED if config.trust_cache_dir else TrustPolicy.PRIVATE
 
 
-def shared_chain(local: Sequence[Tier], config: Config, events: Events) -> Chain:
+def shared_chain(local: Sequence[Store], config: Config, events: Events) -> Chain:
     """Return a chain of the tiers of this machine and those of the shared stores."""
-    remotes = open_remotes(config, events)
-    return Chain([*local, *remotes], events, local=len(local), merger=HeaderLists())
+    return Chain(local, events, shared=open_remotes(config, events), merger=HeaderLists())
 
 
 def remotes_of(config: Config) -> tuple[Remote, ...]:
@@ -65,12 +63,12 @@ def patient(config: Config) -> Config:
     return replace(config, remote_timeout=max(config.remote_timeout, _PATIENCE))
 
 
-def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
-    """Return a tier for each shared store that can be used. Any other store is a `refused` event.
+def open_remotes(config: Config, events: Events) -> list[RemoteStore]:
+    """Open each shared store that can be used. Any other one is a `refused` event.
 
     No request is made, and no client package is imported.
     """
-    tiers: list[RemoteTier] = []
+    stores: list[RemoteStore] = []
     for number, remote in enumerate(remotes_of(config), start=1):
         if why := _refusal_reason(remote, config):
             events.emit("refused", path=remote.name, reason=why)
@@ -84,8 +82,8 @@ def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
             can_hold_leases=remote.can_hold_leases,
         )
         may_write = not signed or config.signing_key is not None
-        tiers.append(
-            RemoteTier(
+        stores.append(
+            RemoteStore(
                 server,
                 events,
                 read_keys=partial(_read_keys, remote, config),
@@ -93,7 +91,7 @@ def open_remotes(config: Config, events: Events) -> list[RemoteTier]:
                 merger=HeaderLists(),
             )
         )
-    return tiers
+    return stores
 
 
 def _refusal_reason(remote: Remote, config: Config) -> str | None:
@@ -117,7 +115,7 @@ def _open(remote: Remote, config: Config) -> Engine:
         raise RemoteError(_with_hint(error)) from None
 
 
-def _read_keys(remote: Remote, config: Config) -> StoreKeys:
+def _read_keys(remote: Remote, config: Config) -> Keys:
     """Read the keys if entries are signed. A private directory needs no keys, and is checked.
 
     A process that accepts unsigned entries signs none, because it also copies entries between stores
@@ -125,18 +123,14 @@ def _read_keys(remote: Remote, config: Config) -> StoreKeys:
     """
     match trust_policy(remote, config):
         case TrustPolicy.UNSIGNED:
-            return StoreKeys()
+            return Keys()
         case TrustPolicy.PRIVATE:
             _require_private(Path(remote.path))
-            return StoreKeys()
-    with no_fork:
-        from preheat import signing
-
+            return Keys()
     try:
-        keys = signing.Keys.of(config)
+        return Keys.load(config.signing_key, config.trusted_keys)
     except PreheatError as error:
         raise RemoteError(_with_hint(error)) from None
-    return StoreKeys(trusted=keys.trusted, signer=keys.signing)
 
 
 def _require_private(path: Path) -> None:

@@ -11,12 +11,12 @@ from preheat.errors import InputError
 from preheat.locks import no_fork
 
 if TYPE_CHECKING:
-    from preheat.cache.signatures import Verifier
+    from preheat.store.signing.keys import Keyring
 
 __all__ = ["required_signers"]
 
 
-def required_signers(config: Config) -> Callable[[], Verifier] | None:
+def required_signers(config: Config) -> Callable[[], Keyring] | None:
     """Return a function that reads the trusted keys; None when bundles need no signature.
 
     It raises `InputError` when a file of keys cannot be used, or none is named.
@@ -24,11 +24,11 @@ def required_signers(config: Config) -> Callable[[], Verifier] | None:
     return partial(_trusted_keys, config) if config.require_signed else None
 
 
-def _trusted_keys(config: Config) -> Verifier:
+def _trusted_keys(config: Config) -> Keyring:
     with no_fork:
-        from preheat.signing import Keys  # Few processes need it.
+        from preheat.store.signing.keys import Keys  # Few processes need it.
 
-    trusted = Keys.of(config).trusted
+    trusted = Keys.load(config.signing_key, config.trusted_keys).trusted
     if trusted is None:
         raise InputError(
             "PREHEAT_REQUIRE_SIGNED is on, and no key is trusted",

@@ -8,14 +8,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from preheat.build.key_locks import Busy, Deferral, KeyLocks, PendingLease
-from preheat.cache import Chain, DiskTier
-from preheat.cache.lock import FileLock
 from preheat.events import Events
 from preheat.locks import Call, no_fork
+from preheat.store import Chain, DiskStore
+from preheat.store.lock import FileLock
 
 if TYPE_CHECKING:  # Imported only if there is a server.
-    from preheat.cache.remote.lease import Lease, Leases
-    from preheat.cache.remote.lease_request import LeaseRequest
+    from preheat.store.remote.lease import Lease, Leases
+    from preheat.store.remote.lease_request import LeaseRequest
 
 __all__ = ["Turn", "Turns"]
 
@@ -45,7 +45,7 @@ class Turns:
 
 def _is_shared(cache: Chain) -> bool:
     """Return whether other hosts use a tier of the cache: a server, or a directory."""
-    disks = (tier for tier in cache.tiers if isinstance(tier, DiskTier))
+    disks = (tier for tier in cache.tiers if isinstance(tier, DiskStore))
     return bool(cache.shared) or any(disk.shared for disk in disks)
 
 
@@ -60,7 +60,7 @@ def _request_lease(
     leases: Leases, digest: str, look: Callable[[], T | None], limit: float
 ) -> LeaseRequest[T]:
     with no_fork:
-        from preheat.cache.remote.lease_request import LeaseRequest
+        from preheat.store.remote.lease_request import LeaseRequest
 
     return LeaseRequest(leases, digest, look, limit=limit)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from preheat.audit.session import audit_session
-from preheat.cache.publish import publish, unwritable_reason
 from preheat.cli.audit_text import report_lines
 from preheat.cli.child import CannotRunError, run_command
 from preheat.cli.output import attempt, print_error, print_json, print_message
 from preheat.config import environ
 from preheat.errors import InputError
+from preheat.store.publish import publish, unwritable_reason
 
 __all__ = ["command"]
 

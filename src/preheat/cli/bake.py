@@ -15,8 +15,8 @@ from preheat.ahead.manifest import Manifest, require_programs, with_coverage
 from preheat.ahead.shards import Shard
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.cache.base import Filled
 from preheat.cli.check import run_check
+from preheat.cli.keys import signing_key
 from preheat.cli.output import (
     columns,
     count,
@@ -28,10 +28,10 @@ from preheat.cli.output import (
     size,
 )
 from preheat.cli.programs import archs_option, coverage_option
-from preheat.cli.signatures import signing_key
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.progress import progress
+from preheat.store.base import UploadResult
 
 __all__ = ["command"]
 
@@ -242,7 +242,7 @@ def _lacks_signing_key(config: Config) -> bool:
     )
 
 
-def _on_store(store: Filled) -> str:
+def _on_store(store: UploadResult) -> str:
     """Say how many of the baked entries a shared store has."""
     total = store.present + store.written + store.missing
     if store.missing:

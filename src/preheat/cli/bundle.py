@@ -1,4 +1,4 @@
-"""`preheat bundle`: list, verify, sign and merge bundles."""
+"""`preheat bundle`: list, verify, sign and merge bundles, and keep them on a server."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from typing import Any
 
 import click
 
-from preheat.ahead.bundles import all_entries, all_foreign, faults, graphs, merge, sign
+from preheat.ahead.bundles import (
+    all_entries,
+    all_foreign,
+    faults,
+    graphs,
+    merge,
+    require_place,
+    sign,
+)
+from preheat.ahead.stores import open_bundle
 from preheat.arch import Arch
 from preheat.build.bundle_entries import BundleEntry
-from preheat.cache.bundle import Bundle
 from preheat.cli.bundle_file import BUNDLE, LocalFile
-from preheat.cli.bundle_transfer import pull_command, push_command
 from preheat.cli.details import details_as_json
+from preheat.cli.keys import claimed_key, require_signable, signature_faults, signing_key
 from preheat.cli.output import columns, count, print_json, print_line, print_message, size
-from preheat.cli.signatures import claimed_key, require_signable, signature_faults, signing_key
 from preheat.cli.stored import CUDA
 from preheat.config import Config
 from preheat.errors import BundleError
 from preheat.foreign import ForeignEntry
 from preheat.pins import split_pin
 from preheat.portable_paths import format_spellings
-from preheat.sync.places import open_bundle
+from preheat.store.bundle import Bundle
+from preheat.store.remote.bundles import pull, push
 
 __all__ = ["command"]
 
@@ -42,10 +50,6 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.group(epilog=_EPILOG)
 def command() -> None:
     """List, verify, sign and merge bundles (.heat)."""
-
-
-command.add_command(push_command)
-command.add_command(pull_command)
 
 
 @command.command()
@@ -228,3 +232,51 @@ def merge_command(
     if as_json:
         print_json({"bundle": output, "entries": entries, "bytes": nbytes})
     print_message(f"{output}: {count(entries, 'entry')}, {size(nbytes)}")
+
+
+# On servers
+
+
+@command.command("push")
+@click.argument("file", type=LocalFile(exists=True, dir_okay=False, path_type=Path))
+@click.argument("url")
+@_JSON
+def push_command(file: Path, url: str, as_json: bool) -> None:
+    """Write FILE to the server at URL, and print its pin.
+
+    The bundle is stored under its SHA-256, beside the entries of PREHEAT_REMOTE. The pin always names
+    the same bytes. The command first checks that the store can be written to.
+
+    \b
+    Example:
+      preheat bundle push kernels.heat s3://team/kernels
+    """
+    digest, written = push(file, url)
+    if as_json:
+        print_json({"bundle": file, "pin": f"sha256:{digest}", "written": written})
+    else:
+        print_line(f"sha256:{digest}")
+        print_message(f"{file} {'written' if written else 'was there already'}")
+
+
+@command.command("pull")
+@click.argument("url")
+@click.argument("pin")
+@click.option("-o", "--output", required=True, type=LocalFile(path_type=Path), help="File to write.")
+@_JSON
+def pull_command(url: str, pin: str, output: Path, as_json: bool) -> None:
+    """Read the bundle PIN from the server at URL, and verify it.
+
+    PIN is the pin that `preheat bundle push` printed. A bundle with other bytes is refused, so no key
+    is needed.
+
+    \b
+    Example:
+      preheat bundle pull s3://team/kernels sha256:9f86d081… -o kernels.heat
+    """
+    require_place(output)
+    nbytes = pull(url, pin, output)
+    if as_json:
+        print_json({"bundle": output, "pin": pin, "bytes": nbytes})
+    else:
+        print_message(f"{output}: {size(nbytes)}")

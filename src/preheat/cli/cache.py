@@ -13,8 +13,6 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.nearest import Near, nearest
-from preheat.cache import DiskTier
-from preheat.cache.layer import Item
 from preheat.cli import cache_metrics, cache_sync
 from preheat.cli.details import details, details_as_json, file_of, ptx_of
 from preheat.cli.output import (
@@ -55,6 +53,8 @@ from preheat.events import Stats, logged_events
 from preheat.key import explain
 from preheat.program import Program
 from preheat.progress import progress
+from preheat.store import DiskStore
+from preheat.store.layer import Item
 
 __all__ = ["command"]
 
@@ -440,17 +440,17 @@ def prune(limit: str | None, files: int | None, kind: str | None, as_json: bool)
         print_message("Nothing was removed")
 
 
-def _prune_kind(disk: DiskTier, kind: str, limit: int | None, files: int | None) -> tuple[int, int]:
+def _prune_kind(disk: DiskStore, kind: str, limit: int | None, files: int | None) -> tuple[int, int]:
     """Remove entries of one kind, the least recently used first; return their number and size."""
     config = Config.from_env()
-    most_bytes = config.cache_limit if limit is None else limit
+    max_bytes = config.cache_limit if limit is None else limit
     most_files = config.cache_files if files is None else files
     by_kind = items_by_kind(disk)
     require_kind(kind, by_kind)
     items = sorted(by_kind[kind], key=lambda item: item.last_read)
     left, held = len(items), sum(item.bytes for item in items)
     for item in items:
-        if left <= most_files and held <= most_bytes:
+        if left <= most_files and held <= max_bytes:
             break
         if not item.pinned:
             disk.remove(item.digest)

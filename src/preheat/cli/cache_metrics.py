@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import click
 
 from preheat._version import __version__
-from preheat.cache import DiskTier
 from preheat.cli.output import print_raw
 from preheat.cli.stored import items_by_kind, open_cache
 from preheat.config import Config
+from preheat.store import DiskStore
 from preheat.telemetry.exposition import exposition
 from preheat.telemetry.metrics import Family, counter_families, gauge
 
@@ -34,7 +34,7 @@ def command() -> None:
     print_raw(exposition(families))
 
 
-def _gauges(disk: DiskTier, config: Config) -> Iterator[Family]:
+def _gauges(disk: DiskStore, config: Config) -> Iterator[Family]:
     """Yield what the cache holds now, and its limits."""
     by_kind = items_by_kind(disk)
     entries = {kind: items for kind, items in by_kind.items() if kind is not None}

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
 from preheat.ahead.bundles import merge
-from preheat.arch import Arch
-from preheat.cache.bundle import Bundle
-from preheat.cli.output import count, print_json, print_line, print_message, size
-from preheat.config import Config
-from preheat.errors import InputError
-from preheat.sync.copy import Choice, SyncResult, sync
-from preheat.sync.places import (
+from preheat.ahead.stores import (
+    Choice,
     bundle_output,
+    copy_entries,
     is_bundle,
     open_bundle,
-    open_source,
-    open_target,
+    open_store,
     require_different,
     shown,
 )
+from preheat.arch import Arch
+from preheat.cli.output import count, print_json, print_line, print_message, size
+from preheat.config import Config
+from preheat.errors import InputError
+from preheat.store.bundle import Bundle
+from preheat.store.copy import CopyResult
 
 __all__ = ["command"]
 
@@ -62,7 +64,7 @@ def command(
     if is_bundle(source) and is_bundle(target):
         result = _merge_bundles(source, bundle_output(target), choice, dry_run=dry_run)
     else:
-        result = _sync(source, target, choice, dry_run=dry_run)
+        result = _copy(source, target, choice, dry_run=dry_run)
     places = shown(source), shown(target)
     if as_json:
         print_json(_as_dict(*places, result, dry_run=dry_run))
@@ -71,19 +73,16 @@ def command(
     return 1 if result.refused else 0
 
 
-def _sync(source: str, target: str, choice: Choice, *, dry_run: bool) -> SyncResult:
+def _copy(source: str, target: str, choice: Choice, *, dry_run: bool) -> CopyResult:
     config = Config.from_env()
-    opened = open_source(source, config)
-    written = open_target(target, config)
-    try:
-        result = sync(opened, written, choice, dry_run=dry_run)
-        written.close()
-    finally:
-        opened.close()
+    with closing(open_store(source, config, write=False)) as opened:
+        written = open_store(target, config, write=True)
+        result = copy_entries(opened, written, choice, dry_run=dry_run)
+        written.close()  # A bundle is written here, and only if the copy is complete.
     return result
 
 
-def _merge_bundles(source: str, target: Path, choice: Choice, *, dry_run: bool) -> SyncResult:
+def _merge_bundles(source: str, target: Path, choice: Choice, *, dry_run: bool) -> CopyResult:
     """Add the programs of one bundle to another; those that both have stay as they are."""
     if choice != Choice():
         raise InputError(
@@ -96,10 +95,10 @@ def _merge_bundles(source: str, target: Path, choice: Choice, *, dry_run: bool) 
     if missing and not dry_run:
         merge([*before, given], target, prefer="first")
     held = sum(len(given.get(digest) or b"") for digest in missing)
-    return SyncResult(copied=len(missing), bytes=held, present=len(given) - len(missing))
+    return CopyResult(copied=len(missing), bytes=held, present=len(given) - len(missing))
 
 
-def _as_dict(source: str, target: str, result: SyncResult, *, dry_run: bool) -> dict[str, Any]:
+def _as_dict(source: str, target: str, result: CopyResult, *, dry_run: bool) -> dict[str, Any]:
     return {
         "from": source,
         "to": target,
@@ -114,7 +113,7 @@ def _as_dict(source: str, target: str, result: SyncResult, *, dry_run: bool) -> 
     }
 
 
-def _print(source: str, target: str, result: SyncResult, *, dry_run: bool) -> None:
+def _print(source: str, target: str, result: CopyResult, *, dry_run: bool) -> None:
     for digest, refusal in sorted(result.refused.items()):
         print_line(f"{digest}  {refusal.what}: {refusal.reason}")
     for reason, number in result.skipped.items():

@@ -22,9 +22,6 @@ from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.lock_directory import shared_reason
 from preheat.build.seal import SEALED_BY
-from preheat.cache.filesystem import filesystem_of
-from preheat.cache.remote.url import name_of
-from preheat.cache.trust import unusable_reason
 from preheat.cli.findings import Finding
 from preheat.cli.output import columns, count, duration, print_json, print_line, print_message, size
 from preheat.cli.triton_checks import triton_findings
@@ -34,7 +31,10 @@ from preheat.events import Events
 from preheat.native_build import BUILD_AGAIN
 from preheat.program import Program
 from preheat.progress import progress
-from preheat.signing import Keys
+from preheat.store.filesystem import filesystem_of
+from preheat.store.remote.url import name_of
+from preheat.store.signing.keys import Keys
+from preheat.store.trust import unusable_reason
 from preheat.toolchain.locate import Located
 
 __all__ = ["command"]
@@ -271,7 +271,7 @@ def _keys(config: Config) -> Iterator[Finding]:
     if config.signing_key is None and not config.trusted_keys:
         return
     try:
-        keys = Keys.of(config)
+        keys = Keys.load(config.signing_key, config.trusted_keys)
     except PreheatError as error:
         yield Finding("keys", "fail", str(error), error.hint or "correct the settings of keys")
         return

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 import click
 
 from preheat.arch import Arch
-from preheat.cache.publish import publish, unwritable_reason
 from preheat.cli.child import CannotRunError, run_command
 from preheat.cli.output import (
     attempt,
@@ -27,6 +26,7 @@ from preheat.driver.reports import WITHOUT_RUNTIME, RunReport, hand_over, read_r
 from preheat.driver.settings import MOST_DEVICES, DriverSettings, gpu_refusal, is_seed
 from preheat.errors import InputError
 from preheat.files import read_whole
+from preheat.store.publish import publish, unwritable_reason
 from preheat.toolchain import ptx
 
 __all__ = ["command"]

@@ -1,16 +1,29 @@
-"""`preheat keys`: make and show the keys that sign entries and bundles."""
+"""`preheat keys`, the key that signs bundles, and reports of their signatures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
 from preheat.cli.output import print_json, print_line, print_message, print_raw
-from preheat.signing import PublicKey, SigningKey, load_public, require_absent
+from preheat.config import Config
+from preheat.errors import BundleError, InputError
+from preheat.pins import split_pin
+from preheat.store.base import UntrustedError
+from preheat.store.bundle import Bundle
+from preheat.store.signing.bundles import BundleSignature
+from preheat.store.signing.keys import (
+    Keyring,
+    Keys,
+    PublicKey,
+    SigningKey,
+    load_public,
+    require_absent,
+)
 
-__all__ = ["command"]
+__all__ = ["claimed_key", "command", "require_signable", "signature_faults", "signing_key"]
 
 _EPILOG = """\b
 Examples:
@@ -85,3 +98,69 @@ def _print(keys: Iterable[tuple[Path, PublicKey]], *, as_json: bool) -> None:
 
 def _comment(file: Path, key: PublicKey) -> str:
     return f"# preheat key {key.id.hex()}, from {file.name}"
+
+
+# Signatures of bundles
+
+
+def signing_key() -> SigningKey:
+    """Return the key of the settings that signs; `InputError` when there is none."""
+    path = Config.from_env().signing_key
+    if path is None:
+        raise InputError(
+            "there is no key to sign with: PREHEAT_SIGNING_KEY is not set",
+            hint="make a key with 'preheat keys new FILE', and set PREHEAT_SIGNING_KEY=FILE",
+        )
+    return SigningKey.load(path)
+
+
+def _trusted(config: Config) -> Keyring | None:
+    return Keys.load(config.signing_key, config.trusted_keys).trusted
+
+
+def claimed_key(bundle: Bundle) -> str | None:
+    """Return the id of the key that a bundle names as its signer, which is not verified."""
+    if bundle.signature is None:
+        return None
+    try:
+        return BundleSignature.decode(bundle.signature).key_id.hex()
+    except UntrustedError:
+        return "unknown"
+
+
+def require_signable(bundle: Bundle) -> None:
+    """Raise `BundleError` if a key that is not trusted has signed a bundle, and it has no pin.
+
+    A new signature would make others trust what that key has signed. Entries that are read later are
+    compared with the signature.
+    """
+    trusted = _trusted(Config.from_env())
+    if bundle.signature is None or trusted is None or split_pin(bundle.source)[1] is not None:
+        return
+    try:
+        bundle.require_signature(trusted)
+    except UntrustedError as why:
+        raise BundleError(
+            f"bundle {bundle.path} is not signed again: {why}",
+            hint="trust its key by PREHEAT_TRUSTED_KEYS, or name the bundle with its pin",
+        ) from None
+
+
+def signature_faults(bundle: Bundle) -> Iterator[str]:
+    """Yield why the signature of a bundle is not accepted, or print the key of an accepted signature.
+
+    Entries that are read later are compared with the signature.
+    """
+    config = Config.from_env()
+    trusted = _trusted(config)
+    if bundle.signature is None:
+        if config.require_signed:
+            yield "it is not signed"
+    elif trusted is None:
+        print_message(f"{bundle.path}: signed by key {claimed_key(bundle)}; no key is trusted here")
+    else:
+        try:
+            key = bundle.require_signature(trusted)
+            print_message(f"{bundle.path}: signed by key {key.hex()}, which is trusted")
+        except UntrustedError as why:
+            yield str(why)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from preheat.cache.publish import unwritable_reason
 from preheat.errors import InputError
+from preheat.store.publish import unwritable_reason
 
 __all__ = ["require_file", "require_writable"]
 

@@ -8,18 +8,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from preheat.build.remotes import TrustPolicy, open_remotes, patient, remotes_of, trust_policy
-from preheat.cache.remote.engine import Engine, RemoteError
-from preheat.cache.remote.permissions import permissions_of
-from preheat.cache.remote.probe import Probe, probe
-from preheat.cache.remote.tier import RemoteTier
-from preheat.cache.remote.url import Remote
-from preheat.cache.remote.verify import PROBLEMS, Verified, listed, verify
 from preheat.cli.findings import Finding
 from preheat.cli.output import count, duration, print_error, print_json, print_line, print_message
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
 from preheat.events import Events
 from preheat.progress import progress
+from preheat.store.remote.engine import Engine, RemoteError
+from preheat.store.remote.probe import Probe, permissions_of, probe
+from preheat.store.remote.store import RemoteStore
+from preheat.store.remote.url import Remote
+from preheat.store.remote.verify import PROBLEMS, Verified, listed, verify
 
 __all__ = ["remote_findings", "verify_remotes"]
 
@@ -47,7 +46,7 @@ def remote_findings(config: Config) -> Iterator[Finding]:
             yield Finding("shared store", "warn", str(error), error.hint or fix)
 
 
-def _finding(remote: Remote, tier: RemoteTier, found: Probe, config: Config) -> Finding:
+def _finding(remote: Remote, tier: RemoteStore, found: Probe, config: Config) -> Finding:
     unsigned = trust_policy(remote, config) is not TrustPolicy.SIGNED
     properties = _properties(tier, found, unsigned=unsigned, read_only=remote.read_only)
     detail = f"{remote.name}: {', '.join(properties)}"
@@ -85,7 +84,7 @@ class _UnusableError(PreheatError):
 
 
 @contextmanager
-def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteTier]]:
+def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteStore]]:
     """Open a shared store; `_UnusableError` when it cannot be, or fails in the block."""
     refused: list[str] = []
     events = Events()
@@ -103,7 +102,7 @@ def _opened(remote: Remote, alone: Config) -> Iterator[tuple[Engine, RemoteTier]
         tier.server.close()
 
 
-def _properties(tier: RemoteTier, found: Probe, *, unsigned: bool, read_only: bool) -> Iterator[str]:
+def _properties(tier: RemoteStore, found: Probe, *, unsigned: bool, read_only: bool) -> Iterator[str]:
     yield f"{duration(found.seconds)} a request"
     yield "unsigned entries are accepted, and none is signed" if unsigned else "entries are signed"
     if read_only:
@@ -159,7 +158,7 @@ def _verified(remote: Remote, alone: Config) -> list[Verified]:
         names = server.call("names", listed)
         found = []
         with progress(f"verifying {remote.name}", len(names)) as bar:
-            for each in verify(server.read, names, tier.keys().trusted):
+            for each in verify(server.get, names, tier.keys().trusted):
                 bar.step(each.name.rpartition("/")[2][:12])
                 found.append(each)
         return found

@@ -20,8 +20,6 @@ from preheat.audit.report import Report
 from preheat.audit.session import audit_session
 from preheat.audit.sites import STARTS_COVERED
 from preheat.audit.verdict import BundleFile, describe_bundles, make_verdict
-from preheat.cache.publish import publish, unwritable_reason
-from preheat.cache.trust import unusable_reason
 from preheat.cli.bundle_file import BUNDLE
 from preheat.cli.check import run_check
 from preheat.cli.child import CannotRunError, run_command
@@ -32,6 +30,8 @@ from preheat.cli.run_settings import Setting, run_settings
 from preheat.cli.uncovered import hint_lines
 from preheat.config import Config, SealMode, environ
 from preheat.errors import InputError
+from preheat.store.publish import publish, unwritable_reason
+from preheat.store.trust import unusable_reason
 
 __all__ = ["NOT_ACCOUNTED", "NOT_STARTED", "command"]
 

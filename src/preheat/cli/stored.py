@@ -7,13 +7,14 @@ from contextlib import suppress
 
 from preheat.artifact import Artifact
 from preheat.build.cache_directory import open_disk
-from preheat.cache import DiskTier, codec
-from preheat.cache.layer import Item
 from preheat.config import Config
 from preheat.errors import InputError, PreheatError
-from preheat.events import Events, logged_events
+from preheat.events import logged_events
 from preheat.foreign import ForeignEntry, foreign_kind, is_foreign
 from preheat.progress import progress
+from preheat.store import DiskStore, codec
+from preheat.store.layer import Item
+from preheat.store.trust import DistrustedError
 from preheat.toolchain.headers import decode_states, is_header_list
 
 __all__ = [
@@ -37,7 +38,7 @@ Stored = Artifact | ForeignEntry
 CUDA = "cuda"  # the kind of entries that preheat compiled itself
 
 
-def open_cache() -> DiskTier:
+def open_cache() -> DiskStore:
     """Open the cache of the settings. Raises when it is off or no directory can be used."""
     config = Config.from_env()
     if not config.cache:
@@ -48,7 +49,7 @@ def open_cache() -> DiskTier:
     return disk
 
 
-def kind_of(disk: DiskTier, digest: str) -> str | None:
+def kind_of(disk: DiskStore, digest: str) -> str | None:
     """Return the kind of an entry, or None for a header list and for a note without its entry."""
     front = disk.first_bytes(digest)
     if front is None or is_header_list(front):
@@ -56,7 +57,7 @@ def kind_of(disk: DiskTier, digest: str) -> str | None:
     return foreign_kind(front) or CUDA
 
 
-def items_by_kind(disk: DiskTier) -> dict[str | None, list[Item]]:
+def items_by_kind(disk: DiskStore) -> dict[str | None, list[Item]]:
     """Return the files of the cache by the kind of the entry; see `kind_of`."""
     found: dict[str | None, list[Item]] = {}
     for item in disk.items():
@@ -81,12 +82,12 @@ def entries(doing: str, kind: str | None = None) -> Iterator[tuple[Item, Stored]
     require_kind(kind, by_kind)
     chosen = (item for each, items in by_kind.items() if kind in (None, each) for item in items)
     items = sorted(chosen, key=lambda item: -item.last_read)
-    reader = disk.reader(Events())
+    reader = disk.reader()
     with progress(doing, len(items), show=None if len(items) > 1000 else False) as bar:
         for item in items:
             bar.step(item.digest[:12])
-            blob = reader.get(item.digest)
-            with suppress(codec.DamagedEntryError):
+            with suppress(codec.DamagedEntryError, OSError):
+                blob = reader.get(item.digest)
                 found = None if blob is None else _decode(item.digest, blob)
                 if found is not None:
                     yield item, found
@@ -110,21 +111,20 @@ def _decode(digest: str, blob: bytes) -> Stored | None:
     return Artifact.decode(digest, meta, sections) if meta.get("kind") == "artifact" else None
 
 
-def damage(disk: DiskTier, digest: str) -> str | None:
+def damage(disk: DiskStore, digest: str) -> str | None:
     """Return why an entry is damaged, or None when it is intact or missing."""
-    reasons: list[str] = []
-    found = Events(lambda _, fields: reasons.append(str(fields.get("reason") or fields.get("error"))))
-    blob = disk.reader(found).get(digest)
-    if blob is None:
-        return reasons[0] if reasons else None
     try:
-        _decode(digest, blob)
-    except codec.DamagedEntryError as bad:
+        blob = disk.reader().get(digest)
+        if blob is not None:
+            _decode(digest, blob)
+    except (codec.DamagedEntryError, DistrustedError) as bad:
         return str(bad)
+    except OSError as fault:
+        return f"{type(fault).__name__}: {fault}"
     return None
 
 
-def digest_at(disk: DiskTier, key: str) -> str:
+def digest_at(disk: DiskStore, key: str) -> str:
     """Return the digest of the only entry whose key starts with `key`."""
     prefix = key.strip().lower()
     if len(prefix) < 4 or any(char not in "0123456789abcdef" for char in prefix):
@@ -143,9 +143,9 @@ def entry_at(key: str) -> Stored:
     """Return the entry whose key starts with `key`."""
     disk = open_cache()
     digest = digest_at(disk, key)
-    blob = disk.reader(Events()).get(digest)
     found = None
-    with suppress(codec.DamagedEntryError):
+    with suppress(codec.DamagedEntryError, OSError):
+        blob = disk.reader().get(digest)
         found = None if blob is None else _decode(digest, blob)
     if found is None:
         raise PreheatError(
@@ -165,13 +165,13 @@ def artifact_at(key: str) -> Artifact:
     )
 
 
-def header_lists(disk: DiskTier, wanted: Collection[str]) -> dict[str, set[str]]:
+def header_lists(disk: DiskStore, wanted: Collection[str]) -> dict[str, set[str]]:
     """Return the header lists that refer to any of `wanted`, each with all entries it refers to."""
-    reader = disk.reader(Events())
+    reader = disk.reader()
     found = {}
     for item in items_by_kind(disk).get(None, ()):
-        if blob := reader.get(item.digest):
-            with suppress(codec.DamagedEntryError):
+        with suppress(codec.DamagedEntryError, OSError):
+            if blob := reader.get(item.digest):
                 meta, _ = codec.unpack_checked(blob)
                 found[item.digest] = {digest for _, digest in decode_states(meta)}
     return {listing: referred for listing, referred in found.items() if referred & set(wanted)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from preheat.cache import codec
+from collections.abc import Collection
+
+from preheat.store import codec
 from preheat.toolchain.headers import HeaderState, decode_states, is_header_list, pack_states
 
 __all__ = ["HeaderLists"]
 
-_MOST = 32  # states of a merged list
+_MAX_STATES = 32  # states of a merged list
 
 
 class HeaderLists:
@@ -25,12 +27,24 @@ class HeaderLists:
         own = _states(mine)
         known = {entry for _, entry in own}
         others = [row for row in _states(theirs) if row[1] not in known]
-        room = max(_MOST - len(own), 0)
+        room = max(_MAX_STATES - len(own), 0)
         added = others[max(len(others) - room, 0) :]
         if not added:
             return mine
-        label = codec.unpack_checked(theirs).meta.get("label", "")
-        return pack_states(digest, label, [*added, *own])
+        return pack_states(digest, _label(theirs), [*added, *own])
+
+    def targets(self, blob: bytes) -> set[str]:
+        """Return the digests of the code that a list leads to."""
+        return {code for _, code in decode_states(codec.unpack_checked(blob).meta)}
+
+    def restricted(self, digest: str, blob: bytes, targets: Collection[str]) -> bytes | None:
+        """Return a list with the states that lead to this code only; None without any."""
+        kept = [row for row in _states(blob) if row[1] in targets]
+        return pack_states(digest, _label(blob), kept) if kept else None
+
+
+def _label(blob: bytes) -> str:
+    return str(codec.unpack_checked(blob).meta.get("label", ""))
 
 
 def _states(blob: bytes) -> list[tuple[HeaderState, str]]:

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from preheat.artifact import Header
-from preheat.cache import codec
+from preheat.store import codec
 from preheat.toolchain.evidence import FileHasher, Memo
 
 __all__ = [

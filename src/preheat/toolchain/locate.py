@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preheat.cache import codec
-from preheat.cache.codec import text
-from preheat.cache.publish import replace
-from preheat.cache.trust import read_file
 from preheat.config import environ
 from preheat.errors import ToolchainNotFoundError
+from preheat.store import codec
+from preheat.store.codec import text
+from preheat.store.publish import replace
+from preheat.store.trust import read_file
 from preheat.toolchain.elf import build_id
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cuda.core", reason="cuda.core is not installed")
 
 from preheat.build.bundle_entries import foreign_of
-from preheat.cache.bundle import Bundle
+from preheat.store.bundle import Bundle
 from preheat.driver.library import LIBRARY
 from tests.adapters.on_cpu_driver import Computed
 

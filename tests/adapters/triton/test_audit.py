@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from preheat.audit.library import LIBRARY
 from preheat.build.bundle_entries import foreign_of
-from preheat.cache.bundle import Bundle, write
+from preheat.store.bundle import Bundle, write
 from tests.adapters.triton.world import World
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="the audit library was not built")

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is a large package, which `make test-adapters` installs")
 
 from preheat.build.bundle_entries import foreign_of
-from preheat.cache.bundle import Bundle
 from preheat.driver.library import LIBRARY
+from preheat.store.bundle import Bundle
 from tests.adapters.on_cpu_driver import Computed
 from tests.adapters.triton.world import STANDIN, triton_version
 

@@ -28,9 +28,9 @@ from preheat.adapters.triton.rows import changes, other_parameters, outdated, so
 from preheat.adapters.triton.state import MissedError, State, Work, set_state, state
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.cache.lock import release_lost
 from preheat.config import Config, SealMode
 from preheat.foreign import ForeignRequest
+from preheat.store.lock import release_lost
 
 __all__ = ["TritonAdapter"]
 

@@ -10,8 +10,8 @@ from _thread import get_ident
 from contextlib import suppress
 from pathlib import Path
 
-from preheat.cache.publish import replace as publish
-from preheat.cache.trust import DistrustedError, make_private, read_file
+from preheat.store.publish import replace as publish
+from preheat.store.trust import DistrustedError, make_private, read_file
 from preheat.errors import InputError
 from preheat.events import Events
 from preheat.locks import Lock

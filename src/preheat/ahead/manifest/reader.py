@@ -22,7 +22,6 @@ from preheat.ahead.manifest.items import (
     key_literal,
 )
 from preheat.arch import Arch
-from preheat.cache.bundle import MAGIC
 from preheat.errors import InputError, did_you_mean
 from preheat.files import read_whole
 from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
@@ -30,6 +29,7 @@ from preheat.messages import printable
 from preheat.pins import split_pin
 from preheat.portable_paths import is_spelling, spelled_in_manifest
 from preheat.program import Program
+from preheat.store.bundle import MAGIC
 
 __all__ = ["DIGEST_DIGITS", "VERSION", "VERSION_1_KEYS", "Reader", "language_of", "sha256"]
 

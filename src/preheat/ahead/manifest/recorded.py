@@ -15,12 +15,12 @@ from pathlib import Path
 
 from preheat.ahead.manifest.items import ForeignProgram
 from preheat.arch import Arch
-from preheat.cache import codec
-from preheat.cache.bundle import Bundle, write
 from preheat.config import Config
 from preheat.errors import BundleError, InputError
 from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.pins import split_pin
+from preheat.store import codec
+from preheat.store.bundle import Bundle, write
 
 __all__ = ["ENTRY_SUFFIX", "RecordedEntries", "recorded_name", "write_recorded"]
 

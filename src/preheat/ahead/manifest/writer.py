@@ -18,7 +18,6 @@ from preheat.ahead.manifest.items import (
 )
 from preheat.ahead.manifest.reader import DIGEST_DIGITS, Reader, language_of, sha256
 from preheat.ahead.manifest.recorded import recorded_name, write_recorded
-from preheat.cache.publish import publish
 from preheat.errors import InputError
 from preheat.files import read_whole
 from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
@@ -26,6 +25,7 @@ from preheat.locks import no_fork
 from preheat.pins import split_pin
 from preheat.portable_paths import FILE, spelled_in_manifest
 from preheat.program import Program
+from preheat.store.publish import publish
 
 if TYPE_CHECKING:  # Imported when a manifest is written.
     from preheat.ahead.manifest.document import ManifestTable

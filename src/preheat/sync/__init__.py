@@ -1,1 +1,0 @@
-"""Copies entries between stores: cache directories, bundles, and servers that machines share."""
