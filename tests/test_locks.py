@@ -319,7 +319,8 @@ def test_no_garbage_is_collected_while_the_stack_of_another_thread_is_read() -> 
     thread.start()
     assert ready.wait(TIMEOUT_SECONDS)
     assert thread.ident is not None
-    call = Call(sys._getframe(), thread.ident)
+    call = Call(sys._getframe())
+    call.thread = thread.ident  # Its stack is deep.
     thresholds = gc.get_threshold()
     gc.collect()
     try:

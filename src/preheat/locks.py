@@ -45,13 +45,13 @@ class Call:
 
     __slots__ = ("_after", "frame", "thread")
 
-    def __init__(self, frame: FrameType | None, thread: int | None = None) -> None:
-        """`frame` is that of a running function, not of a generator. None means that it has ended.
+    def __init__(self, frame: FrameType | None) -> None:
+        """`frame` is that of a function that this thread runs, not of a generator.
 
-        `thread` runs the function. The default is this thread.
+        None means that the function has ended.
         """
         self.frame = frame
-        self.thread = get_ident() if thread is None else thread
+        self.thread = get_ident()
         self._after: dict[None, Call] = {}
 
     def alive(self, frames: dict[int, FrameType] | None = None) -> bool:

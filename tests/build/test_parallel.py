@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from preheat import callsite
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Busy, Deferral, parallel_compiles
 from preheat.build.parallel import Runner, Task, run_all
@@ -46,13 +45,6 @@ def text(number: int) -> str:
 
 def program(number: int) -> Program:
     return Program.of(text(number), label=f"k{number}.cu")
-
-
-def announce(builder: Builder, compiles: int) -> None:
-    """Expect compiles that nobody asks for. Programs that include a file are not compiled early."""
-    texts = [f'#include "v.h"\n{text(number)}' for number in range(compiles)]
-    with builder.expect([(Program.of(each), Arch.parse("sm_90")) for each in texts]):
-        pass
 
 
 # Threads
@@ -328,71 +320,6 @@ def test_requests_without_a_slot_are_put_back_and_compiled_without_one_after_a_w
     assert slots[0].acquire(0)  # It was given back.
     for slot in slots:
         slot.release()
-
-
-def test_compilers_start_while_they_are_located_in_one_process_of_a_node(
-    open_builder: Callable[..., Builder], config: Config, recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-
-    def started() -> int:
-        return len([row for row in recorder.named("worker") if row["what"] == "started"])
-
-    config.lock_dir.mkdir(mode=0o700, exist_ok=True)
-    other = FileLock(config.lock_dir / "together", keep=True)
-    assert other.acquire(0)
-    with monkeypatch.context() as hasty:
-        hasty.setattr("preheat.build.early._LOCATE_WAIT", 0.05)
-        announce(open_builder(), 10)
-    assert started() == 0  # Another process does it.
-    other.release()
-    builder = open_builder()
-    announce(builder, 1)
-    assert started() == 0
-    announce(builder, 10)
-    wait_for(lambda: started() == 3)
-    assert builder.toolchain.recall()
-    tasks = run_all(
-        [program(n) for n in range(4)], lambda job, d: builder.obtain(job, "sm_90", deferral=d)
-    )
-    assert {task.outcome().tier for task in tasks} == {"compiler"}
-    assert started() == 3  # They are used, and no other is started.
-    announce(builder, 10)
-    announce(open_builder(), 10)  # The memo says where the compilers are.
-    assert started() == 3
-
-
-def test_a_process_waits_for_another_one_that_locates_the_compilers(
-    open_builder: Callable[..., Builder], config: Config, recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    config.lock_dir.mkdir(mode=0o700, exist_ok=True)
-    other = FileLock(config.lock_dir / "together", keep=True)
-    assert other.acquire(0)
-    looks = []
-
-    def look(_: float) -> None:
-        looks.append(0)
-        if len(looks) == 3:
-            open_builder().key(program(1), "sm_90")  # The other process has located them.
-
-    monkeypatch.setattr("preheat.build.early.time.sleep", look)
-    builder = open_builder()
-    announce(builder, 10)
-    assert len(looks) == 3
-    assert builder.toolchain.recall()
-    assert len(recorder.named("worker")) == 1  # of the other process
-    other.release()
-
-
-def test_without_a_shared_directory_each_process_locates_the_compilers(
-    open_builder: Callable[..., Builder], config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    builder = open_builder(replace(config, cache=False))
-    announce(builder, 10)
-    assert builder.toolchain.recall()
 
 
 def test_an_interrupt_ends_the_process_its_compilers_and_its_locks(

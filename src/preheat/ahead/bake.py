@@ -394,8 +394,7 @@ def _run_here(
         run = functools.partial(run_job, used)
         wanted = [(job.item.program, job.arch) for job in todo]
         look_ahead(used.cache, used.toolchain, wanted)
-        with used.expect(wanted, most=jobs):
-            run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
+        run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
         used.cache.close()  # Finish writing to shared stores before checking what they lack.
     finally:
         builder.close()

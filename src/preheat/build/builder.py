@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -54,7 +54,6 @@ from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.compile import ArtifactCompiler
-    from preheat.build.early import Expectation
     from preheat.build.foreign_store import ForeignStore
     from preheat.build.nearest import Near
     from preheat.cache.bundle import Bundle
@@ -580,24 +579,9 @@ class Builder:
 
     # Threads and processes
 
-    def expect(self, wanted: Iterable[tuple[Program, Arch]], *, most: int | None = None) -> Expectation:
-        """Announce the programs that the block of a `with` statement may have to compile.
-
-        `most` is the number of compiles at the same time, if the caller limits it.
-        """
-        if self._bundles or self.sealed is not SealMode.OFF:
-            wanted = ()  # The bundles may have all programs, so no compiler is started ahead.
-        with no_fork:
-            from preheat.build.early import Expectation
-
-        return Expectation(
-            self.toolchain, self._locks, self.cache, wanted, most=most, prepare=lambda: self._compiler
-        )
-
     def after_fork(self) -> None:
         """Start with new workers and counters in a forked child."""
         self.background.after_fork()
-        self._locks.after_fork()
         self.toolchain.after_fork()
         self._counters.after_fork()
 

@@ -102,43 +102,15 @@ class KeyLocks:
         self._wait = wait
         self._trust = trust
         self._first_slots = count(os.getpid())  # Threads and processes try different slots first.
-        self._claimed: dict[str, FileLock] = {}
 
     def lock(self, digest: str, owner: FrameType) -> FileLock | None:
-        """Return the lock of a key, held if it was claimed; None if no directory is shared.
+        """Return the lock of a key, which is not held yet; None if no directory is shared.
 
         `owner` is the frame that releases it: a lock whose frame is gone counts as released.
         """
         if self.directory is None:
             return None
-        return self._claimed.pop(digest, None) or FileLock(self.directory / digest, owner=owner)
-
-    def claim(self, digest: str, owner: FrameType, thread: int) -> bool:
-        """Take the lock of a key for the next call of `lock`; False when another process has it.
-
-        `owner` is the frame that calls `release_claims`, and `thread` runs it.
-        """
-        if self.directory is None:
-            return True
-        lock = FileLock(self.directory / digest, owner=owner, thread=thread)
-        try:
-            make_private(self.directory, trust=self._trust)
-            if not lock.attempt():
-                return False
-        except OSError as fault:
-            self._events.fault("lock", "lock", fault)
-            return True  # Without a lock, each process compiles for itself.
-        self._claimed[digest] = lock
-        return True
-
-    def release_claims(self) -> None:
-        """Release the locks that were claimed and that no call of `lock` has returned."""
-        while self._claimed:
-            self._claimed.popitem()[1].release()
-
-    def after_fork(self) -> None:
-        """Forget the locks of the parent process, in a forked child."""
-        self._claimed = {}
+        return FileLock(self.directory / digest, owner=owner)
 
     def acquire(self, lock: FileLock, deferral: Deferral | None = None) -> None:
         """Take the lock, or continue without it after a bounded wait.
@@ -146,8 +118,6 @@ class KeyLocks:
         With `deferral`, raise `Busy` instead of waiting, until that time has passed since the first
         attempt.
         """
-        if lock.held:
-            return
         earlier = None if deferral is None else deferral.since
         started = time.perf_counter() if earlier is None else earlier
         try:
@@ -195,20 +165,3 @@ class KeyLocks:
         if now - deferral.slot_since < _SLOT_WAIT:
             raise Busy
         return None
-
-    def locate_lock(self, owner: FrameType) -> FileLock | None:
-        """Take the lock of the node for locating the compilers; None if no directory is shared.
-
-        Raises `Busy` if another call has the lock.
-        """
-        if self.directory is None:
-            return None
-        try:
-            make_private(self.directory, trust=self._trust)
-            lock = FileLock(self.directory / "together", keep=True, owner=owner, trust=self._trust)
-            if not lock.acquire(0):
-                raise Busy
-            return lock
-        except OSError as fault:
-            self._events.fault("lock", "lock", fault)
-            return None

@@ -93,8 +93,7 @@ def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[
     Programs that no cache has are compiled in parallel.
     """
     found: dict[tuple[Program, Arch], Artifact] = {}
-    with builder.expect(wanted):
-        _find_or_compile(builder, wanted, found)
+    _find_or_compile(builder, wanted, found)
     return [found[request] for request in wanted]
 
 

@@ -66,13 +66,6 @@ class LayerTier:
         """Return a tier that only reads this directory: it refreshes no stamp and removes no entry."""
         return LayerTier(self.root, events, trust=self._trust)
 
-    def is_empty(self) -> bool:
-        """Return whether no entry was ever stored here.
-
-        The directories of entries are never removed.
-        """
-        return all(found.name in _NOT_SHARDS for found in scan(self._base))
-
     def get(self, digest: str, *, again: bool = True) -> bytes | None:
         """Return the verified entry, or None. A damaged entry and an I/O error are also events.
 

@@ -62,9 +62,7 @@ def _prepared(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleR
     if not names:
         return {}
     read = [(request, session.files(request), request.program()) for request in names]
-    own = session.device.arch
-    with session.builder.expect((program, request.arch or own) for request, _, program in read):
-        codes = _codes(session, names, read)
+    codes = _codes(session, names, read)
     return {
         request: Prepared(program, files, code)
         for (request, files, program), code in zip(read, codes, strict=True)

@@ -32,8 +32,6 @@ __all__ = [
     "assemble",
     "assembler_target",
     "compile_cuda",
-    "early_request",
-    "parse_early",
     "require_loadable",
 ]
 
@@ -122,12 +120,6 @@ def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[D
             ) from None
 
 
-def early_request(library: str, program: Program, arch: Arch, roots: Mapping[str, str]) -> bytes:
-    """Return the first request that `compile_cuda` makes, as a worker gets it."""
-    message, blocks = _request(library, program, arch, roots, signature.probes(program))
-    return frames.encode({**message, "trace": True}, blocks)
-
-
 def _request(
     library: str, program: Program, arch: Arch, roots: Mapping[str, str], probes: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -172,7 +164,7 @@ def _nvrtc(
     signatures = {
         lowered.get(name, name): demangled.get(lowered[probe], "") for name, probe in probes.items()
     }
-    module = reply.get("module") or _parsed(made["ptx"])
+    module = ptx.parse(made["ptx"].decode("utf-8", "replace"))
     unknown = {**dict.fromkeys(module.entries, signature.UNSEEN), **unknown}
     entries = signature.entry_points(module, demangled, signatures, report.resources(log), unknown)
     names = {name: lowered[name] for name in program.names}
@@ -203,16 +195,6 @@ def _compiled(
         opened=None if opened is None else tuple(opened),
         templates=tuple(signature.declared(program)[1]),
     )
-
-
-def parse_early(reply: frames.Frame) -> None:
-    """Parse the PTX in a reply to an early request, for the compile that takes the reply."""
-    if reply.blocks.get("ptx"):
-        reply.message["module"] = _parsed(reply.blocks["ptx"])
-
-
-def _parsed(text: bytes) -> ptx.Module:
-    return ptx.parse(text.decode("utf-8", "replace"))
 
 
 def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
