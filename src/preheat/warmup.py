@@ -22,16 +22,17 @@ from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, mismatch, runnable_archs
+from preheat.build.build import Build
 from preheat.build.bundle_archs import require_code, runs
 from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
-from preheat.build.key_locks import Deferral
+from preheat.build.key_locks import Attempt
 from preheat.build.parallel import Task, run_all
 from preheat.cache.bundle import Bundle
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
 from preheat.graph.warmers import Warmable
 from preheat.runtime.active_capture import LOAD, WARM_GRAPHS
-from preheat.runtime.code import Code, MissingCode
+from preheat.runtime.code import Code, code_of
 from preheat.runtime.session import Session
 
 __all__ = ["WarmSource", "warm"]
@@ -207,18 +208,21 @@ class _WarmUp:
         ready = []
         missing = []
         for job in jobs:
-            find = partial(self._session.find_code, job.wanted.program, job.target)
-            found = self._attempt(str(job), find)
-            if isinstance(found, MissingCode):
+            found = self._attempt(str(job), partial(self._find, job))
+            if isinstance(found, Build):
                 missing.append((job, found))
             elif found is not None:
                 ready.append(_LoadableCode(found, job.wanted.entries))
         self._counts["hits"] += len(ready)
         return ready + self._compile(missing, at_once)
 
-    def _compile(
-        self, missing: Sequence[tuple[_Job, MissingCode]], at_once: int
-    ) -> list[_LoadableCode]:
+    def _find(self, job: _Job) -> Code | Build:
+        """Return the stored code of a program, or its build if it has to be compiled."""
+        build = self._session.prepare(job.wanted.program, job.target)
+        hit = build.find()
+        return build if hit is None else code_of(build, hit)
+
+    def _compile(self, missing: Sequence[tuple[_Job, Build]], at_once: int) -> list[_LoadableCode]:
         ready = []
 
         def ended(index: int, task: Task[Code]) -> None:
@@ -228,8 +232,8 @@ class _WarmUp:
             if code is not None:
                 ready.append((index, _LoadableCode(code, job.wanted.entries)))
 
-        def compile_one(item: tuple[_Job, MissingCode], deferral: Deferral) -> Code:
-            return item[1].compile(self._builder, deferral)
+        def compile_one(item: tuple[_Job, Build], attempt: Attempt) -> Code:
+            return code_of(item[1], item[1].obtain(attempt))
 
         run_all(missing, compile_one, threads=at_once, on_done=ended)
         self._counts["compiles"] += len(ready)

@@ -12,7 +12,7 @@ from preheat.cache.remote.lease import Lease, LeaseContent, Leases, lease_name
 from preheat.cache.remote.lease_request import LeaseRequest
 from preheat.cache.remote.server import Server
 from preheat.events import Events
-from preheat.locks import Call
+from preheat.locks import Holder
 from tests.conftest import Recorder
 from tests.processes import run_in_fork, wait_for
 from tests.remote.memory_engine import MemoryEngine
@@ -526,7 +526,7 @@ def test_a_change_whose_answer_was_lost_is_no_loss(
 def test_a_lease_whose_owner_ended_without_a_release_is_ended(host: Host, engine: MemoryEngine) -> None:
     def interrupted() -> None:
         request = host.request()
-        request.owner = Call(sys._getframe())
+        request.owner = Holder(sys._getframe())
         request.poll()
         host.leases.renew()
         assert NAME in engine.objects

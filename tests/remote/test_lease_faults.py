@@ -20,7 +20,7 @@ from preheat.cache.remote.names import entry_name
 from preheat.cache.remote.tier import RemoteTier
 from preheat.cache.remote.url import Remote
 from preheat.events import Events
-from preheat.locks import Call
+from preheat.locks import Holder
 from tests.cache.entries import blob_of, digest_of
 from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS, wait_for
@@ -411,7 +411,7 @@ def test_a_release_during_a_check_of_the_owner_waits_for_the_upload(
     uploads: list[Callable[[], object]] = []
     leases = Leases(tier.server, uploads.append, events, start=lambda _: None)
 
-    class Owner(Call):
+    class Owner(Holder):
         """A call that releases the lease and ends while another thread checks it."""
 
         def alive(self, frames: object = None) -> bool:

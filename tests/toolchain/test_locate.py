@@ -316,7 +316,7 @@ def test_a_library_that_is_gone_is_a_changed_toolchain(
         own.compile(program, Arch.parse("sm_90"))
     assert str(tmp_path) in str(caught.value)
     assert caught.value.hint is not None
-    own.look_again()
+    own.relocate()
     assert own.compile(program, Arch.parse("sm_90")).build == true.library("nvrtc").build
     own.close()
 

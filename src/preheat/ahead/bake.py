@@ -20,12 +20,12 @@ from preheat.ahead.output import BundleOutput
 from preheat.ahead.shards import Shard
 from preheat.ahead.shared_entries import fill_stores
 from preheat.arch import Arch
+from preheat.build.batch import estimate
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.known_archs import require_known
 from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
-from preheat.build.together import estimate
 from preheat.cache.base import Filled
 from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode

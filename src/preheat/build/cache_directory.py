@@ -10,7 +10,7 @@ from preheat.config import Config
 from preheat.events import Events
 from preheat.locks import no_fork
 
-__all__ = ["open_chain", "open_disk", "unasked_stores"]
+__all__ = ["open_chain", "open_disk", "unreachable_stores"]
 
 
 def open_chain(config: Config, events: Events) -> tuple[Chain, DiskTier | None]:
@@ -52,7 +52,7 @@ def open_disk(config: Config, events: Events) -> DiskTier | None:
     )
 
 
-def unasked_stores(cache: Chain) -> list[str]:
+def unreachable_stores(cache: Chain) -> list[str]:
     """Return a message for each shared store that is not used now, because requests to it failed."""
     if not cache.shared:
         return []

@@ -17,7 +17,7 @@ from preheat import fork
 from preheat.cache.transient import TRANSIENT, retried
 from preheat.cache.trust import DistrustedError, NotAFileError
 from preheat.files import Descriptor, lock_open_file, opened
-from preheat.locks import Call, Lock
+from preheat.locks import Holder, Lock
 
 __all__ = ["FileLock", "hold", "release_lost", "sweep"]
 
@@ -46,7 +46,7 @@ class FileLock:
         self.path = path
         self._keep = keep
         self._trust = trust
-        self._owner = None if owner is None else Call(owner)
+        self._owner = None if owner is None else Holder(owner)
         self._file: Descriptor | None = None
 
     def acquire(self, timeout: float) -> bool:

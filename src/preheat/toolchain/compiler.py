@@ -43,7 +43,7 @@ class Toolchain:
         self._memo_dir = memo_dir
         self._located: Located | None = None
         self._pool: WorkerPool | None = None
-        self._looked_again = False
+        self._relocated = False
         self._lock = Lock()
         self._pool_lock = Lock()
 
@@ -135,17 +135,17 @@ class Toolchain:
             return arch
         return max((each for each in known if each < arch), default=None)
 
-    def look_again(self) -> None:
+    def relocate(self) -> None:
         """Locate the compilers again, because one of them was replaced."""
         self.close()
-        self._looked_again = True
+        self._relocated = True
         with self._lock:
             self._located = locate(lambda: self.pool, self._memo_dir, fresh=True)
 
     def _library(self, name: str) -> Library:
         """Return the compiler `name`. If it was missing before, look for it once more."""
-        if name not in self.located.libraries and not self._looked_again:
-            self.look_again()
+        if name not in self.located.libraries and not self._relocated:
+            self.relocate()
         return self.located.library(name)
 
     def _checked(self, name: str, compiled: Compiled) -> Compiled:

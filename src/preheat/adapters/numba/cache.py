@@ -26,7 +26,8 @@ from preheat.adapters.numba import states
 from preheat.adapters.numba.request import KIND, KernelRequest, current_arch
 from preheat.adapters.numba.rows import row_of
 from preheat.adapters.numba.signature import UnkeyableError
-from preheat.build.foreign_store import ABSENT, Claim, ForeignStore, created_now
+from preheat.build.compile_lock import CompileLock
+from preheat.build.foreign_store import ABSENT, ForeignStore, created_now
 from preheat.callsite import call_site, format_site
 from preheat.config import SealMode
 from preheat.foreign import ForeignEntry, ForeignRequest
@@ -45,23 +46,23 @@ class StoreCache(_Cache):  # type: ignore[misc]
         self._function = function
         self._options = options
         self._owner: FrameType | None = None
-        self._claim: Claim | None = None
+        self._compile_lock: CompileLock | None = None
         self._started = 0.0
 
     def begin(self, owner: FrameType) -> None:
-        """Let the next claim belong to the call of the frame `owner`."""
+        """Let the next lock belong to the call of the frame `owner`."""
         self._owner = owner
 
     def end(self) -> None:
-        """Release the claim that was made since `begin`."""
-        claim, self._claim, self._owner = self._claim, None, None
-        if claim is not None:
-            claim.release()
+        """Release the lock that was taken since `begin`."""
+        lock, self._compile_lock, self._owner = self._compile_lock, None, None
+        if lock is not None:
+            lock.release()
 
     def give_up(self) -> None:
-        """Give up the claim that was made since `begin`, because there will be no entry."""
-        if self._claim is not None:
-            self._claim.give_up()
+        """Give up the lock that was taken since `begin`, because there will be no entry."""
+        if self._compile_lock is not None:
+            self._compile_lock.give_up()
 
     # What a dispatcher calls
 
@@ -114,7 +115,7 @@ class StoreCache(_Cache):  # type: ignore[misc]
         return KernelRequest(self._function, self._options, tuple(argument_types), current_arch())
 
     def find(self, request: KernelRequest) -> Any:
-        """Return a stored kernel. On a miss, claim the right to make it, and return None."""
+        """Return a stored kernel. On a miss, take the right to make it, and return None."""
         try:
             identity = request.identity
         except UnkeyableError as error:
@@ -129,7 +130,7 @@ class StoreCache(_Cache):  # type: ignore[misc]
         self._store.permit(
             identity, ABSENT, called_by=_caller, nearest=nearest, differences=differences
         )
-        self._claim, entry = self._store.claim(identity, self._owner or sys._getframe())
+        self._compile_lock, entry = self._store.lock(identity, self._owner or sys._getframe())
         kernel = self._decoded(request, entry)
         if kernel is None:
             self._begin_compile(identity, ABSENT)

@@ -53,7 +53,7 @@ class TritonAdapter(Adapter):
         identity.install(builder.foreign)
         request.install()
         host.install()
-        _release_claims()
+        _release_locks()
         tuning.install()
         if Config.from_env().weak_kernels:
             _use_weak_kernels()
@@ -165,8 +165,8 @@ def _sources(row: Row, source: Any, target: Any, coverage: str) -> Iterator[Any]
             yield each
 
 
-def _release_claims() -> None:
-    """Let a compile that fails give up its claim at once, so that no other process waits for it."""
+def _release_locks() -> None:
+    """Let a compile that fails give up its lock at once, so that no other process waits for it."""
     from triton.compiler import compiler
 
     stock: Callable[..., Any] = compiler.compile
@@ -176,7 +176,7 @@ def _release_claims() -> None:
         try:
             return stock(*arguments, **options)
         except BaseException as error:
-            release_lost()  # The call that made the claim has ended.
+            release_lost()  # The call that took the lock has ended.
             if isinstance(error, PreheatError):
                 hide_frames(error)
             raise

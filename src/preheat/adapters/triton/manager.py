@@ -24,7 +24,8 @@ from preheat import adapters
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import request_of_call, take_request
 from preheat.adapters.triton.state import MissedError, state, tuned_label
-from preheat.build.foreign_store import ABSENT, UNMEASURED, Claim, created_now
+from preheat.build.compile_lock import CompileLock
+from preheat.build.foreign_store import ABSENT, UNMEASURED, created_now
 from preheat.cache.publish import replace as publish
 from preheat.cache.trust import make_private, read_file
 from preheat.config import SealMode
@@ -59,7 +60,7 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         self._variant = "" if request is None else request.identity.variant[:16]
         self._files: dict[str, bytes] = {}
         self._paths: dict[str, str] = {}
-        self._claim: Claim | None = None
+        self._compile_lock: CompileLock | None = None
         self._started = 0.0
 
     # Compiled kernels
@@ -74,13 +75,13 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         entry = None if knobs.compilation.always_compile else store.get(request)
         if entry is None:
             self._permit(request)
-            # The claim belongs to the call of `compile`: a compile that fails gives it up.
-            self._claim, entry = store.claim(request, sys._getframe(1))
+            # The lock belongs to the call of `compile`: a compile that fails gives it up.
+            self._compile_lock, entry = store.lock(request, sys._getframe(1))
             if entry is None or knobs.compilation.always_compile:
                 store.missed(request, ABSENT, called_by=state().caller)
                 self._started = time.perf_counter()
                 return None
-            self._claim.release()
+            self._compile_lock.release()
         if self._compile_request is not None:
             state().report_kernel(self._compile_request, entry)
         _hand_over(entry.files)
@@ -103,14 +104,14 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         if knobs.compilation.override:  # The code may be the user's, under the key of the original.
             reason = "TRITON_KERNEL_OVERRIDE is set"
             state().store.events.emit("uncached", program=entry.title, arch=entry.target, reason=reason)
-            if self._claim is not None:
-                self._claim.give_up()
+            if self._compile_lock is not None:
+                self._compile_lock.give_up()
         else:
             state().store.made(entry)
             if self._compile_request is not None:
                 state().report_kernel(self._compile_request, entry)
-            if self._claim is not None:
-                self._claim.release()
+            if self._compile_lock is not None:
+                self._compile_lock.release()
         return self._write_group(filename, dict(group))
 
     # Single files: host code and tuning results

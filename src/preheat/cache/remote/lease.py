@@ -19,7 +19,7 @@ from preheat.cache.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.cache.remote.names import LEASES
 from preheat.cache.remote.server import PausedError, Server, received
 from preheat.events import Events
-from preheat.locks import Call, Lock
+from preheat.locks import Holder, Lock
 
 __all__ = ["LEASE_SECONDS", "Lease", "LeaseContent", "Leases", "lease_name", "lease_refused"]
 
@@ -65,7 +65,7 @@ class Lease:
     """
 
     def __init__(
-        self, leases: Leases, digest: str, content: LeaseContent, owner: Call | None = None
+        self, leases: Leases, digest: str, content: LeaseContent, owner: Holder | None = None
     ) -> None:
         self.digest = digest
         self.name = lease_name(digest)
@@ -234,7 +234,7 @@ class Leases:
         except RemoteError:
             return True  # The request that follows fails too, and is reported.
 
-    def hold(self, digest: str, content: LeaseContent, owner: Call | None = None) -> Lease:
+    def hold(self, digest: str, content: LeaseContent, owner: Holder | None = None) -> Lease:
         """Keep a lease that was just obtained, and renew it while `owner` runs."""
         lease = Lease(self, digest, content, owner)
         with self._lock:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from preheat.cache.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.cache.remote.lease import Lease, LeaseContent, Leases, lease_name, lease_refused
 from preheat.cache.remote.server import PausedError, received
-from preheat.locks import Call
+from preheat.locks import Holder
 
 __all__ = ["LeaseRequest"]
 
@@ -37,7 +37,7 @@ class LeaseRequest(Generic[T]):
     ) -> None:
         self.lease: Lease | None = None
         self.found: T | None = None
-        self.owner: Call | None = None  # the call that polls and then releases the lease
+        self.owner: Holder | None = None  # the call that polls and then releases the lease
         self._leases = leases
         self._digest = digest
         self._name = lease_name(digest)

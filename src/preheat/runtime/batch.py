@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 from preheat.artifact import check_name
+from preheat.build.batch import compile_builds, pairs, raise_all
+from preheat.build.build import Build
+from preheat.build.lookup import Hit
 from preheat.build.reload import TrackedFiles
-from preheat.build.together import compile_together, pairs, raise_all
 from preheat.errors import PreheatError, SealedError
 from preheat.program import Program
-from preheat.runtime.code import Code, MissingCode
+from preheat.runtime.code import Code, code_of
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.request import ModuleRequest
 from preheat.runtime.session import Prepared, Session, module_request
@@ -78,15 +80,27 @@ def _codes(
 
     Programs that no cache has are compiled in parallel.
     """
-    found: list[Code | MissingCode] = []
+    builds: list[Build] = []
+    found: list[Hit | None] = []
     errors: list[PreheatError] = []
     for request, _, program in read:
         try:
-            found.append(session.find_code(program, request.arch, strict=request.strict))
+            build = session.prepare(program, request.arch, strict=request.strict)
+            builds.append(build)
+            found.append(build.find())
         except PreheatError as error:
             errors.append(_naming(error, names[request]))
     raise_all(errors)
-    return _compiled(session, found)
+    missing = {
+        (build.request.program, build.request.arch): build
+        for build, hit in zip(builds, found, strict=True)
+        if hit is None
+    }
+    made = dict(zip(missing, compile_builds(list(missing.values())), strict=True))
+    return [
+        code_of(build, hit or made[build.request.program, build.request.arch])
+        for build, hit in zip(builds, found, strict=True)
+    ]
 
 
 def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:
@@ -97,24 +111,6 @@ def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:
         if entry is not None and entry.current:
             return True
     return False
-
-
-def _compiled(session: Session, found: Sequence[Code | MissingCode]) -> list[Code]:
-    """Return the code of each item. What is missing is compiled, each program once."""
-    missing = list(dict.fromkeys(item for item in found if isinstance(item, MissingCode)))
-    made: dict[MissingCode, Code] = {}
-    if missing:
-        results = compile_together(
-            [item.program for item in missing],
-            lambda index, deferral: missing[index].compile(session.builder, deferral),
-        )
-        raise_all([result for result in results if isinstance(result, PreheatError)])
-        made = {
-            item: code
-            for item, code in zip(missing, results, strict=True)
-            if not isinstance(code, PreheatError)
-        }
-    return [made[item] if isinstance(item, MissingCode) else item for item in found]
 
 
 def _naming(error: PreheatError, name: str) -> PreheatError:
