@@ -212,6 +212,7 @@ class Builder:
         With `attempt`, raise `WouldWait` instead of waiting for another thread or process that compiles
         the same program. A later call with the same `attempt` continues.
         """
+        release_lost()
         build = None if attempt is None else attempt.build
         if build is None:
             build = self.prepare(program, arch, exact=exact, record=record)

@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 
 from preheat.build.compile_lock import CompileLock, CompileLocks
 from preheat.build.key_locks import Attempt, WouldWait
-from preheat.cache.lock import release_lost
 
 __all__ = ["Obtainer"]
 
@@ -41,7 +40,6 @@ class Obtainer(Generic[T]):
         Raises:
             SealedError: The entry is not stored, and this process is sealed.
         """
-        release_lost()
         if not self._missing and (entry := self.find()) is not None:
             return entry
         key = self.flight_key

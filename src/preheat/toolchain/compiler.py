@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,9 +129,10 @@ class Toolchain:
 
     def newest(self, arch: Arch) -> Arch | None:
         """Return `arch` if NVRTC supports it, or the newest supported one before it, or None."""
-        known = _supported(self.located.archs)
-        if arch.plain in known:
+        numbers = self.located.archs
+        if arch.major * 10 + arch.minor in numbers:
             return arch
+        known = [Arch.parse(str(number)) for number in numbers]
         return max((each for each in known if each < arch), default=None)
 
     def relocate(self) -> None:
@@ -174,11 +174,6 @@ def _linked_program() -> type[LinkedProgram]:
         from preheat.linked_program import LinkedProgram  # Most processes link nothing.
 
     return LinkedProgram
-
-
-@lru_cache(maxsize=8)
-def _supported(archs: tuple[int, ...]) -> tuple[Arch, ...]:
-    return tuple(Arch.parse(str(number)) for number in archs)
 
 
 def own_roots(program: Program) -> dict[str, str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.cache import codec
-from preheat.cache.codec import text
 from preheat.cache.publish import replace
 from preheat.cache.trust import read_file
 from preheat.config import environ
@@ -152,21 +151,18 @@ class _Memo:
 
 def _decode(row: Mapping[str, Any]) -> Located:
     """Return the result in a memo. Invalid data raises a built-in error, which `recall` catches."""
-    libraries = {
-        name: Library(
-            text(fields["title"]),
-            tuple(map(text, fields["files"])),
-            text(fields["build"]),
-            text(fields["version"]),
-        )
-        for name, fields in row["libraries"].items()
-    }
+    libraries: dict[str, Library] = {}
+    missing: dict[str, str] = row["missing"]
+    roots: dict[str, str] = row["roots"]
+    texts = [*missing, *missing.values(), *roots, *roots.values()]
+    for name, fields in row["libraries"].items():
+        library = Library(fields["title"], tuple(fields["files"]), fields["build"], fields["version"])
+        texts += library.title, *library.files, library.build, library.version
+        libraries[name] = library
     if not libraries or libraries.keys() - _TITLES.keys():
         raise ValueError(f"{list(libraries)} are not the compilers")
-    missing, roots = (
-        {text(name): text(value) for name, value in row[part].items()} for part in ("missing", "roots")
-    )
     archs = tuple(row["archs"])
-    if not all(type(arch) is int for arch in archs):
-        raise TypeError(f"{archs} are not architectures")
+    if set(map(type, archs)) - {int} or set(map(type, texts)) - {str}:
+        raise TypeError("a memo has texts, and numbers of architectures")
+    "".join(texts).encode()  # A lone surrogate, which JSON can contain, raises here.
     return Located(libraries, missing, roots, archs)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 
 __all__ = ["split_commas"]
 
-_DEPTH = {**dict.fromkeys("([{<", 1), **dict.fromkeys(")]}>", -1)}
+_SEPARATOR = re.compile(r"[,(\[{<>}\])]")
 
 
-def split_commas(text: str) -> Iterator[str]:
-    """Yield the parts of `text` between commas outside brackets, without surrounding white space."""
+def split_commas(text: str) -> list[str]:
+    """Return the parts of `text` between commas outside brackets, without surrounding white space."""
+    parts = []
     depth = start = 0
-    for at, char in enumerate(text):
-        depth += _DEPTH.get(char, 0)
-        if char == "," and depth == 0:
-            yield text[start:at].strip()
-            start = at + 1
+    for found in _SEPARATOR.finditer(text):
+        char = found[0]
+        if char in "([{<":
+            depth += 1
+        elif char != ",":
+            depth -= 1
+        elif depth == 0:
+            parts.append(text[start : found.start()].strip())
+            start = found.end()
     if last := text[start:].strip():
-        yield last
+        parts.append(last)
+    return parts

@@ -80,8 +80,13 @@ def compile_cuda(
     unknown: dict[str, str] = {}  # Why kernels have no probe.
     others: dict[str, str] | None = None
     while True:
+        message, blocks = _request(library, program, arch, roots, probes)
         try:
-            return _nvrtc(pool, library, program, arch, roots, probes, unknown)
+            reply = pool.call(message, blocks)
+        except CompilerCrashError as error:
+            reply = _call_without_trace(pool, message, blocks, error)
+        try:
+            return _interpret(reply, program, arch, roots, probes, unknown)
         except CompileError as error:
             _require_names(program, probes, error.rows)
             # Probes are derived by scanning the source, and may be wrong.
@@ -123,7 +128,7 @@ def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[D
 def _request(
     library: str, program: Program, arch: Arch, roots: Mapping[str, str], probes: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the message and the blocks of a request, without the decision about a trace."""
+    """Return the message and the blocks of a request, with a trace of the headers."""
     message = {
         "do": "cuda",
         "library": library,
@@ -132,6 +137,7 @@ def _request(
         "options": [*_form_options(program), *program.options],
         "names": [*program.names, *probes.values()],
         "roots": roots,
+        "trace": True,
     }
     source = program.source + (signature.PROBE if probes else "")
     blocks = {"source": source.encode()}
@@ -146,16 +152,16 @@ def _form_options(program: Program) -> tuple[str, ...]:
     return ("-dlto",) if program.lto else ("-rdc=true",)
 
 
-def _nvrtc(
-    pool: WorkerPool,
-    library: str,
+def _interpret(
+    frame: frames.Frame,
     program: Program,
     arch: Arch,
     roots: Mapping[str, str],
     probes: Mapping[str, str],
     unknown: Mapping[str, str],
 ) -> Compiled:
-    reply, made = _traced(pool, *_request(library, program, arch, roots, probes))
+    """Return what a reply says about a compile with these probes."""
+    reply, made = frame
     log = accepted(reply, program, arch, roots)
     if isinstance(program, RelocatableProgram):  # The link interprets its probes, which are names here.
         return _compiled(program, reply, made, log, entries=(), names=reply["lowered"])
@@ -197,20 +203,24 @@ def _compiled(
     )
 
 
-def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
-    """Return the reply to a request, with a trace of the headers if possible."""
-    try:
-        return pool.call({**message, "trace": True}, blocks)
-    except CompilerCrashError as error:
-        if error.killed:
-            raise
-    # NVRTC aborts if it cannot write the trace. A second attempt without it detects a real crash.
+def _call_without_trace(
+    pool: WorkerPool,
+    message: Mapping[str, Any],
+    blocks: Mapping[str, bytes],
+    error: CompilerCrashError,
+) -> frames.Frame:
+    """Repeat a request after a crash, without a trace of the headers.
+
+    NVRTC aborts if it cannot write the trace. The second try detects a real crash.
+    """
+    if error.killed:
+        raise error
     try:
         return pool.call({**message, "trace": False}, blocks)
-    except CompilerCrashError as error:
-        if error.killed:
+    except CompilerCrashError as again:
+        if again.killed:
             raise
-        raise CompilerCrashError(f"tried twice, with and without a trace of headers: {error}") from None
+        raise CompilerCrashError(f"tried twice, with and without a trace of headers: {again}") from None
 
 
 def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:
