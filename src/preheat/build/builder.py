@@ -254,7 +254,7 @@ class Builder:
         self._stored.refuse(invalid)
         if other is not None:
             return other
-        self._stored.in_use.pop(invalid.digest)
+        self._stored.in_use.pop(invalid.digest, None)
         self.cache.remove(invalid.digest)
         return build.rebuild(f"invalid: {reason}").artifact
 

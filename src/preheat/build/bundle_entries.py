@@ -24,7 +24,6 @@ from preheat.key import Part, include_parts
 from preheat.locks import no_fork
 from preheat.pins import split_pin
 from preheat.toolchain.headers import HeaderState, Place, decode_states, encode_states
-from preheat.weak_values import WeakValues
 
 if TYPE_CHECKING:
     from preheat.cache.bundle import Bundle
@@ -43,7 +42,7 @@ __all__ = [
     "read_foreign",
 ]
 
-InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by digest
+InUse = Mapping[str, Artifact]  # artifacts by digest
 _NONE: InUse = MappingProxyType({})
 #: The beginning of the reason for an entry whose checksum is wrong.
 DAMAGED_ENTRY = "damaged: the entry in"

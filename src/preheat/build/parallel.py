@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from preheat.build.key_locks import Attempt, WouldWait, parallel_compiles
 from preheat.callsite import acting_for, call_site
+from preheat.gil_limiter import GilLimiter
 from preheat.locks import Lock
 from preheat.toolchain.cancel import Cancellation, Cancelled
-from preheat.turns import ThreadTurns
 
 __all__ = ["Runner", "Task", "run_all"]
 
@@ -128,7 +128,7 @@ class Runner:
         self._threads = 0
         self._lock = Lock()
         self._cancellation = Cancellation()
-        self._turns = ThreadTurns(_TURNS)
+        self._turns = GilLimiter(_TURNS)
 
     def submit(
         self, run: Callable[[Attempt], R], report: Callable[[], object] | None = None

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from preheat.arch import Arch
 from preheat.artifact import EntryPoint, without_types
@@ -29,7 +29,6 @@ from preheat.runtime.kernel import Kernel
 from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest
 from preheat.singleflight import SingleFlight
-from preheat.weak_values import WeakValues
 
 __all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
 
@@ -46,11 +45,6 @@ class LoadedObject(NamedTuple, Generic[T]):
     def current(self) -> bool:
         """Return True unless a file has changed since."""
         return self.files is None or not self.files.changed()
-
-
-_loaded_object: Callable[[tuple[Any, TrackedFiles | None]], LoadedObject[Any]] = partial(
-    tuple.__new__, LoadedObject
-)  # in C
 
 
 class Prepared(NamedTuple):
@@ -86,7 +80,7 @@ class Session:
             self.context.kernel_fill = KernelFill(self.context, load)
         self.modules: dict[object, LoadedObject[Module]] = {}
         self.kernels: dict[object, LoadedObject[Kernel]] = {}
-        self.loaded: WeakValues[str, Module] = WeakValues()
+        self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
         # Kernels that were requested with `wait=False` and have not been used yet, by request.
         self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[LoadedObject[Module]] = SingleFlight(builder.events)
@@ -112,7 +106,7 @@ class Session:
         if "<" in name:
             request = module_request(request, name)
         module, files = self.module(request, prepared)
-        new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
+        new = LoadedObject(make(module, module.artifact.entry(name)), files)
         shared = self.kernels.setdefault(key, new)
         if (
             shared is not new and not shared.current
@@ -199,7 +193,7 @@ class Session:
             files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
-        entry = self.modules[request] = _loaded_object((module, files))
+        entry = self.modules[request] = LoadedObject(module, files)
         return entry
 
     def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:

@@ -12,11 +12,11 @@ from typing import Any
 from preheat.config import environ
 from preheat.errors import CompilerCrashError
 from preheat.events import Events
+from preheat.gil_limiter import released
 from preheat.locks import Lock, no_fork
 from preheat.toolchain import cancel, frames, scratch
 from preheat.toolchain.locate import SEARCH_VARIABLES
 from preheat.toolchain.process import IdleExitError, WorkerProcess
-from preheat.turns import waiting
 
 __all__ = ["WorkerPool"]
 
@@ -172,7 +172,7 @@ class WorkerPool:
             _thread.start_new_thread(start, ())
         except RuntimeError:  # No thread can be started, for example in an exit handler of Python 3.12.
             start()
-        with waiting():
+        with released():
             started.acquire()
         if failures:
             raise failures.pop()

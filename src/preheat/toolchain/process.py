@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
 from preheat.files import owned
+from preheat.gil_limiter import released
 from preheat.toolchain import cancel, frames
-from preheat.turns import waiting
 
 __all__ = ["IdleExitError", "WorkerProcess"]
 
@@ -104,7 +104,7 @@ class WorkerProcess:
         def wait(pipe: int, event: int) -> None:
             ready.register(pipe, event)
             try:
-                with waiting():
+                with released():
                     while not ready.poll(_milliseconds(deadline)):
                         if time.monotonic() >= deadline:
                             raise CompilerTimeoutError(

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from preheat.lazy import lazy
-from preheat.lexer import blanked
-from preheat.toolchain.text import split_commas
+from preheat.lexer import blanked, split_commas
 
 __all__ = [
     "Function",

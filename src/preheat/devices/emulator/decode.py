@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from preheat.devices.emulator.addresses import to_int64
+from preheat.lexer import split_commas
 from preheat.toolchain import ptx
-from preheat.toolchain.text import split_commas
 
 __all__ = [
     "Address",
