@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "files", "fork", "lazy", "lexer", "locks", "svg", "gil_limiter"},
+    {"_version", "files", "fork", "lazy", "lexer", "locks", "svg", "gil_limiter", "weak_values"},
     {"messages"},
     {"progress"},
     {"errors", "callsite"},

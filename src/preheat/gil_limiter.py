@@ -21,7 +21,10 @@ _held: dict[int, GilLimiter] = {}  # by thread
 
 
 class GilLimiter:
-    """Lets `number` threads run. A thread takes a turn in a `with` block, except in a `released` block."""
+    """Lets `number` threads run at a time.
+
+    A thread has one of that many turns in a `with` block, except in a `released` block.
+    """
 
     def __init__(self, number: int) -> None:
         self._free: SimpleQueue[None] = SimpleQueue()

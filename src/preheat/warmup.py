@@ -32,7 +32,7 @@ from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
 from preheat.graph.warmers import Warmable
 from preheat.runtime.active_capture import LOAD, WARM_GRAPHS
-from preheat.runtime.code import Code, code_of
+from preheat.runtime.code import Code, compiled_code
 from preheat.runtime.session import Session
 
 __all__ = ["WarmSource", "warm"]
@@ -208,19 +208,14 @@ class _WarmUp:
         ready = []
         missing = []
         for job in jobs:
-            found = self._attempt(str(job), partial(self._find, job))
+            find = partial(self._session.find_code, job.wanted.program, job.target)
+            found = self._attempt(str(job), find)
             if isinstance(found, Build):
                 missing.append((job, found))
             elif found is not None:
                 ready.append(_LoadableCode(found, job.wanted.entries))
         self._counts["hits"] += len(ready)
         return ready + self._compile(missing, at_once)
-
-    def _find(self, job: _Job) -> Code | Build:
-        """Return the stored code of a program, or its build if it has to be compiled."""
-        build = self._session.prepare(job.wanted.program, job.target)
-        hit = build.find()
-        return build if hit is None else code_of(build, hit)
 
     def _compile(self, missing: Sequence[tuple[_Job, Build]], at_once: int) -> list[_LoadableCode]:
         ready = []
@@ -233,7 +228,7 @@ class _WarmUp:
                 ready.append((index, _LoadableCode(code, job.wanted.entries)))
 
         def compile_one(item: tuple[_Job, Build], attempt: Attempt) -> Code:
-            return code_of(item[1], item[1].obtain(attempt))
+            return compiled_code(item[1], item[1].obtain(attempt))
 
         run_all(missing, compile_one, threads=at_once, on_done=ended)
         self._counts["compiles"] += len(ready)

@@ -93,26 +93,26 @@ def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[
 
     Programs that no cache has are compiled in parallel.
     """
-    builds = {request: builder.prepare(*request) for request in dict.fromkeys(wanted)}
     found: dict[tuple[Program, Arch], Hit] = {}
+    builds: dict[tuple[Program, Arch], Build] = {}
     errors: list[PreheatError] = []
-    for request, build in builds.items():
+    for request in dict.fromkeys(wanted):
         try:
-            hit = build.find()
+            result = builder.find(*request)
         except PreheatError as error:
             errors.append(error)
             continue
-        if hit is not None:
-            found[request] = hit
+        if isinstance(result, Build):
+            builds[request] = result
+        else:
+            found[request] = result
     raise_all(errors)
-    missing = [request for request in builds if request not in found]
-    made = compile_builds([builds[request] for request in missing])
-    found.update(zip(missing, made, strict=True))
+    found.update(zip(builds, compile_builds(list(builds.values())), strict=True))
     return [found[request].artifact for request in wanted]
 
 
 def compile_builds(builds: Sequence[Build]) -> list[Hit]:
-    """Compile what `find` has not found, on all processors. Raises the errors of all compiles."""
+    """Compile programs on all processors. Raises the errors of all compiles."""
     made = compile_batch(
         [build.request.program for build in builds],
         lambda index, attempt: builds[index].obtain(attempt),

@@ -26,36 +26,43 @@ _JOURNAL_COMPILES = 0.2  # seconds between writes of the counters; compiles may 
 
 
 class Build(Obtainer[Hit]):
-    """Gets the code of one program from a bundle or a cache, or compiles it.
+    """Compiles one program that is not stored, once.
 
     Attributes:
-        request: The program, and the architecture that it is compiled for if it is not stored.
-        uses_older_arch: The code is for another architecture, which `choose_arch` has chosen.
+        request: The program, and the architecture that it is compiled for.
+        uses_older_arch: `choose_arch` has chosen another architecture than the requested one.
     """
 
     def __init__(
         self,
         builder: Builder,
         request: Request,
-        *,
-        exact: bool = True,
+        miss: Miss,
         choose_arch: Callable[[Arch], Arch] | None = None,
+        *,
         record: bool = True,
     ) -> None:
-        """Without `exact`, stored code for another architecture that runs on this one is used as well.
+        """`miss` says why the request has to be compiled.
 
         `choose_arch` returns the architecture to compile for, if it is another one. It may need a
         compiler, and raises an error if nothing can be compiled. With `record`, emit a `request` event.
+
+        Raises `SealedError` if this process is sealed, and the errors of `choose_arch`.
         """
-        super().__init__(builder._locks)
+        self.locks = builder._locks
         self.request = request
-        self._builder = builder
-        self._exact = exact
-        self._choose_arch = choose_arch
-        self._record = record
-        self._miss = Miss("")
-        self._relocated = False
+        self.missing = True
         self.uses_older_arch = False
+        self._builder = builder
+        self._record = record
+        self._miss = miss
+        self._relocated = False
+        self.permit()
+        arch = request.arch if choose_arch is None else choose_arch(request.arch)
+        if arch != request.arch:
+            self.request = Request(request.program, arch, builder.toolchain)
+            self.uses_older_arch = True
+            self.missing = False  # Its code for that architecture may be stored.
 
     @property
     def digest(self) -> str:  # type: ignore[override]
@@ -66,29 +73,6 @@ class Build(Obtainer[Hit]):
     def flight_key(self) -> Hashable:  # type: ignore[override]
         """The key under which threads share the compile."""
         return None if self.request.program.uncacheable else self.request.flight_key
-
-    def find(self) -> Hit | None:
-        """Return the stored code, or None if it may be compiled.
-
-        Raises `SealedError`, and the errors of `choose_arch`.
-        """
-        builder = self._builder
-        found = builder._find_best(self.request, exact=self._exact)
-        if isinstance(found, Miss):
-            self._miss = found
-            self.permit()
-            arch = self.request.arch
-            chosen = arch if self._choose_arch is None else self._choose_arch(arch)
-            if chosen != arch:
-                self.uses_older_arch = True
-                self.request = Request(self.request.program, chosen, builder.toolchain)
-                found = builder._find_and_count(self.request)
-        if isinstance(found, Hit):
-            self.report(found)
-            return found
-        self._miss = found
-        self._missing = True
-        return None
 
     def look(self, *, local: bool = False) -> Hit | None:
         """Return the stored code for exactly the architecture of the request, or None."""
@@ -111,7 +95,7 @@ class Build(Obtainer[Hit]):
     def report(self, entry: Hit) -> None:
         """Emit a `request` event, which recordings use."""
         if self._record:
-            self._builder._record(self.request.program, self.request.arch, entry.artifact)
+            self._builder._emit_request(self.request, entry)
 
     # Compiling
 
@@ -152,16 +136,6 @@ class Build(Obtainer[Hit]):
         builder.toolchain.relocate()
         self.request = Request(self.request.program, self.request.arch, builder.toolchain)
         return self.look() or self.make(lock)
-
-    def rebuild(self, reason: str) -> Hit:
-        """Compile the program again. `reason` says why stored code is not used."""
-        self._miss = Miss(reason)
-        return self.make(None)
-
-    def permit_rebuild(self, reason: str) -> None:
-        """Raise `SealedError` if `rebuild` would do so."""
-        self._miss = Miss(reason)
-        self.permit()
 
     # Sealing
 

@@ -215,12 +215,15 @@ class Builder:
         release_lost()
         build = None if attempt is None else attempt.build
         if build is None:
-            build = self.prepare(program, arch, exact=exact, record=record)
+            found = self.find(program, arch, exact=exact, record=record)
+            if isinstance(found, Hit):
+                return found
+            build = found
             if attempt is not None:
                 attempt.build = build
         return build.obtain(attempt)
 
-    def prepare(
+    def find(
         self,
         program: Program,
         arch: Arch | str,
@@ -228,43 +231,50 @@ class Builder:
         exact: bool = True,
         choose_arch: Callable[[Arch], Arch] | None = None,
         record: bool = True,
-    ) -> Build:
-        """Return a `Build`: its `find` looks the program up, and its `obtain` compiles it if necessary.
+    ) -> Hit | Build:
+        """Return the stored artifact, or a `Build` whose `obtain` compiles it.
 
-        `choose_arch` returns the architecture to compile for, if it is another one.
+        `choose_arch` returns the architecture to compile for, if it is another one. Raises the errors
+        of `obtain` that need no compile.
         """
-        request = self._request(program, arch)
-        return Build(self, request, exact=exact, choose_arch=choose_arch, record=record)
+        request = Request(program, arch if type(arch) is Arch else Arch.parse(arch), self.toolchain)
+        found = self._find_and_count(request) if exact else self._find_best(request)
+        if isinstance(found, Miss):
+            return Build(self, request, found, choose_arch, record=record)
+        if record and self.events.has_sink("request"):
+            self._emit_request(request, found)
+        return found
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
         """Return other code for a program whose stored code was rejected by a device.
 
         It is another stored artifact, or it is compiled again. `reason` is the error of the device.
         """
-        build = self.prepare(program, arch)
-        request = build.request
+        request = self._request(program, arch)
+        miss = Miss(f"invalid: {reason}")
         found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF)
         if isinstance(found, Miss):
-            return build.rebuild(f"invalid: {reason}").artifact
+            return Build(self, request, miss).make(None).artifact
         invalid = found.artifact
         other = self._stored.other_than(request, invalid)
-        if other is None:
-            build.permit_rebuild(f"invalid: {reason}")
+        build = Build(self, request, miss) if other is None else None
         self.events.emit("damaged", tier="device", key=invalid.digest, reason=reason)
         self._stored.refuse(invalid)
-        if other is not None:
+        if build is None:
+            assert other is not None
             return other
-        self._stored.in_use.pop(invalid.digest, None)
+        self._stored.in_use.pop(invalid.digest)
         self.cache.remove(invalid.digest)
-        return build.rebuild(f"invalid: {reason}").artifact
+        return build.make(None).artifact
 
     def _request(self, program: Program, arch: Arch | str) -> Request:
         return Request(program, arch if type(arch) is Arch else Arch.parse(arch), self.toolchain)
 
-    def _record(self, program: Program, arch: Arch, artifact: Artifact) -> None:
-        """Emit a `request` event."""
+    def _emit_request(self, request: Request, hit: Hit) -> None:
         if self.events.has_sink("request"):
-            self.events.emit("request", program=program, arch=arch, artifact=artifact)
+            self.events.emit(
+                "request", program=request.program, arch=request.arch, artifact=hit.artifact
+            )
 
     # Lookup
 
@@ -289,18 +299,17 @@ class Builder:
             'absent: nothing is stored under this key'
         """
         request = self._request(program, device)
-        found = self._find_best(request, exact=exact)
+        found = self._find_and_count(request) if exact else self._find_best(request)
         if record and isinstance(found, Hit):
-            self._record(program, request.arch, found.artifact)
+            self._emit_request(request, found)
         return found
 
-    def _find_best(self, request: Request, *, exact: bool) -> Hit | Miss:
-        """Look a request up and, unless `exact`, those for other architectures that run on its own."""
+    def _find_best(self, request: Request) -> Hit | Miss:
+        """Look a request up, and then those for other architectures that run on its own."""
         program, device = request.program, request.arch
-        if device.suffix and not exact:
-            request = self._request(program, device.plain)
-        first = self._find_and_count(request)
-        if exact or isinstance(first, Hit):
+        own = self._request(program, device.plain) if device.suffix else request
+        first = self._find_and_count(own)
+        if isinstance(first, Hit):
             return first
         others = list(islice(runnable_archs(device), 1, None))
         look_ahead(self.cache, self.toolchain, [(program, arch) for arch in others])

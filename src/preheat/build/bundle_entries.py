@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from preheat.cache.bundle import Bundle
     from preheat.cache.signatures import Verifier
 
+from preheat.weak_values import WeakValues
+
 __all__ = [
     "DAMAGED_ENTRY",
     "BundleEntry",
@@ -42,7 +44,7 @@ __all__ = [
     "read_foreign",
 ]
 
-InUse = Mapping[str, Artifact]  # artifacts by digest
+InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by digest
 _NONE: InUse = MappingProxyType({})
 #: The beginning of the reason for an entry whose checksum is wrong.
 DAMAGED_ENTRY = "damaged: the entry in"

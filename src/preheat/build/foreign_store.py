@@ -238,7 +238,7 @@ class _ForeignBuild(Obtainer[ForeignEntry]):
         make_files: Callable[[], Mapping[str, bytes]],
         called_by: Callable[[], str],
     ) -> None:
-        super().__init__(locks)
+        self.locks = locks
         self.digest = self.flight_key = request.digest
         self._store = store
         self._request = request

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
@@ -27,6 +26,7 @@ from preheat.toolchain.headers import (
     is_toolkit,
     mismatch,
 )
+from preheat.weak_values import WeakValues
 
 __all__ = ["HEADERS", "HeaderMemos", "Hit", "Lookup", "Miss"]
 
@@ -64,6 +64,8 @@ class Miss(NamedTuple):
         """None, so that `lookup(…).hit` is the hit or None."""
 
 
+_hit: Callable[[tuple[Artifact, str]], Hit] = partial(tuple.__new__, Hit)  # in C
+
 _ABSENT = Miss("absent: nothing is stored under this key")
 _IN_NO_BUNDLE = Miss("absent: no bundle has it")
 _NOWHERE = Miss("absent: it is in no bundle and in no cache")
@@ -89,7 +91,7 @@ class Lookup:
         # Lists of header states by the digest of the request, with the bytes they were decoded from.
         self._states: OrderedDict[str, tuple[bytes, _States]] = OrderedDict()
         # Artifacts that are referenced elsewhere. A hit on one of them does not decode its bytes again.
-        self.in_use: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
+        self.in_use: WeakValues[str, Artifact] = WeakValues()
 
     def find(
         self, request: Request, *, sealed: bool, verify: bool | None = None, local: bool = False
@@ -201,7 +203,7 @@ class Lookup:
         """
         try:
             if (artifact := self.in_use.get(digest)) is not None:
-                return Hit(artifact, tier)
+                return _hit((artifact, tier))
             if blob.startswith(HEADER_LIST, codec.JSON_AT):
                 current = self._current_state(request, self._header_states(digest, blob))
                 if isinstance(current, Miss):
@@ -213,14 +215,14 @@ class Lookup:
                     return Miss("evicted: its headers are known, but its code was removed")
                 blob, tier, _ = code
                 if (artifact := self.in_use.get(digest)) is not None:
-                    return Hit(artifact, tier)
+                    return _hit((artifact, tier))
             artifact = Artifact.stored(digest, blob)
             self.in_use[digest] = artifact
         except codec.DamagedEntryError as bad:
             self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
-        return Hit(artifact, tier)
+        return _hit((artifact, tier))
 
     def _header_states(self, digest: str, blob: bytes) -> _States:
         """Return the states in a list of header states, which is decoded once."""

@@ -19,17 +19,17 @@ class Obtainer(Generic[T]):
     """Obtains one entry. A subclass says how to look it up and how to make it.
 
     Attributes:
+        locks: They let only one thread, process and host make the entry.
         digest: The digest of the entry's key.
         flight_key: The key under which threads share what one of them makes. None if nothing may be
             shared, because no key describes the entry.
+        missing: The entry was looked up, is not stored, and may be made.
     """
 
+    locks: CompileLocks
     digest: str
     flight_key: Hashable
-
-    def __init__(self, locks: CompileLocks) -> None:
-        self._locks = locks
-        self._missing = False
+    missing = False
 
     def obtain(self, attempt: Attempt | None = None) -> T:
         """Return the stored entry, or make it.
@@ -40,35 +40,28 @@ class Obtainer(Generic[T]):
         Raises:
             SealedError: The entry is not stored, and this process is sealed.
         """
-        if not self._missing and (entry := self.find()) is not None:
-            return entry
+        if not self.missing:
+            entry = self.look()
+            if entry is not None:
+                self.report(entry)
+                return entry
+            self.permit()  # Before a compiler is needed: a sealed process may have none.
+            self.missing = True
         key = self.flight_key
         if key is None:
             entry = self.make(None)
         else:
-            if attempt is not None and self._locks.flights.in_progress(key):
+            if attempt is not None and self.locks.flights.in_progress(key):
                 raise WouldWait
             make = partial(self._make_once, attempt)
-            entry = self._locks.flights.run(key, make, title=self.digest)
+            entry = self.locks.flights.run(key, make, title=self.digest)
         self.report(entry)
-        return entry
-
-    def find(self) -> T | None:
-        """Return the stored entry, or None if it may be made. `obtain` then does not look again.
-
-        Raises `SealedError` if it is not stored and may not be made, before anything needs a compiler,
-        which a sealed process may not have.
-        """
-        entry = self.look()
-        if entry is None:
-            self.permit()
-        self._missing = entry is None
         return entry
 
     def _make_once(self, attempt: Attempt | None) -> T:
         """Make the entry, unless another process or host does so first."""
         self.refuse_known()
-        lock = self._locks.begin(self.digest, sys._getframe(), attempt)
+        lock = self.locks.begin(self.digest, sys._getframe(), attempt)
         try:
             entry = lock.acquire(self.look)
             return self.make(lock) if entry is None else entry
@@ -96,4 +89,4 @@ class Obtainer(Generic[T]):
         """Raise the error of an earlier call in this process that would only be repeated."""
 
     def report(self, entry: T) -> None:
-        """Report that the caller has got an entry that was not stored when it began."""
+        """Report that the caller has got the entry."""

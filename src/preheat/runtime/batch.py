@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from preheat.arch import Arch
 from preheat.artifact import check_name
 from preheat.build.batch import compile_builds, pairs, raise_all
 from preheat.build.build import Build
-from preheat.build.lookup import Hit
 from preheat.build.reload import TrackedFiles
 from preheat.errors import PreheatError, SealedError
 from preheat.program import Program
-from preheat.runtime.code import Code, code_of
+from preheat.runtime.code import Code, compiled_code
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.request import ModuleRequest
 from preheat.runtime.session import Prepared, Session, module_request
@@ -80,27 +80,23 @@ def _codes(
 
     Programs that no cache has are compiled in parallel.
     """
-    builds: list[Build] = []
-    found: list[Hit | None] = []
+    found: list[Code | Build] = []
     errors: list[PreheatError] = []
     for request, _, program in read:
         try:
-            build = session.prepare(program, request.arch, strict=request.strict)
-            builds.append(build)
-            found.append(build.find())
+            found.append(session.find_code(program, request.arch, strict=request.strict))
         except PreheatError as error:
             errors.append(_naming(error, names[request]))
     raise_all(errors)
-    missing = {
-        (build.request.program, build.request.arch): build
-        for build, hit in zip(builds, found, strict=True)
-        if hit is None
-    }
-    made = dict(zip(missing, compile_builds(list(missing.values())), strict=True))
+    builds = {_key(each): each for each in found if isinstance(each, Build)}
+    made = dict(zip(builds, compile_builds(list(builds.values())), strict=True))
     return [
-        code_of(build, hit or made[build.request.program, build.request.arch])
-        for build, hit in zip(builds, found, strict=True)
+        compiled_code(each, made[_key(each)]) if isinstance(each, Build) else each for each in found
     ]
+
+
+def _key(build: Build) -> tuple[Program, Arch]:
+    return build.request.program, build.request.arch
 
 
 def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:

@@ -15,7 +15,7 @@ from preheat.errors import DeviceError, TargetError
 from preheat.locks import no_fork
 from preheat.program import Program
 
-__all__ = ["Code", "code_of", "prepare_build"]
+__all__ = ["Code", "compiled_code", "find_code"]
 
 
 class Code(NamedTuple):
@@ -29,7 +29,7 @@ class Code(NamedTuple):
     jit: bool = False
 
 
-def prepare_build(
+def find_code(
     device: base.Device,
     builder: Builder,
     program: Program,
@@ -37,12 +37,13 @@ def prepare_build(
     *,
     strict: bool = False,
     jit: bool = False,
-) -> Build:
-    """Return the build of a program for a device.
+) -> Code | Build:
+    """Return the stored code of a program for a device, or the build that compiles it.
 
     `arch` is the architecture to compile for. Without it that is the device's own, and stored code for
     an architecture that also runs there is accepted, unless `strict`. `jit` allows PTX for a device
-    that is newer than the compiler. Raises `TargetError` if the device cannot run the code.
+    that is newer than the compiler. Raises `TargetError` if the device cannot run the code, and
+    `SealedError` if the code is not stored and this process is sealed.
     """
     target = arch or device.arch
     if strict and program.language == "ptx":
@@ -54,10 +55,11 @@ def prepare_build(
     if why is not None:
         raise TargetError(program.label, str(target), f"{device.name} ({device.arch})", why)
     exact = strict or arch is not None
-    if "cuda" not in program.language:  # NVRTC is not needed for it.
-        return builder.prepare(program, target, exact=exact)
-    choose = partial(_newest_arch, device, builder, program, jit)
-    return builder.prepare(program, target, exact=exact, choose_arch=choose)
+    choose = None
+    if "cuda" in program.language:  # Otherwise NVRTC is not needed.
+        choose = partial(_newest_arch, device, builder, program, jit)
+    found = builder.find(program, target, exact=exact, choose_arch=choose)
+    return Code(found.artifact, program) if isinstance(found, Hit) else found
 
 
 def _newest_arch(
@@ -79,6 +81,6 @@ def _newest_arch(
     return newest
 
 
-def code_of(build: Build, hit: Hit) -> Code:
-    """Return the code that a build has found or compiled."""
+def compiled_code(build: Build, hit: Hit) -> Code:
+    """Return the code that a build has compiled."""
     return Code(hit.artifact, build.request.program, jit=build.uses_older_arch)

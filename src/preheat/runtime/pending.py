@@ -12,7 +12,7 @@ from preheat.build.reload import TrackedFiles
 from preheat.callsite import file_and_line
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.program import Program
-from preheat.runtime.code import Code, code_of
+from preheat.runtime.code import Code, compiled_code
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.launch import Launch
 from preheat.runtime.module import Module
@@ -42,8 +42,11 @@ class _PendingRequest:
         """Find or compile the code, in a thread of the builder. A later try skips the lookup."""
         if self._build is None:
             wanted = self.module_request
-            self._build = self.session.prepare(self.program, wanted.arch, strict=wanted.strict)
-        return code_of(self._build, self._build.obtain(attempt))
+            found = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
+            if isinstance(found, Code):
+                return found
+            self._build = found
+        return compiled_code(self._build, self._build.obtain(attempt))
 
     def usable(self) -> bool:
         """Return whether an equal request can share this one: no file changed, and it did not fail."""

@@ -7,11 +7,9 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from preheat.arch import Arch
 from preheat.artifact import EntryPoint, without_types
-from preheat.build.build import Build
 from preheat.build.builder import Builder
 from preheat.build.reload import TrackedFiles
 from preheat.build.source_lines import source_lines
@@ -21,7 +19,7 @@ from preheat.devices.base import ON_GPU
 from preheat.errors import InvalidCodeError
 from preheat.program import Program
 from preheat.runtime.active_capture import LOAD, UNLOAD
-from preheat.runtime.code import Code, code_of, prepare_build
+from preheat.runtime.code import Code, compiled_code, find_code
 from preheat.runtime.context import Context
 from preheat.runtime.fill import FILL, KernelFill
 from preheat.runtime.given import CompiledCode, cubin_artifact, ptx_program, with_names
@@ -29,6 +27,7 @@ from preheat.runtime.kernel import Kernel
 from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest
 from preheat.singleflight import SingleFlight
+from preheat.weak_values import WeakValues
 
 __all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
 
@@ -45,6 +44,11 @@ class LoadedObject(NamedTuple, Generic[T]):
     def current(self) -> bool:
         """Return True unless a file has changed since."""
         return self.files is None or not self.files.changed()
+
+
+_loaded_object: Callable[[tuple[Any, TrackedFiles | None]], LoadedObject[Any]] = partial(
+    tuple.__new__, LoadedObject
+)  # in C
 
 
 class Prepared(NamedTuple):
@@ -71,7 +75,8 @@ class Session:
     ) -> None:
         self.device = device
         self.builder = builder
-        self._jit = jit
+        #: Returns the stored code of a program for this device, or the build that compiles it.
+        self.find_code = partial(find_code, device, builder, jit=jit)
         self._blocking = blocking
         self._reload = reload
         self.context = Context(device, builder.events)
@@ -80,7 +85,7 @@ class Session:
             self.context.kernel_fill = KernelFill(self.context, load)
         self.modules: dict[object, LoadedObject[Module]] = {}
         self.kernels: dict[object, LoadedObject[Kernel]] = {}
-        self.loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
+        self.loaded: WeakValues[str, Module] = WeakValues()
         # Kernels that were requested with `wait=False` and have not been used yet, by request.
         self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[LoadedObject[Module]] = SingleFlight(builder.events)
@@ -106,7 +111,7 @@ class Session:
         if "<" in name:
             request = module_request(request, name)
         module, files = self.module(request, prepared)
-        new = LoadedObject(make(module, module.artifact.entry(name)), files)
+        new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
         shared = self.kernels.setdefault(key, new)
         if (
             shared is not new and not shared.current
@@ -148,8 +153,8 @@ class Session:
             if ready is None:
                 files = None if type(request.source) is str else self.files(request)
                 program = request.program()
-                build = self.prepare(program, request.arch, strict=request.strict)
-                code = code_of(build, build.obtain())
+                found = self.find_code(program, request.arch, strict=request.strict)
+                code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
             else:
                 program, files, code = ready
             return self._remember(request, self.load(code), program, files)
@@ -169,8 +174,8 @@ class Session:
             module = self.load(Code(artifact))
         else:
             program = ptx_program(given, request.label)
-            build = self.prepare(program, None, strict=request.strict)
-            code = code_of(build, build.obtain())
+            found = self.find_code(program, None, strict=request.strict)
+            code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
             if given.names:
                 code = Code(with_names(code.artifact, given), jit=code.jit)
             module = self.load(code)
@@ -193,7 +198,7 @@ class Session:
             files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
-        entry = self.modules[request] = LoadedObject(module, files)
+        entry = self.modules[request] = _loaded_object((module, files))
         return entry
 
     def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:
@@ -202,10 +207,6 @@ class Session:
         artifact = self.builder.lookup(program, request.arch or self.device.arch, exact=exact).artifact
         module = None if artifact is None else self.loaded.get(artifact.digest)
         return None if module is None or module.artifact != artifact else module
-
-    def prepare(self, program: Program, arch: Arch | None, *, strict: bool = False) -> Build:
-        """Return the build of a program for this device."""
-        return prepare_build(self.device, self.builder, program, arch, strict=strict, jit=self._jit)
 
     def load(self, code: Code) -> Module:
         """Return the module of an artifact, which all programs with equal artifacts share."""
