@@ -175,6 +175,8 @@ def _composed(name: str, words: Collection[str]) -> bool:
     reached = {0}
     for _ in range(_MOST_PIECES):
         reached = {at + len(part) for at in reached for part in parts if name.startswith(part, at)}
+        if not reached:
+            return False
         if len(name) in reached:
             return True
     return False

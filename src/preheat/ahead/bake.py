@@ -24,8 +24,8 @@ from preheat.build.batch import estimate
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.known_archs import require_known
-from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
+from preheat.build.request import look_ahead
 from preheat.cache.base import Filled
 from preheat.cache.signatures import Signer
 from preheat.config import Config, SealMode

@@ -24,8 +24,8 @@ from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_archs import baked_archs
 from preheat.build.bundle_entries import DAMAGED_ENTRY
-from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import Miss
+from preheat.build.request import look_ahead
 from preheat.errors import InputError
 
 __all__ = ["CheckResult", "MissingProgram", "check"]

@@ -22,11 +22,10 @@ from preheat.build.compile_lock import CompileLocks
 from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
 from preheat.build.key_locks import Attempt, KeyLocks
-from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
 from preheat.build.monitoring import expose_counters
 from preheat.build.recording import record_requests
-from preheat.build.request import Request
+from preheat.build.request import Request, look_ahead
 from preheat.build.sealed_headers import SealedHeaders
 from preheat.build.signers import required_signers
 from preheat.cache import Chain, DiskTier, LayerTier, MemoryTier

@@ -144,9 +144,11 @@ class Toolchain:
 
     def _library(self, name: str) -> Library:
         """Return the compiler `name`. If it was missing before, look for it once more."""
-        if name not in self.located.libraries and not self._relocated:
+        located = self.located
+        if name not in located.libraries and not self._relocated:
             self.relocate()
-        return self.located.library(name)
+            located = self.located
+        return located.library(name)
 
     def _checked(self, name: str, compiled: Compiled) -> Compiled:
         """Return `compiled`, or raise if keys name another build of the compiler."""
