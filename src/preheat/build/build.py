@@ -1,4 +1,4 @@
-"""One program that is needed for one architecture: looked up, or compiled once."""
+"""One program that is not stored, and is compiled once."""
 
 from __future__ import annotations
 
