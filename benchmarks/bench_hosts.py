@@ -32,7 +32,7 @@ import json, os, random, signal, sys, time
 from pathlib import Path
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.together import build_all
+from preheat.build.batch import build_all
 from preheat.program import Program
 from preheat.toolchain import translate
 

@@ -413,7 +413,6 @@ LONGEST_FILES = [
     "test_docstrings.py",
     "driver/test_processes.py",
     "devices/emulator/test_instructions.py",
-    "build/test_early.py",
     "cli/test_emulate_command.py",
     "test_pytest_driver.py",
     "audit/test_compiler_libraries.py",

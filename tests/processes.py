@@ -155,18 +155,18 @@ def report_wait(lock, timeout, acquire=FileLock.acquire):
 
 FileLock.acquire = report_wait
 
-from preheat.build.key_locks import Busy, KeyLocks
+from preheat.build.key_locks import WouldWait, KeyLocks
 
 reported = set()
 
-def report_busy(locks, lock, deferral=None, acquire=KeyLocks.acquire):
+def report_wait(locks, lock, attempt=None, acquire=KeyLocks.acquire):
     try:
-        acquire(locks, lock, deferral)
-    except Busy:
+        acquire(locks, lock, attempt)
+    except WouldWait:
         if lock.path.name not in reported:
             reported.add(lock.path.name)
             print("waits for", lock.path.name, locks._wait, flush=True)
         raise
 
-KeyLocks.acquire = report_busy
+KeyLocks.acquire = report_wait
 """

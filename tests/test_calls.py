@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from preheat import native
+from tests.counting import Walk
 from tests.processes import SOURCE as SOURCE_DIRECTORY
 
 ROOT = Path(__file__).parents[1]
@@ -129,6 +130,54 @@ MOST = MOST_IN_PYTHON | {
 }  # fmt: skip
 
 
+#: What a new process passes from a call of the user to its end. The argument selects the process: one
+#: that compiles with an empty cache, and writes a bundle; one that finds the kernel stored, and then
+#: captures a launch; one that is sealed, has an empty cache, and finds the kernel in the bundle.
+WALKS = """
+import json, os, sys
+import preheat
+from preheat.store.bundle import write
+from preheat.program import Program
+from tests.counting import walk
+
+SAXPY = '''extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+'''
+
+def capture():
+    with gpu.capture():
+        kernel[1, 32](2.0, x, x, 4)
+
+found = {}
+process = sys.argv[1]
+gpu = preheat.device("emulator")
+if process == "sealed":
+    with preheat.sealed():
+        found["sealed"] = walk(lambda: gpu.kernel(SAXPY, "saxpy"))
+else:
+    found[process] = walk(lambda: gpu.kernel(SAXPY, "saxpy"))
+kernel = gpu.kernel(SAXPY, "saxpy")
+if process == "cold":
+    entry, _ = gpu.builder.bundle_entry(Program.of(SAXPY), "sm_90")
+    write(sys.argv[2], entry.encode(), {})
+if process == "stored":
+    x = gpu.zeros(32, "float32")
+    kernel[1, 32](2.0, x, x, 4)
+    found["capture"] = walk(capture)
+print(json.dumps(found))
+"""
+#: The largest walks: a kernel that is compiled with an empty cache; one that an earlier process stored;
+#: one that a sealed process finds in a bundle; the capture of one launch.
+MOST_IN_WALKS = {
+    "cold": Walk(calls=1080, files=65, frames=14),
+    "stored": Walk(calls=310, files=37, frames=0),
+    "sealed": Walk(calls=335, files=34, frames=0),
+    "capture": Walk(calls=233, files=33, frames=0),
+}
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("calls")
@@ -225,3 +274,29 @@ def test_a_main_path_without_the_native_core_calls_few_functions(
     counted_in_python: dict[str, int], path: str
 ) -> None:
     assert counted_in_python[path] <= MOST_IN_PYTHON[path]
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Walk]:
+    home = tmp_path_factory.mktemp("walks")
+    bundle = home / "kernels.heat"
+    env = {"HOME": str(home), "PYTHONPATH": f"{SOURCE_DIRECTORY}:{ROOT}"}
+    found: dict[str, Walk] = {}
+    for process, more in {
+        "cold": {"PREHEAT_CACHE_DIR": str(home / "cache")},
+        "stored": {"PREHEAT_CACHE_DIR": str(home / "cache")},
+        "sealed": {"PREHEAT_CACHE_DIR": str(home / "empty"), "PREHEAT_BUNDLE": str(bundle)},
+    }.items():
+        command = [sys.executable, "-c", WALKS, process, str(bundle)]
+        done = subprocess.run(command, env=env | more, capture_output=True, text=True, check=True)
+        found |= {name: Walk(*row) for name, row in json.loads(done.stdout).items()}
+    return found
+
+
+@pytest.mark.parametrize("name", MOST_IN_WALKS)
+def test_a_walk_through_preheat_is_short(walks: dict[str, Walk], name: str) -> None:
+    most = MOST_IN_WALKS[name]
+    passed = walks[name]
+    assert passed.calls <= most.calls
+    assert passed.files <= most.files
+    assert passed.frames <= most.frames

@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
 # From the ground up. A layer may import those below it and, inside a package, itself.
 LAYERS = (
-    {"_version", "files", "fork", "lexer", "locks", "svg", "turns", "weak_values"},
+    {"_version", "files", "fork", "lexer", "locks", "svg", "gil_limiter", "weak_values"},
     {"lazy"},
     {"messages"},
     {"progress"},

@@ -19,7 +19,7 @@ from preheat import locks
 from preheat.events import Events
 from preheat.files import Descriptor, opened
 from preheat.lazy import lazy
-from preheat.locks import Call, Lock, no_fork
+from preheat.locks import Holder, Lock, no_fork
 from preheat.singleflight import SingleFlight
 from tests.processes import TIMEOUT_SECONDS, expect_success, start_python, wait_for
 
@@ -160,8 +160,8 @@ def test_a_thread_can_take_its_lock_again() -> None:
 
 
 def test_a_call_is_over_when_its_function_has_ended_though_its_frame_is_kept() -> None:
-    def call() -> Call:
-        made = Call(sys._getframe())
+    def call() -> Holder:
+        made = Holder(sys._getframe())
         assert made.alive()
         return made
 
@@ -284,11 +284,11 @@ def test_no_garbage_is_collected_while_the_frames_of_threads_are_listed(
         return frames()
 
     monkeypatch.setattr(sys, "_current_frames", listed)
-    assert Call(sys._getframe()).alive()
+    assert Holder(sys._getframe()).alive()
     assert (enabled, gc.isenabled()) == ([False], True)
     gc.disable()
     try:
-        assert Call(sys._getframe()).alive()
+        assert Holder(sys._getframe()).alive()
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -319,7 +319,8 @@ def test_no_garbage_is_collected_while_the_stack_of_another_thread_is_read() -> 
     thread.start()
     assert ready.wait(TIMEOUT_SECONDS)
     assert thread.ident is not None
-    call = Call(sys._getframe(), thread.ident)
+    call = Holder(sys._getframe())
+    call.thread = thread.ident  # Its stack is deep.
     thresholds = gc.get_threshold()
     gc.collect()
     try:

@@ -51,7 +51,7 @@ def test_the_whole_traceback_is_there_for_those_who_ask(
     monkeypatch.setenv("PREHEAT_TRACEBACK", "full")
     with pytest.raises(CompileError) as caught:
         open_device("emulator").kernel(BAD, "k")
-    assert {"kernel", "obtain", "_obtain"} < set(own_frames(caught.value))
+    assert {"kernel", "obtain", "_make_once"} < set(own_frames(caught.value))
 
 
 def names(error: BaseException) -> list[str]:

@@ -182,7 +182,7 @@ def compile_all(
         ['sm_80', 'sm_90']
     """
     with no_fork:
-        from preheat.build.together import build_all, pairs  # Takes a millisecond.
+        from preheat.build.batch import build_all, pairs  # Takes a millisecond.
 
     try:
         wanted = [

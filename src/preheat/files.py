@@ -65,7 +65,8 @@ def opened(
 ) -> Descriptor:
     """Open `path` as `os.open` does. Child programs do not inherit the descriptor."""
     call = os.open if dir_fd is None else partial(os.open, dir_fd=dir_fd)
-    return next(map(Descriptor, map(call, (path,), (flags | os.O_CLOEXEC,), (mode,))))
+    flags |= os.O_CLOEXEC
+    return next(map(Descriptor, map(call, (path,), (flags,), (mode,))))  # One step, as in `owned`.
 
 
 def lock_open_file(file: Descriptor, path: str | os.PathLike[str]) -> None:

@@ -239,13 +239,13 @@ class Gpu(GraphMethods):
             'scale'
         """
         with no_fork:
-            from preheat.runtime import together  # Takes a millisecond.
+            from preheat.runtime import batch  # Takes a millisecond.
 
-        wanted = together.kernel_requests(
+        wanted = batch.kernel_requests(
             requests, options=options, include=include, headers=headers, names=names, arch=arch,
             strict=strict,
         )  # fmt: skip
-        return together.kernels(self._session, wanted)
+        return batch.kernels(self._session, wanted)
 
     def module(
         self,

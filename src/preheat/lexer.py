@@ -19,6 +19,7 @@ __all__ = [
     "mentioned",
     "pasted",
     "scan",
+    "split_commas",
     "strip_if_unambiguous",
     "stripped",
     "trigraph_variants",
@@ -53,6 +54,7 @@ _DOUBTFUL = re.compile(r'R"|include[^\n<"]{0,200}<[^<>\n]*/[/*]')
 _MOST_PIECES = 3
 _WORD = re.compile(r"\w+")
 _TRIGRAPHS = {"??/": "\\", "??=": "#"}
+_SEPARATOR = re.compile(r"[,(\[{<>}\])]")  # A comma, or a bracket.
 
 
 class Piece(NamedTuple):
@@ -173,6 +175,8 @@ def _composed(name: str, words: Collection[str]) -> bool:
     reached = {0}
     for _ in range(_MOST_PIECES):
         reached = {at + len(part) for at in reached for part in parts if name.startswith(part, at)}
+        if not reached:
+            return False
         if len(name) in reached:
             return True
     return False
@@ -191,3 +195,21 @@ def _raw_end(text: str, at: int) -> int | None:
         return None
     closing = text.find(f'){opening[1]}"', opening.end())
     return None if closing < 0 else closing + len(opening[1]) + 2
+
+
+def split_commas(text: str) -> list[str]:
+    """Return the parts of `text` between commas outside brackets, without surrounding white space."""
+    parts = []
+    depth = start = 0
+    for found in _SEPARATOR.finditer(text):
+        char = found[0]
+        if char in "([{<":
+            depth += 1
+        elif char != ",":
+            depth -= 1
+        elif depth == 0:
+            parts.append(text[start : found.start()].strip())
+            start = found.end()
+    if last := text[start:].strip():
+        parts.append(last)
+    return parts

@@ -34,25 +34,25 @@ TYPE_CHECKING = False  # `typing` and `types` cost more than the rest
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Call", "Lock", "no_fork", "wait_before_logging"]
+__all__ = ["Holder", "Lock", "no_fork", "wait_before_logging"]
 
 _POLL = (0.0005, 0.05)  # first and longest pause between two checks of the holder, in seconds
 _FORK_WAIT = 10.0  # seconds that a fork waits at most for `no_fork`
 
 
-class Call:
+class Holder:
     """A running call that holds something, linked to the call that took over from it."""
 
     __slots__ = ("_after", "frame", "thread")
 
-    def __init__(self, frame: FrameType | None, thread: int | None = None) -> None:
-        """`frame` is that of a running function, not of a generator. None means that it has ended.
+    def __init__(self, frame: FrameType | None) -> None:
+        """`frame` is that of a function that this thread runs, not of a generator.
 
-        `thread` runs the function. The default is this thread.
+        None means that the function has ended.
         """
         self.frame = frame
-        self.thread = get_ident() if thread is None else thread
-        self._after: dict[None, Call] = {}
+        self.thread = get_ident()
+        self._after: dict[None, Holder] = {}
 
     def alive(self, frames: dict[int, FrameType] | None = None) -> bool:
         """Return whether the function is still running, so that `frame` is on the stack of its thread.
@@ -77,14 +77,14 @@ class Call:
         """Release what the call holds, and what its frame keeps in memory."""
         self.frame = None
 
-    def last(self) -> Call:
+    def last(self) -> Holder:
         """Return the most recent of the calls that took over, or this call when none did."""
         last = self
         while last._after:
             last = last._after[None]
         return last
 
-    def take_over_from(self, before: Call) -> bool:
+    def take_over_from(self, before: Holder) -> bool:
         """Become the holder after `before`. Return False if another call was first."""
         return before._after.setdefault(None, self) is self
 
@@ -156,7 +156,7 @@ class Lock:
     __slots__ = ("_freed", "_holders")
 
     def __init__(self, holders: int = 1) -> None:
-        self._holders = [Call(None) for _ in range(holders)]
+        self._holders = [Holder(None) for _ in range(holders)]
         # Released to wake a waiting thread. A missed wake-up delays the thread by one poll.
         self._freed = allocate_lock()
 
@@ -165,7 +165,7 @@ class Lock:
         last = self._holders[0]
         # The lock is free, as it is most of the time. Another holder may be lost, if there are several.
         if last.frame is None and not last._after and not any(map(_HELD_BY, self._holders[1:])):
-            mine = Call(frame)
+            mine = Holder(frame)
             if last._after.setdefault(None, mine) is mine:
                 self._holders[0] = mine
                 return False
@@ -188,7 +188,7 @@ class Lock:
 
         Returns None when the lock is not free within `timeout` seconds.
         """
-        mine = Call(frame)
+        mine = Holder(frame)
         pause, longest = _POLL
         waited = False
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -212,7 +212,7 @@ class Lock:
             pause = min(2 * pause, longest)
 
     def _take_place(
-        self, mine: Call, held: list[Call], frames: dict[int, FrameType]
+        self, mine: Holder, held: list[Holder], frames: dict[int, FrameType]
     ) -> tuple[bool, bool | None]:
         """Take a free place, or that of a lost holder, and forget the other lost holders.
 
@@ -276,7 +276,7 @@ _waits_before_logging: list[bool] = []
 def wait_before_logging() -> None:
     """Make a fork wait for `no_fork` before it takes the lock of `logging`.
 
-    Call it inside `with no_fork`, before the import of a module that makes a logger, such as asyncio.
+    Holder it inside `with no_fork`, before the import of a module that makes a logger, such as asyncio.
     Fork handlers run in the reverse order of their registration. The handler of `logging` takes a lock
     that the import waits for. It must not run before the fork has waited for the import, so the handler
     of `no_fork` is registered again after it.

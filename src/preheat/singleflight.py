@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, cast
 
 from preheat.errors import copy_error
 from preheat.events import Events
-from preheat.locks import Call
+from preheat.locks import Holder
 
 __all__ = ["SingleFlight"]
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _POLL = 0.2  # Seconds between two checks whether the thread that computes the result was interrupted.
 
 
-class _Flight(Call, Generic[T]):
+class _Flight(Holder, Generic[T]):
     """A call that computes a result for all threads that wait for it, and the result.
 
     It does not use `threading.Event`, which an interrupt can leave locked.
@@ -28,7 +28,7 @@ class _Flight(Call, Generic[T]):
     __slots__ = ("done", "error", "result", "signal")
 
     def __init__(self, frame: FrameType) -> None:
-        self.frame = frame  # These three are the attributes of a `Call`.
+        self.frame = frame  # These three are the attributes of a `Holder`.
         self.thread = get_ident()
         self._after = {}
         self.done = False

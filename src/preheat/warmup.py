@@ -22,15 +22,16 @@ from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
 from preheat.arch import Arch, mismatch, runnable_archs
+from preheat.build.build import Build
 from preheat.build.bundle_archs import require_code, runs
 from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
-from preheat.build.key_locks import Deferral
+from preheat.build.key_locks import Attempt
 from preheat.build.parallel import Task, run_all
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu
 from preheat.graph.warmers import Warmable
 from preheat.runtime.active_capture import LOAD, WARM_GRAPHS
-from preheat.runtime.code import Code, MissingCode
+from preheat.runtime.code import Code, compiled_code
 from preheat.runtime.session import Session
 from preheat.store.bundle import Bundle
 
@@ -209,16 +210,14 @@ class _WarmUp:
         for job in jobs:
             find = partial(self._session.find_code, job.wanted.program, job.target)
             found = self._attempt(str(job), find)
-            if isinstance(found, MissingCode):
+            if isinstance(found, Build):
                 missing.append((job, found))
             elif found is not None:
                 ready.append(_LoadableCode(found, job.wanted.entries))
         self._counts["hits"] += len(ready)
         return ready + self._compile(missing, at_once)
 
-    def _compile(
-        self, missing: Sequence[tuple[_Job, MissingCode]], at_once: int
-    ) -> list[_LoadableCode]:
+    def _compile(self, missing: Sequence[tuple[_Job, Build]], at_once: int) -> list[_LoadableCode]:
         ready = []
 
         def ended(index: int, task: Task[Code]) -> None:
@@ -228,8 +227,8 @@ class _WarmUp:
             if code is not None:
                 ready.append((index, _LoadableCode(code, job.wanted.entries)))
 
-        def compile_one(item: tuple[_Job, MissingCode], deferral: Deferral) -> Code:
-            return item[1].compile(self._builder, deferral)
+        def compile_one(item: tuple[_Job, Build], attempt: Attempt) -> Code:
+            return compiled_code(item[1], item[1].obtain(attempt))
 
         run_all(missing, compile_one, threads=at_once, on_done=ended)
         self._counts["compiles"] += len(ready)

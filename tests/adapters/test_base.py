@@ -114,13 +114,13 @@ def test_a_compile_in_two_calls_is_waited_for(connection: Connection, recorder: 
     wanted = Wanted("k").identity
     mine, theirs = Compile(connection), Compile(connection)
     with mine.owned_by(sys._getframe()):
-        assert mine.claim(wanted) is None
+        assert mine.lock(wanted) is None
         mine.begin(wanted)
         found: list[ForeignEntry | None] = []
 
         def wait() -> None:
             with theirs.owned_by(sys._getframe()):
-                found.append(theirs.claim(wanted))
+                found.append(theirs.lock(wanted))
 
         other = threading.Thread(target=wait)
         other.start()
@@ -141,14 +141,14 @@ def test_another_call_may_compile_after_an_error(connection: Connection) -> None
 
     def fail() -> None:
         with making.owned_by(sys._getframe()):
-            making.claim(wanted)
+            making.lock(wanted)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     again = Compile(connection)
     with again.owned_by(sys._getframe()):
-        assert again.claim(wanted) is None  # at once
+        assert again.lock(wanted) is None  # at once
 
 
 # A missing entry

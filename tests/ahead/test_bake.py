@@ -429,7 +429,7 @@ def test_a_check_needs_no_compiler_where_bundles_have_it_all(mounted: Callable[.
     fp16 = program("h", source="#include <cuda_fp16.h>\n" + text("h"))
     builder = mounted(listed(A, fp16))
     builder.toolchain._located = Located({}, {"nvrtc": "not installed"}, {})
-    builder.toolchain._looked_again = True
+    builder.toolchain._relocated = True
     checked = check(listed(A, fp16), builder=builder)
     assert checked.ok
     assert "cuda_fp16.h" in checked.unchecked_headers

@@ -217,7 +217,7 @@ def test_a_file_where_programs_seem_to_lie_is_watched_for(
     builder.build(program, "sm_90")
     lexists = os.path.lexists
     monkeypatch.setattr(os.path, "lexists", lambda p: str(p) == "/preheat" or lexists(p))
-    missed = builder.why(program, "sm_90")
+    missed = builder.explain_lookup(program, "sm_90")
     assert isinstance(missed, Miss)
     assert "preheat/ in / may hide" in missed.reason
 
@@ -510,11 +510,11 @@ def test_stats_tell_this_process_and_the_whole_cache(open_builder: Open, config:
 
 
 def test_why_tells_a_miss_from_a_hit_without_building(builder: Builder, recorder: Recorder) -> None:
-    missed = builder.why(PROGRAM, "sm_90")
+    missed = builder.explain_lookup(PROGRAM, "sm_90")
     assert isinstance(missed, Miss)
     assert missed.reason.startswith("absent")
     builder.build(PROGRAM, "sm_90")
-    assert isinstance(builder.why(PROGRAM, "sm_90"), Artifact)
+    assert isinstance(builder.explain_lookup(PROGRAM, "sm_90"), Artifact)
     assert recorder.named("hit") == []
 
 

@@ -313,7 +313,7 @@ def test_invalid_data_under_a_right_checksum_is_a_damaged_entry(
     write(tmp_path / "odd.heat", {**entries, digest: codec.pack(digest, meta, sections)}, {})
     builder = open_builder()
     builder.mount(tmp_path / "odd.heat")
-    assert builder.why(program, "sm_90") == Miss(
+    assert builder.explain_lookup(program, "sm_90") == Miss(
         f"damaged: the entry in {tmp_path / 'odd.heat'} failed its check"
     )
     assert builder.nearest(program, "sm_90") is None

@@ -146,17 +146,17 @@ def test_an_error_in_the_making_is_raised_and_nothing_is_stored(builder: Builder
     assert builder.foreign.obtain(REQUEST, lambda: FILES) == ENTRY
 
 
-def test_a_claim_ends_with_the_call_that_made_it(builder: Builder) -> None:
-    def claim_and_raise() -> None:
-        _, found = builder.foreign.claim(REQUEST, sys._getframe())
+def test_a_lock_ends_with_the_call_that_took_it(builder: Builder) -> None:
+    def lock_and_raise() -> None:
+        _, found = builder.foreign.lock(REQUEST, sys._getframe())
         assert found is None
         raise RuntimeError("the compile failed")
 
     with pytest.raises(RuntimeError, match="the compile failed"):
-        claim_and_raise()
-    claim, found = builder.foreign.claim(REQUEST, sys._getframe())
+        lock_and_raise()
+    lock, found = builder.foreign.lock(REQUEST, sys._getframe())
     assert found is None
-    claim.release()
+    lock.release()
 
 
 def entry_file(config: Config) -> Path:

@@ -97,8 +97,8 @@ def test_the_default_lock_directory_is_on_the_node() -> None:
 def test_only_a_shared_directory_has_leases(network: Path, tmp_path: Path) -> None:
     local = Config(cache_dirs=(tmp_path / "cache",), lock_dir=tmp_path / "locks")
     shared = replace(local, cache_dirs=(network / "cache",))
-    assert Builder.open(local)._turns._leases is None
-    assert Builder.open(shared)._turns._leases is not None
+    assert Builder.open(local)._locks._leases is None
+    assert Builder.open(shared)._locks._leases is not None
 
 
 def test_a_builder_without_leases_does_not_import_them(tmp_path: Path) -> None:

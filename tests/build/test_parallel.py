@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from preheat import callsite
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Busy, Deferral, parallel_compiles
+from preheat.build.key_locks import Attempt, WouldWait, parallel_compiles
 from preheat.build.parallel import Runner, Task, run_all
 from preheat.callsite import call_site, file_and_line
 from preheat.config import Config
@@ -48,13 +47,6 @@ def program(number: int) -> Program:
     return Program.of(text(number), label=f"k{number}.cu")
 
 
-def announce(builder: Builder, compiles: int) -> None:
-    """Expect compiles that nobody asks for. Programs that include a file are not compiled early."""
-    texts = [f'#include "v.h"\n{text(number)}' for number in range(compiles)]
-    with builder.expect([(Program.of(each), Arch.parse("sm_90")) for each in texts]):
-        pass
-
-
 # Threads
 
 
@@ -62,7 +54,7 @@ def test_outcomes_come_in_order_and_reports_in_this_thread() -> None:
     seen: list[tuple[str, int]] = []
     here = threading.get_ident()
 
-    def run(job: int, _: Deferral) -> int:
+    def run(job: int, _: Attempt) -> int:
         assert threading.get_ident() != here
         if job == 2:
             raise ValueError("two")
@@ -91,7 +83,7 @@ def test_no_more_threads_run_than_were_asked_for() -> None:
     running, most = 0, 0
     lock = threading.Lock()
 
-    def run(_: int, __: Deferral) -> None:
+    def run(_: int, __: Attempt) -> None:
         nonlocal running, most
         with lock:
             running += 1
@@ -109,10 +101,10 @@ def test_a_task_that_has_to_wait_comes_after_all_others() -> None:
     order: list[int] = []
     attempts: Counter[int] = Counter()
 
-    def run(job: int, _: Deferral) -> None:
+    def run(job: int, _: Attempt) -> None:
         attempts[job] += 1
         if job < 2 and not free.is_set():
-            raise Busy
+            raise WouldWait
         order.append(job)
         if job == 5:
             free.set()
@@ -134,7 +126,7 @@ def test_a_thread_acts_for_the_line_that_asked() -> None:
 def test_an_error_of_a_callback_cancels_the_rest() -> None:
     begun: list[int] = []
 
-    def run(job: int, _: Deferral) -> None:
+    def run(job: int, _: Attempt) -> None:
         begun.append(job)
         time.sleep(0.01)
 
@@ -151,8 +143,8 @@ def test_a_cancelled_runner_ends_its_compilers_and_leaves_no_lock(
 ) -> None:
     endless = Program.of(ENDLESS, label="endless.cu")
     runner = Runner(1)
-    running = runner.submit(lambda deferral: builder.obtain(endless, "sm_90", deferral=deferral))
-    queued = runner.submit(lambda deferral: builder.obtain(program(1), "sm_90", deferral=deferral))
+    running = runner.submit(lambda attempt: builder.obtain(endless, "sm_90", attempt=attempt))
+    queued = runner.submit(lambda attempt: builder.obtain(program(1), "sm_90", attempt=attempt))
     lock = config.lock_dir / builder.key(endless, "sm_90").digest
     compiling(os.getpid())
     assert lock.exists()
@@ -176,7 +168,7 @@ def test_a_thread_that_waits_goes_on_when_the_first_is_cancelled(builder: Builde
 
     builder.toolchain.compile = slowly  # type: ignore[method-assign, assignment]
     runner = Runner(1)
-    first = runner.submit(lambda deferral: builder.obtain(wanted, "sm_90", deferral=deferral))
+    first = runner.submit(lambda attempt: builder.obtain(wanted, "sm_90", attempt=attempt))
     assert inside.wait(TIMEOUT_SECONDS)
     results: list[object] = []
     second = threading.Thread(target=lambda: results.append(builder.build(wanted, "sm_90")))
@@ -301,7 +293,7 @@ def test_a_request_that_another_process_holds_is_compiled_after_the_limit_of_the
     config.lock_dir.mkdir(mode=0o700, exist_ok=True)
     other = FileLock(config.lock_dir / builder.key(wanted, "sm_90").digest)
     assert other.acquire(0)
-    (task,) = run_all([wanted], lambda job, d: builder.obtain(job, "sm_90", deferral=d))
+    (task,) = run_all([wanted], lambda job, d: builder.obtain(job, "sm_90", attempt=d))
     other.release()
     assert task.outcome().tier == "compiler"
     assert [row["outcome"] for row in recorder.named("wait")] == ["gave up"]
@@ -315,84 +307,19 @@ def test_requests_without_a_slot_are_put_back_and_compiled_without_one_after_a_w
     slots = [FileLock(config.lock_dir / f"slot-{n}", keep=True) for n in range(parallel_compiles())]
     assert all(slot.acquire(0) for slot in slots)
     lock = config.lock_dir / builder.key(program(1), "sm_90").digest
-    deferral = Deferral()
-    with pytest.raises(Busy):
-        builder.obtain(program(1), "sm_90", deferral=deferral)
+    attempt = Attempt()
+    with pytest.raises(WouldWait):
+        builder.obtain(program(1), "sm_90", attempt=attempt)
     assert not lock.exists()  # Another process can compile it.
-    (task,) = run_all([program(1)], lambda job, d: builder.obtain(job, "sm_90", deferral=d))
+    (task,) = run_all([program(1)], lambda job, d: builder.obtain(job, "sm_90", attempt=d))
     assert task.outcome().tier == "compiler"
     slots[0].release()
     monkeypatch.setattr("preheat.build.key_locks._SLOT_WAIT", TIMEOUT_SECONDS)
-    (task,) = run_all([program(2)], lambda job, d: builder.obtain(job, "sm_90", deferral=d))
+    (task,) = run_all([program(2)], lambda job, d: builder.obtain(job, "sm_90", attempt=d))
     assert task.outcome().tier == "compiler"
     assert slots[0].acquire(0)  # It was given back.
     for slot in slots:
         slot.release()
-
-
-def test_compilers_start_while_they_are_located_in_one_process_of_a_node(
-    open_builder: Callable[..., Builder], config: Config, recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-
-    def started() -> int:
-        return len([row for row in recorder.named("worker") if row["what"] == "started"])
-
-    config.lock_dir.mkdir(mode=0o700, exist_ok=True)
-    other = FileLock(config.lock_dir / "together", keep=True)
-    assert other.acquire(0)
-    with monkeypatch.context() as hasty:
-        hasty.setattr("preheat.build.early._LOCATE_WAIT", 0.05)
-        announce(open_builder(), 10)
-    assert started() == 0  # Another process does it.
-    other.release()
-    builder = open_builder()
-    announce(builder, 1)
-    assert started() == 0
-    announce(builder, 10)
-    wait_for(lambda: started() == 3)
-    assert builder.toolchain.recall()
-    tasks = run_all(
-        [program(n) for n in range(4)], lambda job, d: builder.obtain(job, "sm_90", deferral=d)
-    )
-    assert {task.outcome().tier for task in tasks} == {"compiler"}
-    assert started() == 3  # They are used, and no other is started.
-    announce(builder, 10)
-    announce(open_builder(), 10)  # The memo says where the compilers are.
-    assert started() == 3
-
-
-def test_a_process_waits_for_another_one_that_locates_the_compilers(
-    open_builder: Callable[..., Builder], config: Config, recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    config.lock_dir.mkdir(mode=0o700, exist_ok=True)
-    other = FileLock(config.lock_dir / "together", keep=True)
-    assert other.acquire(0)
-    looks = []
-
-    def look(_: float) -> None:
-        looks.append(0)
-        if len(looks) == 3:
-            open_builder().key(program(1), "sm_90")  # The other process has located them.
-
-    monkeypatch.setattr("preheat.build.early.time.sleep", look)
-    builder = open_builder()
-    announce(builder, 10)
-    assert len(looks) == 3
-    assert builder.toolchain.recall()
-    assert len(recorder.named("worker")) == 1  # of the other process
-    other.release()
-
-
-def test_without_a_shared_directory_each_process_locates_the_compilers(
-    open_builder: Callable[..., Builder], config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    builder = open_builder(replace(config, cache=False))
-    announce(builder, 10)
-    assert builder.toolchain.recall()
 
 
 def test_an_interrupt_ends_the_process_its_compilers_and_its_locks(

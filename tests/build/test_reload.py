@@ -234,15 +234,15 @@ def test_a_file_that_is_edited_while_it_is_built_is_built_again(
     device: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "k.cu"
-    build = device._session.code
+    load = device._session.load
     file.write_text(PLAIN.format(1))
 
     def slow(*args: Any, **more: Any) -> Any:
-        made = build(*args, **more)
+        made = load(*args, **more)
         file.write_text(PLAIN.format(2))  # The file is saved before this load returns.
         return made
 
-    monkeypatch.setattr(device._session, "code", slow)
+    monkeypatch.setattr(device._session, "load", slow)
     assert answer(device, device.kernel(file, "k")) == 2
 
 

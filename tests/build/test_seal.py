@@ -271,7 +271,7 @@ def test_a_program_that_could_not_be_tracked_is_used_only_when_sealed(
         assert builder.build(program, "sm_90").cubin == promise.artifact.cubin
         assert builder.bundle_entry(program, "sm_90")[0].untracked_reason == promise.untracked_reason
     (tmp_path / "maybe.h").write_text("#define BY 6\n")
-    assert builder.why(program, "sm_90") == Miss(f"untracked: {promise.untracked_reason}")
+    assert builder.explain_lookup(program, "sm_90") == Miss(f"untracked: {promise.untracked_reason}")
     assert builder.build(program, "sm_90").cubin != promise.artifact.cubin
 
 
@@ -328,12 +328,12 @@ def test_unsealed_a_changed_header_file_is_noticed_and_a_missing_one_is_not(
 ) -> None:
     here = on_disk(tmp_path / "include")
     builder = open_builder(replace(config, bundles=(baked.path,)))
-    assert not isinstance(builder.why(here, "sm_90"), Miss)
+    assert not isinstance(builder.explain_lookup(here, "sm_90"), Miss)
     (tmp_path / "include" / "inner.h").write_text("#define BY 6\n")
-    assert builder.why(here, "sm_90") == Miss("headers: header inner.h changed")
+    assert builder.explain_lookup(here, "sm_90") == Miss("headers: header inner.h changed")
     for file in (tmp_path / "include").iterdir():
         file.unlink()
-    assert not isinstance(builder.why(here, "sm_90"), Miss)
+    assert not isinstance(builder.explain_lookup(here, "sm_90"), Miss)
 
 
 # Warning instead

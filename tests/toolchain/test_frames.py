@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preheat.lexer import split_commas
 from preheat.toolchain import frames
-from preheat.toolchain.text import split_commas
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -79,10 +79,10 @@ def test_a_frame_needs_no_blocks() -> None:
     ],
 )
 def test_only_commas_outside_brackets_separate(text: str, parts: list[str]) -> None:
-    assert list(split_commas(text)) == parts
+    assert split_commas(text) == parts
 
 
 @given(st.text(alphabet="ab,()<>[]{} "))
 def test_nothing_but_separating_commas_and_white_space_is_lost(text: str) -> None:
-    parts = list(split_commas(text))
+    parts = split_commas(text)
     assert "".join("".join(parts).split()).replace(",", "") == "".join(text.split()).replace(",", "")

@@ -206,8 +206,7 @@ real = pathfinder.load_nvidia_dynamic_lib
 pathfinder.load_nvidia_dynamic_lib = lambda name: ours if name == "nvrtc" else real(name)
 from preheat.toolchain import worker
 
-found = worker._locate({}, {})[0]["nvrtc"]
-print(json.dumps(worker._describe({"library": found}, {})[0]), flush=True)
+print(json.dumps(worker._locate({}, {})[0]["libraries"]["nvrtc"]), flush=True)
 for _ in sys.stdin:
     print(json.dumps(worker._files_and_build("nvrtc")), flush=True)
 """
@@ -281,78 +280,23 @@ def test_a_library_replaced_since_it_was_loaded_is_not_remembered(
 ) -> None:
     toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
     found = toolchain.pool.call({"do": "locate"}).message
-    described = toolchain.pool.call({"do": "describe", "library": found["nvrtc"]}).message
-    answers = {"locate": found, "describe": {**described, "build": "an older one"}}
-    monkeypatch.setattr(toolchain.pool, "call", lambda m: frames.Frame(answers[m["do"]], {}))
+    found["libraries"]["nvrtc"]["build"] = "an older one"
+    monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(found, {}))
     assert toolchain.identity("cuda") == "nvrtc an older one"  # it is what compiles
     assert list(tmp_path.glob("toolchain-*")) == []
     toolchain.close()
 
 
-# A guess where NVRTC is
-
-
-@pytest.fixture
-def misleading(lib: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an NVRTC where workers guess that it is, and where the search does not look."""
-    place = lib.parent / "place"
-    place.joinpath("nvidia/cu13").mkdir(parents=True)
-    guessed = place / "nvidia/cu13/lib"
-    lib.rename(guessed)
-    monkeypatch.setattr(sys, "path", [str(place), *sys.path])
-    return guessed / "libnvrtc.so.13"
-
-
-def test_a_wrong_guess_changes_nothing(
-    misleading: Path, toolchain: Toolchain, events: Events, recorder: Recorder
+def test_a_worker_that_has_loaded_another_library_is_replaced(
+    lib: Path, toolchain: Toolchain, events: Events, recorder: Recorder
 ) -> None:
-    assert misleading.exists()
     true = toolchain.located
     recorder.seen.clear()
     own = Toolchain(events, timeout=TIMEOUT_SECONDS)
-    own.pool.start_ahead(1, bool)
-    assert own.located == true
-    reasons = [e["reason"] for e in recorder.named("worker")]
-    assert reasons == ["", "", "OTHER_LIBRARY"]
-    own.close()
-
-
-def test_nvrtc_is_described_by_a_worker_that_has_loaded_it(events: Events) -> None:
-    own = Toolchain(events, timeout=TIMEOUT_SECONDS)
-    own.pool.start_ahead(1, bool)
-    found = own.pool.call({"do": "locate"}).message
-    processes.wait_for(lambda: len(own.pool._idle) == 2)
-    ahead = own.pool._idle[-1]
-    assert own.pool.call({"do": "describe", "library": found["nvrtc"]}).message["archs"]
-    assert own.pool._idle[0] is ahead
-    own.close()
-
-
-def test_a_library_that_disappears_during_the_search_is_missing(
-    events: Events, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    own = Toolchain(events, timeout=TIMEOUT_SECONDS)
-    call = own.pool.call
-    gone = {**call({"do": "locate"}).message, "nvrtc": str(tmp_path / "libnvrtc.so.13")}
-    monkeypatch.setattr(
-        own.pool, "call", lambda m: frames.Frame(gone, {}) if m["do"] == "locate" else call(m)
-    )
-    own._looked_again = True
-    with pytest.raises(ToolchainNotFoundError, match=r"NVRTC was not found: .*libnvrtc"):
-        own.identity("cuda")
-    assert own.identity("ptx")
-    own.close()
-
-
-def test_workers_that_were_started_ahead_with_a_wrong_guess_are_replaced(
-    misleading: Path, toolchain: Toolchain, events: Events, recorder: Recorder
-) -> None:
-    assert misleading.exists()
-    true = toolchain.located
-    recorder.seen.clear()
-    own = Toolchain(events, timeout=TIMEOUT_SECONDS)
-    own._located = true
-    own.pool._add_worker(preload=True)
+    own.pool.call({"do": "locate"})
+    files = tuple(str(lib / Path(file).name) for file in true.library("nvrtc").files)
+    copied = true.library("nvrtc")._replace(files=files)
+    own._located = true._replace(libraries={**true.libraries, "nvrtc": copied})
     compiled = own.compile(Program.of("__global__ void k() {}"), Arch.parse("sm_90"))
     assert compiled.build == true.library("nvrtc").build
     assert [e["what"] for e in recorder.named("worker")] == ["started", "ended", "started"]
@@ -372,7 +316,7 @@ def test_a_library_that_is_gone_is_a_changed_toolchain(
         own.compile(program, Arch.parse("sm_90"))
     assert str(tmp_path) in str(caught.value)
     assert caught.value.hint is not None
-    own.look_again()
+    own.relocate()
     assert own.compile(program, Arch.parse("sm_90")).build == true.library("nvrtc").build
     own.close()
 
@@ -413,7 +357,7 @@ pathfinder.load_nvidia_dynamic_lib = missing
 pathfinder.find_nvidia_header_directory = lambda name: None
 answer, _ = worker._locate({}, {})
 assert answer == {
-    "libraries": {}, "roots": {}, "nvrtc": None,
+    "libraries": {}, "roots": {}, "archs": [],
     "missing": {n: f"Failure finding lib{n}.so" for n in ("nvrtc", "nvJitLink")},
 }, answer
 """
@@ -423,11 +367,32 @@ def test_a_machine_without_compilers_is_distinguished_from_a_broken_one() -> Non
     processes.expect_success(processes.start_python(WITHOUT))
 
 
+GONE = """
+import sys
+from types import SimpleNamespace
+import cuda.pathfinder as pathfinder
+
+real = pathfinder.load_nvidia_dynamic_lib
+gone = SimpleNamespace(abs_path=sys.argv[1])
+pathfinder.load_nvidia_dynamic_lib = lambda name: gone if name == "nvrtc" else real(name)
+from preheat.toolchain import worker
+
+answer, _ = worker._locate({}, {})
+assert list(answer["libraries"]) == ["nvJitLink"], answer
+assert sys.argv[1] in answer["missing"]["nvrtc"], answer
+"""
+
+
+def test_a_library_that_disappears_during_the_search_is_missing(tmp_path: Path) -> None:
+    gone = str(tmp_path / "libnvrtc.so.13")
+    processes.expect_success(processes.start_python(GONE, gone))
+
+
 def test_a_missing_library_is_named_when_it_is_needed_and_not_remembered(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toolchain = Toolchain(events, timeout=TIMEOUT_SECONDS, memo_dir=tmp_path)
-    answer = {"libraries": {}, "missing": {"nvrtc": "no"}, "roots": {}, "nvrtc": None}
+    answer = {"libraries": {}, "missing": {"nvrtc": "no"}, "roots": {}, "archs": []}
     monkeypatch.setattr(toolchain.pool, "call", lambda _: frames.Frame(answer, {}))
     with pytest.raises(ToolchainNotFoundError, match="NVRTC was not found: no"):
         toolchain.identity("cuda")

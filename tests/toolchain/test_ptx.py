@@ -384,7 +384,7 @@ def test_an_instruction_is_guard_opcode_and_operands(
     text: str, guard: str | None, opcode: str, operands: tuple[str, ...]
 ) -> None:
     found = statement(text)
-    assert (found.guard, found.opcode, found.operands) == (guard, opcode, operands)
+    assert found.instruction() == (guard, opcode, operands)
 
 
 # What the compiler really emits
@@ -503,7 +503,7 @@ def survives(text: str) -> None:
     try:
         for function in ptx.parse(text).functions:
             for found in function.statements:
-                _ = found.guard, found.opcode, found.operands
+                _ = found.instruction()
     except ptx.SyntaxFault as refused:
         fault: ptx.SyntaxFault | None = refused
     else:

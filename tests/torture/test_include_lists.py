@@ -336,7 +336,7 @@ def test_threads_that_ask_at_once_with_other_directories_each_get_their_own(
         return compile_it(program, arch)
 
     monkeypatch.setattr(shared_builder.toolchain, "compile", together)
-    monkeypatch.setattr(shared_builder._locks, "directory", None)  # processes take turns
+    monkeypatch.setattr(shared_builder._locks._locks, "directory", None)  # processes take turns
     for round_ in range(campaign.rounds(quick=1, long=20)):
         got: dict[Path, int] = {}
 

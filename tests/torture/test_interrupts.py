@@ -65,7 +65,7 @@ class Elsewhere:
     '''
 
     def __init__(self, program):
-        path = builder._locks.directory / builder.key(program, "sm_90").digest
+        path = builder._locks._locks.directory / builder.key(program, "sm_90").digest
         command = [sys.executable, "-S", "-c", self.CODE, str(path)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.process.stdout.readline()
@@ -133,7 +133,7 @@ def descriptors():
 
 def locked():
     names = []
-    for path in builder._locks.directory.iterdir():
+    for path in builder._locks._locks.directory.iterdir():
         file = os.open(path, os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

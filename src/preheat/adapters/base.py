@@ -20,7 +20,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from preheat.adapters.modules import NotPortableError
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.foreign_store import ABSENT, Claim, ForeignStore, created_now
+from preheat.build.compile_lock import CompileLock
+from preheat.build.foreign_store import ABSENT, ForeignStore, created_now
 from preheat.callsite import call_site, format_site
 from preheat.errors import AdapterError, PreheatError
 from preheat.foreign import ForeignEntry, ForeignRequest
@@ -185,7 +186,7 @@ class Compile:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._owner: FrameType | None = None
-        self._claim: Claim | None = None
+        self._lock: CompileLock | None = None
         self._started = 0.0
 
     @contextmanager
@@ -201,13 +202,13 @@ class Compile:
             self._owner = None
             self.end()
 
-    def claim(self, request: ForeignRequest, owner: FrameType | None = None) -> ForeignEntry | None:
-        """Look an entry up that was absent, once no other call makes it; see `ForeignStore.claim`.
+    def lock(self, request: ForeignRequest, owner: FrameType | None = None) -> ForeignEntry | None:
+        """Look an entry up that was absent, once no other call makes it; see `ForeignStore.lock`.
 
         Others wait for the entry until `end`, or until the call of the frame `owner` ends.
         """
         owner = owner or self._owner or sys._getframe()
-        self._claim, entry = self._connection.store.claim(request, owner)
+        self._lock, entry = self._connection.store.lock(request, owner)
         return entry
 
     def begin(self, request: ForeignRequest, reason: str = ABSENT) -> None:
@@ -227,14 +228,14 @@ class Compile:
 
     def give_up(self) -> None:
         """Tell those who wait that there will be no entry."""
-        if self._claim is not None:
-            self._claim.give_up()
+        if self._lock is not None:
+            self._lock.give_up()
 
     def end(self) -> None:
         """Let those who wait continue."""
-        claim, self._claim = self._claim, None
-        if claim is not None:
-            claim.release()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
 
 def directory_of(module: ModuleType) -> str:

@@ -20,12 +20,12 @@ from preheat.ahead.output import BundleOutput
 from preheat.ahead.shards import Shard
 from preheat.ahead.shared_entries import fill_stores
 from preheat.arch import Arch
+from preheat.build.batch import estimate
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.known_archs import require_known
-from preheat.build.look_ahead import look_ahead
 from preheat.build.parallel import Task, run_all
-from preheat.build.together import estimate
+from preheat.build.request import look_ahead
 from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError
 from preheat.events import logged_events
@@ -394,8 +394,7 @@ def _run_here(
         run = functools.partial(run_job, used)
         wanted = [(job.item.program, job.arch) for job in todo]
         look_ahead(used.cache, used.toolchain, wanted)
-        with used.expect(wanted, most=jobs):
-            run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
+        run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
         used.cache.close()  # Finish writing to shared stores before checking what they lack.
     finally:
         builder.close()

@@ -24,8 +24,8 @@ from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_archs import baked_archs
 from preheat.build.bundle_entries import DAMAGED_ENTRY
-from preheat.build.look_ahead import look_ahead
 from preheat.build.lookup import Miss
+from preheat.build.request import look_ahead
 from preheat.errors import InputError
 
 __all__ = ["CheckResult", "MissingProgram", "check"]
@@ -169,7 +169,7 @@ def _lookup(builder: Builder, job: Job) -> Artifact | Miss:
     """Return what a device of the architecture would load. A suffix requires exactly that code."""
     misses = []
     for arch in _candidates(job):
-        found = builder.why(job.item.program, arch)
+        found = builder.explain_lookup(job.item.program, arch)
         if isinstance(found, Artifact):
             return found
         misses.append(found)
@@ -193,7 +193,7 @@ def _reason(builder: Builder, job: Job, miss: Miss, targets: Iterable[Arch], *, 
     if kind != "absent":
         return detail
     others = {*targets, *(arch for bundle in builder.bundles for arch in baked_archs(bundle))}
-    if any(isinstance(builder.why(program, arch), Artifact) for arch in others - {job.arch}):
+    if any(isinstance(builder.explain_lookup(program, arch), Artifact) for arch in others - {job.arch}):
         return _OTHER_ARCH
     if program.uncacheable:
         return f"not baked, and not cacheable: {program.uncacheable}"

@@ -13,7 +13,7 @@ from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Deferral
+from preheat.build.key_locks import Attempt
 from preheat.build.parallel import Task, run_all
 from preheat.errors import AdapterError, PreheatError
 from preheat.foreign import ForeignEntry, ForeignRequest
@@ -137,7 +137,7 @@ def bake_foreign(
 
 def _run_all(
     todo: Sequence[ForeignJob],
-    run: Callable[[ForeignJob, Deferral], BakedForeign],
+    run: Callable[[ForeignJob, Attempt], BakedForeign],
     jobs: int | None,
     on_start: Callable[[ForeignJob], None],
     on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
@@ -159,16 +159,16 @@ def bake_request(
     builder: Builder,
     processes: AdapterProcesses,
     job: ForeignJob,
-    deferral: Deferral | None = None,
+    attempt: Attempt | None = None,
     *,
     recorded: RecordedEntries | None = None,
 ) -> BakedForeign:
     """Return the entries of one job; `AdapterError` if they cannot be made.
 
-    `deferral` has no effect: the adapter waits in its own process. `recorded` has the entries that
+    `attempt` has no effect: the adapter waits in its own process. `recorded` has the entries that
     cannot be made again.
     """
-    del deferral
+    del attempt
     if not job.item.request:
         return _copied(builder, job, recorded)
     assert job.arch is not None

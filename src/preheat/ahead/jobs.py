@@ -10,7 +10,7 @@ from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
-from preheat.build.key_locks import Deferral
+from preheat.build.key_locks import Attempt
 from preheat.errors import PreheatError, ToolchainError, UnknownEntryError, copy_error
 from preheat.program import Program
 
@@ -70,10 +70,10 @@ class Output(NamedTuple):
     request: str = ""
 
 
-def run_job(builder: Builder, job: Job, deferral: Deferral | None = None) -> Output:
+def run_job(builder: Builder, job: Job, attempt: Attempt | None = None) -> Output:
     """Build the program of a job; `UnknownEntryError` when it lacks a kernel of the manifest."""
     program = job.item.program
-    entry, tier = builder.bundle_entry(program, job.arch, job.item.entries, deferral)
+    entry, tier = builder.bundle_entry(program, job.arch, job.item.entries, attempt)
     builder.cache.settle()  # Wait for shared stores, so that their queues drop no entry.
     artifact = entry.artifact
     for name in entry.entries:

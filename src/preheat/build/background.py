@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from preheat.locks import Lock, no_fork
 
 if TYPE_CHECKING:  # Imported when something is first compiled in the background.
-    from preheat.build.key_locks import Deferral
+    from preheat.build.key_locks import Attempt
     from preheat.build.parallel import Runner, Task
 
 __all__ = ["Background"]
@@ -23,7 +23,7 @@ class Background:
         self._runner: Runner | None = None
         self._lock = Lock()
 
-    def submit(self, run: Callable[[Deferral], T]) -> Task[T]:
+    def submit(self, run: Callable[[Attempt], T]) -> Task[T]:
         """Call `run` in a thread, and return the task at once."""
         with no_fork:
             from preheat.build.parallel import Runner

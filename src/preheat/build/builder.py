@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,28 +15,23 @@ from preheat.artifact import Artifact
 from preheat.build import seal
 from preheat.build.at_exit import close_at_exit
 from preheat.build.background import Background
+from preheat.build.build import Build
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
-from preheat.build.cache_directory import open_chain, unasked_stores
+from preheat.build.cache_directory import open_chain
+from preheat.build.compile_lock import CompileLocks
 from preheat.build.counters import Counters
 from preheat.build.failures import Failure, Failures
-from preheat.build.key_locks import Busy, Deferral, KeyLocks
-from preheat.build.look_ahead import look_ahead
-from preheat.build.lookup import HEADERS, HeaderMemos, Hit, Lookup, Miss
+from preheat.build.key_locks import Attempt, KeyLocks
+from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
 from preheat.build.monitoring import expose_counters
 from preheat.build.recording import record_requests
-from preheat.build.request import Request
+from preheat.build.request import Request, look_ahead
 from preheat.build.sealed_headers import SealedHeaders
 from preheat.build.signers import required_signers
-from preheat.build.turn import Turn, Turns
-from preheat.callsite import caller
 from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import (
-    CompileError,
     InputError,
     PreheatError,
-    SealedError,
-    ToolchainChangedError,
-    UnknownEntryError,
 )
 from preheat.events import Events, JsonLines, Stats, audit_sink, logged_events
 from preheat.key import Key
@@ -45,7 +39,6 @@ from preheat.lazy import lazy
 from preheat.locks import no_fork
 from preheat.misspelled import warn_of_misspelled
 from preheat.program import Program
-from preheat.singleflight import SingleFlight
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
 from preheat.store.lock import release_lost
 from preheat.toolchain.compiler import Toolchain
@@ -53,7 +46,6 @@ from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.compile import ArtifactCompiler
-    from preheat.build.early import Expectation
     from preheat.build.foreign_store import ForeignStore
     from preheat.build.nearest import Near
     from preheat.store.bundle import Bundle
@@ -62,7 +54,6 @@ if TYPE_CHECKING:  # Imported only when something is compiled.
 __all__ = ["Builder"]
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters while there are only hits
-_JOURNAL_COMPILES = 0.2  # the same while there are compiles, which may run on many threads
 _SEARCH = 0.5  # seconds to search for the stored artifact that is most similar to a missing one
 
 
@@ -105,10 +96,9 @@ class Builder:
         self._stored = Lookup(cache, self._bundles, HeaderMemos(disk, events), events, own_headers)
         self._counters = Counters(events, disk.journal() if disk else None)
         self._failures = Failures(events)
-        self._flights: SingleFlight[Hit] = SingleFlight(events)
         # Without a disk nothing is shared, so there is no process to wait for.
-        self._locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
-        self._turns = Turns(self._locks, cache, events, wait=lock_wait)
+        key_locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
+        self._locks = CompileLocks(key_locks, cache, events, wait=lock_wait)
         self._sealed = sealed
         self.background = Background()  # for requests that do not wait; `close` cancels them
         close_at_exit(self, cache.shared)
@@ -180,20 +170,12 @@ class Builder:
 
     # The main path
 
-    def build(
-        self,
-        program: Program,
-        arch: Arch | str,
-        *,
-        missed: Miss | None = None,
-        record: bool = True,
-    ) -> Artifact:
+    def build(self, program: Program, arch: Arch | str, *, record: bool = True) -> Artifact:
         """Return the artifact of `program` for `arch` from a bundle or a cache, or compile it, once.
 
         Args:
             program: The program.
             arch: The architecture, such as `"sm_90"`.
-            missed: The result of a lookup of the same request, which is then not repeated.
             record: Emit a `request` event, which recordings use.
 
         Raises:
@@ -207,7 +189,7 @@ class Builder:
             'saxpy'
         """
         try:
-            return self.obtain(program, arch, missed=missed, record=record).artifact
+            return self.obtain(program, arch, record=record).artifact
         except PreheatError as error:
             shorten_traceback(error)
             raise
@@ -217,87 +199,48 @@ class Builder:
         program: Program,
         arch: Arch | str,
         *,
-        missed: Miss | None = None,
+        exact: bool = True,
         record: bool = True,
-        deferral: Deferral | None = None,
+        attempt: Attempt | None = None,
     ) -> Hit:
         """Return the artifact that `build` returns, and the name of the tier that had it.
 
-        With `deferral`, raise `Busy` instead of waiting for another thread or process that compiles the
-        same program. A later call with the same `deferral` continues.
+        Without `exact`, stored code for another architecture that runs on this one is used as well.
+        With `attempt`, raise `WouldWait` instead of waiting for another thread or process that compiles
+        the same program. A later call with the same `attempt` continues.
         """
         release_lost()
-        if missed is None and deferral is not None:
-            missed = deferral.missed
-        try:
-            request = Request(program, Arch.parse(arch), self.toolchain)
-            hit = self._obtain(request, missed, deferral)
-        except ToolchainChangedError:  # The compiler was upgraded while this process was running.
-            self.toolchain.look_again()
-            hit = self._obtain(self._request(program, arch), None, deferral)
-        if record and self.events.has_sink("request"):
-            self.events.emit("request", program=program, arch=Arch.parse(arch), artifact=hit.artifact)
-        return hit
-
-    def _obtain(self, request: Request, missed: Miss | None, deferral: Deferral | None) -> Hit:
-        found = self._find_and_count(request) if missed is None else missed
-        if isinstance(found, Hit):
-            return found
-        if deferral is not None:
-            deferral.missed = found
-        self._permit(request, found)  # Before a compiler is needed: a sealed process may have none.
-        if request.program.uncacheable:
-            return self._compile(request, found)
-        if deferral is not None and self._flights.in_progress(request.flight_key):
-            raise Busy
-        return self._flights.run(
-            request.flight_key, lambda: self._obtain_alone(request, deferral), title=request.digest
-        )
-
-    def _obtain_alone(self, request: Request, deferral: Deferral | None) -> Hit:
-        """Compile the program, unless another process or host does so first.
-
-        A program that the compiler has rejected in this process raises the same error again.
-        """
-        self._failures.raise_known(request)
-        turn = self._turns.begin(request.digest, sys._getframe(), deferral)
-        try:
-            turn.take_lock()
-            # The process that held the lock before may have stored the artifact on this machine.
-            found = self._find_and_count(request, local=True)
+        build = None if attempt is None else attempt.build
+        if build is None:
+            found = self.find(program, arch, exact=exact, record=record)
             if isinstance(found, Hit):
                 return found
-            if deferral is not None:
-                turn.take_slot()
-            stored = turn.take_lease(lambda: self._find_and_count(request).hit)
-            if stored is not None:
-                return stored
-            self.events.emit("miss", reason=found.reason, **_fields(request))
-            return self._compile(request, found, turn)
-        except Exception:
-            turn.expect_no_entry()
-            raise
-        finally:
-            turn.release()
+            build = found
+            if attempt is not None:
+                attempt.build = build
+        return build.obtain(attempt)
 
-    def _compile(self, request: Request, miss: Miss, turn: Turn | None = None) -> Hit:
-        """Compile the program. `turn` lets other hosts know if there will be no entry to wait for."""
-        self._permit(request, miss, compiling=True)
-        started = time.perf_counter()
-        try:
-            artifact = self._compiler.compile(request)
-        except (CompileError, UnknownEntryError) as error:
-            seconds = time.perf_counter() - started
-            self.events.emit("reject", seconds=seconds, **_fields(request))
-            self._failures.remember(request, error)
-            raise
-        if turn is not None and turn.lease is not None:
-            if self._compiler.untracked(artifact):
-                turn.expect_no_entry()
-            elif artifact.digest != request.digest:
-                turn.expect_entry(artifact.digest)
-        self._counters.write(_JOURNAL_COMPILES)
-        return Hit(artifact, "compiler")
+    def find(
+        self,
+        program: Program,
+        arch: Arch | str,
+        *,
+        exact: bool = True,
+        choose_arch: Callable[[Arch], Arch] | None = None,
+        record: bool = True,
+    ) -> Hit | Build:
+        """Return the stored artifact, or a `Build` whose `obtain` compiles it.
+
+        `choose_arch` returns the architecture to compile for, if it is another one. Raises the errors
+        of `obtain` that need no compile.
+        """
+        request = Request(program, arch if type(arch) is Arch else Arch.parse(arch), self.toolchain)
+        found = self._find_and_count(request) if exact else self._find_best(request)
+        if isinstance(found, Miss):
+            return Build(self, request, found, choose_arch, record=record)
+        if record and self.events.has_sink("request"):
+            self._emit_request(request, found)
+        return found
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
         """Return other code for a program whose stored code was rejected by a device.
@@ -308,21 +251,27 @@ class Builder:
         miss = Miss(f"invalid: {reason}")
         found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF)
         if isinstance(found, Miss):
-            return self._compile(request, miss).artifact
+            return Build(self, request, miss).make(None).artifact
         invalid = found.artifact
         other = self._stored.other_than(request, invalid)
-        if other is None:
-            self._permit(request, miss)
+        build = Build(self, request, miss) if other is None else None
         self.events.emit("damaged", tier="device", key=invalid.digest, reason=reason)
         self._stored.refuse(invalid)
-        if other is not None:
+        if build is None:
+            assert other is not None
             return other
         self._stored.in_use.pop(invalid.digest)
         self.cache.remove(invalid.digest)
-        return self._compile(request, miss).artifact
+        return build.make(None).artifact
 
     def _request(self, program: Program, arch: Arch | str) -> Request:
-        return Request(program, Arch.parse(arch), self.toolchain)
+        return Request(program, arch if type(arch) is Arch else Arch.parse(arch), self.toolchain)
+
+    def _emit_request(self, request: Request, hit: Hit) -> None:
+        if self.events.has_sink("request"):
+            self.events.emit(
+                "request", program=request.program, arch=request.arch, artifact=hit.artifact
+            )
 
     # Lookup
 
@@ -346,25 +295,28 @@ class Builder:
             >>> builder.lookup(preheat.Program.of("__global__ void absent() {}"), "sm_90").reason
             'absent: nothing is stored under this key'
         """
-        if type(device) is not Arch:
-            device = Arch.parse(device)
-        own = device if exact or not device.suffix else device.plain
-        first = found = self._find_and_count(Request(program, own, self.toolchain))
-        others: list[Arch] = []
-        if isinstance(first, Miss) and not exact:
-            others += islice(runnable_archs(device), 1, None)
-            look_ahead(self.cache, self.toolchain, ((program, arch) for arch in others))
-        for arch in others:
-            found = self._find_and_count(Request(program, arch, self.toolchain))
-            if isinstance(found, Hit):
-                break
-        if isinstance(found, Miss):
-            return first
-        if record and self.events.has_sink("request"):
-            self.events.emit("request", program=program, arch=device, artifact=found.artifact)
+        request = self._request(program, device)
+        found = self._find_and_count(request) if exact else self._find_best(request)
+        if record and isinstance(found, Hit):
+            self._emit_request(request, found)
         return found
 
-    def why(self, program: Program, arch: Arch | str) -> Artifact | Miss:
+    def _find_best(self, request: Request) -> Hit | Miss:
+        """Look a request up, and then those for other architectures that run on its own."""
+        program, device = request.program, request.arch
+        own = self._request(program, device.plain) if device.suffix else request
+        first = self._find_and_count(own)
+        if isinstance(first, Hit):
+            return first
+        others = list(islice(runnable_archs(device), 1, None))
+        look_ahead(self.cache, self.toolchain, [(program, arch) for arch in others])
+        for arch in others:
+            found = self._find_and_count(self._request(program, arch))
+            if isinstance(found, Hit):
+                return found
+        return first
+
+    def explain_lookup(self, program: Program, arch: Arch | str) -> Artifact | Miss:
         """Return the artifact that a build would find now, or the reason why it would compile.
 
         All header files are compared as they are now. A build in a sealed process compares only the
@@ -373,7 +325,7 @@ class Builder:
         Examples:
             >>> program = preheat.Program.of(SAXPY)
             >>> artifact = preheat.compile(program, "sm_90")
-            >>> preheat.default_builder().why(program, "sm_90") == artifact
+            >>> preheat.default_builder().explain_lookup(program, "sm_90") == artifact
             True
         """
         sealed = self.sealed is not SealMode.OFF
@@ -440,29 +392,6 @@ class Builder:
         mode = seal.in_force()
         return mode if mode > self._sealed else self._sealed
 
-    def permit(self, program: Program, arch: Arch | str, miss: Miss) -> None:
-        """Raise `SealedError` when this process is sealed; `miss` is what a lookup returned.
-
-        Call it after a miss and before anything that needs a compiler, which a sealed process may not
-        have. In mode "warn" it does nothing: the compile that follows emits the warning.
-        """
-        self._permit(self._request(program, arch), miss)
-
-    def _permit(self, request: Request, miss: Miss, *, compiling: bool = False) -> None:
-        """Raise `SealedError` if this process is sealed.
-
-        In mode "warn", emit an event before a compile.
-        """
-        mode = self.sealed
-        if mode is SealMode.OFF or (mode is SealMode.WARN and not compiling):
-            return
-        where = {"program": request.program.label, "arch": str(request.arch), "caller": caller()}
-        self.events.emit("sealed", mode=mode.name.lower(), reason=miss.reason, **where)
-        if mode is SealMode.WARN:
-            return
-        self._counters.write()  # A forked child may end without running exit handlers.
-        raise _sealed_error(self, request, miss, where)
-
     # Bundles
 
     def mount(self, path: str | os.PathLike[str]) -> Bundle:
@@ -494,13 +423,13 @@ class Builder:
         program: Program,
         arch: Arch | str,
         entries: tuple[str, ...] = (),
-        deferral: Deferral | None = None,
+        attempt: Attempt | None = None,
     ) -> tuple[BundleEntry, str]:
         """Build `program` for `arch`, and return its entry for a bundle and the tier that had it.
 
-        `deferral` means the same as for `obtain`.
+        `attempt` means the same as for `obtain`.
         """
-        artifact, tier = self.obtain(program, arch, deferral=deferral)
+        artifact, tier = self.obtain(program, arch, attempt=attempt)
         request = self._request(program, arch)
         include = program.include_spellings
         baked = self._stored.bundle_entry(request, artifact)
@@ -516,7 +445,7 @@ class Builder:
             from preheat.build.foreign_store import ForeignStore
 
         return ForeignStore(
-            self.cache, self._bundles, self._turns, self.events, self._counters, lambda: self.sealed
+            self.cache, self._bundles, self._locks, self.events, self._counters, lambda: self.sealed
         )
 
     # Header files
@@ -578,24 +507,9 @@ class Builder:
 
     # Threads and processes
 
-    def expect(self, wanted: Iterable[tuple[Program, Arch]], *, most: int | None = None) -> Expectation:
-        """Announce the programs that the block of a `with` statement may have to compile.
-
-        `most` is the number of compiles at the same time, if the caller limits it.
-        """
-        if self._bundles or self.sealed is not SealMode.OFF:
-            wanted = ()  # The bundles may have all programs, so no compiler is started ahead.
-        with no_fork:
-            from preheat.build.early import Expectation
-
-        return Expectation(
-            self.toolchain, self._locks, self.cache, wanted, most=most, prepare=lambda: self._compiler
-        )
-
     def after_fork(self) -> None:
         """Start with new workers and counters in a forked child."""
         self.background.after_fork()
-        self._locks.after_fork()
         self.toolchain.after_fork()
         self._counters.after_fork()
 
@@ -614,39 +528,6 @@ class Builder:
         release_lost()
         self.background.cancel()
         self.toolchain.close()
-        self._turns.close()
+        self._locks.close()
         self.cache.close(seconds)
         self._counters.write()
-
-
-def _fields(request: Request) -> dict[str, str]:
-    """Return the fields that every event about a request has."""
-    return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}
-
-
-def _sealed_error(
-    builder: Builder, request: Request, miss: Miss, where: Mapping[str, str]
-) -> SealedError:
-    """Return the error of a sealed process for a miss. `where` has the fields that say who asked."""
-    with no_fork:
-        from preheat.build.changed_texts import differences_in_words
-        from preheat.build.refusal import search_bundles
-
-    program, arch = request.program, request.arch
-    searched = search_bundles(builder.bundles, program.label)
-    differences: tuple[str, ...] = ()
-    if miss.reason.startswith(HEADERS):
-        near, evidence = None, builder._stored.sealed_headers.evidence(request)
-    else:
-        near, evidence = builder.nearest(program, arch), searched.evidence()
-    if near is not None:
-        paths = [bundle.path for bundle in builder.bundles]
-        differences = differences_in_words(near, request.bundle_key, paths)
-    return SealedError(
-        reason="; ".join([miss.reason, *unasked_stores(builder.cache)]),
-        evidence=evidence,
-        nearest=None if near is None else str(near),
-        differences=differences,
-        hint=searched.hint(miss.reason, differences, arch, file=program.path is not None),
-        **where,
-    )

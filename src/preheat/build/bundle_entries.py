@@ -24,11 +24,12 @@ from preheat.pins import split_pin
 from preheat.store import codec
 from preheat.store.codec import text
 from preheat.toolchain.headers import HeaderState, Place, decode_states, encode_states
-from preheat.weak_values import WeakValues
 
 if TYPE_CHECKING:
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
+
+from preheat.weak_values import WeakValues
 
 __all__ = [
     "DAMAGED_ENTRY",

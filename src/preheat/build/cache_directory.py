@@ -10,7 +10,7 @@ from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, Store
 from preheat.store.filesystem import filesystem_of, read_mounts
 from preheat.store.trust import first_usable, usable
 
-__all__ = ["open_chain", "open_disk", "unasked_stores"]
+__all__ = ["open_chain", "open_disk", "unreachable_stores"]
 
 
 def open_chain(config: Config, events: Events) -> tuple[Chain, DiskStore | None]:
@@ -52,7 +52,7 @@ def open_disk(config: Config, events: Events) -> DiskStore | None:
     )
 
 
-def unasked_stores(cache: Chain) -> list[str]:
+def unreachable_stores(cache: Chain) -> list[str]:
     """Return a message for each shared store that is not used now, because requests to it failed."""
     return [
         f"the shared store {store.name} could not be used"

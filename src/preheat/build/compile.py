@@ -29,7 +29,7 @@ from preheat.toolchain.survey import Survey
 if TYPE_CHECKING:
     from preheat.toolchain.translate import Compiled
 
-__all__ = ["ArtifactCompiler"]
+__all__ = ["ArtifactCompiler", "Untracked"]
 
 _STATES = 16  # header states that are kept for one program
 _UNTRACKED = 1024  # unstored artifacts whose reason is remembered
@@ -37,7 +37,7 @@ _ATTEMPTS = 3  # compiles of one program, until all files that the compiler open
 _NO_HEADERS = HeaderState((), ())
 
 
-class _Untracked(NamedTuple):
+class Untracked(NamedTuple):
     """Why no key describes a compile, and what is known of its header files."""
 
     reason: str
@@ -59,14 +59,51 @@ class ArtifactCompiler:
         self._events = events
         self._disk = disk
         self._obtain = obtain
-        self._untracked: OrderedDict[str, _Untracked] = OrderedDict()
+        self._untracked: OrderedDict[str, Untracked] = OrderedDict()
 
-    def compile(self, request: Request) -> Artifact:
-        """Run the compiler, and store the artifact if a key can describe what its code depends on."""
-        compiled, state = self._tracked(request)
+    def run(self, request: Request) -> tuple[Compiled, HeaderState | Untracked]:
+        """Run the compiler, and return the header files that were read, or why they are not known.
+
+        A file is known if its content was the same before and after the compile. If the compiler opens
+        a file that was not scanned before the compile, the program is compiled once more.
+        """
+        program, arch = request.program, request.arch
+        toolchain = request.toolchain
+        if isinstance(program, LinkedProgram):
+            return self._linked(request, program)
+        if program.language == "ptx" or not program.may_include:
+            compiled = toolchain.compile(program, arch)
+            if program.uncacheable:
+                return compiled, Untracked(program.uncacheable)
+            if program.language == "ptx" or not compiled.opened:
+                return compiled, _NO_HEADERS
+        memo = self._lookup.memos.of(request.key)
+        survey = Survey(program, request.roots, toolchain.located.roots, memo)
+        for _ in range(_ATTEMPTS):
+            compiled = toolchain.compile(program, arch)
+            opened = compiled.opened
+            if opened is None and program.may_include:
+                return compiled, Untracked("the compiler did not report which headers it opened")
+            if program.uncacheable:
+                rough = observe_roughly(survey, opened or (), memo)
+                return compiled, Untracked(program.uncacheable, rough)
+            try:
+                state = observe(survey, opened or (), memo)
+            except Unexpected as names:
+                surprise = f"the compiler opens other files each time: {names}"
+            except Untrackable as why:
+                return compiled, Untracked(str(why), observe_roughly(survey, opened or (), memo))
+            else:
+                if state.headers:
+                    self._lookup.memos.keep(request.key, memo)
+                return compiled, state
+        return compiled, Untracked(surprise, observe_roughly(survey, opened or (), memo))
+
+    def keep(self, request: Request, compiled: Compiled, state: HeaderState | Untracked) -> Artifact:
+        """Return the artifact, and store it if a key can describe what its code depends on."""
         program = request.program.label
         arch = str(request.arch)
-        if isinstance(state, _Untracked):
+        if isinstance(state, Untracked):
             self._events.emit("uncached", program=program, arch=arch, reason=state.reason)
             # The code itself is part of the digest, because no key describes what the code depends on.
             code = (("cubin", compiled.cubin), ("ptx", compiled.ptx))
@@ -104,47 +141,9 @@ class ArtifactCompiler:
         key = request.bundle_key.digest
         return BundleEntry(key, artifact, state, untracked_reason=note, toolkit=toolkit)
 
-    def _tracked(self, request: Request) -> tuple[Compiled, HeaderState | _Untracked]:
-        """Compile, and return the header files that were read, or why they are not known.
-
-        A file is known if its content was the same before and after the compile. If the compiler opens
-        a file that was not scanned before the compile, the program is compiled once more.
-        """
-        program, arch = request.program, request.arch
-        toolchain = request.toolchain
-        if isinstance(program, LinkedProgram):
-            return self._linked(request, program)
-        if program.language == "ptx" or not program.may_include:
-            compiled = toolchain.compile(program, arch)
-            if program.uncacheable:
-                return compiled, _Untracked(program.uncacheable)
-            if program.language == "ptx" or not compiled.opened:
-                return compiled, _NO_HEADERS
-        memo = self._lookup.memos.of(request.key)
-        survey = Survey(program, request.roots, toolchain.located.roots, memo)
-        for _ in range(_ATTEMPTS):
-            compiled = toolchain.compile(program, arch)
-            opened = compiled.opened
-            if opened is None and program.may_include:
-                return compiled, _Untracked("the compiler did not report which headers it opened")
-            if program.uncacheable:
-                rough = observe_roughly(survey, opened or (), memo)
-                return compiled, _Untracked(program.uncacheable, rough)
-            try:
-                state = observe(survey, opened or (), memo)
-            except Unexpected as names:
-                surprise = f"the compiler opens other files each time: {names}"
-            except Untrackable as why:
-                return compiled, _Untracked(str(why), observe_roughly(survey, opened or (), memo))
-            else:
-                if state.headers:
-                    self._lookup.memos.keep(request.key, memo)
-                return compiled, state
-        return compiled, _Untracked(surprise, observe_roughly(survey, opened or (), memo))
-
     def _linked(
         self, request: Request, program: LinkedProgram
-    ) -> tuple[Compiled, HeaderState | _Untracked]:
+    ) -> tuple[Compiled, HeaderState | Untracked]:
         """Link, and return the header files that the parts were made from, or why they are not known.
 
         Each CUDA C++ part is a separate entry, so only a part that has changed is compiled again.
@@ -164,7 +163,7 @@ class ArtifactCompiler:
             states[index] = self.header_state(Request(part, request.arch, toolchain), artifact)
         state = joined(states, request.roots)
         if why:
-            return compiled, _Untracked(why, state)
+            return compiled, Untracked(why, state)
         return compiled, state if state.headers else _NO_HEADERS
 
     def _artifact(

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 from preheat.artifact import Provenance
 from preheat.build.bundle_entries import MountedBundles
-from preheat.build.cache_directory import unasked_stores
+from preheat.build.cache_directory import unreachable_stores
+from preheat.build.compile_lock import CompileLock, CompileLocks
 from preheat.build.counters import Counters
-from preheat.build.turn import Turn, Turns
+from preheat.build.obtain import Obtainer
 from preheat.callsite import caller
 from preheat.config import SealMode
 from preheat.errors import SealedError
 from preheat.events import Events
 from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.locks import no_fork
-from preheat.singleflight import SingleFlight
 from preheat.store import Chain, LayerStore, codec
 from preheat.toolchain.ptx_section import has_attached_ptx, is_executed
 
-__all__ = ["ABSENT", "UNMEASURED", "Claim", "ForeignStore", "created_now"]
+__all__ = ["ABSENT", "UNMEASURED", "ForeignStore", "created_now"]
 
 _JOURNAL_EVERY = 5.0  # seconds between writes of the counters
 #: The reason for a miss if the entry was never stored.
@@ -32,28 +32,6 @@ ABSENT = "absent: it is in no bundle and in no cache"
 UNMEASURED = "unmeasured: its result is in no bundle and in no cache"
 #: The reason for a miss if the entry was made for the CPU driver, and this process does not use it.
 _FOR_CPU_DRIVER = "cpu driver: it was compiled on the CPU driver, and this process uses another driver"
-
-
-class Claim:
-    """The right to make an entry. Other threads and processes that need the entry wait for it."""
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn: Turn | None = turn
-
-    def release(self) -> None:
-        """Let the others continue. Waiting hosts find the entry, or one of them makes it."""
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.release()
-
-    def give_up(self) -> None:
-        """Let the others continue, and notify waiting hosts that there will be no entry.
-
-        Each of them then makes the entry for itself, as after a compile that failed.
-        """
-        if self._turn is not None:
-            self._turn.expect_no_entry()
-        self.release()
 
 
 class ForeignStore:
@@ -67,18 +45,17 @@ class ForeignStore:
         self,
         cache: Chain,
         bundles: MountedBundles,
-        turns: Turns,
+        locks: CompileLocks,
         events: Events,
         counters: Counters,
         sealed: Callable[[], SealMode],
     ) -> None:
         self._cache = cache
         self._bundles = bundles
-        self._turns = turns
+        self._locks = locks
         self.events = events
         self._counters = counters
         self._sealed = sealed
-        self._flights: SingleFlight[ForeignEntry] = SingleFlight(events)
         self._for_cpu_driver: set[str] = set()  # the digests of entries that were not used here
 
     @property
@@ -125,60 +102,21 @@ class ForeignStore:
         Raises `SealedError` in a sealed process that has no such entry; `called_by` returns the line
         that the error names.
         """
-        found = self.get(request)
-        if found is not None:
-            return found
-        self.permit(request, ABSENT, called_by=called_by)
-        return self._flights.run(request.digest, lambda: self._obtain_alone(request, make, called_by))
+        return _ForeignBuild(self, self._locks, request, make, called_by).obtain()
 
-    def _obtain_alone(
-        self,
-        request: ForeignRequest,
-        make: Callable[[], Mapping[str, bytes]],
-        called_by: Callable[[], str],
-    ) -> ForeignEntry:
-        claim, entry = self.claim(request, sys._getframe())
-        try:
-            return self._make(request, make, called_by) if entry is None else entry
-        except Exception:
-            claim.give_up()
-            raise
-        finally:
-            claim.release()
+    def lock(
+        self, request: ForeignRequest, owner: FrameType
+    ) -> tuple[CompileLock, ForeignEntry | None]:
+        """Take the right to make an entry, for the call of the frame `owner`, and look it up again.
 
-    def _make(
-        self,
-        request: ForeignRequest,
-        make: Callable[[], Mapping[str, bytes]],
-        called_by: Callable[[], str],
-    ) -> ForeignEntry:
-        self.missed(request, ABSENT, called_by=called_by)
-        started = time.perf_counter()
-        files = make()
-        provenance = created_now(time.perf_counter() - started)
-        entry = ForeignEntry(
-            request.kind, request.key, files, request.variant, request.label, request.arch,
-            provenance=provenance,
-        )  # fmt: skip
-        self.made(entry)
-        return entry
-
-    def claim(self, request: ForeignRequest, owner: FrameType) -> tuple[Claim, ForeignEntry | None]:
-        """Claim the right to make an entry, for the call of the frame `owner`, and look it up again.
-
-        If another call, here or on another host, has the claim, wait for it for a bounded time. The
-        claim ends with `release`, or when the call of `owner` ends.
+        If another call, here or on another host, has that right, wait for it for a bounded time. The
+        lock ends with `release` or `give_up`, or when the call of `owner` ends.
         """
-        turn = self._turns.begin(request.digest, owner)
-        claim = Claim(turn)
+        lock = self._locks.begin(request.digest, owner)
         try:
-            turn.take_lock()
-            entry = self.get(request, local=True)
-            if entry is None:
-                entry = turn.take_lease(lambda: self.get(request))
-            return claim, entry
+            return lock, lock.acquire(partial(self.get, request))
         except BaseException:
-            claim.release()
+            lock.release()
             raise
 
     def missed(
@@ -235,7 +173,7 @@ class ForeignStore:
         raise SealedError(
             program=request.title,
             arch=request.target,
-            reason="; ".join([reason, *unasked_stores(self._cache)]),
+            reason="; ".join([reason, *unreachable_stores(self._cache)]),
             caller=line,
             evidence=searched.evidence(),
             nearest=nearest,
@@ -287,6 +225,44 @@ class ForeignStore:
             return entry
         self._for_cpu_driver.add(digest)
         return None
+
+
+class _ForeignBuild(Obtainer[ForeignEntry]):
+    """Gets one entry from the store, or makes it from files."""
+
+    def __init__(
+        self,
+        store: ForeignStore,
+        locks: CompileLocks,
+        request: ForeignRequest,
+        make_files: Callable[[], Mapping[str, bytes]],
+        called_by: Callable[[], str],
+    ) -> None:
+        self.locks = locks
+        self.digest = self.flight_key = request.digest
+        self._store = store
+        self._request = request
+        self._make_files = make_files
+        self._called_by = called_by
+
+    def look(self, *, local: bool = False) -> ForeignEntry | None:
+        return self._store.get(self._request, local=local)
+
+    def permit(self) -> None:
+        self._store.permit(self._request, ABSENT, called_by=self._called_by)
+
+    def make(self, lock: CompileLock | None) -> ForeignEntry:
+        del lock  # Every entry is stored under the digest of its request.
+        request = self._request
+        self._store.missed(request, ABSENT, called_by=self._called_by)
+        started = time.perf_counter()
+        files = self._make_files()
+        entry = ForeignEntry(
+            request.kind, request.key, files, request.variant, request.label, request.arch,
+            provenance=created_now(time.perf_counter() - started),
+        )  # fmt: skip
+        self._store.made(entry)
+        return entry
 
 
 def created_now(seconds: float) -> Provenance:

@@ -10,63 +10,64 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preheat.build.lookup import Miss
 from preheat.events import Events
 from preheat.store.lock import FileLock
 from preheat.store.trust import make_private
 
-if TYPE_CHECKING:  # Imported only if there is a server.
-    from preheat.store.remote.lease_request import LeaseRequest
+if TYPE_CHECKING:
+    from preheat.build.build import Build
+    from preheat.store.remote.lease_request import LeaseRequest  # Imported only if there is a server.
 
-__all__ = ["Busy", "Deferral", "KeyLocks", "PendingLease", "parallel_compiles"]
+__all__ = ["Attempt", "KeyLocks", "PendingLease", "WouldWait", "parallel_compiles"]
 
 _SLOT_WAIT = 1.0  # seconds after which a request is compiled without a slot
 
 
-class Busy(BaseException):
+class WouldWait(BaseException):
     """Another thread or process is compiling the same key, and the caller can do other work first.
 
-    It is not an `Exception`, because it only ends this attempt. Other threads that wait for the same
-    key do not get it.
+    It is not an `Exception`, because it only ends this try. Other threads that wait for the same key do
+    not get it.
     """
 
 
 class PendingLease(NamedTuple):
-    """The lock and the lease request that an attempt keeps for the next one."""
+    """The lock and the lease request that one try keeps for the next one."""
 
     lock: FileLock | None
     request: LeaseRequest[Any]
 
 
 @dataclass(slots=True)
-class Deferral:
-    """What a request keeps from one attempt to the next. An attempt raises `Busy` instead of waiting.
+class Attempt:
+    """An attempt to obtain an entry, in several tries. A try raises `WouldWait` instead of waiting.
 
-    `missed` is the result of the lookup, which is not repeated. `since` is when the first attempt found
-    that another process compiles the key, and `slot_since` when the first one found no slot. `pending`
-    is set while another host compiles the key. The owner of the deferral calls `close` at the end.
+    It has what one try keeps for the next. `build` is what is being built, which is not looked up
+    again. `since` is when the first try found that another process compiles the key, and `slot_since`
+    when the first one found no slot. `pending` is set while another host compiles the key. The owner of
+    the attempt calls `close` at the end.
     """
 
-    missed: Miss | None = None
+    build: Build | None = None
     since: float | None = None
     slot_since: float | None = None
     pending: tuple[str, PendingLease] | None = None
 
     def keep(self, digest: str, pending: PendingLease) -> None:
-        """Pass `pending` to the next attempt. The lock stays held when this attempt ends."""
+        """Pass `pending` to the next try. The lock stays held when this try ends."""
         if pending.lock is not None:
             pending.lock.detach()
         self.slot_since = None
         self.pending = (digest, pending)
 
     def resume(self, digest: str) -> PendingLease | None:
-        """Return what the last attempt has kept. Raises `Busy` before the next poll is due."""
+        """Return what the last try has kept. Raises `WouldWait` before the next poll is due."""
         if self.pending is None or self.pending[0] != digest:  # A replaced compiler changes the digest.
             self.close()
             return None
         pending = self.pending[1]
         if pending.request.pause() > 0:
-            raise Busy
+            raise WouldWait
         self.pending = None
         return pending
 
@@ -75,7 +76,7 @@ class Deferral:
         return self.pending is not None and self.pending[1].request.pause() <= 0
 
     def close(self) -> None:
-        """Release what the last attempt has kept, because no other attempt follows."""
+        """Release what the last try has kept, because no other try follows."""
         ended, self.pending = self.pending, None
         if ended is not None:
             ended[1].request.close()
@@ -102,64 +103,34 @@ class KeyLocks:
         self._wait = wait
         self._trust = trust
         self._first_slots = count(os.getpid())  # Threads and processes try different slots first.
-        self._claimed: dict[str, FileLock] = {}
 
     def lock(self, digest: str, owner: FrameType) -> FileLock | None:
-        """Return the lock of a key, held if it was claimed; None if no directory is shared.
+        """Return the lock of a key, which is not held yet; None if no directory is shared.
 
         `owner` is the frame that releases it: a lock whose frame is gone counts as released.
         """
         if self.directory is None:
             return None
-        return self._claimed.pop(digest, None) or FileLock(self.directory / digest, owner=owner)
+        return FileLock(self.directory / digest, owner=owner)
 
-    def claim(self, digest: str, owner: FrameType, thread: int) -> bool:
-        """Take the lock of a key for the next call of `lock`; False when another process has it.
-
-        `owner` is the frame that calls `release_claims`, and `thread` runs it.
-        """
-        if self.directory is None:
-            return True
-        lock = FileLock(self.directory / digest, owner=owner, thread=thread)
-        try:
-            make_private(self.directory, trust=self._trust)
-            if not lock.attempt():
-                return False
-        except OSError as fault:
-            self._events.fault("lock", "lock", fault)
-            return True  # Without a lock, each process compiles for itself.
-        self._claimed[digest] = lock
-        return True
-
-    def release_claims(self) -> None:
-        """Release the locks that were claimed and that no call of `lock` has returned."""
-        while self._claimed:
-            self._claimed.popitem()[1].release()
-
-    def after_fork(self) -> None:
-        """Forget the locks of the parent process, in a forked child."""
-        self._claimed = {}
-
-    def acquire(self, lock: FileLock, deferral: Deferral | None = None) -> None:
+    def acquire(self, lock: FileLock, attempt: Attempt | None = None) -> None:
         """Take the lock, or continue without it after a bounded wait.
 
-        With `deferral`, raise `Busy` instead of waiting, until that time has passed since the first
-        attempt.
+        With `attempt`, raise `WouldWait` instead of waiting, until that time has passed since the first
+        try.
         """
-        if lock.held:
-            return
-        earlier = None if deferral is None else deferral.since
+        earlier = None if attempt is None else attempt.since
         started = time.perf_counter() if earlier is None else earlier
         try:
             make_private(lock.path.parent, trust=self._trust)
             taken = lock.acquire(0)
             if taken and earlier is None:
                 return
-            if not taken and deferral is None:
+            if not taken and attempt is None:
                 taken = lock.acquire(self._wait)
-            if not taken and deferral is not None and time.perf_counter() - started < self._wait:
-                deferral.since = started
-                raise Busy
+            if not taken and attempt is not None and time.perf_counter() - started < self._wait:
+                attempt.since = started
+                raise WouldWait
         except OSError as fault:
             self._events.fault("lock", "lock", fault)
             return
@@ -167,12 +138,12 @@ class KeyLocks:
         outcome = "finished" if taken else "gave up"
         self._events.emit("wait", key=lock.path.name, seconds=waited, outcome=outcome)
 
-    def slot(self, deferral: Deferral) -> FileLock | None:
+    def slot(self, attempt: Attempt) -> FileLock | None:
         """Take one of the slots that the processes of a node share, and return its lock.
 
         The slots keep processes that start together from starting more compilers than the node has
-        processors for. If all slots are taken, raise `Busy`, and after a second return None, because
-        other processes may compile for hours.
+        processors for. If all slots are taken, raise `WouldWait`, and after a second return None,
+        because other processes may compile for hours.
         """
         if self.directory is None:
             return None
@@ -190,25 +161,8 @@ class KeyLocks:
             self._events.fault("lock", "lock", fault)
             return None
         now = time.perf_counter()
-        if deferral.slot_since is None:
-            deferral.slot_since = now
-        if now - deferral.slot_since < _SLOT_WAIT:
-            raise Busy
+        if attempt.slot_since is None:
+            attempt.slot_since = now
+        if now - attempt.slot_since < _SLOT_WAIT:
+            raise WouldWait
         return None
-
-    def locate_lock(self, owner: FrameType) -> FileLock | None:
-        """Take the lock of the node for locating the compilers; None if no directory is shared.
-
-        Raises `Busy` if another call has the lock.
-        """
-        if self.directory is None:
-            return None
-        try:
-            make_private(self.directory, trust=self._trust)
-            lock = FileLock(self.directory / "together", keep=True, owner=owner, trust=self._trust)
-            if not lock.acquire(0):
-                raise Busy
-            return lock
-        except OSError as fault:
-            self._events.fault("lock", "lock", fault)
-            return None

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from preheat.build.key_locks import Busy, Deferral, parallel_compiles
+from preheat.build.key_locks import Attempt, WouldWait, parallel_compiles
 from preheat.callsite import acting_for, call_site
+from preheat.gil_limiter import GilLimiter
 from preheat.locks import Lock
 from preheat.toolchain.cancel import Cancellation, Cancelled
-from preheat.turns import ThreadTurns
 
 __all__ = ["Runner", "Task", "run_all"]
 
@@ -34,16 +34,24 @@ class Task(Generic[R]):
     """One job of a `Runner`, and its outcome."""
 
     __slots__ = (
-        "_process", "_report", "_run", "_signal",
-        "cancelled", "deferral", "done", "error", "result", "site",
+        "_process",
+        "_report",
+        "_run",
+        "_signal",
+        "attempt",
+        "cancelled",
+        "done",
+        "error",
+        "result",
+        "site",
     )  # fmt: skip
 
-    def __init__(self, run: Callable[[Deferral], R], report: Callable[[], object] | None) -> None:
-        self._run: Callable[[Deferral], R] | None = run
+    def __init__(self, run: Callable[[Attempt], R], report: Callable[[], object] | None) -> None:
+        self._run: Callable[[Attempt], R] | None = run
         self._report = report
         self._process = os.getpid()
         self.site = call_site()
-        self.deferral: Deferral | None = None
+        self.attempt: Attempt | None = None
         self.result: R | None = None
         self.error: BaseException | None = None
         self.cancelled = False
@@ -51,16 +59,16 @@ class Task(Generic[R]):
         self._signal = allocate_lock()  # released when the task ends
         self._signal.acquire()
 
-    def attempt(self) -> bool:
+    def try_once(self) -> bool:
         """Run the job in this thread; return False if it has to wait for another process."""
-        if self.deferral is None:
-            self.deferral = Deferral()
+        if self.attempt is None:
+            self.attempt = Attempt()
             self._notify()
         assert self._run is not None
         try:
             with acting_for(self.site):
-                self.result = self._run(self.deferral)
-        except Busy:
+                self.result = self._run(self.attempt)
+        except WouldWait:
             return False
         except Cancelled:
             self.cancelled = True
@@ -76,8 +84,8 @@ class Task(Generic[R]):
 
     def finish(self) -> None:
         """Wake the threads that wait for the task."""
-        if self.deferral is not None:
-            self.deferral.close()
+        if self.attempt is not None:
+            self.attempt.close()
         self._run = None  # Release what the function refers to.
         self.done = True
         self._signal.release()
@@ -120,10 +128,10 @@ class Runner:
         self._threads = 0
         self._lock = Lock()
         self._cancellation = Cancellation()
-        self._turns = ThreadTurns(_TURNS)
+        self._turns = GilLimiter(_TURNS)
 
     def submit(
-        self, run: Callable[[Deferral], R], report: Callable[[], object] | None = None
+        self, run: Callable[[Attempt], R], report: Callable[[], object] | None = None
     ) -> Task[R]:
         """Call `run` in a thread. The thread calls `report` at the start and at the end of the task."""
         task: Task[R] = Task(run, report)
@@ -145,8 +153,8 @@ class Runner:
             self._threads += 1
         with self._cancellation, self._turns:
             while (task := self._take()) is not None:
-                repeated = task.deferral is not None
-                if not task.attempt():
+                repeated = task.attempt is not None
+                if not task.try_once():
                     with self._lock:  # Another thread may be searching the deferred tasks.
                         self._deferred.append(task)
                     if repeated:  # There was no other task.
@@ -172,7 +180,7 @@ class Runner:
         It comes first, because it keeps a lock.
         """
         for task in self._deferred:
-            if task.deferral is not None and task.deferral.due():
+            if task.attempt is not None and task.attempt.due():
                 self._deferred.remove(task)
                 return task
         return None
@@ -197,14 +205,14 @@ class Runner:
 
 def run_all(
     jobs: Sequence[J],
-    run: Callable[[J, Deferral], R],
+    run: Callable[[J, Attempt], R],
     *,
     threads: int | None = None,
     on_start: Callable[[int], None] | None = None,
     on_done: Callable[[int, Task[R]], None] | None = None,
     on_tick: Callable[[], None] | None = None,
 ) -> list[Task[R]]:
-    """Call `run(job, deferral)` for every job on threads, and return the tasks in order.
+    """Call `run(job, attempt)` for every job on threads, and return the tasks in order.
 
     `threads` is the number of jobs at the same time. Without it, one compile for each processor runs.
     `on_start` and `on_done` get the index of a job. They are called in this thread, as is `on_tick`,
@@ -241,7 +249,7 @@ def run_all(
     return tasks
 
 
-def _run_silently(runner: Runner, jobs: Sequence[J], run: Callable[[J, Deferral], R]) -> list[Task[R]]:
+def _run_silently(runner: Runner, jobs: Sequence[J], run: Callable[[J, Attempt], R]) -> list[Task[R]]:
     """Run all jobs without reports, each of which would wake this thread."""
     tasks: list[Task[R]] = []
     try:

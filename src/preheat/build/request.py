@@ -1,16 +1,19 @@
-"""One program for one architecture, and the keys by which it is looked up."""
+"""One program for one architecture, and the keys by which it is looked up, alone or with others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from preheat.arch import Arch
+from preheat.errors import ToolchainError
 from preheat.key import Key, bundle_key, request_digest, request_key
 from preheat.lazy import lazy
 from preheat.program import Program
+from preheat.store import Chain
 from preheat.toolchain.compiler import Toolchain, own_roots
 
-__all__ = ["Request"]
+__all__ = ["Request", "look_ahead"]
 
 
 class Request:
@@ -59,3 +62,17 @@ class Request:
     def roots(self) -> Mapping[str, str]:
         """The include directories by label; only CUDA C++ includes files."""
         return self.toolchain.roots(self.program) if "cuda" in self.program.language else {}
+
+
+def look_ahead(
+    cache: Chain, toolchain: Toolchain, wanted: Iterable[tuple[Program, Arch]], *, once: bool = True
+) -> None:
+    """Look up many programs on shared stores with few requests.
+
+    If a store does not have a program, the next lookup of the program makes no request to it. Without
+    `once`, this applies to all lookups of the next minute. Without a shared store, do nothing.
+    """
+    if not cache.shared:
+        return
+    with suppress(ToolchainError):  # The keys of entries name the compiler, and there is none.
+        cache.look_ahead([Request(*each, toolchain).digest for each in wanted], once=once)

@@ -339,7 +339,7 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
         _print_miss(f"never cached: {program.uncacheable}", None, as_json)
         return
     builder = Builder.open(events=logged_events())
-    found = builder.why(program, arch)
+    found = builder.explain_lookup(program, arch)
     if isinstance(found, Artifact):
         if as_json:
             print_json({"hit": True, "key": found.digest})

@@ -11,7 +11,7 @@ import click
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Deferral
+from preheat.build.key_locks import Attempt
 from preheat.build.lookup import Hit
 from preheat.build.parallel import Task, run_all
 from preheat.cli.output import count, duration, print_error, print_json, print_line, print_message, size
@@ -97,8 +97,8 @@ def command(
             del running[index]
             bar.step(", ".join(sorted(set(running.values()))))
 
-        def compile_one(job: tuple[str, Program, Arch], deferral: Deferral) -> Hit:
-            return builder.obtain(job[1], job[2], deferral=deferral)
+        def compile_one(job: tuple[str, Program, Arch], attempt: Attempt) -> Hit:
+            return builder.obtain(job[1], job[2], attempt=attempt)
 
         tasks = run_all(jobs, compile_one, on_start=started, on_done=ended)
     reasons = {(fields["program"], fields["arch"]): fields["reason"] for fields in uncached}

@@ -1,19 +1,21 @@
-"""Machine code for a device: finds the stored code of a program, or what has to be compiled."""
+"""Machine code for a device: stored, or compiled for it."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from preheat.arch import Arch, mismatch
 from preheat.artifact import Artifact
+from preheat.build.build import Build
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Deferral
-from preheat.build.lookup import Hit, Miss
+from preheat.build.lookup import Hit
 from preheat.devices import base
 from preheat.errors import DeviceError, TargetError
+from preheat.locks import no_fork
 from preheat.program import Program
 
-__all__ = ["Code", "MissingCode", "find_code"]
+__all__ = ["Code", "compiled_code", "find_code"]
 
 
 class Code(NamedTuple):
@@ -27,20 +29,6 @@ class Code(NamedTuple):
     jit: bool = False
 
 
-class MissingCode(NamedTuple):
-    """Code that has to be compiled: the program, the architecture, and what the lookup returned."""
-
-    program: Program
-    arch: Arch
-    jit: bool = False
-    missed: Miss | None = None
-
-    def compile(self, builder: Builder, deferral: Deferral | None = None) -> Code:
-        """Compile the program; `deferral` is that of `Builder.obtain`."""
-        hit = builder.obtain(self.program, self.arch, missed=self.missed, deferral=deferral)
-        return Code(hit.artifact, self.program, jit=self.jit)
-
-
 def find_code(
     device: base.Device,
     builder: Builder,
@@ -49,31 +37,38 @@ def find_code(
     *,
     strict: bool = False,
     jit: bool = False,
-) -> Code | MissingCode:
-    """Return the stored code of a program for a device, or what has to be compiled.
+) -> Code | Build:
+    """Return the stored code of a program for a device, or the build that compiles it.
 
     `arch` is the architecture to compile for. Without it that is the device's own, and stored code for
     an architecture that also runs there is accepted, unless `strict`. `jit` allows PTX for a device
-    that is newer than the compiler. Raises `SealedError` if the code is not stored and this process is
-    sealed.
+    that is newer than the compiler. Raises `TargetError` if the device cannot run the code, and
+    `SealedError` if the code is not stored and this process is sealed.
     """
     target = arch or device.arch
     if strict and program.language == "ptx":
-        from preheat.toolchain import lint
+        with no_fork:
+            from preheat.toolchain import lint
 
         target = Arch.parse(lint.check(program.source, program.label).target[0])
     why = None if target is device.arch else mismatch(target, device.arch, strict=strict)
     if why is not None:
         raise TargetError(program.label, str(target), f"{device.name} ({device.arch})", why)
-    result = builder.lookup(program, target, exact=strict or arch is not None)
-    if isinstance(result, Hit):
-        return Code(result.artifact, program)
-    # `obtain` also checks the seal, but the next line needs a compiler, which a sealed process may
-    # lack.
-    builder.permit(program, target, result)
+    exact = strict or arch is not None
+    choose = None
+    if "cuda" in program.language:  # Otherwise NVRTC is not needed.
+        choose = partial(_newest_arch, device, builder, program, jit)
+    found = builder.find(program, target, exact=exact, choose_arch=choose)
+    return Code(found.artifact, program) if isinstance(found, Hit) else found
+
+
+def _newest_arch(
+    device: base.Device, builder: Builder, program: Program, jit: bool, target: Arch
+) -> Arch:
+    """Return `target`, or the newest architecture that can be compiled for, for the driver's JIT."""
     newest = builder.toolchain.newest(target)
-    if newest == target or "cuda" not in program.language:  # NVRTC is not needed for it.
-        return MissingCode(program, target, missed=result)
+    if newest == target:
+        return target
     if newest is None or not jit:
         compiler = builder.toolchain.version(program.language)
         raise DeviceError(
@@ -83,4 +78,9 @@ def find_code(
             else "update the compiler: pip install -U 'preheat[cu13]'; or let the driver compile "
             "PTX at every start: PREHEAT_JIT=1",
         )
-    return MissingCode(program, newest, jit=True)
+    return newest
+
+
+def compiled_code(build: Build, hit: Hit) -> Code:
+    """Return the code that a build has compiled."""
+    return Code(hit.artifact, build.request.program, jit=build.uses_older_arch)

@@ -14,7 +14,7 @@ from preheat.errors import InputError, TargetError, short_repr
 from preheat.locks import no_fork
 from preheat.program import Program
 
-__all__ = ["GivenCode", "ObjectCode", "cubin_artifact", "given_code", "ptx_program", "with_names"]
+__all__ = ["CompiledCode", "ObjectCode", "cubin_artifact", "given_code", "ptx_program", "with_names"]
 
 _MACHINE_CODE = "machine code runs only on devices of its own major version"
 _LINK = "link it to a cubin first"
@@ -46,7 +46,7 @@ class ObjectCode(Protocol):
         """The names of kernels by name expression."""
 
 
-class GivenCode(NamedTuple):
+class CompiledCode(NamedTuple):
     """Compiled code: a cubin or PTX, its name, and additional names of its kernels."""
 
     code: bytes
@@ -55,7 +55,7 @@ class GivenCode(NamedTuple):
     names: tuple[tuple[str, str], ...] = ()  # a name expression, and the name of its kernel
 
 
-def given_code(source: Any, **unusable: object) -> GivenCode:
+def given_code(source: Any, **unusable: object) -> CompiledCode:
     """Return the code in `source`: the bytes of a cubin, or an `ObjectCode`.
 
     `unusable` are other arguments of the caller, which make sense only for a compile. Raises
@@ -70,9 +70,9 @@ def given_code(source: Any, **unusable: object) -> GivenCode:
     return given
 
 
-def _read(source: Any) -> GivenCode:
+def _read(source: Any) -> CompiledCode:
     if isinstance(source, bytes | bytearray | memoryview):
-        return GivenCode(bytes(source))
+        return CompiledCode(bytes(source))
     if not all(hasattr(source, name) for name in ("code", "code_type", "symbol_mapping")):
         raise InputError(f"source must be a path, source text or a Program, not {short_repr(source)}")
     format = str(source.code_type)
@@ -82,7 +82,7 @@ def _read(source: Any) -> GivenCode:
         )
     code = source.code
     content = Path(code).read_bytes() if isinstance(code, str) else bytes(code)
-    return GivenCode(content, format == "ptx", str(source.name or ""), _names(source.symbol_mapping))
+    return CompiledCode(content, format == "ptx", str(source.name or ""), _names(source.symbol_mapping))
 
 
 def _names(mapping: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
@@ -95,7 +95,7 @@ def _text(name: str | bytes) -> str:
 
 
 def cubin_artifact(
-    given: GivenCode, device: base.Device, label: str | None, *, strict: bool
+    given: CompiledCode, device: base.Device, label: str | None, *, strict: bool
 ) -> Artifact:
     """Return the artifact of a cubin. Raises `TargetError` if the device cannot run it."""
     with no_fork:
@@ -115,13 +115,13 @@ def cubin_artifact(
     )  # fmt: skip
 
 
-def ptx_program(given: GivenCode, label: str | None) -> Program:
+def ptx_program(given: CompiledCode, label: str | None) -> Program:
     """Return PTX as a program, which is assembled, or found in a cache."""
     text = given.code.rstrip(b"\0").decode(errors="surrogateescape")
     return Program.of(text, label=label or given.name or None, language="ptx")
 
 
-def with_names(artifact: Artifact, given: GivenCode) -> Artifact:
+def with_names(artifact: Artifact, given: CompiledCode) -> Artifact:
     """Return an artifact whose kernels also have the additional names of `given`.
 
     Modules are found by the digests of their artifacts, so this one gets its own digest.

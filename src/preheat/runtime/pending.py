@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from preheat.artifact import EntryPoint
-from preheat.build.key_locks import Deferral
+from preheat.build.build import Build
+from preheat.build.key_locks import Attempt
 from preheat.build.parallel import Task
 from preheat.build.reload import TrackedFiles
 from preheat.callsite import file_and_line
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.program import Program
-from preheat.runtime.code import Code, MissingCode
+from preheat.runtime.code import Code, compiled_code
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.launch import Launch
 from preheat.runtime.module import Module
@@ -34,18 +35,18 @@ class _PendingRequest:
         self.module_request = module_request(request, name)
         self.files: TrackedFiles | None = session.files(self.module_request)
         self.program: Program = self.module_request.program()
-        self._missing: MissingCode | None = None
+        self._build: Build | None = None
         self.task: Task[Code] = session.builder.background.submit(self._compile)
 
-    def _compile(self, deferral: Deferral) -> Code:
-        """Find or compile the code, in a thread of the builder. A later attempt skips the lookup."""
-        if self._missing is None:
+    def _compile(self, attempt: Attempt) -> Code:
+        """Find or compile the code, in a thread of the builder. A later try skips the lookup."""
+        if self._build is None:
             wanted = self.module_request
             found = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
             if isinstance(found, Code):
                 return found
-            self._missing = found
-        return self._missing.compile(self.session.builder, deferral)
+            self._build = found
+        return compiled_code(self._build, self._build.obtain(attempt))
 
     def usable(self) -> bool:
         """Return whether an equal request can share this one: no file changed, and it did not fail."""

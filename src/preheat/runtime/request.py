@@ -10,7 +10,7 @@ from typing import NamedTuple
 from preheat.arch import Arch
 from preheat.errors import InputError
 from preheat.program import NONE, Program, file_of, header_rows, list_argument
-from preheat.runtime.given import GivenCode, ObjectCode, given_code
+from preheat.runtime.given import CompiledCode, ObjectCode, given_code
 
 __all__ = ["ModuleRequest", "ObjectCode", "Source"]
 
@@ -24,7 +24,7 @@ class ModuleRequest(NamedTuple):
     otherwise, so that after a chdir the request is another one.
     """
 
-    source: Source | GivenCode
+    source: Source | CompiledCode
     label: str | None
     options: tuple[str, ...]
     include: tuple[str | os.PathLike[str], ...]
@@ -77,7 +77,7 @@ class ModuleRequest(NamedTuple):
 
     def program(self) -> Program:
         """Read the program from its source. Raises `InputError` for code that is compiled already."""
-        if isinstance(self.source, GivenCode):
+        if isinstance(self.source, CompiledCode):
             raise InputError(
                 "compiled code is not a program", hint="load it by gpu.module(code), and wait for it"
             )

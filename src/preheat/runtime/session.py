@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from preheat.arch import Arch
 from preheat.artifact import EntryPoint, without_types
 from preheat.build.builder import Builder
 from preheat.build.reload import TrackedFiles
@@ -20,10 +19,10 @@ from preheat.devices.base import ON_GPU
 from preheat.errors import InvalidCodeError
 from preheat.program import Program
 from preheat.runtime.active_capture import LOAD, UNLOAD
-from preheat.runtime.code import Code, MissingCode, find_code
+from preheat.runtime.code import Code, compiled_code, find_code
 from preheat.runtime.context import Context
 from preheat.runtime.fill import FILL, KernelFill
-from preheat.runtime.given import GivenCode, cubin_artifact, ptx_program, with_names
+from preheat.runtime.given import CompiledCode, cubin_artifact, ptx_program, with_names
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.module import Module
 from preheat.runtime.request import ModuleRequest
@@ -76,7 +75,8 @@ class Session:
     ) -> None:
         self.device = device
         self.builder = builder
-        self._jit = jit
+        #: Returns the stored code of a program for this device, or the build that compiles it.
+        self.find_code = partial(find_code, device, builder, jit=jit)
         self._blocking = blocking
         self._reload = reload
         self.context = Context(device, builder.events)
@@ -133,7 +133,7 @@ class Session:
         busy = not self.context.unrestricted
         if busy:
             self.context.require_alive()
-        if isinstance(request.source, GivenCode):
+        if isinstance(request.source, CompiledCode):
             return self._given(request, request.source)
         if busy and self.context.active_captures():
             files = self.files(request)
@@ -153,7 +153,8 @@ class Session:
             if ready is None:
                 files = None if type(request.source) is str else self.files(request)
                 program = request.program()
-                code = self.code(program, request.arch, strict=request.strict)
+                found = self.find_code(program, request.arch, strict=request.strict)
+                code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
             else:
                 program, files, code = ready
             return self._remember(request, self.load(code), program, files)
@@ -165,7 +166,7 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def _given(self, request: ModuleRequest, given: GivenCode) -> LoadedObject[Module]:
+    def _given(self, request: ModuleRequest, given: CompiledCode) -> LoadedObject[Module]:
         """Load compiled code. PTX becomes a program, and a cubin is loaded as it is."""
         self.context.refuse_in_capture(LOAD)
         if not given.is_ptx:
@@ -173,7 +174,8 @@ class Session:
             module = self.load(Code(artifact))
         else:
             program = ptx_program(given, request.label)
-            code = self.code(program, None, strict=request.strict)
+            found = self.find_code(program, None, strict=request.strict)
+            code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
             if given.names:
                 code = Code(with_names(code.artifact, given), jit=code.jit)
             module = self.load(code)
@@ -205,17 +207,6 @@ class Session:
         artifact = self.builder.lookup(program, request.arch or self.device.arch, exact=exact).artifact
         module = None if artifact is None else self.loaded.get(artifact.digest)
         return None if module is None or module.artifact != artifact else module
-
-    def code(self, program: Program, arch: Arch | None, *, strict: bool = False) -> Code:
-        """Return the code of a program for this device, compiled where no cache has it."""
-        found = find_code(self.device, self.builder, program, arch, strict=strict, jit=self._jit)
-        return found.compile(self.builder) if isinstance(found, MissingCode) else found
-
-    def find_code(
-        self, program: Program, arch: Arch | None, *, strict: bool = False
-    ) -> Code | MissingCode:
-        """Return the stored code of a program for this device, or what has to be compiled."""
-        return find_code(self.device, self.builder, program, arch, strict=strict, jit=self._jit)
 
     def load(self, code: Code) -> Module:
         """Return the module of an artifact, which all programs with equal artifacts share."""
@@ -283,7 +274,7 @@ class Session:
 def module_request(request: ModuleRequest, name: str) -> ModuleRequest:
     """Return the request for the module that has the kernel `name`: it names a template instance."""
     instance = without_types(name)
-    if "<" in instance and not isinstance(request.source, Program | GivenCode):
+    if "<" in instance and not isinstance(request.source, Program | CompiledCode):
         return request._replace(names=(instance, *request.names))
     return request
 

@@ -66,13 +66,6 @@ class LayerStore:
         """Return a store that only reads this directory: it refreshes no stamp."""
         return LayerStore(self.root, trust=self._trust)
 
-    def is_empty(self) -> bool:
-        """Return whether no entry was ever stored here.
-
-        The directories of entries are never removed.
-        """
-        return all(found.name in _NOT_SHARDS for found in scan(self._base))
-
     def get(self, digest: str, *, again: bool = True) -> bytes | None:
         """Return the verified entry, or None.
 

@@ -15,7 +15,7 @@ from types import FrameType
 
 from preheat import fork
 from preheat.files import Descriptor, lock_open_file, opened
-from preheat.locks import Call, Lock
+from preheat.locks import Holder, Lock
 from preheat.store.transient import TRANSIENT, retried
 from preheat.store.trust import DistrustedError, NotAFileError
 
@@ -32,7 +32,6 @@ class FileLock:
     Lock files of keys are removed, because there is one for each key. A lock that is taken again
     and again keeps its file. `owner` is the frame of the function that holds the lock, not of a
     generator: when an interrupt ends the function before it releases the lock, `release_lost` does so.
-    `thread` runs that function, by default this thread.
     With `trust`, the file may belong to another user.
     """
 
@@ -42,13 +41,12 @@ class FileLock:
         *,
         keep: bool = False,
         owner: FrameType | None = None,
-        thread: int | None = None,
         trust: bool = False,
     ) -> None:
         self.path = path
         self._keep = keep
         self._trust = trust
-        self._owner = None if owner is None else Call(owner, thread)
+        self._owner = None if owner is None else Holder(owner)
         self._file: Descriptor | None = None
 
     def acquire(self, timeout: float) -> bool:

@@ -7,7 +7,7 @@ import select
 from _thread import get_ident
 
 from preheat.files import owned
-from preheat.turns import waiting
+from preheat.gil_limiter import released
 
 __all__ = ["Cancellation", "Cancelled", "current"]
 
@@ -52,7 +52,7 @@ class Cancellation:
         """Sleep, at most until the compiles are cancelled."""
         ended = select.poll()
         ended.register(self.descriptor, select.POLLIN)
-        with waiting():
+        with released():
             ended.poll(seconds * 1000)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +11,11 @@ from preheat.errors import InputError, ToolchainChangedError
 from preheat.events import Events
 from preheat.locks import Lock, no_fork
 from preheat.program import Program
-from preheat.toolchain import packages
-from preheat.toolchain.locate import Library, Located, description_request, locate, recall
+from preheat.toolchain.locate import Library, Located, locate
 
 if TYPE_CHECKING:  # Imported only when something must be compiled.
     from preheat.artifact import Artifact
     from preheat.linked_program import LinkedProgram
-    from preheat.toolchain.frames import Frame
     from preheat.toolchain.pool import WorkerPool
     from preheat.toolchain.translate import Compiled
 
@@ -47,7 +42,7 @@ class Toolchain:
         self._memo_dir = memo_dir
         self._located: Located | None = None
         self._pool: WorkerPool | None = None
-        self._looked_again = False
+        self._relocated = False
         self._lock = Lock()
         self._pool_lock = Lock()
 
@@ -70,61 +65,6 @@ class Toolchain:
                 if self._located is None:
                     self._located = locate(lambda: self.pool, self._memo_dir)
         return self._located
-
-    def recall(self) -> bool:
-        """Return whether the compilers are located, by this process or in the memo of another one."""
-        if self._located is None:
-            with self._lock:
-                if self._located is None:
-                    self._located = recall(self._memo_dir)
-        return self._located is not None
-
-    def locate_for(
-        self,
-        compiles: int,
-        programs: Sequence[tuple[Program, Arch]],
-        prepare: Callable[[], object],
-        claim: Callable[[Program, Arch], bool],
-    ) -> None:
-        """Locate the compilers. If they must be searched for, start workers at the same time.
-
-        Then `prepare` is called in another thread. The workers compile `programs`, none of which may
-        include a file, with the NVRTC that will probably be found, until `end_early`. The results are
-        kept for the compiles that need them. Once the compilers are located, and before another process
-        can see the location, `claim` is called for each program that a worker has begun to compile. The
-        other programs are claimed before they are compiled, and are skipped if `claim` returns False.
-        """
-        count = min(compiles, os.cpu_count() or 1) - 1
-        guessed = packages.guess(sys.path) if programs else None
-
-        def meanwhile() -> None:
-            with no_fork:
-                from preheat.toolchain import translate  # noqa: F401  (Each compile needs it.)
-
-            prepare()
-
-        early = _EarlyPrograms(guessed, programs, claim)
-
-        def pool() -> WorkerPool:
-            self.pool.start_ahead(count, meanwhile, early.requests(), early.interpret)
-            return self.pool
-
-        def found(located: Located) -> None:
-            self._located = located
-            nvrtc = located.libraries.get("nvrtc")
-            if nvrtc is None or guessed != (nvrtc.path, located.roots):
-                self.end_early()
-            else:
-                self.pool.pause_early(early.claim_all)
-
-        with self._lock:
-            if self._located is None:
-                self._located = locate(pool, self._memo_dir, found=found)
-
-    def end_early(self) -> None:
-        """Drop the results of `locate_for` that no compile has used, and end what still runs."""
-        if self._pool is not None:
-            self._pool.end_early()
 
     def identity(self, language: str) -> str:
         """Return the compilers of `language` as keys contain them: names and builds."""
@@ -189,23 +129,26 @@ class Toolchain:
 
     def newest(self, arch: Arch) -> Arch | None:
         """Return `arch` if NVRTC supports it, or the newest supported one before it, or None."""
-        known = _supported(self.located.archs)
-        if arch.plain in known:
+        numbers = self.located.archs
+        if arch.major * 10 + arch.minor in numbers:
             return arch
+        known = [Arch.parse(str(number)) for number in numbers]
         return max((each for each in known if each < arch), default=None)
 
-    def look_again(self) -> None:
+    def relocate(self) -> None:
         """Locate the compilers again, because one of them was replaced."""
         self.close()
-        self._looked_again = True
+        self._relocated = True
         with self._lock:
             self._located = locate(lambda: self.pool, self._memo_dir, fresh=True)
 
     def _library(self, name: str) -> Library:
         """Return the compiler `name`. If it was missing before, look for it once more."""
-        if name not in self.located.libraries and not self._looked_again:
-            self.look_again()
-        return self.located.library(name)
+        located = self.located
+        if name not in located.libraries and not self._relocated:
+            self.relocate()
+            located = self.located
+        return located.library(name)
 
     def _checked(self, name: str, compiled: Compiled) -> Compiled:
         """Return `compiled`, or raise if keys name another build of the compiler."""
@@ -218,9 +161,8 @@ class Toolchain:
         return compiled
 
     def close(self) -> None:
-        """End the worker processes that are idle or compile early. A later request starts new ones."""
+        """End the worker processes that are idle. A later request starts new ones."""
         if self._pool is not None:
-            self._pool.end_early()
             self._pool.close()
 
     def after_fork(self) -> None:
@@ -234,65 +176,6 @@ def _linked_program() -> type[LinkedProgram]:
         from preheat.linked_program import LinkedProgram  # Most processes link nothing.
 
     return LinkedProgram
-
-
-@lru_cache(maxsize=8)
-def _supported(archs: tuple[int, ...]) -> tuple[Arch, ...]:
-    return tuple(Arch.parse(str(number)) for number in archs)
-
-
-class _EarlyPrograms:
-    """Makes requests before the compilers are fully located, with a guess of the location."""
-
-    def __init__(
-        self,
-        guessed: packages.Guess | None,
-        programs: Sequence[tuple[Program, Arch]],
-        claim: Callable[[Program, Arch], bool],
-    ) -> None:
-        self._guessed = guessed
-        self._programs = programs
-        self._claim = claim
-        self._unclaimed: list[tuple[Program, Arch]] | None = []  # None once all are claimed.
-
-    def requests(self) -> list[Callable[[], bytes | None]]:
-        """Return functions that make the requests. The first one describes NVRTC, for the search."""
-        if self._guessed is None:
-            return []
-        return [self._describe, *(partial(self._compile, *wanted) for wanted in self._programs)]
-
-    def claim_all(self) -> None:
-        """Claim the programs of all requests so far. Later ones are claimed when they are made."""
-        unclaimed = self._unclaimed or []
-        self._unclaimed = None
-        for program, arch in unclaimed:
-            self._claim(program, arch)
-
-    def interpret(self, reply: Frame) -> None:
-        """Parse the result of a compile, while this thread has nothing else to do."""
-        with no_fork:
-            from preheat.toolchain import translate
-
-        translate.parse_early(reply)
-
-    def _describe(self) -> bytes:
-        assert self._guessed is not None
-        with no_fork:
-            from preheat.toolchain import frames
-
-        return frames.encode(description_request(self._guessed.library))
-
-    def _compile(self, program: Program, arch: Arch) -> bytes | None:
-        assert self._guessed is not None
-        with no_fork:
-            from preheat.toolchain import translate
-
-        if self._unclaimed is not None:
-            self._unclaimed.append((program, arch))
-        elif not self._claim(program, arch):
-            return None
-        roots = {**own_roots(program), **self._guessed.roots}
-        return translate.early_request(self._guessed.library, program, arch, roots)
 
 
 def own_roots(program: Program) -> dict[str, str]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from preheat.config import environ
 from preheat.errors import ToolchainNotFoundError
 from preheat.store import codec
-from preheat.store.codec import text
 from preheat.store.publish import replace
 from preheat.store.trust import read_file
 from preheat.toolchain.elf import build_id
@@ -22,7 +21,7 @@ from preheat.toolchain.elf import build_id
 if TYPE_CHECKING:
     from preheat.toolchain.pool import WorkerPool
 
-__all__ = ["SEARCH_VARIABLES", "Library", "Located", "description_request", "locate", "recall"]
+__all__ = ["SEARCH_VARIABLES", "Library", "Located", "locate"]
 
 #: The variables that pathfinder's search depends on, besides the installed packages. The last two
 #: decide where the user's site-packages are, which it searches as well.
@@ -68,59 +67,28 @@ class Located(NamedTuple):
         )
 
 
-def locate(
-    pool: Callable[[], WorkerPool],
-    memo_dir: Path | None,
-    *,
-    fresh: bool = False,
-    found: Callable[[Located], None] | None = None,
-) -> Located:
-    """Return the compilers from the memo if it is still valid, else search for them in a worker.
-
-    `found` is called with the result of a search before other processes can see it in the memo.
-    """
-    if not fresh and (known := recall(memo_dir)):
+def locate(pool: Callable[[], WorkerPool], memo_dir: Path | None, *, fresh: bool = False) -> Located:
+    """Return the compilers from the memo if it is still valid, else search for them in a worker."""
+    # The surroundings are computed first, because they may change during the search.
+    memo = None if memo_dir is None else _Memo(memo_dir, _surroundings())
+    if memo is not None and not fresh and (known := memo.recall()):
         return known
-    surroundings = _surroundings()  # Computed first, because they may change during the search.
     located = _search(pool())
-    if found is not None:
-        found(located)
-    if memo_dir is not None and located.libraries:
-        _Memo(memo_dir, surroundings).remember(located)
+    if memo is not None and located.libraries:
+        memo.remember(located)
     return located
 
 
-def recall(memo_dir: Path | None) -> Located | None:
-    """Return the compilers from the memo, or None if there is no valid one."""
-    return None if memo_dir is None else _Memo(memo_dir, _surroundings()).recall()
-
-
-def description_request(library: str) -> dict[str, str]:
-    """Return the message that asks a worker for the version and the build of an NVRTC."""
-    return {"do": "describe", "library": library}
-
-
 def _search(workers: WorkerPool) -> Located:
-    """Locate the compilers. NVRTC is described by a worker that has loaded it, if there is one."""
     found = workers.call({"do": "locate"}).message
-    rows = found["libraries"]
-    missing = found["missing"]
-    archs: list[int] = []
-    if found["nvrtc"] is not None:
-        described = workers.call(description_request(found["nvrtc"])).message
-        if described.get("status") == "NOT_LOADED":
-            missing["nvrtc"] = described["log"]
-        else:
-            archs = described["archs"]
-            rows = {"nvrtc": described, **rows}
     return Located(
         libraries={
             name: Library(_TITLES[name], tuple(row["files"]), row["build"], row["version"])
-            for name, row in rows.items()
+            for name, row in found["libraries"].items()
         },
-        missing=missing,
+        missing=found["missing"],
         roots=found["roots"],
-        archs=tuple(archs),
+        archs=tuple(found["archs"]),
     )
 
 
@@ -183,21 +151,18 @@ class _Memo:
 
 def _decode(row: Mapping[str, Any]) -> Located:
     """Return the result in a memo. Invalid data raises a built-in error, which `recall` catches."""
-    libraries = {
-        name: Library(
-            text(fields["title"]),
-            tuple(map(text, fields["files"])),
-            text(fields["build"]),
-            text(fields["version"]),
-        )
-        for name, fields in row["libraries"].items()
-    }
+    libraries: dict[str, Library] = {}
+    missing: dict[str, str] = row["missing"]
+    roots: dict[str, str] = row["roots"]
+    texts = [*missing, *missing.values(), *roots, *roots.values()]
+    for name, fields in row["libraries"].items():
+        library = Library(fields["title"], tuple(fields["files"]), fields["build"], fields["version"])
+        texts += library.title, *library.files, library.build, library.version
+        libraries[name] = library
     if not libraries or libraries.keys() - _TITLES.keys():
         raise ValueError(f"{list(libraries)} are not the compilers")
-    missing, roots = (
-        {text(name): text(value) for name, value in row[part].items()} for part in ("missing", "roots")
-    )
     archs = tuple(row["archs"])
-    if not all(type(arch) is int for arch in archs):
-        raise TypeError(f"{archs} are not architectures")
+    if set(map(type, archs)) - {int} or set(map(type, texts)) - {str}:
+        raise TypeError("a memo has texts, and numbers of architectures")
+    "".join(texts).encode()  # A lone surrogate, which JSON can contain, raises here.
     return Located(libraries, missing, roots, archs)

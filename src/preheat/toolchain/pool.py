@@ -5,21 +5,18 @@ from __future__ import annotations
 import _thread
 import os
 import sys
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 from preheat.config import environ
 from preheat.errors import CompilerCrashError
 from preheat.events import Events
+from preheat.gil_limiter import released
 from preheat.locks import Lock, no_fork
 from preheat.toolchain import cancel, frames, scratch
-from preheat.toolchain.early import EarlyRequests
 from preheat.toolchain.locate import SEARCH_VARIABLES
 from preheat.toolchain.process import IdleExitError, WorkerProcess
-from preheat.turns import waiting
 
 __all__ = ["WorkerPool"]
 
@@ -48,7 +45,6 @@ _FIXED = {
     "PYTHONUTF8": "1",
 }
 
-_EARLY_POLL = 0.002  # Seconds between two checks for an idle worker while others compile early.
 _RETRIES = 3  # How often a compile is repeated because another process killed the compiler.
 
 
@@ -66,8 +62,6 @@ class WorkerPool:
         self._lock = Lock()
         self._most = os.cpu_count() or 1
         self._slots = Lock(holders=self._most)
-        self._after_start: list[Callable[[], None]] = []
-        self._early: EarlyRequests | None = None
         weakref.finalize(self, _end, self._idle)  # This also runs when the interpreter exits.
 
     def call(
@@ -82,11 +76,7 @@ class WorkerPool:
         `Cancelled`, also ends the worker.
         """
         request = frames.encode(message, blocks)
-        early = self._early
-        sent = None if early is None else early.take(request)
-        if isinstance(sent, frames.Frame):
-            return sent
-        # The search would return an NVRTC that is already loaded, and workers started ahead are busy.
+        # The search would return an NVRTC that is already loaded.
         new = message["do"] == "locate"
         killed = 0
         cancellation = cancel.current()
@@ -94,11 +84,8 @@ class WorkerPool:
             while True:
                 if cancellation is not None:
                     cancellation.check()
-                worker = sent
-                sent = None
-                if worker is None:
-                    worker = self._take(new=new)
-                    worker.send(request)
+                worker = self._take(new=new)
+                worker.send(request)
                 try:
                     reply = self._receive(worker)
                 except CompilerCrashError as error:
@@ -122,7 +109,8 @@ class WorkerPool:
             self._drop(worker, f"{type(failure).__name__}: {failure}")
             raise
         if self._is_reusable(worker, reply):
-            self._release(worker, compiled=reply.message.get("status") is not None)
+            with self._lock:
+                self._idle.append(worker)
         return reply
 
     def _is_reusable(self, worker: WorkerProcess, reply: frames.Frame) -> bool:
@@ -132,13 +120,6 @@ class WorkerPool:
             return True
         self._drop(worker, str(status))
         return False
-
-    def _release(self, worker: WorkerProcess, *, compiled: bool = True) -> None:
-        """Add a worker to the idle ones."""
-        with self._lock:
-            # Workers that have compiled are used first, because they have loaded everything that a
-            # compile needs.
-            self._idle.insert(len(self._idle) if compiled else 0, worker)
 
     def close(self) -> None:
         """End the idle workers."""
@@ -151,7 +132,6 @@ class WorkerPool:
             worker.abandon()
         self._workers.clear()
         self._idle.clear()
-        self._early = None
 
     def _take(self, *, new: bool) -> WorkerProcess:
         """Return a worker, which is then busy: a new one, or one that was idle."""
@@ -162,27 +142,12 @@ class WorkerPool:
                     if worker.alive():
                         return worker
                     worker.end()  # It had exited because it was idle.
-                early = self._early
-                full = early is not None and early.waits and len(self._workers) >= self._most
-            if full and not new:
-                self._wait_for_early()
-                continue
             scratch.sweep()
             worker = self._start()
             with self._lock:
                 if worker in self._idle:  # Otherwise another thread has taken it.
                     self._idle.remove(worker)
                     return worker  # It may have died already. Then the request reports how.
-
-    @staticmethod
-    def _wait_for_early() -> None:
-        """Wait a moment for a worker that compiles early, which will be idle after that."""
-        cancellation = cancel.current()
-        if cancellation is None:
-            time.sleep(_EARLY_POLL)
-        else:
-            cancellation.sleep(_EARLY_POLL)
-            cancellation.check()
 
     def _start(self) -> WorkerProcess:
         """Start a worker in a separate thread, add it to the idle ones and return it.
@@ -203,78 +168,24 @@ class WorkerPool:
             finally:
                 started.release()
 
-        def start_all() -> None:
-            start()
-            while self._after_start:
-                self._after_start.pop()()
-
         try:
-            _thread.start_new_thread(start_all, ())
+            _thread.start_new_thread(start, ())
         except RuntimeError:  # No thread can be started, for example in an exit handler of Python 3.12.
             start()
-        with waiting():
+        with released():
             started.acquire()
         if failures:
             raise failures.pop()
         return workers[0]
 
-    def _add_worker(self, *, preload: bool = False) -> WorkerProcess:
+    def _add_worker(self) -> WorkerProcess:
         """Start a worker, add it to the idle ones and return it."""
         with no_fork:
-            worker = WorkerProcess(_environment(), preload=preload)
+            worker = WorkerProcess(_environment())
             self._workers.add(worker)
             self._idle.append(worker)
         self._events.emit("worker", what="started", reason="")
         return worker
-
-    def start_ahead(
-        self,
-        count: int,
-        meanwhile: Callable[[], object],
-        requests: Sequence[Callable[[], bytes | None]] = (),
-        interpret: Callable[[frames.Frame], object] = id,
-    ) -> None:
-        """Start `count` more workers after the next start of a worker.
-
-        All this happens in one thread, which then calls `meanwhile`. No call waits for it. The same
-        thread sends the `requests` to these workers, until `end_early`. A later call with one of these
-        requests gets its reply, or waits for it. The thread calls `interpret` with each reply that it
-        receives. Workers without a request load NVRTC at once.
-        """
-        early = EarlyRequests(requests, self._timeout, self._is_reusable, self._release, interpret)
-        self._early = early
-
-        def start() -> None:
-            with suppress(Exception):  # A request that needs a worker reports why none can be started.
-                for number in range(count):
-                    worker = self._add_worker(preload=number >= len(requests))
-                    if number < len(requests) and self._withdraw(worker):
-                        early.begin(worker)
-                meanwhile()
-                early.run()
-
-        self._after_start.append(start)
-
-    def _withdraw(self, worker: WorkerProcess) -> bool:
-        """Remove a worker from the idle ones; False when a call has taken it."""
-        with self._lock:
-            if worker in self._idle:
-                self._idle.remove(worker)
-                return True
-            return False
-
-    def pause_early(self, act: Callable[[], object]) -> None:
-        """Call `act` while no request is sent early."""
-        if self._early is not None:
-            self._early.pause(act)
-
-    def end_early(self) -> None:
-        """Send no more requests early, and end the workers whose replies no call has asked for."""
-        early = self._early
-        self._early = None
-        if early is not None:
-            for worker in early.end():
-                self._drop(worker, "its reply is not needed")
 
     def _drop(self, worker: WorkerProcess, why: str) -> None:
         worker.end()

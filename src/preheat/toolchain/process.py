@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
 from preheat.files import owned
+from preheat.gil_limiter import released
 from preheat.toolchain import cancel, frames
-from preheat.turns import waiting
 
 __all__ = ["IdleExitError", "WorkerProcess"]
 
@@ -42,7 +42,7 @@ class IdleExitError(Exception):
 class WorkerProcess:
     """One process and the pipes to it."""
 
-    def __init__(self, env: Mapping[str, str], *, preload: bool = False) -> None:
+    def __init__(self, env: Mapping[str, str]) -> None:
         self._served = False
         self._unsent = memoryview(b"")
         self._sent_at = 0.0
@@ -50,7 +50,7 @@ class WorkerProcess:
         self._stderr = owned(os.memfd_create, "preheat-worker", os.MFD_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, *(["preload"] if preload else [])],
+                [sys.executable, "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -76,11 +76,6 @@ class WorkerProcess:
 
     def alive(self) -> bool:
         return self._process.poll() is None
-
-    @property
-    def replies(self) -> int:
-        """The descriptor of the pipe that is readable once a reply arrives."""
-        return self._out.fileno()
 
     def send(self, request: bytes) -> bool:
         """Send what the pipe takes of a request, and return whether that is all.
@@ -109,7 +104,7 @@ class WorkerProcess:
         def wait(pipe: int, event: int) -> None:
             ready.register(pipe, event)
             try:
-                with waiting():
+                with released():
                     while not ready.poll(_milliseconds(deadline)):
                         if time.monotonic() >= deadline:
                             raise CompilerTimeoutError(

@@ -11,13 +11,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from preheat.lazy import lazy
-from preheat.lexer import blanked
-from preheat.toolchain.text import split_commas
+from preheat.lexer import blanked, split_commas
 
 __all__ = [
     "Function",
+    "Instruction",
     "Module",
     "Param",
     "Statement",
@@ -119,6 +120,14 @@ class Variable:
     line: int
 
 
+class Instruction(NamedTuple):
+    """The parts of an instruction. `operands` are split at commas outside brackets."""
+
+    guard: str | None  # The guard predicate, such as `%p1` or `!%p1`.
+    opcode: str
+    operands: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One instruction, label, directive or brace, without comments and with white space folded."""
@@ -132,27 +141,21 @@ class Statement:
         return _NO_INSTRUCTION.match(self.text) is None
 
     @property
-    def guard(self) -> str | None:
-        """The guard predicate, such as `%p1` or `!%p1`, or None."""
-        match = _GUARD.match(self.text)
-        return f"{match[1]}{match[2]}" if match else None
-
-    @property
     def opcode(self) -> str:
         """The opcode, such as `fma.rn.f32` in `@%p1 fma.rn.f32 %f4, %f2, %f1, %f3`."""
-        return self._split[0]
+        return self.instruction().opcode
 
-    @property
-    def operands(self) -> tuple[str, ...]:
-        """The operands, split at commas outside brackets."""
-        return tuple(split_commas(self._split[1]))
-
-    @property
-    def _split(self) -> tuple[str, str]:
-        unguarded = _GUARD.sub("", self.text)
-        opcode = _OPCODE.match(unguarded)
-        end = opcode.end() if opcode else 0
-        return unguarded[:end], unguarded[end:]
+    def instruction(self) -> Instruction:
+        """Return the parts of the instruction."""
+        guard = _GUARD.match(self.text)
+        start = guard.end() if guard else 0
+        opcode = _OPCODE.match(self.text, start)
+        end = opcode.end() if opcode else start
+        return Instruction(
+            guard=f"{guard[1]}{guard[2]}" if guard else None,
+            opcode=self.text[start:end],
+            operands=tuple(split_commas(self.text[end:])),
+        )
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class Function:
     @lazy
     def statements(self) -> tuple[Statement, ...]:
         """The statements of the body."""
-        return () if self.body is None else tuple(_statements(self.body, self.body_line))
+        return () if self.body is None else _statements(self.body, self.body_line)
 
 
 @dataclass(frozen=True)
@@ -268,31 +271,35 @@ def _elements(initial: str, extents: list[int]) -> Iterator[str]:
             yield from ["0"] * (math.prod(extents[1:]) - len(items))
 
 
-def declared_registers(statement: Statement) -> Iterator[tuple[str, int | None, str]]:
-    """Yield name, count and type of each register of a `.reg` statement.
+def declared_registers(statement: Statement) -> list[tuple[str, int | None, str]]:
+    """Return name, count and type of each register of a `.reg` statement.
 
     The count is 5 for `%r<5>` and None for `hl`. The type of a vector register is such as `v4.f32`.
     """
+    registers = []
     declared = _REGISTERS.fullmatch(statement.text)
     for row in split_commas(declared["rest"]) if declared else ("",):
         named = _REGISTER.fullmatch(row)
         if declared is None or named is None or declared["kind"] not in (*SIZES, "pred"):
             raise SyntaxFault(f"{statement.text!r} declares no register", statement.line)
         kind = ".".join(filter(None, (declared["vector"], declared["kind"])))
-        yield named["name"], int(named["count"]) if named["count"] else None, kind
+        registers.append((named["name"], int(named["count"]) if named["count"] else None, kind))
+    return registers
 
 
-def _statements(clean: str, first_line: int = 1) -> Iterator[Statement]:
-    """Yield the statements of a body without comments. The braces of a scope are statements."""
+def _statements(clean: str, first_line: int = 1) -> tuple[Statement, ...]:
+    """Return the statements of a body without comments. The braces of a scope are statements."""
+    statements = []
     line = first_line
     at = 0
     while match := _STATEMENT.match(clean, at):
         piece = match[0]
         if folded := " ".join(piece.rstrip().removesuffix(";").split()):
             lead = len(piece) - len(piece.lstrip())
-            yield Statement(line + piece.count("\n", 0, lead), folded)
+            statements.append(Statement(line + piece.count("\n", 0, lead), folded))
         line += piece.count("\n")
         at = match.end()
+    return tuple(statements)
 
 
 def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]:
@@ -315,11 +322,9 @@ def _functions(clean: str, outside: list[tuple[int, str]]) -> Iterator[Function]
             name=match["name"],
             kind=match["kind"],
             linkage=tuple(match["linkage"].split()),
-            params=tuple(_params(match["params"] or "", line)),
-            returns=tuple(_params(match["returns"] or "", line)),
-            directives=tuple(
-                " ".join(d.split()) for d in re.findall(r"\.\w+[^.]*", clean[match.end() : end])
-            ),
+            params=_params(match["params"] or "", line),
+            returns=_params(match["returns"] or "", line),
+            directives=_directives(clean[match.end() : end]),
             line=line,
             body=body,
             body_line=bisect_left(breaks, body_start) + 1,
@@ -346,12 +351,18 @@ def _matching_brace(clean: str, opening: int) -> int:
     raise SyntaxFault("a body is never closed", clean.count("\n", 0, opening) + 1)
 
 
-def _params(text: str, line: int) -> Iterator[Param]:
+def _directives(text: str) -> tuple[str, ...]:
+    return tuple([" ".join(directive.split()) for directive in re.findall(r"\.\w+[^.]*", text)])
+
+
+def _params(text: str, line: int) -> tuple[Param, ...]:
+    params = []
     offset = 0
-    for row in filter(None, (part.strip() for part in text.split(","))):
+    for row in filter(None, map(str.strip, text.split(","))):
         # `.align` before `.ptr` is that of the parameter, after it that of the pointee.
         own, pointer, _ = row.partition(".ptr")
-        kind = next((word for word in re.findall(r"\.(\w+)", own) if word in SIZES), None)
+        kinds = [word for word in re.findall(r"\.(\w+)", own) if word in SIZES]
+        kind = kinds[0] if kinds else None
         named = _PARAM.search(row)
         if kind is None or named is None:
             raise SyntaxFault(f"parameter {row!r} has no known type", line)
@@ -360,5 +371,6 @@ def _params(text: str, line: int) -> Iterator[Param]:
         size = SIZES[kind] * (1 if extent is None else int(extent or 0))
         align = (int(stated[1]) if stated else 0) or SIZES[kind]
         offset = -(-offset // align) * align
-        yield Param(named["name"], kind, offset, size, align, bool(pointer))
+        params.append(Param(named["name"], kind, offset, size, align, bool(pointer)))
         offset += size
+    return tuple(params)

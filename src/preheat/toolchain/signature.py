@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from preheat.artifact import EntryPoint, Parameter, Resources
-from preheat.lexer import stripped
+from preheat.lexer import split_commas, stripped
 from preheat.program import Program
 from preheat.toolchain import ptx
-from preheat.toolchain.text import split_commas
 
 __all__ = [
     "PROBE", "REJECTED", "UNSEEN", "all_probes", "cast_probes", "declared", "entry_points",

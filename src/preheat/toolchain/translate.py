@@ -32,8 +32,6 @@ __all__ = [
     "assemble",
     "assembler_target",
     "compile_cuda",
-    "early_request",
-    "parse_early",
     "require_loadable",
 ]
 
@@ -82,8 +80,13 @@ def compile_cuda(
     unknown: dict[str, str] = {}  # Why kernels have no probe.
     others: dict[str, str] | None = None
     while True:
+        message, blocks = _request(library, program, arch, roots, probes)
         try:
-            return _nvrtc(pool, library, program, arch, roots, probes, unknown)
+            reply = pool.call(message, blocks)
+        except CompilerCrashError as error:
+            reply = _call_without_trace(pool, message, blocks, error)
+        try:
+            return _interpret(reply, program, arch, roots, probes, unknown)
         except CompileError as error:
             _require_names(program, probes, error.rows)
             # Probes are derived by scanning the source, and may be wrong.
@@ -122,16 +125,10 @@ def _require_names(program: Program, probes: Mapping[str, str], rows: Iterable[D
             ) from None
 
 
-def early_request(library: str, program: Program, arch: Arch, roots: Mapping[str, str]) -> bytes:
-    """Return the first request that `compile_cuda` makes, as a worker gets it."""
-    message, blocks = _request(library, program, arch, roots, signature.probes(program))
-    return frames.encode({**message, "trace": True}, blocks)
-
-
 def _request(
     library: str, program: Program, arch: Arch, roots: Mapping[str, str], probes: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the message and the blocks of a request, without the decision about a trace."""
+    """Return the message and the blocks of a request, with a trace of the headers."""
     message = {
         "do": "cuda",
         "library": library,
@@ -140,6 +137,7 @@ def _request(
         "options": [*_form_options(program), *program.options],
         "names": [*program.names, *probes.values()],
         "roots": roots,
+        "trace": True,
     }
     source = program.source + (signature.PROBE if probes else "")
     blocks = {"source": source.encode()}
@@ -154,16 +152,16 @@ def _form_options(program: Program) -> tuple[str, ...]:
     return ("-dlto",) if program.lto else ("-rdc=true",)
 
 
-def _nvrtc(
-    pool: WorkerPool,
-    library: str,
+def _interpret(
+    frame: frames.Frame,
     program: Program,
     arch: Arch,
     roots: Mapping[str, str],
     probes: Mapping[str, str],
     unknown: Mapping[str, str],
 ) -> Compiled:
-    reply, made = _traced(pool, *_request(library, program, arch, roots, probes))
+    """Return what a reply says about a compile with these probes."""
+    reply, made = frame
     log = accepted(reply, program, arch, roots)
     if isinstance(program, RelocatableProgram):  # The link interprets its probes, which are names here.
         return _compiled(program, reply, made, log, entries=(), names=reply["lowered"])
@@ -172,7 +170,7 @@ def _nvrtc(
     signatures = {
         lowered.get(name, name): demangled.get(lowered[probe], "") for name, probe in probes.items()
     }
-    module = reply.get("module") or _parsed(made["ptx"])
+    module = ptx.parse(made["ptx"].decode("utf-8", "replace"))
     unknown = {**dict.fromkeys(module.entries, signature.UNSEEN), **unknown}
     entries = signature.entry_points(module, demangled, signatures, report.resources(log), unknown)
     names = {name: lowered[name] for name in program.names}
@@ -205,30 +203,24 @@ def _compiled(
     )
 
 
-def parse_early(reply: frames.Frame) -> None:
-    """Parse the PTX in a reply to an early request, for the compile that takes the reply."""
-    if reply.blocks.get("ptx"):
-        reply.message["module"] = _parsed(reply.blocks["ptx"])
+def _call_without_trace(
+    pool: WorkerPool,
+    message: Mapping[str, Any],
+    blocks: Mapping[str, bytes],
+    error: CompilerCrashError,
+) -> frames.Frame:
+    """Repeat a request after a crash, without a trace of the headers.
 
-
-def _parsed(text: bytes) -> ptx.Module:
-    return ptx.parse(text.decode("utf-8", "replace"))
-
-
-def _traced(pool: WorkerPool, message: Mapping[str, Any], blocks: Mapping[str, bytes]) -> frames.Frame:
-    """Return the reply to a request, with a trace of the headers if possible."""
-    try:
-        return pool.call({**message, "trace": True}, blocks)
-    except CompilerCrashError as error:
-        if error.killed:
-            raise
-    # NVRTC aborts if it cannot write the trace. A second attempt without it detects a real crash.
+    NVRTC aborts if it cannot write the trace. The second try detects a real crash.
+    """
+    if error.killed:
+        raise error
     try:
         return pool.call({**message, "trace": False}, blocks)
-    except CompilerCrashError as error:
-        if error.killed:
+    except CompilerCrashError as again:
+        if again.killed:
             raise
-        raise CompilerCrashError(f"tried twice, with and without a trace of headers: {error}") from None
+        raise CompilerCrashError(f"tried twice, with and without a trace of headers: {again}") from None
 
 
 def assemble(pool: WorkerPool, program: Program, arch: Arch) -> Compiled:

@@ -20,7 +20,6 @@ from preheat.toolchain import frames, nvrtc, scratch
 from preheat.toolchain.demangle import demangled
 from preheat.toolchain.elf import build_id
 from preheat.toolchain.loaded import loaded_builds
-from preheat.toolchain.packages import nvrtc_in_packages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     _thread.start_new_thread(_leave_with_parent, (requests,))
 
-    if "preload" in sys.argv[1:]:
-        _preload()
     while select.select([requests], [], [], _IDLE)[0]:
         try:
             message, blocks = frames.read(functools.partial(os.read, requests))
@@ -67,23 +64,8 @@ def _leave_with_parent(requests: int) -> None:
     os._exit(0)
 
 
-def _preload() -> None:
-    """Load the NVRTC that requests will probably name, and let it compile.
-
-    The search for the compilers takes as long, and runs in another process at the same time. A wrong
-    guess is noticed, because requests name the library.
-    """
-    path = nvrtc_in_packages(sys.path)
-    if path is not None:
-        try:
-            nvrtc.load(path)
-        except OSError:  # The first request reports it.
-            return
-        nvrtc.version_and_archs()
-
-
 def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
-    """Locate the compilers and the CUDA headers on this machine. `_describe` has the details of NVRTC.
+    """Locate and describe the compilers and the CUDA headers on this machine.
 
     It runs in a new process, because the search would return a library that is already loaded.
     """
@@ -106,19 +88,19 @@ def _locate(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
         if directory := find_nvidia_header_directory(header):
             roots[label] = os.path.realpath(directory)
     libraries: dict[str, Any] = {}
+    archs: list[int] = []
+    if "nvrtc" in paths:
+        try:
+            nvrtc.load(paths["nvrtc"])
+        except OSError as fault:
+            missing["nvrtc"] = str(fault)
+        else:
+            version, archs = nvrtc.version_and_archs()
+            libraries["nvrtc"] = {"version": version, **_files_and_build("nvrtc")}
     if "nvJitLink" in paths:
         version = _nvjitlink_version(paths["nvJitLink"])
         libraries["nvJitLink"] = {"version": version, **_files_and_build("nvJitLink")}
-    return {"libraries": libraries, "nvrtc": paths.get("nvrtc"), "missing": missing, "roots": roots}, {}
-
-
-def _describe(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
-    """Return the version, the build and the architectures of an NVRTC library."""
-    del blocks
-    if fault := _load(message["library"]):
-        return fault, {}
-    version, archs = nvrtc.version_and_archs()
-    return {"version": version, "archs": archs, **_files_and_build("nvrtc")}, {}
+    return {"libraries": libraries, "archs": archs, "missing": missing, "roots": roots}, {}
 
 
 def _load(library: str) -> dict[str, Any] | None:
@@ -234,7 +216,6 @@ def _demangled(message: dict[str, Any], blocks: dict[str, bytes]) -> Answer:
 
 _ANSWERS = {
     "locate": _locate,
-    "describe": _describe,
     "cuda": _cuda,
     "ptx": _ptx,
     "link": _link,

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("cuda.core", reason="cuda.core is not installed")
 
 from preheat.build.bundle_entries import foreign_of
-from preheat.store.bundle import Bundle
 from preheat.driver.library import LIBRARY
+from preheat.store.bundle import Bundle
 from tests.adapters.on_cpu_driver import Computed
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="the CPU driver was not built")

@@ -48,7 +48,7 @@ def test_processes_that_start_together_compile_each_kernel_once(world: World) ->
     assert all(each.launches == 2 for each in ran)
 
 
-def test_a_compile_that_fails_gives_up_its_claim(world: World) -> None:
+def test_a_compile_that_fails_gives_up_its_lock(world: World) -> None:
     code = """
 @cuda.jit
 def broken(x):

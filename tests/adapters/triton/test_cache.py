@@ -120,7 +120,7 @@ for _ in range(2):
 """
 
 
-def test_a_compile_that_fails_gives_up_its_claim(world: World) -> None:
+def test_a_compile_that_fails_gives_up_its_lock(world: World) -> None:
     first = start(world, "first", FAILING + READY)
     assert [read_line(first.process) for _ in range(3)] == ["True", "True", "ready"]
     second = start(world, "second", FAILING).end().ok()

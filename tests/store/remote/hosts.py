@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from preheat.arch import Arch
+from preheat.build.batch import build_all
 from preheat.build.builder import Builder
-from preheat.build.together import build_all
 from preheat.config import Config
 from preheat.program import Program
 from preheat.store.remote import lease

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from preheat.events import Events
-from preheat.locks import Call
+from preheat.locks import Holder
 from preheat.store.remote.engine import RemoteError
 from preheat.store.remote.lease import Lease, LeaseContent, Leases, lease_name
 from preheat.store.remote.lease_request import LeaseRequest
@@ -526,7 +526,7 @@ def test_a_change_whose_answer_was_lost_is_no_loss(
 def test_a_lease_whose_owner_ended_without_a_release_is_ended(host: Host, engine: MemoryEngine) -> None:
     def interrupted() -> None:
         request = host.request()
-        request.owner = Call(sys._getframe())
+        request.owner = Holder(sys._getframe())
         request.poll()
         host.leases.renew()
         assert NAME in engine.objects

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from preheat.events import Events
-from preheat.locks import Call
+from preheat.locks import Holder
 from preheat.store.remote import lease as lease_module
 from preheat.store.remote.engine import LEASE_BYTES, ObjectError, RemoteError
 from preheat.store.remote.file_engine import FileEngine
@@ -406,7 +406,7 @@ def test_a_release_during_a_check_of_the_owner_waits_for_the_upload(
     uploads: list[Callable[[], object]] = []
     leases = Leases(tier.server, uploads.append, events, start=lambda _: None)
 
-    class Owner(Call):
+    class Owner(Holder):
         """A call that releases the lease and ends while another thread checks it."""
 
         def alive(self, frames: object = None) -> bool:

@@ -93,7 +93,7 @@ class StoreCache(_Cache):  # type: ignore[misc]
         return KernelRequest(self._function, self._options, tuple(argument_types), current_arch())
 
     def find(self, request: KernelRequest) -> Any:
-        """Return a stored kernel. On a miss, claim the right to make it, and return None."""
+        """Return a stored kernel. On a miss, take the right to make it, and return None."""
         try:
             identity = request.identity
         except NotKeyableError as error:
@@ -106,7 +106,7 @@ class StoreCache(_Cache):  # type: ignore[misc]
             return kernel
         nearest, differences = self._nearest(request)
         self._connection.permit(identity, ABSENT, nearest=nearest, differences=differences)
-        entry = self.making.claim(identity)
+        entry = self.making.lock(identity)
         kernel = self._decoded(request, entry)
         if kernel is None:
             self.making.begin(identity)

@@ -18,7 +18,6 @@ from preheat.adapters.base import Adapter, directory_of, require_version
 from preheat.arch import Arch
 from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.build.lookup import Hit
 from preheat.callsite import exclude_library
 from preheat.config import SealMode
 from preheat.errors import (
@@ -164,10 +163,7 @@ class _Request:
         arch = Arch.parse(f"sm_{_current_capability() if capability is None else capability}")
         program = self.program
         try:
-            found = builder.lookup(program, arch, exact=capability is not None)
-            if isinstance(found, Hit):
-                return found.artifact
-            return builder.build(program, arch, missed=found)
+            return builder.obtain(program, arch, exact=capability is not None).artifact
         except SealedError as error:
             raise error.naming(self.kernel) from None
         except CompileError as error:

@@ -58,7 +58,7 @@ class TritonAdapter(Adapter):
         identity.install(builder.foreign)
         request.install()
         host.install()
-        _release_claims()
+        _release_locks()
         tuning.install()
         if config.weak_kernels:
             _use_weak_kernels()
@@ -160,8 +160,8 @@ def _sources(row: Row, source: Any, target: Any, coverage: str) -> Iterator[Any]
             yield each
 
 
-def _release_claims() -> None:
-    """Let a compile that fails give up its claim at once, so that no other process waits for it."""
+def _release_locks() -> None:
+    """Let a compile that fails give up its lock at once, so that no other process waits for it."""
     from triton.compiler import compiler
 
     stock: Callable[..., Any] = compiler.compile
@@ -172,7 +172,7 @@ def _release_claims() -> None:
             with HiddenFrames():
                 return stock(*arguments, **options)
         except BaseException:
-            release_lost()  # The call that made the claim has ended.
+            release_lost()  # The call that took the lock has ended.
             raise
 
     identity.replace_in_triton("compile", stock, compile)

@@ -10,11 +10,11 @@ from _thread import get_ident
 from contextlib import suppress
 from pathlib import Path
 
-from preheat.store.publish import replace as publish
-from preheat.store.trust import DistrustedError, make_private, read_file
 from preheat.errors import InputError
 from preheat.events import Events
 from preheat.locks import Lock
+from preheat.store.publish import replace as publish
+from preheat.store.trust import DistrustedError, make_private, read_file
 
 __all__ = ["KernelDirectory"]
 

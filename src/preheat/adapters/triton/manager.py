@@ -68,8 +68,8 @@ class CacheManager(_CacheManager):  # type: ignore[misc]
         entry = None if knobs.compilation.always_compile else store.get(request)
         if entry is None:
             self._permit(request)
-            # The claim belongs to the call of `compile`: a compile that fails gives it up.
-            entry = self._compile.claim(request, sys._getframe(1))
+            # The lock belongs to the call of `compile`: a compile that fails gives it up.
+            entry = self._compile.lock(request, sys._getframe(1))
             if entry is None or knobs.compilation.always_compile:
                 self._compile.begin(request)
                 return None

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from preheat.devices.emulator.addresses import to_int64
+from preheat.lexer import split_commas
 from preheat.toolchain import ptx
-from preheat.toolchain.text import split_commas
 
 __all__ = [
     "Address",
@@ -295,13 +295,14 @@ def _declare_variables(statement: ptx.Statement, scope: _Scope, body: DecodedFun
 
 def _operation(statement: ptx.Statement, scope: _Scope) -> Op:
     guard = None
-    if text := statement.guard:
+    instruction = statement.instruction()
+    if text := instruction.guard:
         register = scope.find(text.lstrip("!"))
         if not isinstance(register, Register):
             raise ptx.SyntaxFault(f"{text} is no predicate", statement.line)
         guard = (register, text.startswith("!"))
-    operands = tuple(_operand(text, scope, statement.line) for text in statement.operands)
-    return Op(statement.line, statement.text, statement.opcode, operands, guard)
+    operands = tuple(_operand(text, scope, statement.line) for text in instruction.operands)
+    return Op(statement.line, statement.text, instruction.opcode, operands, guard)
 
 
 def _operand(text: str, scope: _Scope, line: int) -> Operand | None:

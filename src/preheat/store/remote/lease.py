@@ -16,7 +16,7 @@ from functools import partial
 
 from preheat import fork
 from preheat.events import Events
-from preheat.locks import Call, Lock
+from preheat.locks import Holder, Lock
 from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.store.remote.names import LEASES
 from preheat.store.remote.server import PausedError, Server, size_of
@@ -64,7 +64,7 @@ class Lease:
     """
 
     def __init__(
-        self, leases: Leases, digest: str, content: LeaseContent, owner: Call | None = None
+        self, leases: Leases, digest: str, content: LeaseContent, owner: Holder | None = None
     ) -> None:
         self.digest = digest
         self.name = lease_name(digest)
@@ -233,7 +233,7 @@ class Leases:
         except RemoteError:
             return True  # The request that follows fails too, and is reported.
 
-    def hold(self, digest: str, content: LeaseContent, owner: Call | None = None) -> Lease:
+    def hold(self, digest: str, content: LeaseContent, owner: Holder | None = None) -> Lease:
         """Keep a lease that was just obtained, and renew it while `owner` runs."""
         lease = Lease(self, digest, content, owner)
         with self._lock:

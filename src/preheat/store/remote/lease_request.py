@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from preheat.locks import Call
+from preheat.locks import Holder
 from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.store.remote.lease import Lease, LeaseContent, Leases, lease_name, lease_refused
 from preheat.store.remote.server import PausedError, size_of
@@ -37,7 +37,7 @@ class LeaseRequest(Generic[T]):
     ) -> None:
         self.lease: Lease | None = None
         self.found: T | None = None
-        self.owner: Call | None = None  # the call that polls and then releases the lease
+        self.owner: Holder | None = None  # the call that polls and then releases the lease
         self._leases = leases
         self._digest = digest
         self._name = lease_name(digest)

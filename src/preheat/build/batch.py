@@ -7,16 +7,17 @@ from typing import Any, TypeVar
 
 from preheat.arch import Arch
 from preheat.artifact import Artifact
+from preheat.build.build import Build
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Deferral
-from preheat.build.lookup import Hit, Miss
+from preheat.build.key_locks import Attempt
+from preheat.build.lookup import Hit
 from preheat.build.parallel import Task, run_all
 from preheat.errors import InputError, PreheatError, short_repr, with_others
 from preheat.linked_program import LinkedProgram
 from preheat.program import Program
 from preheat.progress import DelayedProgress
 
-__all__ = ["build_all", "compile_together", "estimate", "pairs", "raise_all"]
+__all__ = ["build_all", "compile_batch", "compile_builds", "estimate", "pairs", "raise_all"]
 
 T = TypeVar("T")
 _ESTIMATE = {True: 2.0, False: 0.2}  # seconds of a compile: with includes, or not
@@ -30,8 +31,8 @@ def estimate(program: Program) -> float:
     return _ESTIMATE[program.may_include] + _CHARACTERS * len(program.source)
 
 
-def compile_together(
-    programs: Sequence[Program], run: Callable[[int, Deferral], T]
+def compile_batch(
+    programs: Sequence[Program], run: Callable[[int, Attempt], T]
 ) -> list[T | PreheatError]:
     """Call `run` with the index of each program, on all processors; return results or errors in order.
 
@@ -92,40 +93,29 @@ def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[
 
     Programs that no cache has are compiled in parallel.
     """
-    found: dict[tuple[Program, Arch], Artifact] = {}
-    with builder.expect(wanted):
-        _find_or_compile(builder, wanted, found)
-    return [found[request] for request in wanted]
-
-
-def _find_or_compile(
-    builder: Builder,
-    wanted: Sequence[tuple[Program, Arch]],
-    found: dict[tuple[Program, Arch], Artifact],
-) -> None:
-    missing: dict[tuple[Program, Arch], Miss] = {}
+    found: dict[tuple[Program, Arch], Hit] = {}
+    builds: dict[tuple[Program, Arch], Build] = {}
     errors: list[PreheatError] = []
     for request in dict.fromkeys(wanted):
-        result = builder.lookup(*request, exact=True)
-        if isinstance(result, Hit):
-            found[request] = result.artifact
-            continue
-        missing[request] = result
         try:
-            builder.permit(*request, result)
+            result = builder.find(*request)
         except PreheatError as error:
             errors.append(error)
-    raise_all(errors)
-    todo = list(missing)
-    made = compile_together(
-        [program for program, _ in todo],
-        lambda index, deferral: builder.obtain(
-            *todo[index], missed=missing[todo[index]], deferral=deferral
-        ),
-    )
-    for request, hit in zip(todo, made, strict=True):
-        if isinstance(hit, PreheatError):
-            errors.append(hit)
+            continue
+        if isinstance(result, Build):
+            builds[request] = result
         else:
-            found[request] = hit.artifact
+            found[request] = result
     raise_all(errors)
+    found.update(zip(builds, compile_builds(list(builds.values())), strict=True))
+    return [found[request].artifact for request in wanted]
+
+
+def compile_builds(builds: Sequence[Build]) -> list[Hit]:
+    """Compile programs on all processors. Raises the errors of all compiles."""
+    made = compile_batch(
+        [build.request.program for build in builds],
+        lambda index, attempt: builds[index].obtain(attempt),
+    )
+    raise_all([hit for hit in made if isinstance(hit, PreheatError)])
+    return [hit for hit in made if not isinstance(hit, PreheatError)]

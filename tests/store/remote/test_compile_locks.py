@@ -13,7 +13,7 @@ import pytest
 from preheat.arch import Arch
 from preheat.build import remotes
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Busy, Deferral
+from preheat.build.key_locks import Attempt, WouldWait
 from preheat.build.parallel import Runner, run_all
 from preheat.config import Config
 from preheat.errors import CompileError
@@ -150,11 +150,11 @@ def holder(
     thread.join(60)
 
 
-def attempt(host: Host, deferral: Deferral, wanted: Program | None = None) -> str | None:
+def try_once(host: Host, attempt: Attempt, wanted: Program | None = None) -> str | None:
     """Return the tier that had the program; None while it has to wait."""
     try:
-        return host.builder.obtain(wanted or program(), ARCH, deferral=deferral).tier
-    except Busy:
+        return host.builder.obtain(wanted or program(), ARCH, attempt=attempt).tier
+    except WouldWait:
         return None
 
 
@@ -187,20 +187,20 @@ def test_a_deferred_request_keeps_the_lock_and_asks_the_server_only_when_it_is_d
     other: Host, compiler: Compiler, engine: MemoryEngine, holder: tuple[threading.Event, str]
 ) -> None:
     end, digest = holder
-    deferral = Deferral()
-    assert attempt(other, deferral) is None
-    assert deferral.pending is not None
+    attempt = Attempt()
+    assert try_once(other, attempt) is None
+    assert attempt.pending is not None
     assert not other.lock_is_free(digest)  # No other process of this host asks for the lease.
-    deferral.pending[1].request._due = float("inf")
+    attempt.pending[1].request._due = float("inf")
     asked = engine.calls.total()
-    assert attempt(other, deferral) is None
-    assert not deferral.due()
+    assert try_once(other, attempt) is None
+    assert not attempt.due()
     assert engine.calls.total() == asked
     end.set()
     wait_for(lambda: entry_name(digest) in engine.objects and lease_name(digest) not in engine.objects)
-    deferral.pending[1].request._due = 0.0
-    assert deferral.due()
-    assert attempt(other, deferral) == "remote"
+    attempt.pending[1].request._due = 0.0
+    assert attempt.due()
+    assert try_once(other, attempt) == "remote"
     assert other.lock_is_free(digest)
     assert compiler.labels == ["k0.cu"]
 
@@ -208,17 +208,17 @@ def test_a_deferred_request_keeps_the_lock_and_asks_the_server_only_when_it_is_d
 def test_a_deferral_that_is_closed_releases_the_lock(
     other: Host, engine: MemoryEngine, holder: tuple[threading.Event, str]
 ) -> None:
-    deferral = Deferral()
-    assert attempt(other, deferral) is None
-    deferral.close()
+    attempt = Attempt()
+    assert try_once(other, attempt) is None
+    attempt.close()
     assert other.lock_is_free(holder[1])
     assert lease_name(holder[1]) in engine.objects  # That of the other host.
 
 
 def test_cancelled_tasks_release_the_lock(other: Host, holder: tuple[threading.Event, str]) -> None:
     runner = Runner()
-    task = runner.submit(lambda deferral: other.builder.obtain(program(), ARCH, deferral=deferral))
-    wait_for(lambda: task.deferral is not None and task.deferral.pending is not None)
+    task = runner.submit(lambda attempt: other.builder.obtain(program(), ARCH, attempt=attempt))
+    wait_for(lambda: task.attempt is not None and task.attempt.pending is not None)
     runner.cancel()
     task.wait()
     assert task.cancelled
@@ -238,7 +238,7 @@ def test_waiting_for_a_host_does_not_block_other_keys(
 
     run_all(
         wanted,
-        lambda job, deferral: other.builder.obtain(job, ARCH, deferral=deferral),
+        lambda job, attempt: other.builder.obtain(job, ARCH, attempt=attempt),
         threads=1,
         on_done=ended,
     )
@@ -366,10 +366,10 @@ def test_the_locks_of_a_node_are_released_before_the_lease(host: Host, engine: M
             free.append(host.lock_is_free(request.digest))
             raise RuntimeError("a defect of an engine")
 
-    claim, _ = host.builder.foreign.claim(request, sys._getframe())
+    lock, _ = host.builder.foreign.lock(request, sys._getframe())
     engine.before = before
     with pytest.raises(RuntimeError, match="a defect"):
-        claim.release()
+        lock.release()
     assert free == [True]
 
 
@@ -377,11 +377,15 @@ def test_a_slot_is_released_although_giving_the_lease_back_fails(
     host: Host, engine: MemoryEngine
 ) -> None:
     digest = "ab" * 32
-    turn = host.builder._turns.begin(digest, sys._getframe(), Deferral())
-    turn.take_lock()
-    turn.take_slot()
-    turn.take_lease(lambda: None)
-    slot = turn._slot
+    lock = host.builder._locks.begin(digest, sys._getframe(), Attempt())
+
+    def look(*, local: bool = False) -> None:
+        looks.append(local)
+
+    looks: list[bool] = []
+    lock.acquire(look)
+    assert looks[0] is True
+    slot = lock._slot
     assert slot is not None
 
     def before(verb: str, _: str) -> None:
@@ -390,7 +394,7 @@ def test_a_slot_is_released_although_giving_the_lease_back_fails(
 
     engine.before = before
     with pytest.raises(RuntimeError, match="a defect"):
-        turn.release()
+        lock.release()
     assert not slot.held
     assert host.lock_is_free(digest)
 
@@ -496,20 +500,20 @@ def test_hosts_do_not_wait_for_each_other_where_another_compiler_fails(
     assert [each.outcomes("wait") for each in hosts[1:]] == [["ended"]] * 3
 
 
-def test_a_claim_that_is_given_up_ends_the_lease(host: Host, engine: MemoryEngine) -> None:
+def test_a_lock_that_is_given_up_ends_the_lease(host: Host, engine: MemoryEngine) -> None:
     request = ForeignRequest("triton", "0" * 64)
-    claim, _ = host.builder.foreign.claim(request, sys._getframe())
-    claim.give_up()
+    lock, _ = host.builder.foreign.lock(request, sys._getframe())
+    lock.give_up()
     assert LeaseContent(engine.objects[lease_name(request.digest)]).ended
     assert host.lock_is_free(request.digest)
 
 
-def test_a_claim_that_is_released_without_an_entry_gives_the_lease_back(
+def test_a_lock_that_is_released_without_an_entry_gives_the_lease_back(
     host: Host, engine: MemoryEngine
 ) -> None:
     request = ForeignRequest("triton", "0" * 64)
-    claim, entry = host.builder.foreign.claim(request, sys._getframe())
+    lock, entry = host.builder.foreign.lock(request, sys._getframe())
     assert entry is None
     assert lease_name(request.digest) in engine.objects
-    claim.release()
+    lock.release()
     assert lease_name(request.digest) not in engine.objects

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from preheat.arch import Arch
 from preheat.artifact import check_name
+from preheat.build.batch import compile_builds, pairs, raise_all
+from preheat.build.build import Build
 from preheat.build.reload import TrackedFiles
-from preheat.build.together import compile_together, pairs, raise_all
 from preheat.errors import PreheatError, SealedError
 from preheat.program import Program
-from preheat.runtime.code import Code, MissingCode
+from preheat.runtime.code import Code, compiled_code
 from preheat.runtime.kernel import Kernel
 from preheat.runtime.request import ModuleRequest
 from preheat.runtime.session import Prepared, Session, module_request
@@ -62,9 +64,7 @@ def _prepared(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleR
     if not names:
         return {}
     read = [(request, session.files(request), request.program()) for request in names]
-    own = session.device.arch
-    with session.builder.expect((program, request.arch or own) for request, _, program in read):
-        codes = _codes(session, names, read)
+    codes = _codes(session, names, read)
     return {
         request: Prepared(program, files, code)
         for (request, files, program), code in zip(read, codes, strict=True)
@@ -80,7 +80,7 @@ def _codes(
 
     Programs that no cache has are compiled in parallel.
     """
-    found: list[Code | MissingCode] = []
+    found: list[Code | Build] = []
     errors: list[PreheatError] = []
     for request, _, program in read:
         try:
@@ -88,7 +88,15 @@ def _codes(
         except PreheatError as error:
             errors.append(_naming(error, names[request]))
     raise_all(errors)
-    return _compiled(session, found)
+    builds = {_key(each): each for each in found if isinstance(each, Build)}
+    made = dict(zip(builds, compile_builds(list(builds.values())), strict=True))
+    return [
+        compiled_code(each, made[_key(each)]) if isinstance(each, Build) else each for each in found
+    ]
+
+
+def _key(build: Build) -> tuple[Program, Arch]:
+    return build.request.program, build.request.arch
 
 
 def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:
@@ -99,24 +107,6 @@ def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:
         if entry is not None and entry.current:
             return True
     return False
-
-
-def _compiled(session: Session, found: Sequence[Code | MissingCode]) -> list[Code]:
-    """Return the code of each item. What is missing is compiled, each program once."""
-    missing = list(dict.fromkeys(item for item in found if isinstance(item, MissingCode)))
-    made: dict[MissingCode, Code] = {}
-    if missing:
-        results = compile_together(
-            [item.program for item in missing],
-            lambda index, deferral: missing[index].compile(session.builder, deferral),
-        )
-        raise_all([result for result in results if isinstance(result, PreheatError)])
-        made = {
-            item: code
-            for item, code in zip(missing, results, strict=True)
-            if not isinstance(code, PreheatError)
-        }
-    return [made[item] if isinstance(item, MissingCode) else item for item in found]
 
 
 def _naming(error: PreheatError, name: str) -> PreheatError:

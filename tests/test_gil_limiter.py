@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat import turns
-from preheat.turns import ThreadTurns, waiting
+from preheat import gil_limiter
+from preheat.gil_limiter import GilLimiter, released
 from tests.processes import TIMEOUT_SECONDS
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads wait for a turn as long as a test may take."""
-    monkeypatch.setattr(turns, "_PATIENCE", TIMEOUT_SECONDS)
+    monkeypatch.setattr(gil_limiter, "_MAX_WAIT", TIMEOUT_SECONDS)
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
@@ -26,7 +26,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 @pytest.mark.usefixtures("patient")
 def test_at_most_so_many_threads_have_a_turn() -> None:
-    shared = ThreadTurns(2)
+    shared = GilLimiter(2)
     inside = 0
     most = 0
     lock = threading.Lock()
@@ -48,7 +48,7 @@ def test_at_most_so_many_threads_have_a_turn() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_thread_that_waits_gives_its_turn_to_another() -> None:
-    shared = ThreadTurns(1)
+    shared = GilLimiter(1)
     other_ran = threading.Event()
 
     def other() -> None:
@@ -57,40 +57,40 @@ def test_a_thread_that_waits_gives_its_turn_to_another() -> None:
 
     with shared:
         thread = in_thread(other)
-        with waiting():
+        with released():
             assert other_ran.wait(TIMEOUT_SECONDS)
     thread.join(TIMEOUT_SECONDS)
 
 
 def test_a_thread_without_a_turn_may_wait_too() -> None:
-    with waiting():
+    with released():
         pass
-    assert not turns._held
+    assert not gil_limiter._held
 
 
 def test_no_thread_waits_for_ever() -> None:
-    shared = ThreadTurns(1)
+    shared = GilLimiter(1)
     with shared:
         thread = in_thread(lambda: shared.take())
         thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive()
-    assert not turns._held
+    assert not gil_limiter._held
 
 
 @pytest.mark.usefixtures("patient")
 def test_an_error_gives_the_turn_back() -> None:
-    shared = ThreadTurns(1)
+    shared = GilLimiter(1)
     with pytest.raises(ValueError, match="wrong"), shared:
         raise ValueError("wrong")
-    with pytest.raises(ValueError, match="wrong"), shared, waiting():
+    with pytest.raises(ValueError, match="wrong"), shared, released():
         raise ValueError("wrong")
     with shared:
-        assert len(turns._held) == 1
-    assert not turns._held
+        assert len(gil_limiter._held) == 1
+    assert not gil_limiter._held
 
 
 def test_a_thread_that_lost_its_patience_gives_nothing_back() -> None:
-    shared = ThreadTurns(1)
+    shared = GilLimiter(1)
 
     def without_a_turn() -> None:
         with shared:

@@ -1,4 +1,4 @@
-"""Turns: a few of many threads run Python code at a time.
+"""A limit on the threads that run Python code at the same time.
 
 A thread that waits for a compiler or a disk gives up the interpreter lock. When many threads do so in
 turn, each of them waits for the lock again after every system call, and all of them together take
@@ -11,17 +11,20 @@ from _thread import get_ident
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
-__all__ = ["ThreadTurns", "waiting"]
+__all__ = ["GilLimiter", "released"]
 
 # Seconds after which a thread continues without a turn. The wait is bounded, so that threads that wait
 # for each other cannot deadlock.
-_PATIENCE = 0.05
+_MAX_WAIT = 0.05
 
-_held: dict[int, ThreadTurns] = {}  # by thread
+_held: dict[int, GilLimiter] = {}  # by thread
 
 
-class ThreadTurns:
-    """A number of turns. A thread has one in a `with` block, except in a `waiting` block."""
+class GilLimiter:
+    """Lets `number` threads run at a time.
+
+    A thread has one of that many turns in a `with` block, except in a `released` block.
+    """
 
     def __init__(self, number: int) -> None:
         self._free: SimpleQueue[None] = SimpleQueue()
@@ -39,7 +42,7 @@ class ThreadTurns:
     def take(self) -> None:
         """Wait for a turn, for a bounded time."""
         try:
-            self._free.get(timeout=_PATIENCE)
+            self._free.get(timeout=_MAX_WAIT)
         except Empty:
             return
         _held[get_ident()] = self
@@ -50,7 +53,7 @@ class ThreadTurns:
             self._free.put(None)
 
 
-class waiting:  # noqa: N801 - used like a function
+class released:  # noqa: N801 - used like a function
     """Give up the turn of this thread during a block in which it waits."""
 
     __slots__ = ("_turns",)

@@ -170,7 +170,7 @@ def test_a_sealed_process_refuses_what_is_not_stored_and_compiles_nothing(
         with pytest.raises(SealedError) as caught:
             gpu.kernels([(text("stored"), "stored"), (text("one"), "one"), (text("two"), "two")])
     assert caught.value.entry == "one"
-    assert caught.value.caller.startswith("tests/runtime/test_together.py:")
+    assert caught.value.caller.startswith("tests/runtime/test_batch.py:")
     (other,) = caught.value.others
     assert isinstance(other, SealedError)
     assert other.entry == "two"
@@ -216,7 +216,7 @@ def test_events_of_the_compiles_name_the_line_that_asked(gpu: Gpu, recorder: Rec
         line = file_and_line(call_site())[1] + 1
         gpu.kernels([(text("one"), "one"), (text("two"), "two")])
     callers = [row["caller"] for row in recorder.named("sealed")]
-    assert callers == [f"tests/runtime/test_together.py:{line}"] * 2
+    assert callers == [f"tests/runtime/test_batch.py:{line}"] * 2
 
 
 # compile_all
