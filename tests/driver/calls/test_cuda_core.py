@@ -31,6 +31,7 @@ def stream() -> Iterator[Any]:
     made = device.create_stream()
     yield made
     made.close()
+    ok(cu.cuCtxSetCurrent(cu.CUcontext(0)))  # The stack of contexts of this thread is empty again.
 
 
 def compiled(kind: str, name: str) -> Any:
