@@ -157,7 +157,8 @@ class Server:
         bytes to count for what `act` has returned. With `background`, nobody waits for the request, so
         it may be the trial after a pause. Writes are always made in the background.
         """
-        self._require_accepted(kind)
+        if (refusal := self._refusal(kind)) is not None:
+            raise PausedError(refusal.reason)
         trial = False
         if not self.breaker.closed:
             trial = (background or kind == "write") and self.breaker.claim_trial()
@@ -200,10 +201,6 @@ class Server:
         refusal = self._refusals.get(kind)
         return refusal if refusal is not None and self._clock() < refusal.until else None
 
-    def _require_accepted(self, kind: Kind) -> None:
-        if (refusal := self._refusal(kind)) is not None:
-            raise PausedError(refusal.reason)
-
     def _attempt(
         self,
         verb: str,
@@ -241,12 +238,12 @@ class Server:
             return
         if self.breaker.succeeded(trial=trial):  # It answers.
             self._events.emit("recovered", tier=self.name, verb=_ACTIONS.get(verb, verb))
-        before = self._refusals.copy()
-        known = kind in before or any(each.reason == str(error) for each in before.values())
-        reported = before[kind].reported if kind in before else not known
-        until = self._clock() + _REFUSAL_SECONDS
-        self._refusals[kind] = _Refusal(until, str(error), reported)
-        if not known:
+        reason = str(error)
+        earlier = self._refusals.get(kind)
+        known = any(each.reason == reason for each in self._refusals.copy().values())
+        reported = not known if earlier is None else earlier.reported
+        self._refusals[kind] = _Refusal(self._clock() + _REFUSAL_SECONDS, reason, reported)
+        if earlier is None and reported:
             self._report(verb, error)
 
     def _succeeded(self, verb: str, kind: Kind, *, trial: bool) -> None:
