@@ -169,8 +169,8 @@ if process == "stored":
 print(json.dumps(found))
 """
 #: The largest walks: a kernel that is compiled with an empty cache; one that an earlier process stored;
-#: one that a sealed process finds in a bundle; the capture of one launch. Each directory above the cache
-#: adds a few calls, because it is checked.
+#: one that a sealed process finds in a bundle; the capture of one launch. Each directory above the
+#: cache adds a few calls, because it is checked.
 MOST_IN_WALKS = {
     "cold": Walk(calls=1110, files=65, frames=14),
     "stored": Walk(calls=325, files=37, frames=0),
