@@ -121,6 +121,65 @@ def test_a_compiler_upgraded_under_a_running_process_is_noticed(
     assert len(recorder.named("miss")) == 2
 
 
+def test_one_of_the_threads_that_wait_locates_an_upgraded_compiler(
+    open_builder: Open, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = open_builder()
+    true = builder.toolchain.located
+    nvrtc = true.library("nvrtc")._replace(build="00" * 20)
+    builder.toolchain._located = true._replace(libraries={**true.libraries, "nvrtc": nvrtc})
+    relocate = builder.toolchain.relocate
+    relocated: list[int] = []
+
+    def counted() -> None:
+        wait_for(lambda: len(builder._locks.flights._flights) == 1 and len(waiting) == 3)
+        relocated.append(threading.get_ident())
+        relocate()
+
+    monkeypatch.setattr(builder.toolchain, "relocate", counted)
+    waiting: list[str] = []
+    made: list[Artifact] = []
+
+    def build() -> None:
+        waiting.append("")
+        made.append(builder.build(PROGRAM, "sm_90"))
+
+    first = threading.Thread(target=lambda: made.append(builder.build(PROGRAM, "sm_90")))
+    first.start()
+    wait_for(lambda: len(builder._locks.flights._flights) == 1)
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in (first, *threads):
+        thread.join(TIMEOUT_SECONDS)
+    assert relocated == [first.ident]
+    assert len(made) == 4
+    assert {artifact.digest for artifact in made} == {made[0].digest}
+    assert len(recorder.named("compile")) == 1
+
+
+def test_a_cold_program_is_looked_up_before_and_after_its_lock(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bool] = []
+    requests: list[Request] = []
+    find, made = Lookup.find, Request.__init__
+
+    def counted_find(self: Lookup, request: Request, **more: Any) -> Hit | Miss:
+        looked.append(more["local"])
+        return find(self, request, **more)
+
+    def counted_request(self: Request, *arguments: Any) -> None:
+        requests.append(self)
+        made(self, *arguments)
+
+    monkeypatch.setattr(Lookup, "find", counted_find)
+    monkeypatch.setattr(Request, "__init__", counted_request)
+    builder.build(PROGRAM, "sm_90")
+    assert looked == [False, True]
+    assert len(requests) == 1
+
+
 def test_the_same_name_with_new_source_is_another_kernel(builder: Builder) -> None:
     other = replace(PROGRAM, source=SAXPY.replace("a * x[i] + y[i]", "a * x[i] - y[i]"))
     one, two = builder.build(PROGRAM, "sm_90"), builder.build(other, "sm_90")
