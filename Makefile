@@ -23,7 +23,7 @@ COMPILER_LIBRARIES := 'nvidia-cutlass-dsl==4.8.*' 'warp-lang==1.19.*' 'numba==0.
 # pictures of graphs, and the sizes of buckets, do not depend on it.
 WITHOUT_LAUNCHES := $(patsubst %,tests/graph/test_%.py,buckets layout nodes pictures profile)
 LAUNCH_TESTS := $(filter-out $(WITHOUT_LAUNCHES),$(wildcard tests/graph/test_*.py)) \
-	$(patsubst %,tests/runtime/test_%.py,arguments faults foreign_captures \
+	$(patsubst %,tests/device/test_%.py,arguments faults foreign_captures \
 	launch launch_checks misuse ordering shared_ordering shared_pools branch_ordering streams)
 
 # Files go to processes in the order in which tests/conftest.py sorts them. There is one process more than
@@ -43,7 +43,7 @@ $(INSTALLED): pyproject.toml
 	$(PIP) install --editable '.[cu13]'
 	@touch $(INSTALLED)
 
-$(READY): $(INSTALLED) hatch_build.py src/preheat/_native.c src/preheat/native_build.py src/preheat/native_mark.c $(wildcard src/preheat/audit/native/* src/preheat/driver/native/*)
+$(READY): $(INSTALLED) hatch_build.py $(wildcard src/preheat/native/*.[ch] src/preheat/native/build.py src/preheat/audit/native/* src/preheat/driver/native/*)
 	$(BIN)/python hatch_build.py || true    # Without a compiler, Python code does the same.
 	@touch $(READY)
 
@@ -87,9 +87,9 @@ test-without-native: $(COLLECTED)
 	PREHEAT_NATIVE=0 $(PYTEST) -p no:cacheprovider $(LAUNCH_TESTS)
 
 # The tests for GPUs that make sense on the CPU driver. Tests of kernels would only test the emulator again.
-DRIVER_TESTS := tests/driver/calls tests/runtime tests/graph tests/devices tests/toolchain tests/linking tests/build \
-	tests/test_warmup.py tests/test_warmup_graphs.py tests/interop tests/adapters tests/ahead tests/cli \
-	tests/test_pytest_plugin.py tests/test_testing_guide.py tests/test_docs.py
+DRIVER_TESTS := tests/driver/calls tests/device tests/graph tests/device tests/toolchain tests/linking tests/build \
+	tests/ahead/test_warmup.py tests/ahead/test_warmup_graphs.py tests/interop tests/adapters tests/ahead tests/tools \
+	tests/tools/test_pytest_plugin.py tests/tools/test_testing_guide.py tests/test_docs.py
 SEED ?= 0
 ON_CPU_DRIVER := env LD_PRELOAD=$(CURDIR)/src/preheat/driver/libcuda.so.1
 test-driver: $(TESTING)    ## the tests for GPUs on the CPU driver; SEED chooses the order of deferred work
@@ -149,7 +149,7 @@ test-fleet: .fleet/installed    ## the tests of bakes on Dask and Ray
 DEBUG_FLAGS := -O0 -g -UNDEBUG -Werror -fsanitize=undefined -fno-sanitize-recover=undefined
 native-debug: $(TESTING)  ## the tests of the native core with a debug build of it
 	CFLAGS="$(DEBUG_FLAGS)" $(BIN)/python hatch_build.py
-	PYTHONDEVMODE=1 $(BIN)/python -m pytest tests/runtime/test_native*.py $(LAUNCH_TESTS); \
+	PYTHONDEVMODE=1 $(BIN)/python -m pytest tests/device/test_native*.py $(LAUNCH_TESTS); \
 	status=$$?; $(BIN)/python hatch_build.py && exit $$status
 
 random-programs: $(TESTING)  ## 2,000 random programs on deferred streams
@@ -263,4 +263,4 @@ bench-gpu:             ## benchmarks that need a GPU, with the Python that is th
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/.carry $(PYTHON) benchmarks/bench_audit.py
 
 clean:                 ## remove everything that was built
-	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .compilers .compilers.installed .fleet .proof .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/_native*.so src/preheat/audit/*.so src/preheat/driver/libcuda.so.1
+	rm -rf $(VENV) .site .carry .carry-fleet .triton .cupy .cuda-core .torch .numba .numba.installed .compilers .compilers.installed .fleet .proof .mypy_cache .pytest_cache .ruff_cache .hypothesis src/preheat/native/*.so src/preheat/audit/*.so src/preheat/driver/libcuda.so.1

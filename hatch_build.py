@@ -1,6 +1,6 @@
 """Builds the native core, the audit library and the CPU driver, where there is a C compiler.
 
-The extension, `preheat._native`, makes launches and replays faster. Without it, Python code does the
+The extension, `preheat.native._core`, makes launches and replays faster. Without it, Python code does the
 same. `preheat audit` and `preheat emulate` put the other two into processes, and say when they are
 missing. A missing or failing compiler never fails an installation. `python hatch_build.py` builds all
 of them into the source tree.
@@ -20,26 +20,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).parent / "src" / "preheat" / "_native.c"
-AUDIT = SOURCE.parent / "audit"
+PACKAGE = Path(__file__).parent / "src" / "preheat"
+NATIVE = PACKAGE / "native"
+AUDIT = PACKAGE / "audit"
 AUDIT_SOURCES = AUDIT / "native"
-DRIVER = SOURCE.parent / "driver"
+DRIVER = PACKAGE / "driver"
 DRIVER_SOURCES = DRIVER / "native"
-MARK = SOURCE.parent / "native_mark.c"
+MARK = NATIVE / "mark.c"
 SECONDS = 120  # A compiler that takes longer than this hangs.
 
 
-def build_native(directory: Path = SOURCE.parent) -> Path | None:
+def build_native(directory: Path = NATIVE) -> Path | None:
     """Compile the extension into `directory` and return its path; None, with a message, if that fails.
 
     `CC` and `CFLAGS` have their usual meaning.
     """
-    target = directory / f"_native{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+    target = directory / f"_core{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
     options = [
         "-std=c11", "-Wno-missing-field-initializers", "-Wno-cast-function-type",
         *shlex.split(os.environ.get("CFLAGS", "")), f"-I{sysconfig.get_paths()['include']}",
     ]  # fmt: skip
-    return _build(target, [*options, str(SOURCE)], "its native core", [SOURCE])
+    return _build(target, [*options, str(NATIVE / "core.c")], "its native core", [NATIVE / "core.c"])
 
 
 def build_audit(directory: Path = AUDIT) -> Path | None:
@@ -98,7 +99,7 @@ def _build(target: Path, words: list[str], what: str, sources: list[Path]) -> Pa
 
 def _marks() -> dict[str, Any]:
     """Return what preheat itself uses to recognise an old build. The package cannot be imported yet."""
-    return runpy.run_path(str(SOURCE.parent / "native_build.py"))
+    return runpy.run_path(str(NATIVE / "build.py"))
 
 
 def _compile(target: Path, words: list[str]) -> None:
@@ -140,7 +141,7 @@ else:
                 return
             self._made = tempfile.mkdtemp(prefix="preheat-native-")
             made = {
-                "preheat": build_native,
+                "preheat/native": build_native,
                 "preheat/audit": build_audit,
                 "preheat/driver": build_driver,
             }

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from common import options, ratio, report
 from preheat.ahead.manifest import Manifest, ManifestProgram
-from preheat.arch import Arch
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.program import Program
 
 SMALL = 200
 HEAVY = {
@@ -117,7 +117,7 @@ class BakeRunner:
         self.longest = 0.0  # compile of the last bake
 
     def start(self, cache: str, bundle: str, jobs: int | None) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "preheat.cli", "bake", str(self.manifest), "--json"]
+        command = [sys.executable, "-m", "preheat.tools.cli", "bake", str(self.manifest), "--json"]
         environment = {
             **os.environ,
             "PREHEAT_CACHE_DIR": str(self.root / cache),

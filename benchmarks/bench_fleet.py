@@ -37,7 +37,7 @@ from common import options, ratio, report
 from preheat.ahead.bake import bake
 from preheat.ahead.fleets import fleet
 from preheat.ahead.jobs import BakedProgram
-from preheat.config import Config
+from preheat.model.config import Config
 
 KERNELS = 2000
 RETURNED = 100_000  # bytes of a large result
@@ -173,7 +173,7 @@ def bake_shards(manifest: Path, root: Path, count: int) -> float:
         "PREHEAT_LOCK_DIR": str(root / "locks"),
         "PREHEAT_EVENTS": str(root / f"shards-{count}.events"),
     }
-    command = [sys.executable, "-m", "preheat.cli"]
+    command = [sys.executable, "-m", "preheat.tools.cli"]
     bundles = [str(root / f"{number}-of-{count}.heat") for number in range(1, count + 1)]
     started = time.perf_counter()
     processes = [

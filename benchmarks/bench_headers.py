@@ -27,8 +27,8 @@ from pathlib import Path
 
 import preheat
 from common import options, ratio, report, us
-from preheat.config import SealMode
-from preheat.program import Program
+from preheat.model.config import SealMode
+from preheat.model.program import Program
 from preheat.store.bundle import write
 
 ROUNDS, SETTLED = 5, 2.1  # Seconds after which a time stamp is trusted.

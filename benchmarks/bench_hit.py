@@ -21,11 +21,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from common import ratio, report, spread, us
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.config import Config
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.artifact import Artifact
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.store import MemoryStore
 
 SOURCE = """

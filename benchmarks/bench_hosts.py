@@ -30,10 +30,10 @@ KILLED = -9
 PROCESS = """
 import json, os, random, signal, sys, time
 from pathlib import Path
-from preheat.arch import Arch
+from preheat.model.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.batch import build_all
-from preheat.program import Program
+from preheat.model.program import Program
 from preheat.toolchain import translate
 
 folder = Path(sys.argv[1])

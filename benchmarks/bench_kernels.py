@@ -29,11 +29,11 @@ import preheat
 import widths
 from common import options, report, us
 from preheat.ahead.manifest import Manifest, ManifestProgram
-from preheat.dtypes import dtype_of
 from preheat.kernels import elementwise, gemm, nf4, rms_norm, softmax
 from preheat.kernels.blas import Blas, find
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
+from preheat.model.dtypes import dtype_of
 
 try:
     torch: Any = importlib.import_module("torch")

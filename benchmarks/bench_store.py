@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from common import median_us, program_cache, ratio, report, us
-from preheat.events import Events
-from preheat.store import DiskStore, MemoryStore, codec
+from preheat.model import codec
+from preheat.model.events import Events
+from preheat.store import DiskStore, MemoryStore
 
 SIZES = (4_096, 20_000, 100_000, 200_000)
 COUNTS = (100, 10_000, 100_000)

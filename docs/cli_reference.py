@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from preheat.cli import _preheat
+from preheat.tools.cli import _preheat
 
 __all__ = ["PAGE", "reference"]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from preheat.cli import main
+from preheat.tools.cli import main
 
 __all__ = ["Cli", "Ran", "command_line", "run_command"]
 

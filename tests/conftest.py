@@ -20,12 +20,12 @@ from preheat import native
 from preheat.ahead import check
 from preheat.build import builder as builder_module
 from preheat.build.builder import Builder
-from preheat.config import VARIABLES, Config
-from preheat.events import Events
 from preheat.gpu import Gpu
+from preheat.model.config import VARIABLES, Config
+from preheat.model.events import Events
 from preheat.toolchain import locate
+from preheat.toolchain.binaries.ptx_section import is_executed
 from preheat.toolchain.pool import WorkerPool
-from preheat.toolchain.ptx_section import is_executed
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.processes import TIMEOUT_SECONDS, kill_started_processes
 
@@ -219,8 +219,8 @@ def one_context(request: pytest.FixtureRequest) -> None:
     Nor does a test end it: what other libraries loaded into it would be gone, and they crash at exit.
     """
     if any(item.get_closest_marker("gpu") for item in request.session.items) and not _no_gpu():
-        from preheat.devices.cuda.device import CudaDevice
-        from preheat.devices.cuda.driver import library
+        from preheat.device.cuda.device import CudaDevice
+        from preheat.device.cuda.driver import library
 
         _kept.append(CudaDevice(0))
         library().cuDevicePrimaryCtxReset = _refuse
@@ -315,11 +315,11 @@ def open_device(shared_builder: Builder) -> Iterator[Callable[..., Gpu]]:
         kind, _, index = name.partition(":")
         made: Any
         if kind == "emulator":
-            from preheat.devices.emulator.device import EmulatorDevice
+            from preheat.emulator.device import EmulatorDevice
 
             made = EmulatorDevice(int(index or 0), arch, schedule=schedule, host_arrays=host_arrays)
         else:
-            from preheat.devices.cuda.device import CudaDevice
+            from preheat.device.cuda.device import CudaDevice
 
             made = CudaDevice(int(index or 0))
         opened.append(Gpu(made, builder, **more))
@@ -349,11 +349,11 @@ def open_faulty(shared_builder: Builder) -> Iterator[Callable[..., FaultyGpu]]:
 
     def open_one(kind: str, builder: Builder = shared_builder, **more: Any) -> FaultyGpu:
         if kind == "emulator":
-            from preheat.devices.emulator.device import EmulatorDevice
+            from preheat.emulator.device import EmulatorDevice
 
             seam = FaultyDevice(EmulatorDevice(0, "sm_90"))
         else:
-            from preheat.devices.cuda.device import CudaDevice
+            from preheat.device.cuda.device import CudaDevice
 
             seam = FaultyDevice(CudaDevice(0))
         whole: Any = seam
@@ -395,30 +395,30 @@ LONGEST_FILES = [
     "test_guide_stories.py",
     "corpus/test_corpus.py",
     "kernels/test_rms_norm.py",
-    "test_pytest_plugin.py",
+    "tools/test_pytest_plugin.py",
     "kernels/test_widths.py",
     "kernels/test_archs.py",
     "kernels/test_repeated_calls.py",
     "test_wheel.py",
     "lora/test_plan.py",
-    "cli/test_foreign_adapters.py",
-    "cli/test_cli.py",
+    "tools/test_foreign_adapters.py",
+    "tools/test_cli.py",
     "audit/test_seal.py",
     "test_house.py",
-    "cli/test_demo.py",
+    "tools/test_demo.py",
     "build/test_parallel.py",
     "toolchain/test_worker.py",
     "store/test_crash.py",
     "ahead/test_recorder.py",
     "test_docstrings.py",
     "driver/test_processes.py",
-    "devices/emulator/test_instructions.py",
-    "cli/test_emulate_command.py",
-    "test_pytest_driver.py",
+    "emulator/test_instructions.py",
+    "tools/test_emulate_command.py",
+    "tools/test_pytest_driver.py",
     "audit/test_compiler_libraries.py",
     "linking/test_link.py",
-    "runtime/test_native.py",
-    "runtime/test_native_memory.py",
+    "device/test_native.py",
+    "device/test_native_memory.py",
     "toolchain/test_headers.py",
     "kernels/test_op.py",
     "store/remote/test_hosts.py",

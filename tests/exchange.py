@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from preheat.runtime import dlpack
+from preheat.device import dlpack
 
 __all__ = ["exchange_api"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from preheat.lazy import lazy
+from preheat.process.lazy import lazy
 
 __all__ = ["MODULES", "PublicName", "examples_of", "internal_names", "public_names"]
 

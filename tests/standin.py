@@ -24,11 +24,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.devices import base
-from preheat.dtypes import DTYPES
+from preheat.device import base, dlpack, libraries
+from preheat.device.host import host_bytes
 from preheat.gpu import Gpu
-from preheat.runtime import dlpack, libraries
-from preheat.runtime.host import host_bytes
+from preheat.model.dtypes import DTYPES
 from tests.exchange import exchange_api
 
 __all__ = ["FakeCuPy", "FakeTorch", "Storage", "introduce"]

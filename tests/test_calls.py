@@ -23,7 +23,7 @@ import json, os, sys
 import preheat
 from preheat.build.builder import Builder
 from preheat.store.bundle import write
-from preheat.program import Program
+from preheat.model.program import Program
 from tests.counting import count_calls as count
 
 SOURCE = 'extern "C" __global__ void k(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 1; }'
@@ -137,7 +137,7 @@ WALKS = """
 import json, os, sys
 import preheat
 from preheat.store.bundle import write
-from preheat.program import Program
+from preheat.model.program import Program
 from tests.counting import walk
 
 SAXPY = '''extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {

@@ -14,8 +14,8 @@ import pytest
 
 import preheat
 from preheat import Gpu
-from preheat.config import VARIABLES
-from preheat.devices.emulator.table import VARIANTS
+from preheat.emulator.table import VARIANTS
+from preheat.model.config import VARIABLES
 from tests.processes import import_path
 from tests.shown_output import compare, matches
 from tests.stories import KINDS, blocks

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.emulated import emulated, needs_driver
-from tests.plugin import run_pytest
 from tests.test_guides import Image, Stage, clean
+from tests.tools.plugin import run_pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TESTS = Path(__file__).parent

@@ -18,8 +18,8 @@ import pytest
 
 from preheat.ahead.manifest import Manifest
 from preheat.build.bundle_entries import entries_of
-from preheat.cli.demo import bare_python
 from preheat.store.bundle import Bundle
+from preheat.tools.cli.demo import bare_python
 from tests.stories import blocks
 
 ROOT = Path(__file__).parents[1]

@@ -19,50 +19,16 @@ from tests.conftest import LONGEST_FILES
 
 SOURCE = Path(__file__).parents[1] / "src" / "preheat"
 
-# From the ground up. A layer may import those below it and, inside a package, itself.
-LAYERS = (
-    {"_version", "files", "fork", "lexer", "locks", "svg", "gil_limiter", "weak_values"},
-    {"lazy"},
-    {"messages"},
-    {"progress"},
-    {"errors", "callsite"},
-    {"link_errors", "native_build", "pins"},
-    {"setting_values"},
-    {"events", "config", "arch", "dtypes"},
-    {"misspelled", "native"},
-    {"telemetry"},
-    {"singleflight", "portable_paths", "tracebacks"},
-    {"store"},
-    {"signing"},
-    {"program"},
-    {"key"},
-    {"linked_program"},
-    {"artifact"},
-    {"foreign"},
-    {"toolchain"},
-    {"build"},
-    {"ahead"},
-    {"default"},
-    {"devices"},
-    {"driver"},
-    {"runtime"},
-    {"graph"},
-    {"graph_methods"},
-    {"gpu"},
-    {"warmup"},
-    {"kernels"},
-    {"adapters"},
-    {"audit"},
-    {"lora"},
-    {"pytest_run"},
-    {"pytest_driver"},
-    {"cli", "pytest_plugin"},
-    {"__main__"},
+# From the ground up. A room may import those before it in this list and, of course, itself.
+ROOMS = (
+    *("_version", "process", "errors", "model", "native", "store", "signing", "toolchain", "build"),
+    *("device", "emulator", "driver", "graph", "gpu", "ahead", "kernels", "lora", "adapters"),
+    *("audit", "tools", "telemetry", "pytest_plugin", "__main__"),
 )
-# `Gpu.warm` forwards to the warm-up, which is built on `Gpu` and imported when it is called. A builder
-# that is opened in a recorded run imports the recorder, which knows manifests.
-UPWARD = {("gpu.py", "warmup"), ("build/recording.py", "ahead")}
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+# `Gpu.warm` forwards to the warm-up, which is built on `Gpu`. A builder that is opened in a recorded run
+# imports the recorder, which knows manifests; one with a port for metrics imports their server.
+UPWARD = {("gpu.py", "ahead"), ("build/recording.py", "ahead"), ("build/monitoring.py", "tools")}
+RANK = {name: rank for rank, name in enumerate(ROOMS)}
 
 
 @lru_cache(maxsize=100)
@@ -83,12 +49,12 @@ def imports_of(file: Path) -> list[ast.Import | ast.ImportFrom]:
     return [node for node in nodes_of(file) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def layer(file: Path) -> str:
+def room(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Yield the layers that a file imports, at the top, in a function or for type checkers."""
+    """Yield the rooms that a file imports, at the top, in a function or for type checkers."""
     for node in imports_of(file):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -113,12 +79,12 @@ FILES = sorted(
     file for file in SOURCE.rglob("*.py") if file.name != "__init__.py" or file.parent != SOURCE
 )
 #: The scope lets pytest run all tests of a layer before those of the next one.
-each_layer = pytest.mark.parametrize("name", sorted({layer(file) for file in FILES}), scope="module")
+each_layer = pytest.mark.parametrize("name", sorted({room(file) for file in FILES}), scope="module")
 
 
 def files_of(name: str) -> list[Path]:
     """Return the files of a layer."""
-    return [file for file in FILES if layer(file) == name]
+    return [file for file in FILES if room(file) == name]
 
 
 @each_layer
@@ -131,15 +97,15 @@ def test_imports_point_down(name: str) -> None:
 
 
 def test_devices_do_not_know_each_other() -> None:
-    for mine, other in (("cuda", "emulator"), ("emulator", "cuda")):
-        for file in (SOURCE / "devices" / mine).rglob("*.py"):
-            assert f"preheat.devices.{other}" not in file.read_text(), file
+    for mine, other in (("device/cuda", "preheat.emulator"), ("emulator", "preheat.device.cuda")):
+        for file in (SOURCE / mine).rglob("*.py"):
+            assert other not in file.read_text(), file
 
 
 def test_only_the_edges_know_the_cpu_driver() -> None:
     """Everything else must work in the same way with the driver of a GPU."""
-    users = {layer(file) for file in FILES if "driver" in imported(file)}
-    assert users <= {"driver", "cli", "pytest_driver"}
+    users = {room(file) for file in FILES if "driver" in imported(file)}
+    assert users <= {"driver", "tools"}
 
 
 def test_the_store_knows_nothing_of_cuda() -> None:
@@ -164,7 +130,7 @@ def test_the_store_knows_nothing_of_cuda() -> None:
 
 def test_commands_print_by_the_functions_that_escape_control_characters() -> None:
     ours = {"output.py", "__init__.py", "demo.py"}  # The second prints help, the last its own text.
-    for file in (SOURCE / "cli").glob("*.py"):
+    for file in (SOURCE / "tools" / "cli").glob("*.py"):
         prints = {"click.echo", "click.secho", "print("}
         assert file.name in ours or not any(f"    {each}" in file.read_text() for each in prints), file
 
@@ -238,12 +204,16 @@ print(json.dumps(sorted(sys.modules)))
 NOT_FOR_A_LAUNCH = {
     *("preheat.graph.graph", "preheat.graph.cache", "preheat.graph.graphed", "preheat.graph.pool"),
     *("preheat.graph.nodes", "preheat.graph.capture", "preheat.graph.trees", "preheat.graph.keys"),
-    *("preheat.toolchain.pool", "preheat.toolchain.translate", "preheat.toolchain.survey"),
-    *("preheat.toolchain.includes", "preheat.toolchain.absent_names", "preheat.toolchain.observe"),
-    *("preheat.build.compile", "preheat.build.nearest", "preheat.linked_program"),
-    *("preheat.ahead.manifest", "preheat.warmup", "preheat.store.bundle", "preheat.kernels.ops"),
+    *("preheat.toolchain.pool", "preheat.toolchain.translate", "preheat.toolchain.headers.survey"),
+    *(
+        "preheat.toolchain.headers.includes",
+        "preheat.toolchain.headers.absent_names",
+        "preheat.toolchain.headers.observe",
+    ),
+    *("preheat.build.compile", "preheat.build.nearest", "preheat.model.linked_program"),
+    *("preheat.ahead.manifest", "preheat.ahead.warmup", "preheat.store.bundle", "preheat.kernels.ops"),
     *("preheat.telemetry", "socket", "selectors", "http", "opentelemetry"),
-    *("preheat.cli", "click", "rich", "logging", "subprocess", "tempfile", "difflib", "shutil"),
+    *("preheat.tools.cli", "click", "rich", "logging", "subprocess", "tempfile", "difflib", "shutil"),
     *("asyncio", "concurrent.futures", "multiprocessing", "cuda.core"),
     *("preheat.store.signing.keys", "cryptography", "zstandard"),
 }

@@ -17,10 +17,10 @@ import click
 import pytest
 
 import preheat
-from preheat.cli import _preheat
-from preheat.config import VARIABLES
 from preheat.graph.graphed import Graphed
-from preheat.telemetry.metrics import METRICS, OTHER
+from preheat.model.config import VARIABLES
+from preheat.tools.cli import _preheat
+from preheat.tools.metrics.metrics import METRICS, OTHER
 
 ROOT = Path(__file__).parents[1]
 #: All pages but the history of changes, which mentions what no longer exists.
@@ -148,7 +148,7 @@ def test_the_test_notices_names_that_do_not_exist() -> None:
     for span in (
         "preheat.nonsense",
         "preheat.Gpu.nonsense",
-        "preheat.runtime.nonsense",
+        "preheat.device.nonsense",
         "gpu.nonsense()",
         "Pool.nonsense",
         "PREHEAT_" + "NONSENSE",  # This file is searched, too.

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import preheat
-from preheat import link_errors
-from preheat.events import EVENTS, OBJECT_EVENTS
+from preheat.model import link_errors
+from preheat.model.events import EVENTS, OBJECT_EVENTS
 from tests.public_names import MODULES, public_names
 from tests.shown_output import compare
 from tests.stories import blocks

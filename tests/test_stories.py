@@ -11,8 +11,8 @@ import pytest
 
 from preheat.audit.library import LIBRARY
 from preheat.driver.library import LIBRARY as DRIVER
-from tests.plugin import load_plugin
 from tests.stories import run_page
+from tests.tools.plugin import load_plugin
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

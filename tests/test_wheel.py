@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 import pytest
 
-from preheat.native_build import is_stale
+from preheat.native.build import is_stale
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "preheat"
 EXTENSION = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 AUDIT_LIBRARY = "libpreheat_audit.so"
 DRIVER_LIBRARY = "libcuda.so.1"
-BUILT_FROM = ("_native.c", "native_build.py", "native_mark.c")
+BUILT_FROM = ("native/core.c", "native/build.py", "native/mark.c")
 COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
 HAS_COMPILER = shutil.which(shlex.split(COMPILER)[0]) is not None
 
@@ -161,7 +161,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Wheel) -> None:
             str(file.relative_to(package)) for file in found if file.suffix not in (".pyc", ".so", ".1")
         }
 
-    assert files(wheel.content / "preheat") == files(SOURCE) - {"_native.c"}
+    assert files(wheel.content / "preheat") == files(SOURCE) - {"native/core.c", "native/mark.c"}
 
 
 def test_a_wheel_with_the_native_core_is_for_one_python_and_platform(native_wheel: Wheel) -> None:
@@ -298,7 +298,7 @@ def test_a_compiler_that_fails_is_a_message(
     monkeypatch.setattr(hatch_build, "SECONDS", 0.5)
     (tmp_path / EXTENSION).write_bytes(b"of an older source")
     assert hatch_build.build_native(tmp_path) is None
-    assert list(tmp_path.glob("_native*")) == []
+    assert list(tmp_path.glob("_core*")) == []
     message = capsys.readouterr().err
     assert message.startswith("preheat is used without its native core: ")
     assert why in message

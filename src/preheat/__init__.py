@@ -19,7 +19,7 @@ import importlib
 import os
 
 from preheat._version import __version__ as __version__
-from preheat.locks import no_fork
+from preheat.process.locks import no_fork
 
 # The public names of each module, which is imported when one of them is first used. `__init__.pyi` has
 # them for type checkers.
@@ -28,15 +28,15 @@ _NAMES_OF = {
     "ahead.check": "CheckResult check",
     "ahead.manifest": "Manifest",
     "ahead.report": "WarmReport",
-    "arch": "Arch",
-    "artifact": "Artifact EntryPoint Header Parameter Provenance Resources",
+    "model.arch": "Arch",
+    "model.artifact": "Artifact EntryPoint Header Parameter Provenance Resources",
     "build.builder": "Builder",
     "build.seal": "seal sealed unseal",
     "store.bundle": "Bundle",
-    "config": "Config",
-    "default": "compile compile_all default_builder get_entry link obtain_entry put_entry",
-    "devices.base": "Attributes BlockSize Limits MemoryInfo Occupancy",
-    "dtypes": "DType",
+    "model.config": "Config",
+    "build.default": "compile compile_all default_builder get_entry link obtain_entry put_entry",
+    "device.base": "Attributes BlockSize Limits MemoryInfo Occupancy",
+    "model.dtypes": "DType",
     "errors": (
         "AdapterError BakedError BundleError CaptureError CaptureWarning CompileError "
         "CompilerCrashError CompilerTimeoutError ConfigError ContextLostError DeviceError "
@@ -46,8 +46,8 @@ _NAMES_OF = {
         "ToolchainChangedError ToolchainError ToolchainNotFoundError UnknownEntryError "
         "UnsupportedInstructionError WarmError"
     ),
-    "events": "Events",
-    "foreign": "ForeignEntry",
+    "model.events": "Events",
+    "model.foreign": "ForeignEntry",
     "gpu": "Gpu device",
     "graph.buckets": "bucket buckets padded",
     "graph.cache": "GraphCache",
@@ -57,16 +57,16 @@ _NAMES_OF = {
     "kernels.blas": "Blas",
     "kernels.decode": "DecodeKernel DecodeState",
     "kernels.ops": "Ops",
-    "key": "Key explain",
-    "link_errors": "LinkedSymbol LinkError",
-    "linked_program": "BinaryPart LinkedProgram",
-    "program": "Program",
-    "runtime.array": "Array Scalar",
-    "runtime.bound": "Bound",
-    "runtime.kernel": "Kernel",
-    "runtime.module": "Module SymbolView",
-    "runtime.operands": "Pointer strided",
-    "runtime.stream": "Event Stream",
+    "model.key": "Key explain",
+    "model.link_errors": "LinkedSymbol LinkError",
+    "model.linked_program": "BinaryPart LinkedProgram",
+    "model.program": "Program",
+    "device.array": "Array Scalar",
+    "device.bound": "Bound",
+    "device.kernel": "Kernel",
+    "device.module": "Module SymbolView",
+    "device.operands": "Pointer strided",
+    "device.stream": "Event Stream",
 }
 _MODULE_OF = {name: f"preheat.{module}" for module in _NAMES_OF for name in _NAMES_OF[module].split()}
 _MODULES = ("lora",)  # used by their own names: preheat.lora.backward_plan
@@ -78,7 +78,7 @@ if os.environ.get("PREHEAT_ADAPTERS"):
 
     _activate()
 elif any(name.startswith("PREHEAT_") for name in os.environ):
-    from preheat.misspelled import warn_of_misspelled as _warn_of_misspelled
+    from preheat.model.misspelled import warn_of_misspelled as _warn_of_misspelled
 
     # The other variables are read, and compared, when a builder is opened.
     _warn_of_misspelled(os.environ, ("PREHEAT_ADAPTERS",))

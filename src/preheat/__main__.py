@@ -1,5 +1,5 @@
 """`python -m preheat` is `preheat`."""
 
-from preheat.cli import main
+from preheat.tools.cli import main
 
 main()

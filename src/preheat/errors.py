@@ -37,7 +37,7 @@
 
 `CaptureWarning` is the only warning: a step that cannot be captured runs without a graph.
 
-Cache faults are events (`preheat.events`) and not errors: a full disk must not discard a compile.
+Cache faults are events (`preheat.model.events`) and not errors: a full disk must not discard a compile.
 """
 
 from __future__ import annotations
@@ -47,8 +47,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from preheat import messages
-from preheat.messages import Diagnostic, SourceLine, count, did_you_mean, kernel_hint, short_repr
+from preheat.process import messages
+from preheat.process.messages import (
+    Diagnostic,
+    SourceLine,
+    count,
+    did_you_mean,
+    kernel_hint,
+    short_repr,
+)
 
 __all__ = [
     "AdapterError",

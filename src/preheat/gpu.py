@@ -7,34 +7,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from preheat import graph
-from preheat.arch import Arch
-from preheat.artifact import check_name
 from preheat.build.builder import Builder
-from preheat.config import Config, SealMode
-from preheat.default import default_builder
-from preheat.devices import base, registry
-from preheat.dtypes import dtype_of
+from preheat.build.default import default_builder
+from preheat.device import base, registry
+from preheat.device.active_capture import RESET
+from preheat.device.array import Array, Scalar
+from preheat.device.context import Context
+from preheat.device.create import copy_of, new_array
+from preheat.device.host import shape_of
+from preheat.device.kernel import Kernel
+from preheat.device.memory import Buffer
+from preheat.device.module import Module
+from preheat.device.request import ModuleRequest, ObjectCode, Source
+from preheat.device.session import Session
+from preheat.device.stream import Event, Stream, record_in, wait_in
 from preheat.errors import InputError, PreheatError, SealedError, short_repr
+from preheat.graph.methods import GraphMethods
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.warmers import Warmers
-from preheat.graph_methods import GraphMethods
-from preheat.locks import Lock, no_fork
-from preheat.runtime.active_capture import RESET
-from preheat.runtime.array import Array, Scalar
-from preheat.runtime.context import Context
-from preheat.runtime.create import copy_of, new_array
-from preheat.runtime.host import shape_of
-from preheat.runtime.kernel import Kernel
-from preheat.runtime.memory import Buffer
-from preheat.runtime.module import Module
-from preheat.runtime.request import ModuleRequest, ObjectCode, Source
-from preheat.runtime.session import Session
-from preheat.runtime.stream import Event, Stream, record_in, wait_in
-from preheat.tracebacks import short_errors, short_methods, shorten_traceback
+from preheat.model.arch import Arch
+from preheat.model.artifact import check_name
+from preheat.model.config import Config, SealMode
+from preheat.model.dtypes import dtype_of
+from preheat.model.tracebacks import short_errors, short_methods, shorten_traceback
+from preheat.process.locks import Lock, no_fork
 
 if TYPE_CHECKING:
     from preheat.ahead.report import WarmReport
-    from preheat.warmup import WarmSource
+    from preheat.ahead.warmup import WarmSource
 
 __all__ = ["Gpu", "device"]
 
@@ -191,7 +191,7 @@ class Gpu(GraphMethods):
             asked = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
             if not wait and self.builder.sealed is not SealMode.ERROR:
                 with no_fork:
-                    from preheat.runtime.pending import pending_kernel  # Takes a millisecond.
+                    from preheat.device.pending import pending_kernel  # Takes a millisecond.
 
                 return pending_kernel(self._session, asked, name)
             return self._session.kernel(asked, name)
@@ -239,7 +239,7 @@ class Gpu(GraphMethods):
             'scale'
         """
         with no_fork:
-            from preheat.runtime import batch  # Takes a millisecond.
+            from preheat.device import batch  # Takes a millisecond.
 
         wanted = batch.kernel_requests(
             requests, options=options, include=include, headers=headers, names=names, arch=arch,
@@ -311,7 +311,9 @@ class Gpu(GraphMethods):
             >>> report.programs, report.entries
             (1, 1)
         """
-        from preheat.warmup import warm  # The only import of a higher layer; it takes milliseconds.
+        from preheat.ahead.warmup import (
+            warm,  # The only import of a higher layer; it takes milliseconds.
+        )
 
         return warm(self, sources, jobs)
 
@@ -551,7 +553,7 @@ def device(
     Args:
         which: `"cuda"`, `"cuda:1"` or 1, `"emulator"`, `"emulator:1"`, or `"auto"` for what
             `PREHEAT_DEVICE` names, or else a GPU if there is one, or else the emulator. The default is
-            the value of `PREHEAT_DEVICE`, or `"cuda"`. `preheat.devices.registry` registers other kinds
+            the value of `PREHEAT_DEVICE`, or `"cuda"`. `preheat.device.registry` registers other kinds
             of devices.
         arch: The architecture that an emulator emulates.
         patience: How long an emulated kernel may run without progress.

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from preheat.pytest_run import ALL, AUTO, DRIVER, KINDS, SCHEDULES, Run, Target
+from preheat.tools.testing.run import ALL, AUTO, DRIVER, KINDS, SCHEDULES, Run, Target
 
 TYPE_CHECKING = False  # Type checkers assume True.
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     """Start a run on the CPU driver again, before output is captured and CUDA is imported."""
     if early_config.known_args_namespace.preheat_driver:
-        from preheat.pytest_driver import start_again
+        from preheat.tools.testing.driver import start_again
 
         start_again()
     return (yield)
@@ -97,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "preheat_emulator: needs the emulator, for example for faults")
     config.addinivalue_line("markers", "preheat_faults: has kernels with faults, on the CPU driver")
     if config.getoption(DRIVER):
-        from preheat.pytest_driver import DriverRun
+        from preheat.tools.testing.driver import DriverRun
 
         config.pluginmanager.register(DriverRun(config), "preheat_driver")
     elif config.getoption(SCHEDULES) is not None:
@@ -140,10 +140,10 @@ def _check_name(name: str) -> str | None:
     """Return why a name is not that of a device, or None if it is one."""
     if _COMMON.fullmatch(name):
         return None
-    from preheat.config import Config
-    from preheat.devices import registry
+    from preheat.device import registry
     from preheat.errors import PreheatError
-    from preheat.messages import did_you_mean
+    from preheat.model.config import Config
+    from preheat.process.messages import did_you_mean
 
     try:
         registry.find(name, {}, Config.from_env())
@@ -262,7 +262,7 @@ def _cannot_run_on(kind: str, target: Target) -> str | None:
 
 def _no_gpu() -> str | None:
     """Return why there is no GPU, or None if there is one."""
-    from preheat.devices.cuda.device import count
+    from preheat.device.cuda.device import count
     from preheat.errors import NoGpuError
 
     try:
@@ -358,7 +358,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
 @pytest.fixture(scope="session")
 def _preheat_builder() -> Builder:
     """Return the builder of the process, opened before a test changes the home directory."""
-    from preheat.default import default_builder
+    from preheat.build.default import default_builder
 
     return default_builder()
 
@@ -441,8 +441,8 @@ def _opened(run: Run, name: str, contexts: dict[str, object], *, skip: bool = Fa
 
 
 def _open_again(name: str) -> object:
-    from preheat.config import Config
-    from preheat.devices import registry
+    from preheat.device import registry
+    from preheat.model.config import Config
 
     return registry.find(name, {}, Config.from_env()).open()
 

@@ -33,9 +33,9 @@ def compile(function, arch="sm_90", portable=True):
 _ADAPTER = """\
 import os
 from preheat.adapters.base import Adapter, Connection, RequiredEntries
-from preheat.arch import Arch
+from preheat.model.arch import Arch
 from preheat.errors import AdapterError
-from preheat.foreign import ForeignRequest
+from preheat.model.foreign import ForeignRequest
 
 connections = []
 

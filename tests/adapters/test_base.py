@@ -13,11 +13,11 @@ import pytest
 
 from preheat.adapters import base
 from preheat.adapters.base import Adapter, Compile, Connection, HiddenFrames, LastKey, ThreadState
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.foreign_store import ABSENT
 from preheat.errors import AdapterError, InputError
-from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.model.arch import Arch
+from preheat.model.foreign import ForeignEntry, ForeignRequest
 from tests.conftest import Recorder
 
 ARCH = Arch.parse("sm_90")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from preheat.adapters.cupy.request import CompileRequest, local_options, portable_options
-from preheat.arch import Arch
+from preheat.model.arch import Arch
 
 PLACES = {"cupy": "/opt/cupy/include", "cuda": "/usr/cuda"}
 REQUEST = CompileRequest(

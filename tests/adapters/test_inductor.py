@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from preheat.adapters.inductor import InductorAdapter
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.config import Config, SealMode
 from preheat.errors import AdapterError, SealedError
-from preheat.foreign import ForeignEntry
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
+from preheat.model.foreign import ForeignEntry
 from tests.conftest import Recorder
 
 

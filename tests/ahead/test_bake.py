@@ -22,10 +22,8 @@ from preheat.ahead.bake import BakedProgram, FailedProgram, Job, bake, plan
 from preheat.ahead.check import check
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, UnreadableProgram
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry, entries_of
-from preheat.config import Config, SealMode
 from preheat.errors import (
     CompileError,
     InputError,
@@ -34,8 +32,10 @@ from preheat.errors import (
     UnknownEntryError,
     copy_error,
 )
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.store.bundle import Bundle, write
 from preheat.store.lock import FileLock
 from preheat.toolchain.locate import Located

@@ -22,12 +22,12 @@ from preheat.ahead import workers
 from preheat.ahead.bake import bake
 from preheat.ahead.fleets import fleet
 from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.config import Config
 from preheat.errors import InputError, LostJobError, ToolchainError
-from preheat.linked_program import LinkedProgram
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.config import Config
+from preheat.model.linked_program import LinkedProgram
+from preheat.model.program import Program
 from tests.adapters.fake import write_library
 
 SM_90 = Arch(9, 0)

@@ -11,7 +11,7 @@ import pytest
 from preheat.ahead import executor_run
 from preheat.ahead.executor_run import run_on_executor
 from preheat.ahead.fleets.watch import FleetWatch
-from preheat.events import Events
+from preheat.model.events import Events
 from tests.conftest import Recorder
 
 

@@ -13,14 +13,14 @@ from preheat.ahead.bake import BakedProgram, FailedProgram, bake
 from preheat.ahead.check import check
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.bundle_archs import baked_archs
-from preheat.config import Config
 from preheat.errors import AdapterError, InputError
-from preheat.foreign import ForeignEntry, foreign_digest
-from preheat.program import Program
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.config import Config
+from preheat.model.foreign import ForeignEntry, foreign_digest
+from preheat.model.program import Program
 from preheat.store.bundle import Bundle
 from tests.adapters.fake import write_library
 from tests.conftest import SAXPY

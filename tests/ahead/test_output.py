@@ -17,11 +17,11 @@ from preheat.ahead.bundles import lost_archs, meta
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.output import BundleOutput
 from preheat.ahead.shards import Shard
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.bundle_archs import baked_archs
 from preheat.errors import BundleError, InputError
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.program import Program
 from preheat.store.bundle import Bundle, write
 
 SM_80, SM_90, SM_90A, SM_100 = Arch(8, 0), Arch(9, 0), Arch(9, 0, "a"), Arch(10, 0)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import preheat
-from preheat import default
 from preheat.ahead.bake import bake
 from preheat.ahead.check import check
 from preheat.ahead.manifest import Manifest
 from preheat.ahead.recorder import Recorder
-from preheat.arch import Arch
+from preheat.build import default
 from preheat.build.builder import Builder
-from preheat.config import Config, SealMode
 from preheat.errors import AdapterError, InputError, SealedError
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
 
 SM_80, SM_90 = Arch(8, 0), Arch(9, 0)
 OpenBuilder = Callable[..., Builder]

@@ -10,10 +10,10 @@ import pytest
 from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.ahead.manifest.recorded import RecordedEntries, recorded_name
 from preheat.ahead.recorder import Recorder, merge_into, spool_directory
-from preheat.arch import Arch
 from preheat.errors import BundleError, InputError
-from preheat.events import Events
-from preheat.foreign import ForeignEntry
+from preheat.model.arch import Arch
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignEntry
 from preheat.store.bundle import Bundle
 
 SM_90 = Arch(9, 0)

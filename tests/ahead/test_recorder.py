@@ -19,11 +19,11 @@ import pytest
 from preheat.ahead import recorder as recording
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
 from preheat.ahead.recorder import Recorder, merge_into, read_existing, spool_directory
-from preheat.arch import Arch
-from preheat.artifact import Artifact, Provenance
 from preheat.errors import InputError
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact, Provenance
+from preheat.model.events import Events
+from preheat.model.program import Program
 from tests import processes
 from tests.conftest import Recorder as Sink
 from tests.processes import (
@@ -310,8 +310,8 @@ def test_applications_that_run_and_end_at_once_lose_nothing(launch: Launch, mani
 CHURN = """
 import sys
 from pathlib import Path
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.ahead.recorder import Recorder
 from tests.ahead.test_recorder import requested
 

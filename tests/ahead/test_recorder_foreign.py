@@ -13,12 +13,12 @@ import pytest
 
 from preheat.ahead.manifest import Manifest
 from preheat.ahead.recorder import Recorder, merge_into, spool_directory
-from preheat.arch import Arch
-from preheat.artifact import Provenance
-from preheat.callsite import CallSite
 from preheat.errors import InputError
-from preheat.events import Events
-from preheat.foreign import ForeignEntry
+from preheat.model.arch import Arch
+from preheat.model.artifact import Provenance
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignEntry
+from preheat.process.callsite import CallSite
 from tests.adapters.fake import write_library
 from tests.conftest import Recorder as Sink
 from tests.processes import (

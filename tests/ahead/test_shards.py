@@ -18,9 +18,9 @@ from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.jobs import Job
 from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
 from preheat.ahead.shards import Shard, _weight
-from preheat.arch import Arch
 from preheat.errors import InputError
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.program import Program
 from tests.processes import expect_success, start_python
 
 SM_90 = Arch(9, 0)

@@ -20,8 +20,8 @@ from preheat.audit.compiler_libraries import (
     library_at,
     require_names,
 )
-from preheat.cli.run import NOT_ACCOUNTED
 from preheat.errors import InputError
+from preheat.tools.cli.run import NOT_ACCOUNTED
 from tests.audit.conftest import COMPILER, STANDIN, Audited, Cli, Standins
 
 # The fixture `cli` puts stand-ins for compilers into PATH.

@@ -151,7 +151,7 @@ def test_a_counter_that_is_gone_counts_as_a_loss(events: Path) -> None:
 def test_preheat_reports_to_the_audit_after_a_change_of_user(cli: Cli, script: Script) -> None:
     code = (
         "import os\n"
-        "from preheat.events import audit_sink\n"
+        "from preheat.model.events import audit_sink\n"
         "sink = audit_sink(os.environ)\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "sink('compile', {'program': 'k.cu', 'seconds': 1.0})\n"

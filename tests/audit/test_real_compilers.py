@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from preheat.cli.run import NOT_ACCOUNTED
+from preheat.tools.cli.run import NOT_ACCOUNTED
 from tests.audit.conftest import Audited, Cli
 from tests.processes import SOURCE
 

@@ -12,8 +12,8 @@ import pytest
 from preheat.ahead.manifest import Manifest, Unrecorded
 from preheat.audit.events import Event, EventLog
 from preheat.audit.unrecorded import find_unrecorded
-from preheat.cli import record as record_command
 from preheat.errors import InputError
+from preheat.tools.cli import record as record_command
 from tests.audit.conftest import PREHEAT, Audited, Cli, Standins
 from tests.audit.test_modules import NVRTC
 

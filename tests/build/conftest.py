@@ -10,8 +10,8 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.build.seal import unseal
-from preheat.config import Config
-from preheat.events import Events
+from preheat.model.config import Config
+from preheat.model.events import Events
 from preheat.store.bundle import write
 from tests.build.sealed import CLOCK, IN_MEMORY, NAMED, PLAIN, Baked, _NoCompiler, on_disk
 from tests.conftest import Recorder

@@ -10,7 +10,7 @@ from preheat.build.builder import Builder
 from preheat.errors import (
     ToolchainNotFoundError,
 )
-from preheat.program import Program
+from preheat.model.program import Program
 from tests.conftest import SAXPY, Recorder
 
 PLAIN = Program.of(SAXPY, label="saxpy.cu", options=("-lineinfo",))

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 import preheat
-from preheat import default
-from preheat.artifact import Artifact, Header
+from preheat.build import default
 from preheat.build.builder import Builder
 from preheat.build.lookup import Hit, Lookup, Miss
 from preheat.build.request import Request
 from preheat.build.seal import sealed
-from preheat.config import Config
 from preheat.errors import (
     CompileError,
     CompilerCrashError,
@@ -30,13 +28,16 @@ from preheat.errors import (
     SealedError,
     UnknownEntryError,
 )
-from preheat.events import Events
-from preheat.foreign import ForeignRequest
 from preheat.gpu import Gpu
-from preheat.program import Program
-from preheat.store import DiskStore, MemoryStore, codec
+from preheat.model import codec
+from preheat.model.artifact import Artifact, Header
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignRequest
+from preheat.model.program import Program
+from preheat.store import DiskStore, MemoryStore
 from preheat.store.lock import FileLock
-from preheat.toolchain.headers import HeaderState, decode_states
+from preheat.toolchain.headers.states import HeaderState, decode_states
 from tests.conftest import SAXPY, Recorder
 from tests.processes import TIMEOUT_SECONDS, run_in_fork, wait_for
 

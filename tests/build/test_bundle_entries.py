@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
 from preheat.build.seal import sealed
-from preheat.config import Config, SealMode
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.emulator.device import EmulatorDevice
 from preheat.errors import (
     BundleError,
     SealedError,
     WarmError,
 )
-from preheat.events import Events, log_events
-from preheat.foreign import ForeignEntry, ForeignRequest
 from preheat.gpu import Gpu
-from preheat.key import bundle_key
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
+from preheat.model.events import Events, log_events
+from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.model.key import bundle_key
 from preheat.store.bundle import Bundle, write
 from preheat.store.trust import open_file
 from tests.build.sealed import PLAIN, Baked, recorded

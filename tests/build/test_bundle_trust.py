@@ -12,8 +12,8 @@ import pytest
 
 from preheat.ahead.bundles import sign
 from preheat.build.builder import Builder
-from preheat.config import SealMode
 from preheat.errors import BundleError
+from preheat.model.config import SealMode
 from preheat.store.bundle import Bundle
 from preheat.store.signing.keys import SigningKey
 from tests.build.sealed import PLAIN, Baked

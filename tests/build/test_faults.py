@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from preheat.build.builder import Builder
-from preheat.config import Config
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.config import Config
 from tests.build.test_builder import PROGRAM, Open, disk
 from tests.conftest import Recorder
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import preheat
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.config import Config, SealMode
 from preheat.errors import InputError, SealedError
-from preheat.foreign import ForeignEntry, ForeignRequest
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
+from preheat.model.foreign import ForeignEntry, ForeignRequest
 from preheat.store.bundle import write
 from tests.conftest import Recorder
 from tests.processes import expect_success, kill, read_line, start_python, write_line

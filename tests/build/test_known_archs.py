@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from preheat.arch import LISTED_ARCHS, Arch
 from preheat.build.builder import Builder
 from preheat.build.known_archs import require_known
 from preheat.errors import InputError
+from preheat.model.arch import LISTED_ARCHS, Arch
 from preheat.toolchain.locate import Located
 
 

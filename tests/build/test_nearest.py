@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.nearest import nearest
-from preheat.key import Key, explain, request_key
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.key import Key, explain, request_key
+from preheat.model.program import Program
 
 WANTED = Program.of("__global__ void k() {}", label="k.cu", options=["-a", "-b"])
 requests = st.builds(

@@ -16,9 +16,9 @@ from preheat.build import cache_directory, lock_directory
 from preheat.build.builder import Builder
 from preheat.build.cache_directory import open_disk
 from preheat.build.host_leases import directory_leases
-from preheat.config import Config, node_local_lock_dirs
-from preheat.events import Events
-from preheat.foreign import ForeignRequest
+from preheat.model.config import Config, node_local_lock_dirs
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignRequest
 from preheat.store import DiskStore, filesystem
 from preheat.store.filesystem import Mount
 from preheat.store.remote.lease_request import LeaseRequest
@@ -114,7 +114,7 @@ import sys, time
 from preheat.build import builder, cache_directory
 from preheat.store.filesystem import Filesystem
 from preheat.store.remote import lease
-from preheat.foreign import ForeignRequest
+from preheat.model.foreign import ForeignRequest
 
 cache_directory.filesystem_of = lambda *_: Filesystem("nfs4")
 lease.LEASE_SECONDS = 1.5

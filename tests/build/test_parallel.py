@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from preheat import callsite
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Attempt, WouldWait, parallel_compiles
 from preheat.build.parallel import Runner, Task, run_all
-from preheat.callsite import call_site, file_and_line
-from preheat.config import Config
-from preheat.program import Program
+from preheat.model.config import Config
+from preheat.model.program import Program
+from preheat.process import callsite
+from preheat.process.callsite import call_site, file_and_line
 from preheat.store.lock import FileLock
 from tests.conftest import Recorder
 from tests.processes import (

@@ -10,14 +10,14 @@ import pytest
 
 from preheat.ahead.bake import bake
 from preheat.ahead.manifest import Manifest, ManifestProgram
-from preheat.arch import Arch
 from preheat.build import refusal
 from preheat.build.builder import Builder
-from preheat.config import SealMode
 from preheat.errors import SealedError
-from preheat.foreign import ForeignEntry, ForeignRequest
-from preheat.linked_program import LinkedProgram
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.config import SealMode
+from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.model.linked_program import LinkedProgram
+from preheat.model.program import Program
 from preheat.store.bundle import Bundle, write
 
 SOURCE = "// A comment that makes the source longer than what bundles store of it as text.\n" * 3

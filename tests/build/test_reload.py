@@ -14,10 +14,10 @@ import preheat
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.build import reload
 from preheat.build.builder import Builder
+from preheat.device.kernel import Kernel
 from preheat.errors import CaptureError, CompileError, InputError
 from preheat.gpu import Gpu
-from preheat.program import Program
-from preheat.runtime.kernel import Kernel
+from preheat.model.program import Program
 from tests.faulty import FaultyGpu
 
 PLAIN = 'extern "C" __global__ void k(int* x) {{ *x = {}; }}\n'

@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 
-from preheat.arch import Arch
-from preheat.artifact import Provenance
 from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
 from preheat.build.seal import SEALED_BY, in_force, seal, sealed, unseal
-from preheat.config import Config, SealMode
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.emulator.device import EmulatorDevice
 from preheat.errors import (
     CompileError,
     ConfigError,
@@ -27,12 +24,15 @@ from preheat.errors import (
     SealedError,
     ToolchainNotFoundError,
 )
-from preheat.events import Events, log_events
-from preheat.foreign import ForeignRequest
 from preheat.gpu import Gpu
-from preheat.key import bundle_key
-from preheat.program import Program
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.artifact import Provenance
+from preheat.model.config import Config, SealMode
+from preheat.model.events import Events, log_events
+from preheat.model.foreign import ForeignRequest
+from preheat.model.key import bundle_key
+from preheat.model.program import Program
 from preheat.store.bundle import Bundle, write
 from tests.build.sealed import CLOCK, NAMED, PLAIN, TWO, Baked, elsewhere, on_disk, recorded
 from tests.conftest import SAXPY
@@ -296,10 +296,12 @@ def test_knowledge_of_header_files_outlives_the_process(
 ) -> None:
     here = on_disk(tmp_path / "include")
     config = replace(config, bundles=(baked.path,))
-    monkeypatch.setattr("preheat.toolchain.evidence._SETTLED", 0)  # as if time had passed
+    monkeypatch.setattr("preheat.toolchain.headers.evidence._SETTLED", 0)  # as if time had passed
     for _ in range(2):  # the second look may settle what the first one saw
         open_builder(config).build(here, "sm_90")
-    monkeypatch.setattr("preheat.toolchain.evidence.hashlib", None)  # so that hashing one again fails
+    monkeypatch.setattr(
+        "preheat.toolchain.headers.evidence.hashlib", None
+    )  # so that hashing one again fails
     assert open_builder(config).build(here, "sm_90").label == "file.cu"
 
 

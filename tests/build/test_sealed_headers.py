@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.manifest import Manifest, ManifestProgram
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.lookup import Miss
 from preheat.build.seal import sealed
-from preheat.config import Config, SealMode
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.emulator.device import EmulatorDevice
 from preheat.errors import ConfigError, SealedError, WarmError
-from preheat.events import Events, log_events
 from preheat.gpu import Gpu
-from preheat.linked_program import LinkedProgram
-from preheat.program import Program
+from preheat.model.artifact import Artifact
+from preheat.model.config import Config, SealMode
+from preheat.model.events import Events, log_events
+from preheat.model.linked_program import LinkedProgram
+from preheat.model.program import Program
 from preheat.store.bundle import write
-from preheat.toolchain import evidence, own_headers
+from preheat.toolchain.headers import evidence, own_headers
 from tests.build.sealed import recorded
 
 KERNEL = 'extern "C" __global__ void k(int* x) { *x = BY; }\n'

@@ -26,7 +26,7 @@ from tests.toolchain.support import compiling
 BUILD = """
 import os, pathlib, sys, time
 import preheat
-from preheat.events import Events
+from preheat.model.events import Events
 
 builder = preheat.Builder.open()
 label, gate, count = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from preheat import Builder, ContextLostError, Gpu, Kernel, SymbolView
-from preheat.devices.cuda.device import CudaDevice
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.device.cuda.device import CudaDevice
+from preheat.emulator.device import EmulatorDevice
 from tests.corpus import (
     control,
     elementwise,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cuda.bindings import nvjitlink, nvrtc
 
-from preheat.toolchain.ptx_section import attach_ptx, attached_ptx, detach_ptx
+from preheat.toolchain.binaries.ptx_section import attach_ptx, attached_ptx, detach_ptx
 
 CALLER = b"""
 __device__ float f(float);

@@ -12,7 +12,7 @@ import pytest
 
 from preheat.audit.events import read_events
 from preheat.audit.library import LIBRARY as AUDIT
-from preheat.toolchain import ptx
+from preheat.model import ptx
 from preheat.toolchain.ptx_merge import PtxPart, merge
 
 ROOT = Path(__file__).parents[2]

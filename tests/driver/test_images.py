@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.devices.base import Geometry
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.device.base import Geometry
 from preheat.driver.images import ImageError, image_bytes, link_text, read_file, read_image
-from preheat.program import Program
-from preheat.toolchain.ptx_section import attach_ptx
+from preheat.emulator.device import EmulatorDevice
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.program import Program
+from preheat.toolchain.binaries.ptx_section import attach_ptx
 from tests.audit.modules import PTX, entry, fatbin
 
 SM_90 = Arch(9, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from preheat.driver.library import LIBRARY, driver_environment
-from preheat.toolchain.ptx_section import attached_ptx, detach_ptx
+from preheat.toolchain.binaries.ptx_section import attached_ptx, detach_ptx
 
 pytestmark = [
     pytest.mark.skipif(not LIBRARY.is_file(), reason="the CPU driver was not built"),

@@ -14,9 +14,9 @@ import pytest
 
 from preheat.ahead.bake import bake
 from preheat.ahead.manifest import Manifest, ManifestProgram
-from preheat.arch import Arch
-from preheat.config import Config
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.config import Config
+from preheat.model.program import Program
 from tests.processes import SOURCE, expect_success, start_python, wait_for_exit
 
 KERNELS = 12
@@ -174,7 +174,7 @@ def test_a_scheduler_that_does_not_answer_is_reported(manifest: Path, tmp_path: 
     code = """
 import sys
 from preheat.ahead.fleets import dask_executor
-from preheat.cli import main
+from preheat.tools.cli import main
 dask_executor._CONNECT = 1
 main(["bake", sys.argv[1], "--on", "dask://127.0.0.1:1"])
 """

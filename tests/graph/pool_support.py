@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from preheat.device.array import Array
 from preheat.graph.pool import Pool
-from preheat.runtime.array import Array
 from tests.graph.support import AxpyCase
 
 KIB = 1024

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pytest
 
-from preheat.callsite import shown_path
+from preheat.device.array import Array, Scalar
+from preheat.device.kernel import Kernel
 from preheat.errors import CaptureWarning
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.replay import Replayer
-from preheat.runtime.array import Array, Scalar
-from preheat.runtime.kernel import Kernel
+from preheat.process.callsite import shown_path
 from tests.faulty import FaultyGpu
 
 T = TypeVar("T")

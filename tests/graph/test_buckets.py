@@ -11,8 +11,8 @@ import pytest
 
 from preheat import InputError, bucket, buckets, padded
 from preheat.gpu import Gpu
+from tests.device.support import import_or_skip
 from tests.graph.support import axpy_case
-from tests.runtime.support import import_or_skip
 
 
 @pytest.mark.parametrize(

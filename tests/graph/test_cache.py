@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from preheat.device.context import Context
 from preheat.errors import (
     CaptureError,
     GraphError,
@@ -19,7 +20,6 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph import cache_entries
 from preheat.graph.keys import key_text, stable_repr
-from preheat.runtime.context import Context
 from tests.conftest import Recorder
 from tests.faulty import FaultyGpu
 from tests.graph.cache_support import Step, cache_graphs

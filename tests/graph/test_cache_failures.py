@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from preheat.callsite import shown_path
 from preheat.errors import (
     CaptureError,
     CaptureWarning,
@@ -22,6 +21,7 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph import cache_entries
+from preheat.process.callsite import shown_path
 from tests.driver_errors import illegal_address, out_of_memory
 from tests.faulty import FaultyGpu
 from tests.graph.cache_support import Step, cache_graphs

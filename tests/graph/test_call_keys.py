@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from preheat.device.operands import Pointer
 from preheat.errors import InputError
 from preheat.gpu import Gpu
-from preheat.runtime.operands import Pointer
 from tests.graph.graphed_support import Batch, Frozen, Host, Late, Wrap, late
 from tests.graph.support import axpy_case
 

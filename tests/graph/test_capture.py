@@ -14,6 +14,7 @@ import pytest
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
+from tests.device.support import SIZES
 from tests.faulty import FaultyGpu
 from tests.graph.support import (
     MODES,
@@ -24,7 +25,6 @@ from tests.graph.support import (
     line_here,
     nothing_left_open,
 )
-from tests.runtime.support import SIZES
 from tests.threads import run_in_thread
 
 # Begin and end

@@ -18,9 +18,9 @@ from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.graph import State
+from tests.device.support import KERNELS
 from tests.faulty import FaultyGpu
 from tests.graph.support import InterruptedByTestError, axpy_case
-from tests.runtime.support import KERNELS
 from tests.threads import run_in_thread
 
 

@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from preheat.errors import CaptureError, DeviceError, DriverError, LaunchError
-from preheat.gpu import Gpu
-from preheat.graph.graph import Graph, State
-from preheat.runtime.active_capture import (
+from preheat.device.active_capture import (
     ALLOCATE,
     FREE,
     FROM_HOST,
@@ -33,10 +30,13 @@ from preheat.runtime.active_capture import (
     WAIT_OUTSIDE,
     Restricted,
 )
-from preheat.runtime.array import Array, Scalar
-from preheat.runtime.kernel import Kernel
-from preheat.runtime.module import Module, SymbolView
-from preheat.runtime.stream import Event, Stream
+from preheat.device.array import Array, Scalar
+from preheat.device.kernel import Kernel
+from preheat.device.module import Module, SymbolView
+from preheat.device.stream import Event, Stream
+from preheat.errors import CaptureError, DeviceError, DriverError, LaunchError
+from preheat.gpu import Gpu
+from preheat.graph.graph import Graph, State
 from tests.driver_errors import not_supported
 from tests.faulty import FaultyGpu
 from tests.graph.support import (

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.device.kernel import Kernel
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
-from preheat.runtime.kernel import Kernel
+from tests.device.support import import_or_skip
 from tests.graph.support import axpy_case, line_here, scalar_log
-from tests.runtime.support import import_or_skip
 from tests.threads import run_in_thread
 
 pytestmark = pytest.mark.gpu

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from preheat import native
+from preheat.device.array import Array
 from preheat.errors import (
     CaptureError,
     GraphError,
@@ -18,7 +19,6 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
-from preheat.runtime.array import Array
 from tests.faulty import FaultyGpu
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import axpy_case, replayer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.devices.emulator.graph import EmulatorExecutable
+from preheat.emulator.graph import EmulatorExecutable
 from preheat.errors import (
     CaptureError,
     ContextLostError,
@@ -22,10 +22,10 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
+from tests.device.support import KERNELS as RUNTIME_KERNELS
 from tests.driver_errors import illegal_address, not_supported, out_of_memory
 from tests.faulty import FaultyDevice, FaultyGpu
 from tests.graph.support import KERNELS, InterruptedByTestError, axpy_case, line_here, nothing_left_open
-from tests.runtime.support import KERNELS as RUNTIME_KERNELS
 from tests.threads import run_in_thread
 
 # Captures

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.devices.emulator.graph import EmulatorExecutable
+from preheat.emulator.graph import EmulatorExecutable
 from preheat.errors import CaptureError, GraphError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
+from tests.device.support import KERNELS
 from tests.graph.support import FACTOR, axpy_case
-from tests.runtime.support import KERNELS
 from tests.threads import run_in_thread
 
 PATIENCE = 60.0  # a wait that takes longer is a failure

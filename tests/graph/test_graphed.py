@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.callsite import shown_path
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
+from preheat.process.callsite import shown_path
+from tests.device.support import import_or_skip
 from tests.driver_errors import out_of_memory
 from tests.faulty import FaultyGpu
 from tests.graph.graphed_support import Batch, Frozen, Host, Wrap, late
 from tests.graph.support import KERNELS, axpy_case, line_here, nothing_left_open, runs_without_a_graph
-from tests.runtime.support import import_or_skip
 from tests.threads import run_in_thread
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from preheat.device.stream import Stream
 from preheat.errors import CaptureError, ContextLostError, OutOfMemoryError
 from preheat.graph.branches import Branch
-from preheat.runtime.stream import Stream
 from tests.driver_errors import illegal_address, not_supported, out_of_memory
 from tests.faulty import FaultyGpu
 from tests.graph.support import AxpyCase, BodyError, InterruptedByTestError, axpy_case, line_here

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preheat.graph.layout import Box, Layout, Point, arrange
+from preheat.graph.pictures.layout import Box, Layout, Point, arrange
 
 Edge = tuple[int, int]
 TINY = 1e-6

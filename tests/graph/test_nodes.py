@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.build.builder import Builder
-from preheat.devices import base
-from preheat.devices.base import Geometry
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.device import base
+from preheat.device.arguments import new_param_buffer
+from preheat.device.array import Array
+from preheat.device.base import Geometry
+from preheat.emulator.device import EmulatorDevice
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.kernels.decode import DecodeState
-from preheat.runtime.arguments import new_param_buffer
-from preheat.runtime.array import Array
+from tests.device.support import KERNELS as MORE
 from tests.graph.support import KERNELS, axpy_case, line_here, scalar_log
-from tests.runtime.support import KERNELS as MORE
 
 
 class Page:

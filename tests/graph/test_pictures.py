@@ -17,19 +17,27 @@ from hypothesis import strategies as st
 
 import preheat
 from preheat.build.builder import Builder
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.emulator.device import EmulatorDevice
 from preheat.errors import GraphError
 from preheat.gpu import Gpu
-from preheat.graph import drawable, layout
-from preheat.graph.dot import as_dot
 from preheat.graph.graph import Graph
 from preheat.graph.nodes import Node
-from preheat.graph.picture import Change, Item, Link, Picture, folded, picture_of, picture_of_change
-from preheat.graph.svg_picture import as_svg
+from preheat.graph.pictures import drawable, layout
+from preheat.graph.pictures.dot import as_dot
+from preheat.graph.pictures.picture import (
+    Change,
+    Item,
+    Link,
+    Picture,
+    folded,
+    picture_of,
+    picture_of_change,
+)
+from preheat.graph.pictures.svg_picture import as_svg
 from tests.graph.support import KERNELS, axpy_case, scalar_log
 from tests.graph.test_nodes import Page, behind
+from tests.graph.test_svg import permitted
 from tests.standin import FakeTorch, introduce
-from tests.test_svg import permitted
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = [
@@ -392,8 +400,8 @@ def test_capturing_does_not_import_what_draws() -> None:
         x = gpu.zeros(4)
         with gpu.capture() as graph:
             x.fill(1)
-        assert not {"preheat.svg", "preheat.graph.picture"} & set(sys.modules)
+        assert not {"preheat.graph.pictures.svg", "preheat.graph.pictures.picture"} & set(sys.modules)
         graph.svg()
-        assert {"preheat.svg", "preheat.graph.picture"} <= set(sys.modules)
+        assert {"preheat.graph.pictures.svg", "preheat.graph.pictures.picture"} <= set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", code], check=True)

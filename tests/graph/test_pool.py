@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.device.array import Array
 from preheat.errors import (
     CaptureError,
     ContextLostError,
@@ -27,7 +28,6 @@ from preheat.gpu import Gpu
 from preheat.graph.arena import FreeList, Span
 from preheat.graph.graph import Graph
 from preheat.graph.pool import Pool
-from preheat.runtime.array import Array
 from tests.driver_errors import out_of_memory
 from tests.faulty import FaultyGpu
 from tests.graph.pool_support import KIB, add, bytes_of, fail

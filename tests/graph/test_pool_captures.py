@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.device.array import Array
 from preheat.errors import (
     CaptureError,
     InputError,
@@ -17,7 +18,6 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.graph.arena import PoolBuffer
 from preheat.graph.graph import State
-from preheat.runtime.array import Array
 from tests.faulty import FaultyGpu
 from tests.graph.pool_support import KIB, add, bytes_of, fail
 from tests.graph.support import AxpyCase, axpy_case, line_here

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import preheat
-from preheat.config import Config
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.emulator.device import EmulatorDevice
 from preheat.errors import ConfigError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.profile import DEFAULT_OPTIONS, Profile, ReplayOptions
+from preheat.model.config import Config
+from tests.device.support import KERNELS
 from tests.faulty import FaultyDevice
-from tests.runtime.support import KERNELS
 
 Rows = list[dict[str, Any]]
 Open = Callable[[ReplayOptions], Gpu]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import preheat
+from preheat.device.host import host_bytes
 from preheat.errors import (
     DriverError,
     EmulatorFault,
@@ -19,10 +20,9 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from preheat.runtime.host import host_bytes
+from tests.device.support import SIZES
 from tests.faulty import FaultyGpu
 from tests.graph.support import KERNELS, AxpyCase, axpy_case, nothing_left_open
-from tests.runtime.support import SIZES
 from tests.threads import run_in_thread
 
 WAITS = ("synchronize", "stream.synchronize", "stream.done", "copy_out")

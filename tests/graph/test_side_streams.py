@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from preheat import native
+from preheat.device.array import Array
+from preheat.device.kernel import Kernel
+from preheat.device.stream import Stream
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph, State
-from preheat.runtime.array import Array
-from preheat.runtime.kernel import Kernel
-from preheat.runtime.stream import Stream
 from tests.faulty import FaultyGpu
 from tests.graph.support import BodyError, axpy_case, line_here
 from tests.threads import run_in_thread

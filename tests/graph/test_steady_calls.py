@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preheat.build.builder import Builder
-from preheat.devices.emulator.device import EmulatorDevice
+from preheat.device.array import Array
+from preheat.device.context import Context
+from preheat.device.operands import Pointer, is_plain_tensor
+from preheat.emulator.device import EmulatorDevice
 from preheat.errors import InputError, StaleBufferError
 from preheat.gpu import Gpu
 from preheat.graph import keys, trees
-from preheat.runtime.array import Array
-from preheat.runtime.context import Context
-from preheat.runtime.operands import Pointer, is_plain_tensor
 from tests.graph.cache_support import Step, cache_graphs
 from tests.graph.graphed_support import Batch, Frozen
 from tests.graph.support import KERNELS, axpy_case

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from preheat.device import dlpack
+from preheat.device.array import Array
+from preheat.device.kernel import Kernel
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
-from preheat.runtime import dlpack
-from preheat.runtime.array import Array
-from preheat.runtime.kernel import Kernel
+from tests.device.support import import_or_skip
 from tests.processes import SOURCE as PACKAGE
-from tests.runtime.support import import_or_skip
 
 N = (1 << 16) + 33
 SLOW = 100_000_000  # cycles, about 50 milliseconds

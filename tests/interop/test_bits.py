@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.device.array import Array
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
-from preheat.runtime.array import Array
 
 pytestmark = [
     pytest.mark.gpu,

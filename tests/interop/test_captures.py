@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from preheat.device.array import Array
 from preheat.errors import CaptureError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
-from preheat.runtime.array import Array
 from tests.interop.support import CuPy, N, Peer, Recording, Work, distinct, refusal
 from tests.threads import run_in_thread
 

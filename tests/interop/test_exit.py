@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.device.support import import_or_skip
 from tests.interop.support import ends_in_silence
-from tests.runtime.support import import_or_skip
 
 # Code that keeps an exported array, called `view`, until exit.
 HOLDERS = {

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from preheat.adapters.torch import kernels as adapter
+from preheat.device.array import Array
+from preheat.device.operands import strided, tensor_kind
 from preheat.errors import LaunchError
 from preheat.gpu import Gpu
 from preheat.kernels.ops import Ops
-from preheat.runtime.array import Array
-from preheat.runtime.operands import strided, tensor_kind
 from tests.interop.support import (
     BLOCK,
     GRID,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from preheat.dtypes import DTYPES
+from preheat.device.host import host_bytes
 from preheat.gpu import Gpu
-from preheat.runtime.host import host_bytes
+from preheat.model.dtypes import DTYPES
 from tests.standin import ITEM, FakeArray, FakeCuPy, FakeTensor, FakeTorch, Storage
 
 __all__ = ["FloatCuPy", "FloatTorch"]

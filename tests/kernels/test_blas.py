@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from preheat import Array, Gpu
-from preheat.arch import Arch
-from preheat.devices.emulator.stream import EmulatorStream
-from preheat.dtypes import DTYPES
+from preheat.device.libraries import StreamHandle
+from preheat.emulator.stream import EmulatorStream
 from preheat.errors import CaptureError, DeviceError, InputError, LaunchError, StaleBufferError
 from preheat.kernels.blas import Blas, Found, find
 from preheat.kernels.op import Op
 from preheat.kernels.ops import Ops
-from preheat.runtime.libraries import StreamHandle
+from preheat.model.arch import Arch
+from preheat.model.dtypes import DTYPES
 from tests.graph.support import replayer
 from tests.kernels.conftest import exact
 from tests.kernels.cublas import Cublas

@@ -21,11 +21,11 @@ from preheat.errors import (
 from preheat.gpu import Gpu
 from preheat.kernels import decode
 from preheat.kernels.decode import DecodeState
-from preheat.program import Program
+from preheat.model.program import Program
+from tests.device.support import import_or_skip
 from tests.faulty import FaultyGpu
 from tests.kernels.decode_model import STARTS, Ints, Reference, model, weights
 from tests.processes import expect_success, start_python
-from tests.runtime.support import import_or_skip
 
 # One capture for every step
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from preheat.device.array import Array
 from preheat.errors import (
     CaptureError,
     GraphError,
@@ -19,7 +20,6 @@ from preheat.errors import (
 )
 from preheat.gpu import Gpu
 from preheat.kernels.decode import DecodeState
-from preheat.runtime.array import Array
 from tests.graph.support import line_here
 from tests.kernels.decode_model import Reference, model, tell, weights
 from tests.threads import run_in_thread

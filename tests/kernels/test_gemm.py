@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import preheat
 from preheat import Array, Gpu
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.errors import InputError
 from preheat.kernels import gemm
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.op import Op, trace_ops
 from preheat.kernels.ops import Ops
+from preheat.model.arch import Arch
 from tests.kernels.conftest import DTYPES, ROUNDING, Operand, exact, gradient, same_bits, shifted
 from tests.kernels.products import FORMS, framed, op_of, product_agrees, shape_of
 

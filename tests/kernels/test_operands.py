@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from preheat import Builder, CaptureError, DeviceError, Gpu, InputError, LaunchError
+from preheat.device.array import Array
 from preheat.kernels.blas import Blas, Found
 from preheat.kernels.nf4 import quantize
 from preheat.kernels.ops import Ops
-from preheat.runtime.array import Array
 from tests.conftest import Recorder
 from tests.kernels.conftest import exact, same_bits
 from tests.kernels.cublas import Cublas

@@ -12,9 +12,9 @@ from typing import Any
 import click
 import pytest
 
-from preheat.cli import _preheat
-from preheat.config import VARIABLES
+from preheat.model.config import VARIABLES
 from preheat.store.remote.url import parse_remote
+from preheat.tools.cli import _preheat
 from tests.kubernetes.schema import faults
 from tests.stories import blocks
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from preheat.linked_program import LinkedProgram
-from preheat.program import Program
+from preheat.model.linked_program import LinkedProgram
+from preheat.model.program import Program
 
 #: Two kernels, one of them a template, that use what `HELPER` defines. `shift` is in both files.
 MAIN = """\

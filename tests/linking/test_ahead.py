@@ -17,16 +17,16 @@ from preheat.ahead.bake import bake
 from preheat.ahead.check import check
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.recorder import Recorder
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.seal import sealed
-from preheat.config import Config, SealMode
 from preheat.errors import InputError, SealedError
-from preheat.events import Events
 from preheat.gpu import Gpu
-from preheat.key import bundle_key
-from preheat.linked_program import BinaryPart, LinkedProgram
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
+from preheat.model.events import Events
+from preheat.model.key import bundle_key
+from preheat.model.linked_program import BinaryPart, LinkedProgram
+from preheat.model.program import Program
 from tests.ahead.manifest.support import labels, options, programs, shared_directory, written
 from tests.command import command_line
 from tests.conftest import Recorder as Seen

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import preheat
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.lookup import Hit, Miss
-from preheat.config import Config
 from preheat.errors import CompileError, CompilerCrashError, PtxError, TargetError
-from preheat.link_errors import LinkError
-from preheat.linked_program import BinaryPart, LinkedProgram
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.config import Config
+from preheat.model.link_errors import LinkError
+from preheat.model.linked_program import BinaryPart, LinkedProgram
+from preheat.model.program import Program
 from preheat.toolchain import nvjitlink, signature
 from preheat.toolchain.nvjitlink import Input
 from tests.conftest import Recorder

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.arch import Arch
 from preheat.errors import InputError
-from preheat.key import Key, bundle_key, explain, request_key
-from preheat.linked_program import KINDS, BinaryPart, LinkedProgram, RelocatableProgram
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.key import Key, bundle_key, explain, request_key
+from preheat.model.linked_program import KINDS, BinaryPart, LinkedProgram, RelocatableProgram
+from preheat.model.program import Program
 from tests.linking.support import HELPER_PROGRAM, MAIN_PROGRAM
 
 LTO_IR = b"\xed\x43\x4e\x7f some LTO-IR"

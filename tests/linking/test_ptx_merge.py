@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.program import Program
-from preheat.toolchain import ptx
+from preheat.model import ptx
+from preheat.model.arch import Arch
+from preheat.model.program import Program
 from preheat.toolchain.lines import Lines
 from preheat.toolchain.ptx_merge import PtxPart, definitions, merge
 

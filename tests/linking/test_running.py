@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from preheat.build.builder import Builder
-from preheat.config import Config
 from preheat.driver.devices import MODEL
 from preheat.errors import (
     DriverError,
@@ -19,8 +18,9 @@ from preheat.errors import (
     UnsupportedInstructionError,
 )
 from preheat.gpu import Gpu
-from preheat.linked_program import BinaryPart, LinkedProgram
-from preheat.program import Program
+from preheat.model.config import Config
+from preheat.model.linked_program import BinaryPart, LinkedProgram
+from preheat.model.program import Program
 from tests.linking.support import HELPER_PROGRAM, MAIN_PROGRAM, expected, linked, on_disk
 
 both = pytest.mark.parametrize("lto", [False, True], ids=["rdc", "lto"])

@@ -205,7 +205,7 @@ def test_a_kernel_for_one_length_alone_is_not_missed(
     def spread(rows: int, width: int, dtype: object) -> Op:
         return real(rows, width, dtype)._replace(entry=f"softmax_backward<{bisect(turns, width)}>")
 
-    monkeypatch.setattr("preheat.lora.plan.softmax.softmax_backward", spread)
+    monkeypatch.setattr("preheat.kernels.lora.plan.softmax.softmax_backward", spread)
     found = planned(replace(MHA, max_seq=200), blas=True).requests_up_to_max_seq
     entries = [entry for _, entry in found if entry.startswith("softmax")]
     assert entries == [f"softmax_backward<{turn}>" for turn in range(len(turns) + 1)]
@@ -303,7 +303,7 @@ def test_undecided_it_plans_for_the_kernels_until_a_device_decides(
     plan = llama()
     assert plan.requests == llama(blas=False).requests
     assert plan.on(gpu) == llama(blas=False)
-    monkeypatch.setattr("preheat.lora.plan.find", lambda _: Found(None, "13.0.0"))
+    monkeypatch.setattr("preheat.kernels.lora.plan.find", lambda _: Found(None, "13.0.0"))
     assert plan.on(gpu) == llama(blas=True)
     assert llama(blas=False).on(gpu) == llama(blas=False)
 

@@ -17,9 +17,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from preheat.device.array import Array
+from preheat.device.libraries import StreamHandle
 from preheat.gpu import Gpu
-from preheat.runtime.array import Array
-from preheat.runtime.libraries import StreamHandle
 from tests.programs.libraries import SPIN, STREAMS, Library
 
 __all__ = ["SOURCE", "Programs"]

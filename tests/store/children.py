@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import DiskStore
 from preheat.store.bundle import Bundle
 from preheat.store.bundle import write as write_bundle

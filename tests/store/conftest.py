@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import DiskStore
 from tests.store.support import Clock
 

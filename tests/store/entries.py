@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from preheat.store import codec
+from preheat.model import codec
 from preheat.store.bundle import Bundle
 
 

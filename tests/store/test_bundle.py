@@ -21,9 +21,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from preheat.errors import BundleError
+from preheat.model.codec import DamagedEntryError
 from preheat.store import bundle
 from preheat.store.bundle import Bundle, write
-from preheat.store.codec import DamagedEntryError
 from tests.store.entries import blob_of, content, digest_of
 from tests.store.support import as_nobody, finish, needs_root, start, tmpfs
 

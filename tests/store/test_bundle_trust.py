@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from preheat.errors import BundleError
+from preheat.model.codec import DamagedEntryError
 from preheat.store import bundle
 from preheat.store.bundle import Bundle, write
-from preheat.store.codec import DamagedEntryError
 from preheat.store.signing.bundles import BundleSignature, sign
 from preheat.store.signing.keys import Keyring, SigningKey, UntrustedError
 from tests.store.entries import blob_of, content, digest_of

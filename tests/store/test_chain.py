@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, chain
 from preheat.store.base import CLOSE_SECONDS
 from preheat.store.remote.store import RemoteStore

@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from preheat.store import codec
-from preheat.store.codec import DamagedEntryError, pack, unpack
+from preheat.model import codec
+from preheat.model.codec import DamagedEntryError, pack, unpack
 from tests.store.entries import blob_of, digest_of
 
 DIGEST = digest_of(1)

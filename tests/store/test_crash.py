@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import DiskStore
 from tests.conftest import Recorder
 from tests.processes import read_line, write_line

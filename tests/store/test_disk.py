@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.codec import DamagedEntryError
+from preheat.model.events import Events
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
-from preheat.store.codec import DamagedEntryError
 from preheat.store.disk import Swept
 from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import Chain, DiskStore, LayerStore, transient
 from preheat.store.lock import FileLock
 from tests.conftest import Recorder

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from preheat.config import Config
-from preheat.events import Events
+from preheat.model.config import Config
+from preheat.model.events import Events
 from preheat.store.trust import DistrustedError, distrust_reason, first_usable, make_private
 from tests.conftest import Recorder
 from tests.store.support import NOBODY, needs_root, tmpfs

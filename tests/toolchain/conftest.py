@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.toolchain import Toolchain
 from tests.processes import TIMEOUT_SECONDS
 

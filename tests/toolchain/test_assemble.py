@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from preheat.arch import Arch
 from preheat.errors import CompileError, InputError, TargetError
-from preheat.program import Program
-from preheat.toolchain import Toolchain, ptx
+from preheat.model import ptx
+from preheat.model.arch import Arch
+from preheat.model.program import Program
+from preheat.toolchain import Toolchain
 from preheat.toolchain.translate import assembler_target
 from tests.conftest import SAXPY
 from tests.toolchain import support

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from preheat.arch import Arch
 from preheat.errors import CompileError, InputError, ToolchainError
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain, frames, nvrtc
 from tests.conftest import SAXPY
 from tests.processes import TIMEOUT_SECONDS

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.errors import InputError
-from preheat.program import Program
-from preheat.toolchain.cubin import Cubin, read_arch, read_cubin, read_resources
+from preheat.model.artifact import Artifact
+from preheat.model.program import Program
+from preheat.toolchain.binaries.cubin import Cubin, read_arch, read_cubin, read_resources
 
 SOURCE = """
 struct Pair { double a; char b; };

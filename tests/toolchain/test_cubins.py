@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.cli.demo import KERNELS
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.program import Program
+from preheat.tools.cli.demo import KERNELS
 from tests.conftest import SAXPY
 
 pytestmark = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from preheat.toolchain import Toolchain
-from preheat.toolchain.elf import build_id
+from preheat.toolchain.binaries.elf import build_id
 
 
 def note(name: bytes, kind: int, payload: bytes) -> bytes:

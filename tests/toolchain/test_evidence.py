@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from preheat import native
-from preheat.toolchain.evidence import Evidence, FileHasher, Memo
+from preheat.toolchain.headers.evidence import Evidence, FileHasher, Memo
 
 
 class Clock:
@@ -122,7 +122,7 @@ def test_stamps_prove_hashes_without_a_read(header: Path, monkeypatch: pytest.Mo
     assert proves(memo, header, digest)
     assert not proves(memo, header, "0" * 64)
     assert not proves(Memo(), header, digest)
-    monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _: 7)
+    monkeypatch.setattr("preheat.toolchain.headers.evidence._mount", lambda _: 7)
     assert not proves(memo, header, digest)
 
 
@@ -181,7 +181,7 @@ def test_files_of_one_directory_that_were_hashed_in_two_mounts_prove_nothing(
     for mount, name in enumerate(("a.h", "b.h")):
         path = tmp_path / name
         path.write_text(name)
-        monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _, mount=mount: mount)
+        monkeypatch.setattr("preheat.toolchain.headers.evidence._mount", lambda _, mount=mount: mount)
         for _ in range(2):
             digest = look(memo, path).digest
             clock.now += 2
@@ -195,17 +195,17 @@ def test_another_mount_or_boot_voids_every_stamp(header: Path, monkeypatch: pyte
     stamp = look(memo, header).stamp
     assert Memo(memo.note()).known(str(header), stamp)
     with monkeypatch.context() as patch:
-        patch.setattr("preheat.toolchain.evidence._mount", lambda _: 7)
+        patch.setattr("preheat.toolchain.headers.evidence._mount", lambda _: 7)
         assert look(memo, header).stamp != stamp
     note = memo.note()
-    monkeypatch.setattr("preheat.toolchain.evidence._boots", ["another"])
+    monkeypatch.setattr("preheat.toolchain.headers.evidence._boots", ["another"])
     assert Memo(note).known(str(header), stamp) is None
 
 
 def test_on_a_mount_without_identity_files_are_read_every_time(
     header: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.toolchain.evidence._mount", lambda _: -1)
+    monkeypatch.setattr("preheat.toolchain.headers.evidence._mount", lambda _: -1)
     memo = settled(header)
     assert not memo.changed
 
@@ -213,7 +213,7 @@ def test_on_a_mount_without_identity_files_are_read_every_time(
 def test_a_kernel_that_cannot_distinguish_mounts_counts_on_its_own_time_stamps(
     header: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.toolchain.evidence._unique_mount", lambda _: None)
+    monkeypatch.setattr("preheat.toolchain.headers.evidence._unique_mount", lambda _: None)
     assert settled(header).changed
 
 
@@ -229,7 +229,7 @@ def test_a_pipe_is_no_header(tmp_path: Path) -> None:
 def test_a_damaged_note_is_an_empty_one(
     header: Path, note: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.toolchain.evidence._boots", [""])
+    monkeypatch.setattr("preheat.toolchain.headers.evidence._boots", [""])
     assert look(Memo(note), header) == look(Memo(), header)
 
 

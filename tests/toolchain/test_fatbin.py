@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.audit.images import canonical
-from preheat.toolchain.fatbin import FatbinEntry, compiled_on, parse_fatbin, read_entry
+from preheat.toolchain.binaries.fatbin import FatbinEntry, compiled_on, parse_fatbin, read_entry
 from tests.audit.modules import PTX, cubin, entry, fatbin
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.lexer import split_commas
+from preheat.model.lexer import split_commas
 from preheat.toolchain import frames
 
 JSON = st.recursive(

@@ -11,12 +11,12 @@ from pathlib import Path
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from preheat.artifact import Header
-from preheat.program import Program
-from preheat.toolchain.evidence import Memo
-from preheat.toolchain.headers import HeaderState, change
-from preheat.toolchain.observe import Unexpected, observe
-from preheat.toolchain.survey import Survey
+from preheat.model.artifact import Header
+from preheat.model.program import Program
+from preheat.toolchain.headers.evidence import Memo
+from preheat.toolchain.headers.observe import Unexpected, observe
+from preheat.toolchain.headers.states import HeaderState, change
+from preheat.toolchain.headers.survey import Survey
 
 # A small preprocessor stands in for the compiler: quoted names are looked for next to the header
 # that has them, then all names in the roots, in order; each file is read once. The toolkit has a

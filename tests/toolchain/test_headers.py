@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from preheat.artifact import Artifact, Header
 from preheat.build.builder import Builder
-from preheat.config import Config
 from preheat.errors import CompileError, InputError
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.artifact import Artifact, Header
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain
-from preheat.toolchain.absent_names import Untrackable
-from preheat.toolchain.evidence import FileHasher, Memo
-from preheat.toolchain.headers import HeaderState, change, mismatch
-from preheat.toolchain.observe import Unexpected, observe
-from preheat.toolchain.survey import Survey
+from preheat.toolchain.headers.absent_names import Untrackable
+from preheat.toolchain.headers.evidence import FileHasher, Memo
+from preheat.toolchain.headers.observe import Unexpected, observe
+from preheat.toolchain.headers.states import HeaderState, change, mismatch
+from preheat.toolchain.headers.survey import Survey
 from tests.conftest import Recorder
 
 KERNEL = 'extern "C" __global__ void k(int* x) { *x = VALUE; }\n'

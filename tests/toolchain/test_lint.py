@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from preheat.arch import Arch
 from preheat.errors import PtxError
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain, lint
 
 GOOD = """\

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from preheat.arch import Arch
 from preheat.errors import InputError, ToolchainChangedError, ToolchainNotFoundError
-from preheat.events import Events
-from preheat.program import Program
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain, frames
-from preheat.toolchain.elf import build_id
-from preheat.toolchain.headers import TOOLKIT
+from preheat.toolchain.binaries.elf import build_id
+from preheat.toolchain.headers.states import TOOLKIT
 from preheat.toolchain.locate import SEARCH_VARIABLES, Library, Located
 from tests import processes
 from tests.conftest import Recorder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from preheat.key import SCHEMA
+from preheat.model.key import SCHEMA
 from preheat.toolchain import nvjitlink, nvrtc, signature, worker
 
 # No key names these words: an entry made with other words would be found under the same key. So when

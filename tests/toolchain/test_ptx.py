@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from preheat.arch import Arch
 from preheat.errors import PtxError
-from preheat.program import Program
-from preheat.toolchain import Toolchain, lint, ptx
+from preheat.model import ptx
+from preheat.model.arch import Arch
+from preheat.model.program import Program
+from preheat.toolchain import Toolchain, lint
 from preheat.toolchain.translate import Compiled
 from tests.toolchain import support
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.audit.images import canonical
-from preheat.toolchain.ptx_section import (
+from preheat.toolchain.binaries.ptx_section import (
     SECTION_TYPE,
     attach_ptx,
     attached_ptx,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from preheat.arch import Arch
-from preheat.artifact import Resources
 from preheat.errors import CompileError
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Resources
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain, report
 
 SM_80, SM_90 = Arch.parse("sm_80"), Arch.parse("sm_90")

@@ -7,12 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from preheat.arch import Arch
-from preheat.artifact import EntryPoint
 from preheat.errors import CompileError, UnknownEntryError
-from preheat.events import Events
-from preheat.program import Program
-from preheat.toolchain import Toolchain, ptx, signature
+from preheat.model import ptx
+from preheat.model.arch import Arch
+from preheat.model.artifact import EntryPoint
+from preheat.model.events import Events
+from preheat.model.program import Program
+from preheat.toolchain import Toolchain, signature
 from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS
 

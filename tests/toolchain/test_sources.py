@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.program import Program
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.artifact import Artifact
+from preheat.model.program import Program
 from preheat.toolchain.sources import sources_of
 
 INCLUDES = '#include "v.h"\n#include "m.h"\n__global__ void k(int* x) { *x = v(*x) + m(*x); }\n'

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from preheat.arch import Arch
 from preheat.errors import (
     CompileError,
     CompilerCrashError,
@@ -24,8 +23,9 @@ from preheat.errors import (
     PtxError,
     ToolchainError,
 )
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain, process, scratch
 from preheat.toolchain.translate import Compiled
 from tests import processes
@@ -428,7 +428,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 SLOW_IMPORTS = {
     *("asyncio", "contextlib", "cuda", "dataclasses", "hashlib", "inspect", "logging", "numpy"),
     *("pathlib", "random", "shutil", "subprocess", "tempfile", "threading", "typing"),
-    *("preheat.config", "preheat.errors", "preheat.events"),
+    *("preheat.model.config", "preheat.errors", "preheat.model.events"),
 }
 
 
@@ -441,9 +441,9 @@ def test_a_worker_starts_with_few_imports() -> None:
 
 COMPILE = """
 import signal, sys
-from preheat.arch import Arch
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain
 
 toolchain = Toolchain(Events(), timeout=3000.0)
@@ -489,9 +489,9 @@ FORK = """
 import json, os, sys
 from pathlib import Path
 from preheat.build.builder import Builder
-from preheat.config import Config
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.model.program import Program
 
 root = Path(sys.argv[1])
 started = []
@@ -533,9 +533,9 @@ CRAMPED = """
 import json, os, subprocess, sys
 from pathlib import Path
 from preheat.build.builder import Builder
-from preheat.config import Config
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.model.program import Program
 
 root, options, os.environ["TMPDIR"], name = Path(sys.argv[1]), *sys.argv[2:]
 subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/dev/shm"], check=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.toolchain import Toolchain
 from tests.conftest import LONG
 from tests.processes import TIMEOUT_SECONDS

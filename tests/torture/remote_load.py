@@ -55,9 +55,9 @@ if __name__ == "__main__":  # Before preheat is imported, which takes `time.time
     time.time = clock
 
 from preheat.build.builder import Builder  # noqa: E402
-from preheat.config import Config  # noqa: E402
-from preheat.events import Events  # noqa: E402
-from preheat.foreign import ForeignRequest  # noqa: E402
+from preheat.model.config import Config  # noqa: E402
+from preheat.model.events import Events  # noqa: E402
+from preheat.model.foreign import ForeignRequest  # noqa: E402
 from preheat.store.remote import lease, opendal_engine, redis_engine  # noqa: E402, F401
 
 

@@ -17,8 +17,8 @@ _BECOME = """
 import json, os, shutil, sys
 from pathlib import Path
 from preheat.build.cache_directory import open_disk
-from preheat.config import Config
-from preheat.events import Events
+from preheat.model.config import Config
+from preheat.model.events import Events
 from preheat.store.lock import FileLock
 place = Path(sys.argv[2])
 os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1])); os.umask(0)

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import xxhash
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
-from preheat.events import Events, JsonLines
-from preheat.key import Part
-from preheat.store import Chain, DiskStore, codec
-from preheat.store.codec import DamagedEntryError
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact, EntryPoint, Header, Parameter, Provenance, Resources
+from preheat.model.codec import DamagedEntryError
+from preheat.model.events import Events, JsonLines
+from preheat.model.key import Part
+from preheat.store import Chain, DiskStore
 from preheat.store.journal import Journal
-from preheat.toolchain.headers import HeaderState, decode_states, encode_states
+from preheat.toolchain.headers.states import HeaderState, decode_states, encode_states
 from preheat.toolchain.locate import Library, Located, _Memo
 from tests.command import Cli, command_line
 from tests.conftest import Recorder

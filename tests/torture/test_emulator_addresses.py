@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from preheat.devices.emulator.addresses import LOCAL_WINDOW, SHARED_WINDOW
+from preheat.emulator.addresses import LOCAL_WINDOW, SHARED_WINDOW
 from preheat.errors import EmulatorFault
-from tests.devices.emulator.support import Machine, entry
+from tests.emulator.support import Machine, entry
 from tests.torture.conftest import Campaign
 
 Array = np.ndarray[Any, Any]

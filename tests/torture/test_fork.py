@@ -103,7 +103,7 @@ class Watch:
             print(name)
 
 import preheat
-from preheat.locks import no_fork
+from preheat.process.locks import no_fork
 sys.meta_path.insert(0, Watch())
 """
 BUILDS = """

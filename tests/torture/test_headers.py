@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.config import Config
 from preheat.errors import PreheatError
-from preheat.program import Program
+from preheat.model.artifact import Artifact
+from preheat.model.config import Config
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain
 
 KERNEL = 'extern "C" __global__ void k(int* x) { *x = V; }\n'
@@ -456,7 +456,7 @@ def test_the_matrix_still_holds_once_stamps_are_believed(
     home = tmp_path / "home-of-headers"
     case = prepared(name, home)
     passed = [0.0]
-    monkeypatch.setattr("preheat.toolchain.evidence._now", lambda: passed[0])
+    monkeypatch.setattr("preheat.toolchain.headers.evidence._now", lambda: passed[0])
     same = cache.process()
     for _ in range(3):
         built(cache.process(), case, home)

@@ -18,15 +18,15 @@ from preheat.ahead.bake import bake
 from preheat.ahead.bundles import faults, merge
 from preheat.ahead.check import check
 from preheat.ahead.manifest import Manifest, ManifestProgram
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import entries_of
-from preheat.config import Config, SealMode
 from preheat.errors import SealedError
-from preheat.events import Events
 from preheat.gpu import Gpu
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.config import Config, SealMode
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.store.bundle import Bundle
 from tests.processes import start_process, wait_for_exit
 from tests.torture.conftest import Campaign
@@ -99,7 +99,7 @@ class Project:
         return process.returncode, out, err
 
     def preheat(self, *words: str) -> str:
-        code, out, err = self.run("-m", "preheat.cli", *words)
+        code, out, err = self.run("-m", "preheat.tools.cli", *words)
         assert code == 0, err
         return out + err
 

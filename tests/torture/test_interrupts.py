@@ -20,7 +20,7 @@ from pathlib import Path
 kind, rounds, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 random = random.Random(seed)
 import preheat
-from preheat.artifact import EntryPoint
+from preheat.model.artifact import EntryPoint
 from preheat.toolchain.compiler import Toolchain
 from preheat.toolchain.translate import Compiled
 

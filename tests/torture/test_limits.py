@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import DiskStore
 from preheat.store.bundle import write
 from preheat.store.journal import Journal

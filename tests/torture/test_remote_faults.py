@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("opendal", reason="opendal is not installed")
 
-from preheat.foreign import ForeignEntry, foreign_digest
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.foreign import ForeignEntry, foreign_digest
 from preheat.store.base import UntrustedError
 from preheat.store.remote.names import entry_name
 from preheat.store.signing import entries as envelope

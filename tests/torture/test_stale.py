@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.config import Config
 from preheat.errors import InputError
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.config import Config
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain
 from tests.torture.conftest import Campaign
 from tests.torture.test_headers import KERNEL, NEW, OLD, value
@@ -196,7 +196,7 @@ def test_two_images_with_the_same_times_are_two_images(
 ) -> None:
     first, second = images(project.root, OLD, NEW)
     passed, stamps = [0.0], []
-    monkeypatch.setattr("preheat.toolchain.evidence._now", lambda: passed[0])
+    monkeypatch.setattr("preheat.toolchain.headers.evidence._now", lambda: passed[0])
     same = project.process()
     for _ in range(3):  # so that the stamps are believed
         passed[0] += 10

@@ -11,9 +11,10 @@ import pytest
 
 from preheat.ahead.manifest import Manifest
 from preheat.errors import PreheatError
-from preheat.program import Program
-from preheat.toolchain import ptx, report, signature
-from preheat.toolchain.includes import has_include_macros, has_include_queries, includes
+from preheat.model import ptx
+from preheat.model.program import Program
+from preheat.toolchain import report, signature
+from preheat.toolchain.headers.includes import has_include_macros, has_include_queries, includes
 from tests.conftest import LONG
 from tests.torture.conftest import Campaign
 

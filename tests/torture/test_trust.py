@@ -14,7 +14,7 @@ import pytest
 
 from preheat.build.bundle_entries import MountedBundles
 from preheat.errors import BundleError
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import Chain, LayerStore
 from preheat.store.bundle import write
 from preheat.store.disk import DiskStore

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from preheat.arch import Arch
-from preheat.events import Events
-from preheat.linked_program import RelocatableProgram
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.events import Events
+from preheat.model.linked_program import RelocatableProgram
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain, scratch
 from tests import processes
 from tests.processes import TIMEOUT_SECONDS
@@ -27,9 +27,9 @@ SM_90 = Arch.parse("sm_90")
 #: Compiles 16 programs at once, which no machine ends in time, with headers looked for in argv[2].
 COMPILE = """
 import sys, threading
-from preheat.arch import Arch
-from preheat.events import Events
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.events import Events
+from preheat.model.program import Program
 from preheat.toolchain import Toolchain
 
 toolchain = Toolchain(Events(), timeout=3000.0)

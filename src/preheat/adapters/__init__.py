@@ -14,7 +14,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from preheat.locks import Lock
+from preheat.process.locks import Lock
 
 if TYPE_CHECKING:
     from preheat.adapters.base import Adapter
@@ -99,7 +99,7 @@ def install(*names: str, builder: Builder | None = None) -> None:
         Traceback (most recent call last):
         preheat.errors.InputError: ...
     """
-    from preheat.default import default_builder
+    from preheat.build.default import default_builder
     from preheat.errors import InputError
 
     if not names:

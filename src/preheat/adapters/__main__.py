@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 from preheat import adapters
-from preheat.arch import Arch
-from preheat.default import default_builder
+from preheat.build.default import default_builder
 from preheat.errors import PreheatError
+from preheat.model.arch import Arch
 
 _STDOUT, _STDERR = 1, 2
 

@@ -18,14 +18,14 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from preheat.adapters.modules import NotPortableError
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.compile_lock import CompileLock
 from preheat.build.foreign_store import ABSENT, ForeignStore, created_now
-from preheat.callsite import call_site, format_site
 from preheat.errors import AdapterError, PreheatError
-from preheat.foreign import ForeignEntry, ForeignRequest
-from preheat.tracebacks import hide_frames
+from preheat.model.arch import Arch
+from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.model.tracebacks import hide_frames
+from preheat.process.callsite import call_site, format_site
 
 __all__ = [
     "Adapter", "Compile", "Connection", "HiddenFrames", "LastKey", "NotKeyableError", "Request",

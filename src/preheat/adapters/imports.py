@@ -68,8 +68,8 @@ def child_environment(env: Mapping[str, str], adapters: str = "auto") -> dict[st
 def _install(name: str, _: object = None) -> None:
     """Install an adapter. In a process that is not sealed, a failure leaves the library as it is."""
     from preheat import adapters
-    from preheat.config import SealMode
-    from preheat.default import default_builder
+    from preheat.build.default import default_builder
+    from preheat.model.config import SealMode
 
     try:
         adapters.install(name)
@@ -80,6 +80,6 @@ def _install(name: str, _: object = None) -> None:
 
 
 def _warn(text: str) -> None:
-    from preheat.events import warn
+    from preheat.model.events import warn
 
     warn(text)

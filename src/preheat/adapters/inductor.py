@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from preheat.adapters.base import Adapter, Connection, require_version
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.foreign_store import ForeignStore
-from preheat.config import SealMode
-from preheat.foreign import ForeignEntry, ForeignRequest
-from preheat.locks import Lock
+from preheat.model.arch import Arch
+from preheat.model.config import SealMode
+from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.process.locks import Lock
 
 __all__ = ["InductorAdapter"]
 

@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from preheat.messages import did_you_mean
+from preheat.process.messages import did_you_mean
 
 __all__ = [
     "RECORD_AGAIN",

@@ -16,13 +16,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from preheat.ahead.manifest import ForeignProgram
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.foreign_store import ForeignStore
-from preheat.config import VARIABLES, environ
 from preheat.errors import AdapterError
-from preheat.foreign import ForeignRequest
-from preheat.locks import Lock
+from preheat.model.arch import Arch
+from preheat.model.config import VARIABLES, environ
+from preheat.model.foreign import ForeignRequest
+from preheat.process.locks import Lock
 
 __all__ = ["AdapterAnswer", "AdapterProcesses"]
 

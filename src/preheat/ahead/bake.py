@@ -19,17 +19,17 @@ from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.ahead.output import BundleOutput
 from preheat.ahead.shards import Shard
 from preheat.ahead.shared_entries import fill_stores
-from preheat.arch import Arch
 from preheat.build.batch import estimate
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.known_archs import require_known
 from preheat.build.parallel import Task, run_all
 from preheat.build.request import look_ahead
-from preheat.config import Config, SealMode
 from preheat.errors import InputError, PreheatError
-from preheat.events import logged_events
-from preheat.key import long_texts
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
+from preheat.model.events import logged_events
+from preheat.model.key import long_texts
 from preheat.store.base import UploadResult
 from preheat.store.signing.keys import SigningKey
 

@@ -12,10 +12,10 @@ from preheat.ahead.fleets.watch import FleetWatch
 from preheat.ahead.foreign import BakedForeign, ForeignJob
 from preheat.ahead.jobs import Job, Output
 from preheat.ahead.workers import HEADERS_HINT, Answer, header_difference, submit
-from preheat.config import Config
 from preheat.errors import InputError, PreheatError, ToolchainError
-from preheat.events import Events
-from preheat.toolchain.evidence import Memo
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.toolchain.headers.evidence import Memo
 
 __all__ = ["bake_elsewhere"]
 

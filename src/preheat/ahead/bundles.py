@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from preheat.ahead.manifest import GraphKeys, Manifest
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.bundle_archs import baked_archs, named
 from preheat.build.bundle_entries import (
     BundleEntry,
@@ -22,10 +20,12 @@ from preheat.build.bundle_entries import (
     read_foreign,
 )
 from preheat.errors import BundleError, InputError
-from preheat.foreign import ForeignEntry
-from preheat.key import explain
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.codec import DamagedEntryError
+from preheat.model.foreign import ForeignEntry
+from preheat.model.key import explain
 from preheat.store.bundle import MAGIC, Bundle, write
-from preheat.store.codec import DamagedEntryError
 from preheat.store.publish import unwritable_reason
 from preheat.store.signing.keys import SigningKey
 

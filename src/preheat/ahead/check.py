@@ -19,14 +19,14 @@ from preheat.ahead.foreign import (
 )
 from preheat.ahead.manifest import Manifest, Unrecorded, require_programs
 from preheat.ahead.manifest.recorded import RecordedEntries
-from preheat.arch import Arch, runnable_archs
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_archs import baked_archs
 from preheat.build.bundle_entries import DAMAGED_ENTRY
 from preheat.build.lookup import Miss
 from preheat.build.request import look_ahead
 from preheat.errors import InputError
+from preheat.model.arch import Arch, runnable_archs
+from preheat.model.artifact import Artifact
 
 __all__ = ["CheckResult", "MissingProgram", "check"]
 

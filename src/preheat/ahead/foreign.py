@@ -11,14 +11,14 @@ from typing import NamedTuple
 from preheat.ahead.adapter_process import AdapterAnswer, AdapterProcesses
 from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.ahead.manifest.recorded import RecordedEntries
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Attempt
 from preheat.build.parallel import Task, run_all
 from preheat.errors import AdapterError, PreheatError
-from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.model.arch import Arch
+from preheat.model.codec import DamagedEntryError
+from preheat.model.foreign import ForeignEntry, ForeignRequest
 from preheat.store.bundle import Bundle
-from preheat.store.codec import DamagedEntryError
 
 __all__ = [
     "COPY_AGAIN",

@@ -6,13 +6,13 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from preheat.ahead.manifest import ManifestProgram
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.key_locks import Attempt
 from preheat.errors import PreheatError, ToolchainError, UnknownEntryError, copy_error
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.program import Program
 
 __all__ = ["BakedProgram", "FailedProgram", "Job", "Output", "run_job"]
 
@@ -35,7 +35,7 @@ class BakedProgram(NamedTuple):
     `seconds` is the duration of its compile, whenever that was, and `bytes` its size in a bundle.
     `arch` is None for an entry of another library that depends on none.
     `note` says why no cache can store it. `changed` is True when its file is no longer the recorded
-    one. `include` has its include directories, spelled as `preheat.portable_paths` describes.
+    one. `include` has its include directories, spelled as `preheat.model.portable_paths` describes.
     `worker` is the host and the process that an executor used, as "host:pid"; it is empty for this one.
     """
 

@@ -13,8 +13,8 @@ from preheat.ahead.bundles import lost_archs, require_place, shard_at
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.jobs import Job
 from preheat.ahead.shards import Shard
-from preheat.arch import Arch
 from preheat.errors import InputError
+from preheat.model.arch import Arch
 from preheat.store.bundle import write
 from preheat.store.lock import FileLock
 from preheat.store.signing.keys import SigningKey

@@ -28,8 +28,7 @@ import preheat.ahead.manifest.document
 
 # The last rows are written at exit, and need it. An import at exit would make Python forget that an
 # interrupt ended the program, because a class of named tuples is made by `eval`.
-import preheat.lexer  # noqa: F401
-from preheat import fork
+import preheat.model.lexer  # noqa: F401
 from preheat.ahead.manifest import (
     ForeignProgram,
     GraphKeys,
@@ -38,16 +37,17 @@ from preheat.ahead.manifest import (
     key_literal,
 )
 from preheat.ahead.manifest.recorded import ENTRY_SUFFIX
-from preheat.arch import Arch
-from preheat.artifact import Artifact
-from preheat.callsite import CallSite, call_site, format_site
 from preheat.errors import InputError
-from preheat.events import Events, Sink, warn
-from preheat.files import Descriptor, lock_open_file, opened
-from preheat.foreign import ForeignEntry
-from preheat.linked_program import BinaryPart, LinkedProgram
-from preheat.locks import Lock
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.events import Events, Sink, warn
+from preheat.model.foreign import ForeignEntry
+from preheat.model.linked_program import BinaryPart, LinkedProgram
+from preheat.model.program import Program
+from preheat.process import fork
+from preheat.process.callsite import CallSite, call_site, format_site
+from preheat.process.files import Descriptor, lock_open_file, opened
+from preheat.process.locks import Lock
 from preheat.store.lock import FileLock, hold
 from preheat.store.publish import replace as publish
 

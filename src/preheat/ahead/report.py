@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from preheat.messages import count
+from preheat.process.messages import count
 
 __all__ = ["WarmReport"]
 

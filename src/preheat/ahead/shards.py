@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.jobs import Job
-from preheat.config import environ
 from preheat.errors import InputError
-from preheat.key import bundle_key
+from preheat.model.config import environ
+from preheat.model.key import bundle_key
 
 __all__ = ["Shard"]
 

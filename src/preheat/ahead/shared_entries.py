@@ -10,7 +10,7 @@ from preheat.ahead.jobs import Output
 from preheat.build.builder import Builder
 from preheat.store import Chain
 from preheat.store.base import Upload, UploadResult
-from preheat.toolchain.headers import pack_states
+from preheat.toolchain.headers.states import pack_states
 
 __all__ = ["fill_stores"]
 

@@ -9,26 +9,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.ahead.bundles import graphs, meta, require_place
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.bundle_archs import baked_archs
 from preheat.build.bundle_entries import entry_meta
 from preheat.build.remotes import open_remotes, patient
 from preheat.build.signers import required_signers
-from preheat.config import Config
 from preheat.errors import InputError
-from preheat.events import Events, logged_events
-from preheat.foreign import ForeignEntry, foreign_kind, is_foreign
-from preheat.pins import split_pin
-from preheat.progress import progress
-from preheat.store import DiskStore, LayerStore, Store, codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.config import Config
+from preheat.model.events import Events, logged_events
+from preheat.model.foreign import ForeignEntry, foreign_kind, is_foreign
+from preheat.model.pins import split_pin
+from preheat.process.progress import progress
+from preheat.store import DiskStore, LayerStore, Store
 from preheat.store.bundle import Bundle, write
 from preheat.store.copy import Copier, CopyResult
 from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.url import parse_remote, require_writable_kind
 from preheat.store.trust import unusable_reason
-from preheat.toolchain.header_lists import HeaderLists
-from preheat.toolchain.headers import decode_states
+from preheat.toolchain.headers.header_lists import HeaderLists
+from preheat.toolchain.headers.states import decode_states
 
 __all__ = [
     "BundleStore",

@@ -22,13 +22,13 @@ from preheat.ahead.adapter_process import AdapterProcesses
 from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_request
 from preheat.ahead.jobs import Job, Output, run_job
 from preheat.build.builder import Builder
-from preheat.config import Config
 from preheat.errors import CompileError, InputError, PreheatError, ToolchainError
-from preheat.linked_program import LinkedProgram
-from preheat.locks import Lock
-from preheat.program import Program
-from preheat.toolchain.evidence import Memo
-from preheat.toolchain.headers import HeaderState, is_toolkit, mismatch
+from preheat.model.config import Config
+from preheat.model.linked_program import LinkedProgram
+from preheat.model.program import Program
+from preheat.process.locks import Lock
+from preheat.toolchain.headers.evidence import Memo
+from preheat.toolchain.headers.states import HeaderState, is_toolkit, mismatch
 
 __all__ = ["HEADERS_HINT", "Answer", "header_difference", "submit", "worker_name"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from preheat.audit.events import Event, EventLog
 from preheat.errors import InputError
-from preheat.messages import did_you_mean
+from preheat.process.messages import did_you_mean
 
 __all__ = [
     "COMPILER_LIBRARIES",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from preheat.files import read_part
+from preheat.process.files import read_part
 
 __all__ = [
     "Event",

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from preheat.audit.events import Event, EventLog
 from preheat.audit.sites import Caller, caller_of_event
-from preheat.files import read_part
-from preheat.toolchain import fatbin
-from preheat.toolchain.elf import ELF, elf_size
-from preheat.toolchain.fatbin import FatbinEntry, compiled_on, parse_fatbin
+from preheat.process.files import read_part
+from preheat.toolchain.binaries import fatbin
+from preheat.toolchain.binaries.elf import ELF, elf_size
+from preheat.toolchain.binaries.fatbin import FatbinEntry, compiled_on, parse_fatbin
 
 __all__ = ["Image", "Load", "canonical", "read_loads"]
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from preheat.audit.compiler_libraries import file_patterns
 from preheat.audit.nested import outer_audit
-from preheat.config import Config, SealMode
 from preheat.errors import InputError
-from preheat.native_build import BUILD_AGAIN, is_stale
+from preheat.model.config import Config, SealMode
+from preheat.native.build import BUILD_AGAIN, is_stale
 
 __all__ = ["LIBRARY", "Audited", "audited_environment", "loadable_library", "require_library"]
 

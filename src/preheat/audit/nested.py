@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from preheat.audit.events import EventLog, lost_events
-from preheat.config import SealMode
+from preheat.model.config import SealMode
 
 __all__ = ["announce_bundles", "announced_bundles", "hand_over", "outer_audit", "outer_seal"]
 

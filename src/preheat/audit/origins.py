@@ -15,7 +15,7 @@ from preheat.audit.images import Load, canonical
 from preheat.audit.library_caches import LibraryCaches
 from preheat.audit.sites import package_of
 from preheat.build.builder import Builder
-from preheat.store import codec
+from preheat.model import codec
 from preheat.store.bundle import Bundle
 
 __all__ = ["ACCOUNTED", "Origin", "Origins"]

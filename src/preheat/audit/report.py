@@ -26,7 +26,7 @@ from preheat.audit.processes import (
     with_unseen_children,
 )
 from preheat.audit.sites import ADAPTER_OF, STARTS_COVERED, Caller, caller_of_event
-from preheat.config import SealMode
+from preheat.model.config import SealMode
 
 __all__ = [
     "Compile",

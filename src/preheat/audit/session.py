@@ -23,8 +23,8 @@ from preheat.audit.report import Report, make_report
 from preheat.audit.unrecorded import find_unrecorded
 from preheat.build.builder import Builder
 from preheat.build.signers import required_signers
-from preheat.config import Config, SealMode
 from preheat.errors import InputError
+from preheat.model.config import Config, SealMode
 from preheat.store.bundle import Bundle
 
 __all__ = ["AuditSession", "audit_session"]

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
-from preheat import fork
+from preheat.process import fork
 from preheat.store.base import CLOSE_SECONDS
 
 __all__ = ["close_at_exit"]

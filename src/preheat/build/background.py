@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from preheat.locks import Lock, no_fork
+from preheat.process.locks import Lock, no_fork
 
 if TYPE_CHECKING:  # Imported when something is first compiled in the background.
     from preheat.build.key_locks import Attempt

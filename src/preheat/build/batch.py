@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.build import Build
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Attempt
 from preheat.build.lookup import Hit
 from preheat.build.parallel import Task, run_all
 from preheat.errors import InputError, PreheatError, short_repr, with_others
-from preheat.linked_program import LinkedProgram
-from preheat.program import Program
-from preheat.progress import DelayedProgress
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.linked_program import LinkedProgram
+from preheat.model.program import Program
+from preheat.process.progress import DelayedProgress
 
 __all__ = ["build_all", "compile_batch", "compile_builds", "estimate", "pairs", "raise_all"]
 

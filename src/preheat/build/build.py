@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING
 
-from preheat.arch import Arch
 from preheat.build.cache_directory import unreachable_stores
 from preheat.build.compile_lock import CompileLock
 from preheat.build.lookup import HEADERS, Hit, Miss
 from preheat.build.obtain import Obtainer
 from preheat.build.request import Request
-from preheat.callsite import caller
-from preheat.config import SealMode
 from preheat.errors import CompileError, SealedError, ToolchainChangedError, UnknownEntryError
-from preheat.locks import no_fork
+from preheat.model.arch import Arch
+from preheat.model.config import SealMode
+from preheat.process.callsite import caller
+from preheat.process.locks import no_fork
 
 if TYPE_CHECKING:
     from preheat.build.builder import Builder

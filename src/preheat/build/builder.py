@@ -9,9 +9,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from preheat import fork
-from preheat.arch import Arch, runnable_archs
-from preheat.artifact import Artifact
 from preheat.build import seal
 from preheat.build.at_exit import close_at_exit
 from preheat.build.background import Background
@@ -28,21 +25,24 @@ from preheat.build.recording import record_requests
 from preheat.build.request import Request, look_ahead
 from preheat.build.sealed_headers import SealedHeaders
 from preheat.build.signers import required_signers
-from preheat.config import VARIABLES, Config, SealMode, environ
 from preheat.errors import (
     InputError,
     PreheatError,
 )
-from preheat.events import Events, JsonLines, Stats, audit_sink, logged_events
-from preheat.key import Key
-from preheat.lazy import lazy
-from preheat.locks import no_fork
-from preheat.misspelled import warn_of_misspelled
-from preheat.program import Program
+from preheat.model.arch import Arch, runnable_archs
+from preheat.model.artifact import Artifact
+from preheat.model.config import VARIABLES, Config, SealMode, environ
+from preheat.model.events import Events, JsonLines, Stats, audit_sink, logged_events
+from preheat.model.key import Key
+from preheat.model.misspelled import warn_of_misspelled
+from preheat.model.program import Program
+from preheat.model.tracebacks import shorten_traceback
+from preheat.process import fork
+from preheat.process.lazy import lazy
+from preheat.process.locks import no_fork
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
 from preheat.store.lock import release_lost
 from preheat.toolchain.compiler import Toolchain
-from preheat.tracebacks import shorten_traceback
 
 if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.compile import ArtifactCompiler

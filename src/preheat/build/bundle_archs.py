@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from preheat.arch import Arch, runnable_archs
-from preheat.callsite import shown_path
 from preheat.errors import BundleError, InputError
-from preheat.locks import no_fork
+from preheat.model.arch import Arch, runnable_archs
+from preheat.process.callsite import shown_path
+from preheat.process.locks import no_fork
 
 if TYPE_CHECKING:
     from preheat.store.bundle import Bundle

@@ -11,25 +11,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact, Provenance
 from preheat.build.bundle_archs import baked_archs, named, runs
-from preheat.config import SealMode
 from preheat.errors import BundleError, InputError, with_others
-from preheat.events import Events
-from preheat.foreign import ForeignEntry, foreign_kind
-from preheat.key import Part, include_parts
-from preheat.locks import no_fork
-from preheat.pins import split_pin
-from preheat.store import codec
-from preheat.store.codec import text
-from preheat.toolchain.headers import HeaderState, Place, decode_states, encode_states
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact, Provenance
+from preheat.model.codec import text
+from preheat.model.config import SealMode
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignEntry, foreign_kind
+from preheat.model.key import Part, include_parts
+from preheat.model.pins import split_pin
+from preheat.process.locks import no_fork
+from preheat.toolchain.headers.states import HeaderState, Place, decode_states, encode_states
 
 if TYPE_CHECKING:
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
 
-from preheat.weak_values import WeakValues
+from preheat.process.weak_values import WeakValues
 
 __all__ = [
     "DAMAGED_ENTRY",

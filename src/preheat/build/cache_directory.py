@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from preheat.build.lock_directory import choose_lock_dir
-from preheat.config import Config
-from preheat.events import Events
-from preheat.locks import no_fork
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.process.locks import no_fork
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, Store
 from preheat.store.filesystem import filesystem_of, read_mounts
 from preheat.store.trust import first_usable, usable

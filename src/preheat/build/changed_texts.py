@@ -11,9 +11,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from preheat.build.nearest import Near
-from preheat.files import read_whole
-from preheat.key import Key, Part, is_text
-from preheat.messages import short_repr
+from preheat.model.key import Key, Part, is_text
+from preheat.process.files import read_whole
+from preheat.process.messages import short_repr
 
 __all__ = ["differences_in_words"]
 

@@ -8,23 +8,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact, Header, Provenance
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.lookup import Lookup
 from preheat.build.request import Request
 from preheat.errors import ToolchainChangedError
-from preheat.events import Events
-from preheat.key import Key
-from preheat.linked_program import LinkedProgram
-from preheat.program import Program
-from preheat.store import DiskStore, codec
-from preheat.toolchain.absent_names import Untrackable
-from preheat.toolchain.headers import HeaderState, Place, decode_states, joined, pack_states
-from preheat.toolchain.observe import Unexpected, observe, observe_roughly
-from preheat.toolchain.own_headers import toolkit_places
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact, Header, Provenance
+from preheat.model.events import Events
+from preheat.model.key import Key
+from preheat.model.linked_program import LinkedProgram
+from preheat.model.program import Program
+from preheat.store import DiskStore
+from preheat.toolchain.headers.absent_names import Untrackable
+from preheat.toolchain.headers.observe import Unexpected, observe, observe_roughly
+from preheat.toolchain.headers.own_headers import toolkit_places
+from preheat.toolchain.headers.states import HeaderState, Place, decode_states, joined, pack_states
+from preheat.toolchain.headers.survey import Survey
 from preheat.toolchain.sources import sources_of
-from preheat.toolchain.survey import Survey
 
 if TYPE_CHECKING:
     from preheat.toolchain.translate import Compiled

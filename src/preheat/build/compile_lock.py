@@ -8,9 +8,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from preheat.build.key_locks import Attempt, KeyLocks, PendingLease, WouldWait
-from preheat.events import Events
-from preheat.locks import Holder, no_fork
-from preheat.singleflight import SingleFlight
+from preheat.build.singleflight import SingleFlight
+from preheat.model.events import Events
+from preheat.process.locks import Holder, no_fork
 from preheat.store import Chain, DiskStore
 from preheat.store.lock import FileLock
 

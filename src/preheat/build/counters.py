@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from preheat.events import Events, Stats
+from preheat.model.events import Events, Stats
 from preheat.store.journal import Journal
 
 __all__ = ["Counters"]

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from preheat.build.request import Request
 from preheat.errors import PreheatError, copy_error
-from preheat.events import Events
+from preheat.model.events import Events
 
 __all__ = ["Failure", "Failures"]
 

@@ -8,20 +8,21 @@ from contextlib import suppress
 from functools import partial
 from types import FrameType
 
-from preheat.artifact import Provenance
 from preheat.build.bundle_entries import MountedBundles
 from preheat.build.cache_directory import unreachable_stores
 from preheat.build.compile_lock import CompileLock, CompileLocks
 from preheat.build.counters import Counters
 from preheat.build.obtain import Obtainer
-from preheat.callsite import caller
-from preheat.config import SealMode
 from preheat.errors import SealedError
-from preheat.events import Events
-from preheat.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
-from preheat.locks import no_fork
-from preheat.store import Chain, LayerStore, codec
-from preheat.toolchain.ptx_section import has_attached_ptx, is_executed
+from preheat.model import codec
+from preheat.model.artifact import Provenance
+from preheat.model.config import SealMode
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
+from preheat.process.callsite import caller
+from preheat.process.locks import no_fork
+from preheat.store import Chain, LayerStore
+from preheat.toolchain.binaries.ptx_section import has_attached_ptx, is_executed
 
 __all__ = ["ABSENT", "UNMEASURED", "ForeignStore", "created_now"]
 

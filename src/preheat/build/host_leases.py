@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import Chain, DiskStore
 from preheat.store.remote import lease
 from preheat.store.remote.engine import RemoteError

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store.lock import FileLock
 from preheat.store.trust import make_private
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import closing
 
-from preheat.arch import LISTED_ARCHS, Arch
 from preheat.build.builder import Builder
-from preheat.config import Config
 from preheat.errors import InputError
+from preheat.model.arch import LISTED_ARCHS, Arch
+from preheat.model.config import Config
 
 __all__ = ["require_known"]
 

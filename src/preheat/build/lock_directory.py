@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from preheat.config import Config, node_local_lock_dirs
-from preheat.events import Events
+from preheat.model.config import Config, node_local_lock_dirs
+from preheat.model.events import Events
 from preheat.store.filesystem import Mount, filesystem_of
 from preheat.store.trust import first_usable
 

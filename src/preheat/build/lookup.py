@@ -9,16 +9,18 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, MountedBundles
 from preheat.build.request import Request
 from preheat.build.sealed_headers import SealedHeaders
 from preheat.errors import ToolchainError
-from preheat.events import Events
-from preheat.key import Key
-from preheat.store import Chain, DiskStore, codec
-from preheat.toolchain.evidence import Memo
-from preheat.toolchain.headers import (
+from preheat.model import codec
+from preheat.model.artifact import Artifact
+from preheat.model.events import Events
+from preheat.model.key import Key
+from preheat.process.weak_values import WeakValues
+from preheat.store import Chain, DiskStore
+from preheat.toolchain.headers.evidence import Memo
+from preheat.toolchain.headers.states import (
     HEADER_LIST,
     HeaderState,
     change,
@@ -26,7 +28,6 @@ from preheat.toolchain.headers import (
     is_toolkit,
     mismatch,
 )
-from preheat.weak_values import WeakValues
 
 __all__ = ["HEADERS", "HeaderMemos", "Hit", "Lookup", "Miss"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from preheat.config import Address, Config
-from preheat.events import Events
-from preheat.locks import Lock, no_fork
+from preheat.model.config import Address, Config
+from preheat.model.events import Events
+from preheat.process.locks import Lock, no_fork
 
 __all__ = ["disable_server", "expose_counters", "serve"]
 
@@ -19,7 +19,7 @@ def expose_counters(config: Config, events: Events) -> None:
         serve(config.metrics, events)
     if config.otel:
         with no_fork:
-            from preheat.telemetry.otel import report
+            from preheat.tools.metrics.otel import report
 
         report(events)
 
@@ -44,7 +44,7 @@ def serve(address: Address, events: Events) -> None:
             return
         _served_or_disabled = True
     with no_fork:
-        from preheat.telemetry.server import MetricsServer
+        from preheat.tools.metrics.server import MetricsServer
     try:
         MetricsServer(address)  # `atexit` keeps it.
     except (OSError, ValueError, RuntimeError) as fault:  # ValueError: the host name is invalid.

@@ -9,11 +9,12 @@ from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
-from preheat.key import Part, explain
-from preheat.store import LayerStore, codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.key import Part, explain
+from preheat.store import LayerStore
 from preheat.store.bundle import Bundle
 
 __all__ = ["Near", "nearest", "search"]

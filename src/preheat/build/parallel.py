@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from preheat.build.key_locks import Attempt, WouldWait, parallel_compiles
-from preheat.callsite import acting_for, call_site
-from preheat.gil_limiter import GilLimiter
-from preheat.locks import Lock
+from preheat.process.callsite import acting_for, call_site
+from preheat.process.gil_limiter import GilLimiter
+from preheat.process.locks import Lock
 from preheat.toolchain.cancel import Cancellation, Cancelled
 
 __all__ = ["Runner", "Task", "run_all"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from preheat.config import Config
-from preheat.events import Events
-from preheat.locks import no_fork
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.process.locks import no_fork
 
 __all__ = ["record_requests"]
 

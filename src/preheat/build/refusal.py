@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.arch import Arch
 from preheat.build import seal
 from preheat.build.bundle_archs import bake_command
 from preheat.build.bundle_entries import entry_meta, read_foreign
-from preheat.callsite import shown_path
-from preheat.messages import count
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.process.callsite import shown_path
+from preheat.process.messages import count
 
 if TYPE_CHECKING:
     from preheat.store.bundle import Bundle

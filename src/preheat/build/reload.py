@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.config import SealMode
-from preheat.program import Program
-from preheat.toolchain.evidence import FileHasher, Memo
+from preheat.model.artifact import Artifact
+from preheat.model.config import SealMode
+from preheat.model.program import Program
+from preheat.toolchain.headers.evidence import FileHasher, Memo
 
 __all__ = ["TrackedFiles"]
 

@@ -9,9 +9,9 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from preheat.config import Config
 from preheat.errors import PreheatError
-from preheat.events import Events
+from preheat.model.config import Config
+from preheat.model.events import Events
 from preheat.store import Chain, Store
 from preheat.store.remote.engine import Engine, RemoteError, missing_package, open_engine
 from preheat.store.remote.server import Server
@@ -20,7 +20,7 @@ from preheat.store.remote.url import Remote, parse_remotes
 from preheat.store.signing.keys import Keys
 from preheat.store.transient import retried
 from preheat.store.trust import distrust_reason
-from preheat.toolchain.header_lists import HeaderLists
+from preheat.toolchain.headers.header_lists import HeaderLists
 
 __all__ = ["TrustPolicy", "open_remotes", "patient", "remotes_of", "shared_chain", "trust_policy"]
 

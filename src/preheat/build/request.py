@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from preheat.arch import Arch
 from preheat.errors import ToolchainError
-from preheat.key import Key, bundle_key, request_digest, request_key
-from preheat.lazy import lazy
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.key import Key, bundle_key, request_digest, request_key
+from preheat.model.program import Program
+from preheat.process.lazy import lazy
 from preheat.store import Chain
 from preheat.toolchain.compiler import Toolchain, own_roots
 

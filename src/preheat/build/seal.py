@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from preheat.config import SealMode, environ
+from preheat.model.config import SealMode, environ
 
 __all__ = ["SEALED_BY", "in_force", "lifted_by", "seal", "sealed", "unseal"]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.request import Request
-from preheat.callsite import caller
-from preheat.events import Events
-from preheat.lazy import lazy
-from preheat.locks import no_fork
-from preheat.toolchain.headers import HeaderState
+from preheat.model.events import Events
+from preheat.process.callsite import caller
+from preheat.process.lazy import lazy
+from preheat.process.locks import no_fork
+from preheat.toolchain.headers.states import HeaderState
 
 if TYPE_CHECKING:  # Imported only when a header file is compared.
-    from preheat.toolchain.own_headers import HeaderChange, OwnHeaders
+    from preheat.toolchain.headers.own_headers import HeaderChange, OwnHeaders
 
 __all__ = ["SealedHeaders"]
 
@@ -35,7 +35,7 @@ class SealedHeaders:
     @lazy
     def _files(self) -> OwnHeaders:
         with no_fork:
-            from preheat.toolchain.own_headers import OwnHeaders
+            from preheat.toolchain.headers.own_headers import OwnHeaders
 
         return OwnHeaders()
 
@@ -66,7 +66,7 @@ class SealedHeaders:
     def evidence(self, request: Request) -> tuple[str, ...]:
         """Return lines about the change for which an entry was rejected."""
         with no_fork:
-            from preheat.toolchain.own_headers import line_that_includes
+            from preheat.toolchain.headers.own_headers import line_that_includes
 
         roots = request.own_roots
         for (entry, _, *places), (state, change) in self._results.items():

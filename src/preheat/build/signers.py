@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from preheat.config import Config
 from preheat.errors import InputError
-from preheat.locks import no_fork
+from preheat.model.config import Config
+from preheat.process.locks import no_fork
 
 if TYPE_CHECKING:
     from preheat.store.signing.keys import Keyring

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.config import SealMode
 from preheat.errors import PreheatError
-from preheat.locks import no_fork
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.config import SealMode
+from preheat.model.program import Program
+from preheat.process.locks import no_fork
 from preheat.toolchain.sources import own_texts
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _lined(builder: Builder, program: Program | None, arch: Arch) -> Artifact | 
 def _with_lines(program: Program) -> Program:
     """Return a program that is compiled to the same code with line information."""
     with no_fork:
-        from preheat.linked_program import LinkedProgram
+        from preheat.model.linked_program import LinkedProgram
 
     if not isinstance(program, LinkedProgram):
         return replace(program, options=(*program.options, _LINES))

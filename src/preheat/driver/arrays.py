@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from preheat.devices.emulator.texels import Texels
 from preheat.driver.allocations import Allocation, Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
 from preheat.driver.devices import ATTRIBUTES
 from preheat.driver.raw import U64, put, read, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
+from preheat.emulator.texels import Texels
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

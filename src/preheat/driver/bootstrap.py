@@ -9,8 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from preheat.config import environ
-from preheat.devices import base
+from preheat.device import base
 from preheat.driver import (
     arrays,
     calls,
@@ -46,7 +45,8 @@ from preheat.driver.graphs import (
 )
 from preheat.driver.reports import WITHOUT_RUNTIME
 from preheat.driver.settings import DriverSettings
-from preheat.native_build import BUILD_AGAIN, is_stale
+from preheat.model.config import environ
+from preheat.native.build import BUILD_AGAIN, is_stale
 
 __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 

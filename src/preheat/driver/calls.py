@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from preheat.devices.base import PER_THREAD_STREAM
+from preheat.device.base import PER_THREAD_STREAM
 from preheat.driver.entry_points import EntryPoint
 from preheat.driver.faults import CallError, status_of
 from preheat.driver.status import DEINITIALIZED, NOT_INITIALIZED

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.devices.emulator.allocator import Allocator
 from preheat.driver.arrays import CudaArray, array_of
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import read
 from preheat.driver.status import INVALID_VALUE
 from preheat.driver.streams import Stream, stream_of, submit
+from preheat.emulator.allocator import Allocator
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from preheat.devices.emulator.device import EmulatorDevice
 from preheat.driver.calls import CallError, entry
 from preheat.driver.raw import I32, U64, put, text, write
 from preheat.driver.settings import DriverSettings
 from preheat.driver.status import INVALID_DEVICE, INVALID_VALUE
+from preheat.emulator.device import EmulatorDevice
 
 if TYPE_CHECKING:
     from preheat.driver.contexts import Context

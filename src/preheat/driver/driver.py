@@ -7,8 +7,6 @@ import itertools
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from preheat.devices.emulator.graph_work import GraphAllocation
-from preheat.devices.emulator.launch import Launch
 from preheat.driver.allocations import Allocation, Allocations
 from preheat.driver.contexts import Context
 from preheat.driver.devices import Gpu
@@ -24,6 +22,8 @@ from preheat.driver.status import (
     NO_DEVICE,
     NOT_INITIALIZED,
 )
+from preheat.emulator.graph_work import GraphAllocation
+from preheat.emulator.launch import Launch
 from preheat.errors import DriverError, EmulatorFault, UnsupportedInstructionError
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preheat.devices.emulator.graph_work import EventRecord, EventWait
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
 from preheat.driver.raw import F32, put
 from preheat.driver.status import INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED
 from preheat.driver.streams import stream_of
+from preheat.emulator.graph_work import EventRecord, EventWait
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -1,7 +1,7 @@
 """Modules that a program loads, as the PTX that the emulator executes.
 
 A program passes the address of PTX, of a cubin, or of a fat binary with either. A cubin has its PTX in
-a section (`toolchain/ptx_section.py`), if a compiler made it that this program ran. Machine code alone
+a section (`toolchain/binaries/ptx_section.py`), if a compiler made it that this program ran. Machine code alone
 is not supported, and neither is any image inside a library of NVIDIA.
 """
 
@@ -15,9 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from preheat.arch import Arch, mismatch
-from preheat.artifact import Artifact, Resources
-from preheat.devices.base import FindLines
+from preheat.device.base import FindLines
 from preheat.driver.faults import CallError, say
 from preheat.driver.status import (
     FILE_NOT_FOUND,
@@ -27,13 +25,16 @@ from preheat.driver.status import (
     NOT_SUPPORTED,
 )
 from preheat.errors import InputError
-from preheat.toolchain import fatbin, ptx
-from preheat.toolchain.cubin import read_arch, read_resources
-from preheat.toolchain.demangle import demangled
-from preheat.toolchain.elf import ELF, elf_size
-from preheat.toolchain.fatbin import FatbinEntry, parse_fatbin, read_entry
+from preheat.model import ptx
+from preheat.model.arch import Arch, mismatch
+from preheat.model.artifact import Artifact, Resources
+from preheat.toolchain.binaries import fatbin
+from preheat.toolchain.binaries.cubin import read_arch, read_resources
+from preheat.toolchain.binaries.demangle import demangled
+from preheat.toolchain.binaries.elf import ELF, elf_size
+from preheat.toolchain.binaries.fatbin import FatbinEntry, parse_fatbin, read_entry
+from preheat.toolchain.binaries.ptx_section import attach_ptx, attached_ptx
 from preheat.toolchain.ptx_merge import PtxPart, merge
-from preheat.toolchain.ptx_section import attach_ptx, attached_ptx
 from preheat.toolchain.signature import entry_points
 
 __all__ = ["HandedOver", "ImageError", "image_bytes", "link_text", "read_file", "read_image"]

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from preheat.devices.base import DEFAULT_STREAMS, Geometry
-from preheat.devices.emulator.launch import Launch
+from preheat.device.base import DEFAULT_STREAMS, Geometry
 from preheat.driver.calls import CallError, entry
 from preheat.driver.configs import read_config
 from preheat.driver.devices import PROCESSORS
@@ -23,6 +22,7 @@ from preheat.driver.status import (
     INVALID_VALUE,
 )
 from preheat.driver.streams import Stream, stream_of
+from preheat.emulator.launch import Launch
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from preheat.driver.images import link_text
 from preheat.driver.raw import put, read, text
 from preheat.driver.status import FILE_NOT_FOUND, INVALID_PTX, INVALID_VALUE, NOT_SUPPORTED
 from preheat.errors import InputError
-from preheat.toolchain import ptx
+from preheat.model import ptx
 from preheat.toolchain.ptx_merge import PtxPart, definitions, merge
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preheat.devices.emulator.graph_work import GraphAllocation
-from preheat.devices.emulator.memory import align_up
 from preheat.driver.allocations import Allocation, Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
@@ -21,6 +19,8 @@ from preheat.driver.status import (
     NOT_FOUND,
 )
 from preheat.driver.streams import Stream, stream_of
+from preheat.emulator.graph_work import GraphAllocation
+from preheat.emulator.memory import align_up
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from preheat.artifact import Artifact
-from preheat.devices.base import Geometry
-from preheat.devices.emulator.launch import Launch
-from preheat.devices.emulator.module import EmulatorFunction, EmulatorModule
+from preheat.device.base import Geometry
 from preheat.driver.allocations import Allocation, Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
 from preheat.driver.images import read_file
 from preheat.driver.raw import I32, U32, U64, put, text
 from preheat.driver.status import INVALID_HANDLE, INVALID_VALUE, NOT_FOUND
+from preheat.emulator.launch import Launch
+from preheat.emulator.module import EmulatorFunction, EmulatorModule
+from preheat.model.artifact import Artifact
 from preheat.toolchain.lines import lines_with_files
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat.errors import EmulatorFault
-from preheat.messages import count
+from preheat.process.messages import count
 
 __all__ = ["WITHOUT_RUNTIME", "Fault", "ProcessReport", "RunReport", "hand_over", "read_report"]
 

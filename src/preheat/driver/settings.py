@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from preheat.arch import Arch
 from preheat.errors import ConfigError, InputError
+from preheat.model.arch import Arch
 
 __all__ = ["MOST_DEVICES", "DriverSettings", "gpu_refusal", "is_seed"]
 

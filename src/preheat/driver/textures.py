@@ -5,15 +5,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.devices.emulator.surfaces import Surface
-from preheat.devices.emulator.texels import Texels
-from preheat.devices.emulator.textures import ADDRESS_MODES, Texture
 from preheat.driver.arrays import FORMATS, SURFACE, MipmappedArray, array_of, structure
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
 from preheat.driver.devices import ATTRIBUTES
 from preheat.driver.raw import U64, put, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
+from preheat.emulator.surfaces import Surface
+from preheat.emulator.texels import Texels
+from preheat.emulator.textures import ADDRESS_MODES, Texture
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 
-from preheat.locks import no_fork
+from preheat.process.locks import no_fork
 
 TYPE_CHECKING = False  # Type checkers assume True.
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from preheat.devices import base
+from preheat.device import base
+from preheat.device.context import Context
+from preheat.device.memory import Buffer
+from preheat.device.uses import Uses
 from preheat.errors import CaptureError
-from preheat.runtime.context import Context
-from preheat.runtime.memory import Buffer
-from preheat.runtime.uses import Uses
 
 __all__ = ["Arena", "FreeList", "PoolBuffer", "ReturnedSpan", "Span"]
 

@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from preheat.callsite import CallSite
-from preheat.devices import base
-from preheat.runtime.uses import Uses
+from preheat.device import base
+from preheat.device.uses import Uses
+from preheat.process.callsite import CallSite
 
 __all__ = ["Branch", "BranchOrder", "Mark"]
 

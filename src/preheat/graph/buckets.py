@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from preheat.dtypes import dtype_of
+from preheat.device.array import Array
+from preheat.device.host import element_bytes, host_array, integer
 from preheat.errors import InputError
-from preheat.runtime.array import Array
-from preheat.runtime.host import element_bytes, host_array, integer
+from preheat.model.dtypes import dtype_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,9 +6,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from preheat import fork
-from preheat.callsite import warn_caller
-from preheat.devices import base
+from preheat.device import base
+from preheat.device.active_capture import WARM_GRAPHS
+from preheat.device.context import Context
+from preheat.device.host import integer
 from preheat.errors import (
     CaptureError,
     CaptureWarning,
@@ -25,11 +26,10 @@ from preheat.graph.cached_graph import CAPTURED, Body, CachedGraph, Step
 from preheat.graph.graph import Graph
 from preheat.graph.keys import key_of, stable_repr
 from preheat.graph.warmers import Warmable, Warmers
-from preheat.messages import count
-from preheat.runtime.active_capture import WARM_GRAPHS
-from preheat.runtime.context import Context
-from preheat.runtime.host import integer
-from preheat.tracebacks import short_methods, shorten_traceback
+from preheat.model.tracebacks import short_methods, shorten_traceback
+from preheat.process import fork
+from preheat.process.callsite import warn_caller
+from preheat.process.messages import count
 
 __all__ = ["NOT_REPLAYED", "GraphCache"]
 

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+from preheat.device.context import Context
 from preheat.graph.cache_report import CachedGraphReport, CacheReport, QuarantinedKey
 from preheat.graph.cached_graph import CachedGraph
 from preheat.graph.keys import hashable
-from preheat.runtime.context import Context
 
 __all__ = ["Entries", "EntryKey", "PendingCapture"]
 

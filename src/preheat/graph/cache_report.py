@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from preheat.graph.keys import stable_repr
-from preheat.messages import count
+from preheat.process.messages import count
 
 __all__ = ["CacheReport", "CachedGraphReport", "QuarantinedKey"]
 

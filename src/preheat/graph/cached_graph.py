@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from preheat.device.dict_lock import DictLock, run_locked
+from preheat.device.memory import new_generation_limit
 from preheat.errors import BakedError, GraphError
 from preheat.graph import trees
 from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written_arguments
 from preheat.graph.difference import diff
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node
-from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.memory import new_generation_limit
 
 __all__ = ["CAPTURED", "Body", "CachedGraph", "Step"]
 

@@ -19,13 +19,13 @@ from numbers import Number
 from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from preheat.devices import base
+from preheat.device import base
+from preheat.device.array import Array
+from preheat.device.operands import tensor_kind
 from preheat.errors import InputError
 from preheat.graph import trees
 from preheat.graph.keys import stable_repr
 from preheat.graph.trees import Memory
-from preheat.runtime.array import Array
-from preheat.runtime.operands import tensor_kind
 
 __all__ = ["NO_NAMES", "ArgumentReader", "CallKey"]
 

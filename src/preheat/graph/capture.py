@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from preheat.callsite import CallSite, call_site, caller, format_site
-from preheat.devices import base
+from preheat.device import base
+from preheat.device.active_capture import Allocator, RecordedLaunch, Restricted
+from preheat.device.array import Array
+from preheat.device.context import Context
+from preheat.device.launch import Launch, LaunchArguments, LoadedModule
+from preheat.device.operands import Operand
+from preheat.device.uses import Uses, add_use
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.captured_streams import CapturedStreams, give_back_stream, take_stream
 from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.nodes import Node, Record
 from preheat.graph.shared_pool import SharedPool
-from preheat.runtime.active_capture import Allocator, RecordedLaunch, Restricted
-from preheat.runtime.array import Array
-from preheat.runtime.context import Context
-from preheat.runtime.launch import Launch, LaunchArguments, LoadedModule
-from preheat.runtime.operands import Operand
-from preheat.runtime.uses import Uses, add_use
+from preheat.process.callsite import CallSite, call_site, caller, format_site
 
 __all__ = ["MODES", "Capture"]
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from preheat.callsite import CallSite, call_site, caller
-from preheat.devices import base
-from preheat.devices.base import LEGACY_STREAMS
+from preheat.device import base
+from preheat.device.base import LEGACY_STREAMS
+from preheat.device.context import Context
+from preheat.device.libraries import current_streams
+from preheat.device.uses import Uses
 from preheat.errors import CaptureError, DeviceError
 from preheat.graph.branches import Branch, BranchOrder, Mark
-from preheat.runtime.context import Context
-from preheat.runtime.libraries import current_streams
-from preheat.runtime.uses import Uses
+from preheat.process.callsite import CallSite, call_site, caller
 
 __all__ = ["CapturedStreams", "check_stream", "give_back_stream", "take_stream"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from preheat.devices import base
+from preheat.device import base
 from preheat.graph.nodes import Argument, Node
 
 __all__ = ["Match", "diff", "match"]

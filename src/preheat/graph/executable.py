@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from preheat.devices import base
-from preheat.devices.base import ON_HOST
+from preheat.device import base
+from preheat.device.active_capture import INSTANTIATE
+from preheat.device.base import ON_HOST
+from preheat.device.context import Context
+from preheat.device.stream import Event, record_event
 from preheat.errors import GraphError
-from preheat.runtime.active_capture import INSTANTIATE
-from preheat.runtime.context import Context
-from preheat.runtime.stream import Event, record_event
 
 __all__ = ["GraphExecutable"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from preheat.devices import base
+from preheat.device import base
+from preheat.device.libraries import LIBRARIES, Library, StreamHandle, Torch
 from preheat.graph.shared_pool import SharedPool
-from preheat.runtime.libraries import LIBRARIES, Library, StreamHandle, Torch
 
 __all__ = ["ForeignLibraries"]
 

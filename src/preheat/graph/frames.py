@@ -22,12 +22,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from preheat.device.array import NO_RIGHTS, Array
+from preheat.device.memory import Buffer
+from preheat.device.order import Order
+from preheat.device.uses import Uses
 from preheat.errors import GraphError
 from preheat.graph.arena import PoolBuffer, ReturnedSpan, Span
-from preheat.runtime.array import NO_RIGHTS, Array
-from preheat.runtime.memory import Buffer
-from preheat.runtime.order import Order
-from preheat.runtime.uses import Uses
 
 __all__ = ["Frame", "ScratchBuffer", "ScratchStack"]
 

@@ -16,27 +16,27 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
-from preheat.devices import base
-from preheat.devices.base import LEGACY_STREAMS
+from preheat.device import base
+from preheat.device.active_capture import INSTANTIATE, REPLAY, Restricted
+from preheat.device.array import Scalar
+from preheat.device.base import LEGACY_STREAMS
+from preheat.device.context import Context
+from preheat.device.dict_lock import run_locked
+from preheat.device.libraries import StreamHandle
+from preheat.device.stream import raw_stream
 from preheat.errors import CaptureError, GraphError, InputError, PreheatError
 from preheat.graph.capture import MODES, Capture
 from preheat.graph.difference import diff
-from preheat.graph.drawable import Drawable
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.nodes import Node
+from preheat.graph.pictures.drawable import Drawable
 from preheat.graph.pool import Pool
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
 from preheat.graph.replay import CAPTURE_AGAIN, Replayer, ReplayFunction
 from preheat.graph.shared_pool import SharedPool
-from preheat.messages import count
-from preheat.runtime.active_capture import INSTANTIATE, REPLAY, Restricted
-from preheat.runtime.array import Scalar
-from preheat.runtime.context import Context
-from preheat.runtime.dict_lock import run_locked
-from preheat.runtime.libraries import StreamHandle
-from preheat.runtime.stream import raw_stream
-from preheat.tracebacks import short_methods, shorten_traceback
+from preheat.model.tracebacks import short_methods, shorten_traceback
+from preheat.process.messages import count
 
 __all__ = ["RESERVED", "Graph", "State"]
 

@@ -15,7 +15,7 @@ from preheat.graph.cache import NOT_REPLAYED, GraphCache
 from preheat.graph.cached_graph import Step
 from preheat.graph.call_key import NO_NAMES, ArgumentReader, CallKey
 from preheat.graph.keys import key_of, key_text, stable_repr
-from preheat.tracebacks import short_methods, shorten_traceback
+from preheat.model.tracebacks import short_methods, shorten_traceback
 
 __all__ = ["Graphed", "Method", "call_key_text"]
 

@@ -8,9 +8,9 @@ from collections.abc import Hashable
 from numbers import Number
 from typing import Any
 
+from preheat.device.operands import tensor_kind
 from preheat.errors import InputError
 from preheat.graph import trees
-from preheat.runtime.operands import tensor_kind
 
 __all__ = ["hashable", "key_of", "key_text", "stable_repr"]
 

@@ -6,15 +6,15 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from preheat.callsite import CallSite, format_site
-from preheat.devices import base
-from preheat.dtypes import DType
-from preheat.runtime.active_capture import RecordedLaunch
-from preheat.runtime.arguments import ParamSpec
-from preheat.runtime.array import Array, Scalar
-from preheat.runtime.launch import Launch
-from preheat.runtime.memory import Buffer
-from preheat.runtime.operands import Operand
+from preheat.device import base
+from preheat.device.active_capture import RecordedLaunch
+from preheat.device.arguments import ParamSpec
+from preheat.device.array import Array, Scalar
+from preheat.device.launch import Launch
+from preheat.device.memory import Buffer
+from preheat.device.operands import Operand
+from preheat.model.dtypes import DType
+from preheat.process.callsite import CallSite, format_site
 
 __all__ = ["Argument", "Node", "Record"]
 

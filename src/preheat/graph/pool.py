@@ -15,17 +15,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
-from preheat import fork
-from preheat.callsite import caller
-from preheat.dtypes import dtype_of
+from preheat.device.active_capture import ALLOCATE, FREE, FROM_HOST, MEASURE_POOL, ActiveCapture
+from preheat.device.array import Array
+from preheat.device.context import Context
+from preheat.device.host import host_array, integer, shape_of
 from preheat.errors import CaptureError, InputError, OutOfMemoryError, PoolSealedError
 from preheat.graph.arena import Arena, PoolBuffer, Span
 from preheat.graph.frames import Frame, ScratchStack
-from preheat.runtime.active_capture import ALLOCATE, FREE, FROM_HOST, MEASURE_POOL, ActiveCapture
-from preheat.runtime.array import Array
-from preheat.runtime.context import Context
-from preheat.runtime.host import host_array, integer, shape_of
-from preheat.tracebacks import short_methods
+from preheat.model.dtypes import dtype_of
+from preheat.model.tracebacks import short_methods
+from preheat.process import fork
+from preheat.process.callsite import caller
 
 __all__ = ["Pool"]
 

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from preheat.config import Config
 from preheat.errors import InputError
-from preheat.events import Events, JsonLines, warn
+from preheat.model.config import Config
+from preheat.model.events import Events, JsonLines, warn
 
 __all__ = [
     "DEFAULT_OPTIONS", "EVERY", "Profile", "ReplayOptions", "ReplaySample", "RowSink", "row_sink",

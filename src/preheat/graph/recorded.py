@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from preheat.devices import base
-from preheat.devices.base import ON_HOST
+from preheat.device import base
+from preheat.device.active_capture import RecordedLaunch
+from preheat.device.array import Array, Scalar
+from preheat.device.base import ON_HOST
+from preheat.device.host import number_format, packer
+from preheat.device.launch import LaunchArguments
+from preheat.device.libraries import LIBRARIES, Library
+from preheat.device.memory import Buffer
+from preheat.device.operands import Operand
+from preheat.device.uses import Uses
 from preheat.errors import CaptureError, InputError, did_you_mean
 from preheat.graph.capture import Capture
 from preheat.graph.nodes import Node, Record
 from preheat.graph.shared_pool import SharedPool
-from preheat.lazy import lazy
-from preheat.runtime.active_capture import RecordedLaunch
-from preheat.runtime.array import Array, Scalar
-from preheat.runtime.host import number_format, packer
-from preheat.runtime.launch import LaunchArguments
-from preheat.runtime.libraries import LIBRARIES, Library
-from preheat.runtime.memory import Buffer
-from preheat.runtime.operands import Operand
-from preheat.runtime.uses import Uses
+from preheat.process.lazy import lazy
 
 __all__ = ["RecordedWork"]
 

@@ -15,22 +15,23 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from preheat import fork, native
-from preheat.callsite import caller
-from preheat.devices import base
-from preheat.devices.base import NOT_SUBMITTED
+from preheat import native
+from preheat.device import base
+from preheat.device.active_capture import REPLAY, Restricted
+from preheat.device.base import NOT_SUBMITTED
+from preheat.device.context import Context
+from preheat.device.dict_lock import DictLock, run_locked
+from preheat.device.launch import MANY_STREAMS, in_order, register_operands
+from preheat.device.stream import raw_stream, record_event
 from preheat.errors import CaptureError, DriverError, PreheatError, StaleGraphError
 from preheat.graph.executable import GraphExecutable
 from preheat.graph.frames import ScratchBuffer
 from preheat.graph.nodes import first_user
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions, ReplaySample
 from preheat.graph.recorded import RecordedWork
-from preheat.runtime.active_capture import REPLAY, Restricted
-from preheat.runtime.context import Context
-from preheat.runtime.dict_lock import DictLock, run_locked
-from preheat.runtime.launch import MANY_STREAMS, in_order, register_operands
-from preheat.runtime.stream import raw_stream, record_event
-from preheat.tracebacks import shorten_traceback
+from preheat.model.tracebacks import shorten_traceback
+from preheat.process import fork
+from preheat.process.callsite import caller
 
 __all__ = ["CAPTURE_AGAIN", "ReplayFunction", "Replayer"]
 
@@ -99,7 +100,7 @@ class Replayer:
         if native.core is None:
             return self.replay
         replay: ReplayFunction = native.core.Replay(
-            # in the order of the fields of `Replay` in `_native.c`
+            # in the order of the fields of `Replay` in `native/core.c`
             self, self.replay, self.raise_launch_error, self.raise_setter_error,
             self.context, self.name, self.lock, NOT_SUBMITTED, self.number_setters, Context, Replayer,
         )  # fmt: skip

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from preheat import fork
-from preheat.devices import base
+from preheat.device import base
+from preheat.device.context import Context
+from preheat.device.libraries import Library, PoolId, StreamHandle, Torch, current_streams
 from preheat.errors import InputError
 from preheat.graph.captured_streams import check_stream, take_stream
 from preheat.graph.pool import Pool
-from preheat.runtime.context import Context
-from preheat.runtime.libraries import Library, PoolId, StreamHandle, Torch, current_streams
+from preheat.process import fork
 
 __all__ = ["CaptureMemory", "SharedPool", "TorchPool", "capture_memory"]
 

@@ -9,20 +9,20 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from preheat.artifact import EntryPoint, Parameter
-from preheat.callsite import caller
-from preheat.devices import base
-from preheat.devices.base import LEGACY_STREAMS, ON_GPU
-from preheat.dtypes import DTYPES, DType
+from preheat.device import base
+from preheat.device.active_capture import ALLOCATE, ActiveCapture
+from preheat.device.arguments import Signature
+from preheat.device.array import Array
+from preheat.device.base import LEGACY_STREAMS, ON_GPU
+from preheat.device.launch import LaunchArguments, Operation
+from preheat.device.stream import raw_stream
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
 from preheat.kernels.blas_handle import Handle, Library, RawHandle
 from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension
-from preheat.runtime.active_capture import ALLOCATE, ActiveCapture
-from preheat.runtime.arguments import Signature
-from preheat.runtime.array import Array
-from preheat.runtime.launch import LaunchArguments, Operation
-from preheat.runtime.stream import raw_stream
+from preheat.model.artifact import EntryPoint, Parameter
+from preheat.model.dtypes import DTYPES, DType
+from preheat.process.callsite import caller
 
 __all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from preheat.devices import base
-from preheat.devices.base import ON_GPU
+from preheat.device import base
+from preheat.device.array import Array
+from preheat.device.base import ON_GPU
+from preheat.device.context import Context
 from preheat.errors import DeviceError
-from preheat.runtime.array import Array
-from preheat.runtime.context import Context
 
 __all__ = ["Handle", "Library", "RawHandle"]
 

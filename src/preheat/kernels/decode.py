@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
-from preheat.callsite import caller
+from preheat.device.kernel import Kernel
 from preheat.errors import CaptureError, GraphError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.replay import Replayer
 from preheat.kernels.op import dimension
-from preheat.runtime.kernel import Kernel
-from preheat.tracebacks import short_methods
+from preheat.model.tracebacks import short_methods
+from preheat.process.callsite import caller
 
 __all__ = ["DecodeKernel", "DecodeState", "Decoded"]
 

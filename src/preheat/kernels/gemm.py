@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from preheat.dtypes import dtype_of
 from preheat.errors import InputError
 from preheat.kernels.op import MAX_BLOCKS, Op, cpp_of, dimension, memoize
 from preheat.kernels.rows import slow_reason
+from preheat.model.dtypes import dtype_of
 
 __all__ = [
     "TILES",

@@ -10,8 +10,8 @@ import math
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preheat.dtypes import dtype_of
 from preheat.errors import InputError
+from preheat.model.dtypes import dtype_of
 
 if TYPE_CHECKING:
     import numpy as np

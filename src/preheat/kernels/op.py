@@ -11,11 +11,11 @@ from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from preheat.dtypes import DType, dtype_of
+from preheat.device.kernel import Kernel
 from preheat.errors import InputError
 from preheat.gpu import Gpu
-from preheat.program import Program
-from preheat.runtime.kernel import Kernel
+from preheat.model.dtypes import DType, dtype_of
+from preheat.model.program import Program
 
 __all__ = [
     "MAX_BLOCKS", "Op", "add_to_traces", "cpp_of", "dimension", "memoize", "trace_ops"

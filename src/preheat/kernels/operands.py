@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any, NamedTuple
 
-from preheat.dtypes import DType, dtype_of
+from preheat.device.array import Array
+from preheat.device.launch import UNORDERED
+from preheat.device.operands import Operand, tensor_kind
 from preheat.errors import InputError
 from preheat.kernels.nf4 import Nf4
 from preheat.kernels.op import cpp_of
-from preheat.runtime.array import Array
-from preheat.runtime.launch import UNORDERED
-from preheat.runtime.operands import Operand, tensor_kind
+from preheat.model.dtypes import DType, dtype_of
 
 __all__ = [
     "ArrayArgument", "ArraySpec", "GemmOperands", "aligned", "array_argument", "foreign_operand",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from preheat.dtypes import DTYPES
+from preheat.device.array import Array
+from preheat.device.context import Context
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.kernels import elementwise, gemm, rms_norm, softmax
@@ -25,9 +26,8 @@ from preheat.kernels.operands import (
     reject_overlap,
 )
 from preheat.kernels.rows import row_dimensions
-from preheat.locks import Lock
-from preheat.runtime.array import Array
-from preheat.runtime.context import Context
+from preheat.model.dtypes import DTYPES
+from preheat.process.locks import Lock
 
 __all__ = ["Ops"]
 

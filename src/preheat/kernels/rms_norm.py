@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from preheat.dtypes import DType
 from preheat.kernels.op import Op, cpp_of, memoize
 from preheat.kernels.rows import (
     MULTIPROCESSORS,
@@ -22,6 +21,7 @@ from preheat.kernels.rows import (
     slow_reason,
     two_operand_layouts,
 )
+from preheat.model.dtypes import DType
 
 __all__ = ["backward_arguments", "groups", "rms_norm", "rms_norm_backward", "workspace"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from preheat.dtypes import DType, dtype_of
 from preheat.kernels.op import Op, cpp_of, dimension
+from preheat.model.dtypes import DType, dtype_of
 
 __all__ = [
     "MAX_WIDTH",

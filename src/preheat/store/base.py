@@ -22,7 +22,7 @@ CLOSE_SECONDS = 10.0  # the longest time that the end of a process waits for wri
 class Store(Protocol):
     """Bytes by name: in memory, in a directory, in a bundle, or on a server.
 
-    In most stores the name is the hexadecimal digest of an entry (`preheat.store.codec`), and `get`
+    In most stores the name is the hexadecimal digest of an entry (`preheat.model.codec`), and `get`
     returns only bytes that were verified. In the engine of a server (`preheat.store.remote.engine`) it
     is the path of any object.
 

@@ -9,13 +9,13 @@
     18+m    40n   the index, ascending by digest: the digest in 32 bytes, and in 8, little-endian,
                   where in the file its entry ends
     …       16    XXH3-128 of everything before it
-    …       …     the entries (preheat.store.codec), end to end in the order of the index
+    …       …     the entries (preheat.model.codec), end to end in the order of the index
 
 An entry starts where the one before it ends, and the last entry ends the file. Therefore entries of an
 ascending index cannot overlap, leave gaps or lie outside the file. A checksum covers every byte: that
 of the index or that of its entry. Checksums detect damage, not attacks: a user who can write the file
 can write code. Against attacks there are signatures (preheat.store.signing.bundles) and pins
-(preheat.pins). Both give the SHA-256 of every entry, which is compared whenever the entry is read.
+(preheat.model.pins). Both give the SHA-256 of every entry, which is compared whenever the entry is read.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xxhash
 
 from preheat.errors import BundleError
-from preheat.files import Descriptor
-from preheat.messages import count
-from preheat.pins import split_pin
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.codec import DamagedEntryError
+from preheat.model.pins import split_pin
+from preheat.process.files import Descriptor
+from preheat.process.messages import count
 from preheat.store.base import UntrustedError
-from preheat.store.codec import DamagedEntryError
 from preheat.store.publish import publish
 from preheat.store.signing import bundles as bundle_signature
 from preheat.store.signing.bundles import BundleSignature, encode_meta

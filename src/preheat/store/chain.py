@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ParamSpec
 
-from preheat.events import Events
+from preheat.model.codec import DamagedEntryError
+from preheat.model.events import Events
 from preheat.store.base import (
     CLOSE_SECONDS,
     Found,
@@ -16,7 +17,6 @@ from preheat.store.base import (
     Upload,
     UploadResult,
 )
-from preheat.store.codec import DamagedEntryError
 from preheat.store.trust import DistrustedError
 
 if TYPE_CHECKING:  # Imported only if there is a server.

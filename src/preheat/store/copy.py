@@ -11,8 +11,8 @@ from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from preheat.errors import PreheatError
+from preheat.model.codec import DamagedEntryError
 from preheat.store.base import Merger, Store, UntrustedError
-from preheat.store.codec import DamagedEntryError
 from preheat.store.disk import DiskStore
 from preheat.store.layer import LayerStore
 from preheat.store.remote.engine import ObjectError, RemoteError

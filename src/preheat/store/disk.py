@@ -15,10 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from preheat.events import Events
-from preheat.files import opened
-from preheat.locks import no_fork
-from preheat.store import codec, lock, publish
+from preheat.model import codec
+from preheat.model.events import Events
+from preheat.process.files import opened
+from preheat.process.locks import no_fork
+from preheat.store import lock, publish
 from preheat.store import usage as usages
 from preheat.store.journal import Journal
 from preheat.store.layer import FORMAT, KINDS, Item, LayerStore, scan, size_of

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from preheat.events import Stats, merge
-from preheat.locks import Lock
+from preheat.model.events import Stats, merge
+from preheat.process.locks import Lock
 from preheat.store.filesystem import is_silly_renamed
 from preheat.store.lock import hold
 from preheat.store.publish import replace

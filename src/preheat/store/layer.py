@@ -1,7 +1,7 @@
 """A cache directory that is only read, and the layout of every cache directory.
 
 <root>/CACHEDIR.TAG              tells backup programs to skip the directory
-<root>/v1/ab/<digest>.heat       an entry (see preheat.store.codec)
+<root>/v1/ab/<digest>.heat       an entry (see preheat.model.codec)
 <root>/v1/ab/<digest>.note       what this machine knows about the entry; it can be lost
 <root>/v1/staged/                files that are being written; orphans are removed by age
 <root>/v1/pins/<digest>          an entry that is never evicted, and in it the digests of others
@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from preheat.files import opened
-from preheat.store import codec
+from preheat.model import codec
+from preheat.process.files import opened
 from preheat.store.filesystem import is_silly_renamed
 from preheat.store.transient import retried
 from preheat.store.trust import DistrustedError, read_file, writable_by_others

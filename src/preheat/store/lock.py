@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from preheat import fork
-from preheat.files import Descriptor, lock_open_file, opened
-from preheat.locks import Holder, Lock
+from preheat.process import fork
+from preheat.process.files import Descriptor, lock_open_file, opened
+from preheat.process.locks import Holder, Lock
 from preheat.store.transient import TRANSIENT, retried
 from preheat.store.trust import DistrustedError, NotAFileError
 

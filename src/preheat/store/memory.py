@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from preheat.locks import Lock
+from preheat.process.locks import Lock
 
 __all__ = ["MemoryStore"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from preheat.files import opened
+from preheat.process.files import opened
 from preheat.store.filesystem import is_silly_renamed
 from preheat.store.transient import TRANSIENT, retried
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from preheat.events import Events
-from preheat.files import MAX_FILE_BYTES, OTHERS_WRITE, Descriptor, opened, others_can_replace
+from preheat.model.events import Events
+from preheat.process.files import MAX_FILE_BYTES, OTHERS_WRITE, Descriptor, opened, others_can_replace
 from preheat.store.transient import TRANSIENT, retried
 
 __all__ = [

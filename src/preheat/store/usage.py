@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from preheat.locks import Lock
+from preheat.process.locks import Lock
 
 __all__ = ["Additions", "Usage", "pack", "unpack"]
 

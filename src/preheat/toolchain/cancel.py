@@ -6,8 +6,8 @@ import os
 import select
 from _thread import get_ident
 
-from preheat.files import owned
-from preheat.gil_limiter import released
+from preheat.process.files import owned
+from preheat.process.gil_limiter import released
 
 __all__ = ["Cancellation", "Cancelled", "current"]
 

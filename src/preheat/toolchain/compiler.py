@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preheat.arch import Arch
 from preheat.errors import InputError, ToolchainChangedError
-from preheat.events import Events
-from preheat.locks import Lock, no_fork
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.events import Events
+from preheat.model.program import Program
+from preheat.process.locks import Lock, no_fork
 from preheat.toolchain.locate import Library, Located, locate
 
 if TYPE_CHECKING:  # Imported only when something must be compiled.
-    from preheat.artifact import Artifact
-    from preheat.linked_program import LinkedProgram
+    from preheat.model.artifact import Artifact
+    from preheat.model.linked_program import LinkedProgram
     from preheat.toolchain.pool import WorkerPool
     from preheat.toolchain.translate import Compiled
 
@@ -173,7 +173,7 @@ class Toolchain:
 
 def _linked_program() -> type[LinkedProgram]:
     with no_fork:
-        from preheat.linked_program import LinkedProgram  # Most processes link nothing.
+        from preheat.model.linked_program import LinkedProgram  # Most processes link nothing.
 
     return LinkedProgram
 

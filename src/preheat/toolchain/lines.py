@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from preheat.errors import SourceLine
-from preheat.files import read_whole
-from preheat.lazy import lazy
-from preheat.toolchain import ptx
+from preheat.model import ptx
+from preheat.process.files import read_whole
+from preheat.process.lazy import lazy
 from preheat.toolchain.sources import HEADER_DIRECTORY, SOURCE_DIRECTORY
 
 __all__ = ["Lines", "has_lines", "lines_with_files"]

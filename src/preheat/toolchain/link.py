@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.errors import TargetError, ToolchainError
-from preheat.link_errors import LinkedSymbol, LinkError
-from preheat.linked_program import BinaryPart, LinkedProgram
-from preheat.program import Program
-from preheat.toolchain import lint, ptx, ptx_merge, report, signature
+from preheat.model import ptx
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.link_errors import LinkedSymbol, LinkError
+from preheat.model.linked_program import BinaryPart, LinkedProgram
+from preheat.model.program import Program
+from preheat.toolchain import lint, ptx_merge, report, signature
 from preheat.toolchain.pool import WorkerPool
 from preheat.toolchain.ptx_merge import PtxPart
 from preheat.toolchain.translate import Compiled, assembler_target, require_loadable

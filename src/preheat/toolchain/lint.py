@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from preheat.errors import PtxError
-from preheat.toolchain import ptx
+from preheat.model import ptx
 
 __all__ = ["check"]
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-from preheat.toolchain.elf import PT_NOTE, gnu_build_id
+from preheat.toolchain.binaries.elf import PT_NOTE, gnu_build_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preheat.config import environ
 from preheat.errors import ToolchainNotFoundError
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.config import environ
 from preheat.store.publish import replace
 from preheat.store.trust import read_file
-from preheat.toolchain.elf import build_id
+from preheat.toolchain.binaries.elf import build_id
 
 if TYPE_CHECKING:
     from preheat.toolchain.pool import WorkerPool

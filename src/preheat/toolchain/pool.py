@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from preheat.config import environ
 from preheat.errors import CompilerCrashError
-from preheat.events import Events
-from preheat.gil_limiter import released
-from preheat.locks import Lock, no_fork
+from preheat.model.config import environ
+from preheat.model.events import Events
+from preheat.process.gil_limiter import released
+from preheat.process.locks import Lock, no_fork
 from preheat.toolchain import cancel, frames, scratch
 from preheat.toolchain.locate import SEARCH_VARIABLES
 from preheat.toolchain.process import IdleExitError, WorkerProcess

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from preheat.errors import CompilerCrashError, CompilerTimeoutError, ToolchainError
-from preheat.files import owned
-from preheat.gil_limiter import released
+from preheat.process.files import owned
+from preheat.process.gil_limiter import released
 from preheat.toolchain import cancel, frames
 
 __all__ = ["IdleExitError", "WorkerProcess"]

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from preheat.arch import Arch
-from preheat.lexer import blanked
-from preheat.toolchain import ptx
+from preheat.model import ptx
+from preheat.model.arch import Arch
+from preheat.model.lexer import blanked
 
 __all__ = ["PtxPart", "definitions", "merge"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from preheat.artifact import Resources
 from preheat.errors import Diagnostic
-from preheat.program import Program
+from preheat.model.artifact import Resources
+from preheat.model.program import Program
 
 __all__ = [
     "diagnostics", "localized", "rejected_expressions", "rejected_names", "resources", "split_timing",

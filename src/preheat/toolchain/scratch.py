@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from preheat.files import Descriptor, lock_open_file, opened, others_can_replace
+from preheat.process.files import Descriptor, lock_open_file, opened, others_can_replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,7 +134,9 @@ def _places() -> Iterator[str]:
     """
     if _is_safe("/dev/shm"):
         yield "/dev/shm"
-    from preheat.config import environ  # A worker that does not get here starts faster without it.
+    from preheat.model.config import (
+        environ,  # A worker that does not get here starts faster without it.
+    )
 
     for place in dict.fromkeys((environ().get("TMPDIR", ""), "/tmp")):
         if place != "/dev/shm" and _is_safe(place):

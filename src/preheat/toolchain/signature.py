@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from preheat.artifact import EntryPoint, Parameter, Resources
-from preheat.lexer import split_commas, stripped
-from preheat.program import Program
-from preheat.toolchain import ptx
+from preheat.model import ptx
+from preheat.model.artifact import EntryPoint, Parameter, Resources
+from preheat.model.lexer import split_commas, stripped
+from preheat.model.program import Program
 
 __all__ = [
     "PROBE", "REJECTED", "UNSEEN", "all_probes", "cast_probes", "declared", "entry_points",

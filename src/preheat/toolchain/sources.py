@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from preheat.artifact import Header
-from preheat.locks import no_fork
-from preheat.program import Program
+from preheat.model.artifact import Header
+from preheat.model.program import Program
+from preheat.process.locks import no_fork
 
 __all__ = ["HEADER_DIRECTORY", "SOURCE_DIRECTORY", "own_texts", "sources_of"]
 
@@ -62,7 +62,7 @@ def _sources_of_parts(
 def _parts(program: Program) -> Mapping[int, Program]:
     """Return the CUDA C++ parts of a linked program by their index."""
     with no_fork:
-        from preheat.linked_program import LinkedProgram  # Most processes link nothing.
+        from preheat.model.linked_program import LinkedProgram  # Most processes link nothing.
 
     return program.sources if isinstance(program, LinkedProgram) else {}
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from preheat.arch import Arch, mismatch
-from preheat.artifact import EntryPoint
 from preheat.errors import (
     CompileError,
     CompilerCrashError,
@@ -20,9 +18,12 @@ from preheat.errors import (
     ToolchainError,
     UnknownEntryError,
 )
-from preheat.linked_program import RelocatableProgram
-from preheat.program import Program
-from preheat.toolchain import frames, lint, ptx, report, signature
+from preheat.model import ptx
+from preheat.model.arch import Arch, mismatch
+from preheat.model.artifact import EntryPoint
+from preheat.model.linked_program import RelocatableProgram
+from preheat.model.program import Program
+from preheat.toolchain import frames, lint, report, signature
 from preheat.toolchain.advice import advice, advice_about_path
 from preheat.toolchain.pool import WorkerPool
 

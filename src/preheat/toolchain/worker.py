@@ -17,8 +17,8 @@ import sys
 import time
 
 from preheat.toolchain import frames, nvrtc, scratch
-from preheat.toolchain.demangle import demangled
-from preheat.toolchain.elf import build_id
+from preheat.toolchain.binaries.demangle import demangled
+from preheat.toolchain.binaries.elf import build_id
 from preheat.toolchain.loaded import loaded_builds
 
 TYPE_CHECKING = False

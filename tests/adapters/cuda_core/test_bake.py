@@ -16,9 +16,9 @@ from preheat.adapters.cuda_core import rows
 from preheat.adapters.cuda_core.adapter import CudaCoreAdapter
 from preheat.adapters.cuda_core.request import CompileInputs
 from preheat.ahead.manifest import Manifest
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.errors import AdapterError, InputError
+from preheat.model.arch import Arch
 from tests.adapters.cuda_core.support import NVVM, PTX, SAXPY, TEMPLATE, WITH_HEADER, core, options
 from tests.processes import SOURCE, start_process, wait_for_exit
 

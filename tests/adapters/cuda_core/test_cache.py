@@ -11,8 +11,8 @@ import pytest
 
 import preheat.adapters.cuda_core
 from preheat.build.builder import Builder
-from preheat.config import Config, SealMode
 from preheat.errors import SealedError
+from preheat.model.config import Config, SealMode
 from tests.adapters.cuda_core.support import TEMPLATE, WITH_HEADER, core, program
 from tests.conftest import Recorder
 
@@ -132,7 +132,7 @@ def test_object_code_is_stored_by_its_content(cache: Any, tmp_path: Path) -> Non
 
 
 def test_clearing_it_leaves_other_entries_alone(cache: Any, builder: Builder) -> None:
-    from preheat.foreign import ForeignEntry
+    from preheat.model.foreign import ForeignEntry
 
     builder.foreign.put(ForeignEntry("triton", "key", {"a": b"b"}))
     program().compile("cubin", cache=cache)

@@ -13,8 +13,8 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.build.foreign_store import ForeignStore
-from preheat.config import Config, SealMode
 from preheat.errors import SealedError
+from preheat.model.config import Config, SealMode
 from tests.adapters.cuda_core.support import (
     NVVM,
     PTX,

@@ -242,8 +242,8 @@ def main():
         "started": _started_programs,
         "loaded": {name: libraries for name, libraries in loaded.items() if libraries},
     }
-    if "preheat.default" in sys.modules:
-        report["stats"] = sys.modules["preheat.default"].default_builder().stats()["process"]
+    if "preheat.build.default" in sys.modules:
+        report["stats"] = sys.modules["preheat.build.default"].default_builder().stats()["process"]
     print(json.dumps(report))
 
 

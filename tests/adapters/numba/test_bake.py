@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="Numba-CUDA is installed by `make test-adapters`")
 
 from preheat.ahead.manifest import Manifest
-from preheat.arch import Arch
+from preheat.model.arch import Arch
 from tests.adapters.numba.world import PRELUDE, World
 
 BOTH = ("--arch", "sm_90", "--arch", "sm_100")

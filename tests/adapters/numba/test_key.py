@@ -24,7 +24,7 @@ from preheat.adapters.numba import signature
 from preheat.adapters.numba.dependencies import Dependencies
 from preheat.adapters.numba.request import KernelRequest
 from preheat.adapters.numba.target import compiling_for
-from preheat.arch import Arch
+from preheat.model.arch import Arch
 
 SOURCE = """
 @cuda.jit(device=True)

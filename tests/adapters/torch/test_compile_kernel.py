@@ -17,10 +17,10 @@ torch = pytest.importorskip("torch", reason="a CPU build of torch is installed b
 from preheat.adapters.torch import compile_kernel
 from preheat.adapters.torch.compile_kernel import TorchAdapter
 from preheat.ahead.manifest import Manifest
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.config import Config, SealMode
 from preheat.errors import AdapterError, SealedError, ToolchainNotFoundError
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
 from tests.adapters.torch.applications import Application
 from tests.conftest import Recorder
 from tests.processes import kill_started_processes

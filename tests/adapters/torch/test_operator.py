@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch", reason="a CPU build of torch is installed b
 from preheat import Gpu
 from preheat.adapters.torch import op, operator_kernel
 from preheat.build.builder import Builder
-from preheat.config import Config, SealMode
 from preheat.errors import InputError, LaunchError, SealedError
+from preheat.model.config import Config, SealMode
 from tests.adapters.torch.applications import import_path
 from tests.adapters.torch.operators import EMULATOR, SOURCE, blocks, operators
 
@@ -388,7 +388,7 @@ def test_tensors_of_the_host_need_an_emulator_that_accepts_them(
 def test_a_sealed_process_names_the_kernel_and_the_line(
     config: Config, open_builder: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from preheat.devices.emulator.device import EmulatorDevice
+    from preheat.emulator.device import EmulatorDevice
 
     made = op(
         "preheat_test::unbaked(Tensor x) -> Tensor",
@@ -416,7 +416,7 @@ import sys, torch
 from preheat.adapters.torch import op
 made = op("my::one(Tensor(a!) x) -> ()", 'extern "C" __global__ void one(float* x) { *x = 1; }',
           grid=1, block=1, device="emulator[host_arrays]")
-assert "preheat.devices.emulator.device" not in sys.modules  # Nothing is compiled so far.
+assert "preheat.emulator.device" not in sys.modules  # Nothing is compiled so far.
 x = torch.zeros(2)
 made(x)
 assert x.tolist() == [1, 0]

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from preheat.cli.demo import bare_python
+from preheat.tools.cli.demo import bare_python
 from tests.adapters.triton.world import STANDIN, World, triton_version
 from tests.emulated import emulated, needs_driver
 from tests.stories import run_page

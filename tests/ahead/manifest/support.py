@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, key_literal
-from preheat.arch import Arch
-from preheat.key import bundle_key
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.key import bundle_key
+from preheat.model.program import Program
 
 INCLUDING = '#include "cfg.h"\n'
 

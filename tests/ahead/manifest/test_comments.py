@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
 from preheat.ahead.recorder import merge_into
-from preheat.arch import Arch
-from preheat.cli import main
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.program import Program
+from preheat.tools.cli import main
 
 SM_80, SM_90 = Arch.parse("sm_80"), Arch.parse("sm_90")
 COMMENTED = """\

@@ -22,7 +22,7 @@ from preheat.ahead.manifest import (
 )
 from preheat.ahead.recorder import merge_into
 from preheat.errors import InputError
-from preheat.program import Program
+from preheat.model.program import Program
 from tests.ahead.manifest.support import (
     KERNEL,
     SM_80,

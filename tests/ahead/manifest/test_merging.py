@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
-from preheat.arch import Arch
 from preheat.errors import InputError
-from preheat.key import bundle_key
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.key import bundle_key
+from preheat.model.program import Program
 from tests.ahead.manifest.support import (
     INCLUDING,
     KERNEL,

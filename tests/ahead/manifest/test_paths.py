@@ -13,8 +13,8 @@ import pytest
 
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.errors import InputError
-from preheat.key import bundle_key
-from preheat.program import Program
+from preheat.model.key import bundle_key
+from preheat.model.program import Program
 from tests.ahead.manifest.support import (
     INCLUDING,
     KERNEL,

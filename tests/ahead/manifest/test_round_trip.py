@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram
-from preheat.program import Program
+from preheat.model.program import Program
 from tests.ahead.manifest.support import (
     KERNEL,
     SM_90,

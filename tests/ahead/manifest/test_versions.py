@@ -9,7 +9,7 @@ import pytest
 from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram, Unrecorded
 from preheat.ahead.recorder import merge_into
 from preheat.errors import InputError
-from preheat.program import Program
+from preheat.model.program import Program
 
 OLD = """\
 # Owned by the inference team.

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from preheat.ahead.stores import open_directory
-from preheat.arch import Arch
-from preheat.artifact import Artifact, Header
-from preheat.config import Config
-from preheat.events import Events
-from preheat.foreign import ForeignEntry
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact, Header
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignEntry
 from preheat.store import DiskStore, LayerStore
 from preheat.store.remote.server import Server
 from preheat.store.remote.store import RemoteStore
 from preheat.store.signing.keys import Keys
-from preheat.toolchain.headers import HeaderState, decode_states, pack_states
+from preheat.toolchain.headers.states import HeaderState, decode_states, pack_states
 from tests.store.remote.memory_engine import MemoryEngine
 
 __all__ = ["artifact", "code_of", "directory", "foreign", "listing", "remote", "settings"]
@@ -48,7 +48,7 @@ def listing(program: str, *codes: str) -> tuple[str, bytes]:
 
 def code_of(blob: bytes | None) -> list[str]:
     """Return the digests that a header list leads to."""
-    from preheat.store import codec
+    from preheat.model import codec
 
     assert blob is not None
     return [code for _, code in decode_states(codec.unpack_checked(blob).meta)]

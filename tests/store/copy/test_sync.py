@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.stores import Choice, copy_entries, open_directory, open_store
-from preheat.arch import Arch
 from preheat.errors import InputError, PreheatError
-from preheat.events import Events
+from preheat.model.arch import Arch
+from preheat.model.events import Events
 from preheat.store import DiskStore, Store
 from preheat.store.bundle import Bundle
 from preheat.store.bundle import write as write_bundle
@@ -200,7 +200,7 @@ def test_an_entry_that_others_can_write_is_not_trusted(tmp_path: Path, target: S
 
 
 def test_content_that_is_no_entry_is_damaged(tmp_path: Path, target: Store) -> None:
-    from preheat.store import codec
+    from preheat.model import codec
 
     blob = codec.pack(A.digest, {"kind": "artifact", "label": 7}, {})
     result = copy_entries(directory(tmp_path, "source", {A.digest: blob}, write=False), target)

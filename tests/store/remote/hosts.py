@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from preheat.arch import Arch
 from preheat.build.batch import build_all
 from preheat.build.builder import Builder
-from preheat.config import Config
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.config import Config
+from preheat.model.program import Program
 from preheat.store.remote import lease
 from preheat.toolchain import translate
 from preheat.toolchain.translate import Compiled

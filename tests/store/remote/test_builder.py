@@ -15,25 +15,26 @@ from preheat.ahead.adapter_process import AdapterProcesses
 from preheat.ahead.bake import bake
 from preheat.ahead.check import check
 from preheat.ahead.stores import open_store
-from preheat.artifact import Artifact
 from preheat.build import remotes
 from preheat.build.builder import Builder
 from preheat.build.host_leases import open_leases
 from preheat.build.lookup import Miss
-from preheat.config import Config, SealMode
 from preheat.errors import ConfigError, InputError, SealedError
-from preheat.events import Events
-from preheat.foreign import ForeignEntry, ForeignRequest
-from preheat.program import Program
-from preheat.store import Chain, codec
+from preheat.model import codec
+from preheat.model.artifact import Artifact
+from preheat.model.config import Config, SealMode
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.model.program import Program
+from preheat.store import Chain
 from preheat.store.base import UploadResult
 from preheat.store.remote.engine import RemoteError
 from preheat.store.remote.names import entry_name
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import SigningKey
 from preheat.toolchain.compiler import Toolchain
-from preheat.toolchain.header_lists import HeaderLists
-from preheat.toolchain.headers import decode_states, is_header_list, pack_states
+from preheat.toolchain.headers.header_lists import HeaderLists
+from preheat.toolchain.headers.states import decode_states, is_header_list, pack_states
 from tests.conftest import SAXPY, Recorder
 from tests.processes import expect_success, start_python
 from tests.store.remote.memory_engine import MemoryEngine
@@ -260,7 +261,7 @@ def test_merging_keeps_all_of_the_own_states_and_the_newest_of_the_others(
         assert found is not None
         lists.append(found.blob)
     mine, theirs = lists
-    monkeypatch.setattr("preheat.toolchain.header_lists._MAX_STATES", 5)
+    monkeypatch.setattr("preheat.toolchain.headers.header_lists._MAX_STATES", 5)
 
     def entries(blob: bytes) -> list[str]:
         return [entry for _, entry in decode_states(codec.unpack_checked(blob).meta)]

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from preheat.cli import doctor
 from preheat.store.remote.engine import Engine, RemoteError
 from preheat.store.remote.names import entry_name
 from preheat.store.remote.probe import permissions_of
@@ -21,6 +20,7 @@ from preheat.store.remote.url import parse_remote
 from preheat.store.remote.verify import verify
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import SigningKey
+from preheat.tools.cli import doctor
 from tests.command import Cli, command_line
 from tests.conftest import SAXPY
 from tests.processes import expect_success, start_process
@@ -229,7 +229,7 @@ def test_doctor_reports_a_store_that_is_refused_and_one_that_is_dead(
 def test_doctor_shows_urls_without_passwords(
     cli: Cli, use: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.cli.doctor._test_compiles", lambda _: [])
+    monkeypatch.setattr("preheat.tools.cli.doctor._test_compiles", lambda _: [])
     use("redis://:secret", "redis://:secret@127.0.0.1:1/0")
     rows = {row["what"]: row["detail"] for row in cli("doctor", "--json").json()}
     assert rows["PREHEAT_REMOTE"] == "redis://… redis://127.0.0.1:1/0"

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from preheat.arch import Arch
 from preheat.build import remotes
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Attempt, WouldWait
 from preheat.build.parallel import Runner, run_all
-from preheat.config import Config
 from preheat.errors import CompileError
-from preheat.events import Events
-from preheat.foreign import ForeignRequest
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.config import Config
+from preheat.model.events import Events
+from preheat.model.foreign import ForeignRequest
+from preheat.model.program import Program
 from preheat.store.lock import FileLock
 from preheat.store.remote.engine import RemoteError
 from preheat.store.remote.lease import LeaseContent, lease_name

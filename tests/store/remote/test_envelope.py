@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from preheat.store import codec
+from preheat.model import codec
 from preheat.store.base import UntrustedError
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.entries import unwrap, wrap

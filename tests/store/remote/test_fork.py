@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store.remote.names import entry_name
 from preheat.store.remote.redis_engine import RedisEngine
 from preheat.store.remote.server import Server
@@ -108,9 +108,9 @@ def test_a_child_leaves_the_queue_to_the_parent(events: Events) -> None:
 
 FORKS = """
 import os, sys, threading
-from preheat.config import Config
+from preheat.model.config import Config
 from preheat.build.remotes import open_remotes
-from preheat.events import Events
+from preheat.model.events import Events
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.tiers import entry
 from pathlib import Path
@@ -183,8 +183,8 @@ FRESH = """
 import os, sys
 from pathlib import Path
 from preheat.build.remotes import open_remotes
-from preheat.config import Config
-from preheat.events import Events
+from preheat.model.config import Config
+from preheat.model.events import Events
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.tiers import entry
 
@@ -265,7 +265,7 @@ import gc, multiprocessing, sys, time
 from pathlib import Path
 from preheat.build.builder import Builder
 from preheat.store.remote.file_engine import FileEngine
-from preheat.config import Config
+from preheat.model.config import Config
 from tests.store.entries import blob_of, digest_of
 
 method, when, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])

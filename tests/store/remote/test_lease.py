@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.events import Events
-from preheat.locks import Holder
+from preheat.model.events import Events
+from preheat.process.locks import Holder
 from preheat.store.remote.engine import RemoteError
 from preheat.store.remote.lease import Lease, LeaseContent, Leases, lease_name
 from preheat.store.remote.lease_request import LeaseRequest

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from preheat.events import Events
-from preheat.locks import Holder
+from preheat.model.events import Events
+from preheat.process.locks import Holder
 from preheat.store.remote import lease as lease_module
 from preheat.store.remote.engine import LEASE_BYTES, ObjectError, RemoteError
 from preheat.store.remote.file_engine import FileEngine

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from preheat.build.remotes import open_remotes, shared_chain
-from preheat.config import Config
-from preheat.events import Events
+from preheat.model.config import Config
+from preheat.model.events import Events
 from preheat.store import Chain, DiskStore, MemoryStore
 from preheat.store.remote.names import entry_name
 from preheat.store.remote.store import RemoteStore

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 from preheat.errors import InputError
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store.remote.engine import Engine, ObjectError, open_engine
 from preheat.store.remote.lease import Leases
 from preheat.store.remote.lease_request import LeaseRequest

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import DiskStore
 from preheat.store.bundle import write
 from preheat.store.remote.engine import RemoteError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import Chain, MemoryStore, chain
 from preheat.store.base import Upload
 from preheat.store.remote.engine import ObjectError, RemoteError

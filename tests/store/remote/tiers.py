@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from preheat.events import Events
+from preheat.model.events import Events
 from preheat.store import Chain
 from preheat.store.base import Merger
 from preheat.store.remote.engine import Engine

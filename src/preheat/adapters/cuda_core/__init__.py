@@ -36,7 +36,7 @@ def cache(builder: Builder | None = None) -> ProgramCache:
         >>> code = program.compile("cubin", cache=preheat.adapters.cuda_core.cache())
     """
     from preheat.adapters.cuda_core.adapter import require_cuda_core
-    from preheat.default import default_builder
+    from preheat.build.default import default_builder
 
     require_cuda_core()
     from preheat.adapters.cuda_core.program_cache import ProgramCache

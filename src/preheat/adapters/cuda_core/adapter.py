@@ -11,10 +11,10 @@ from preheat.adapters.cuda_core import compile as compiling
 from preheat.adapters.cuda_core.nvrtc import compile_to_ptx
 from preheat.adapters.cuda_core.request import CompileInputs, Identified
 from preheat.adapters.cuda_core.rows import archs_of, changes, inputs_of_row
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.default import default_builder
+from preheat.build.default import default_builder
 from preheat.errors import AdapterError, InputError
+from preheat.model.arch import Arch
 
 __all__ = ["CudaCoreAdapter", "require_cuda_core"]
 

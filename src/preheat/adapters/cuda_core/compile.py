@@ -18,9 +18,9 @@ from preheat.adapters.cuda_core.headers import headers_digest
 from preheat.adapters.cuda_core.nvrtc import ptx_of
 from preheat.adapters.cuda_core.request import KIND, CompileInputs, Identified
 from preheat.build.foreign_store import ForeignStore
-from preheat.foreign import ForeignEntry, ForeignRequest
-from preheat.locks import Lock
-from preheat.toolchain.ptx_section import attach_ptx, detach_ptx, is_executed
+from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.process.locks import Lock
+from preheat.toolchain.binaries.ptx_section import attach_ptx, detach_ptx, is_executed
 
 __all__ = [
     "CODE", "Compiled", "code_to_load", "compile_by_cuda_core", "compile_with_ptx", "connect",

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from preheat.adapters.base import NotKeyableError
-from preheat.program import clock_macro
-from preheat.toolchain.includes import (
+from preheat.model.program import clock_macro
+from preheat.toolchain.headers.includes import (
     QUERIES,
     Include,
     has_include_macros,

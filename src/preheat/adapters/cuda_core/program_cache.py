@@ -18,7 +18,7 @@ from preheat.adapters.cuda_core.compile import (
 )
 from preheat.adapters.cuda_core.request import KIND
 from preheat.build.foreign_store import ABSENT, ForeignStore
-from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.model.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["Probe", "ProgramCache"]
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from preheat.adapters.base import NotKeyableError
 from preheat.adapters.cuda_core.headers import headers_digest
-from preheat.arch import Arch
 from preheat.errors import InputError
-from preheat.foreign import ForeignRequest
-from preheat.toolchain.elf import build_id
+from preheat.model.arch import Arch
+from preheat.model.foreign import ForeignRequest
+from preheat.toolchain.binaries.elf import build_id
 from preheat.toolchain.signature import kernel_names
 
 __all__ = ["KIND", "CompileInputs", "Identified", "compiler_of"]

@@ -11,9 +11,9 @@ from typing import Any
 from preheat.adapters.base import Row, version_note
 from preheat.adapters.cuda_core.request import CompileInputs, Identified, compiler_of
 from preheat.adapters.modules import NotPortableError
-from preheat.arch import Arch, runnable_archs
 from preheat.errors import AdapterError, InputError
-from preheat.portable_paths import spelled
+from preheat.model.arch import Arch, runnable_archs
+from preheat.model.portable_paths import spelled
 
 __all__ = ["archs_of", "changes", "inputs_of_row", "row_of"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from preheat.adapters.base import Adapter, RequiredEntries, Row, require_version, version_note
 from preheat.adapters.cupy.request import KIND
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.errors import AdapterError
+from preheat.model.arch import Arch
 
 __all__ = ["CupyAdapter"]
 

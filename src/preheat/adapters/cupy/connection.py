@@ -14,10 +14,10 @@ from preheat.adapters.base import Connection as BaseConnection
 from preheat.adapters.base import Row, replace_everywhere
 from preheat.adapters.cupy import compile as cupy_compile
 from preheat.adapters.cupy.request import KIND, CompileRequest, portable_options, variables_in_force
-from preheat.arch import Arch
 from preheat.build.foreign_store import ForeignStore
-from preheat.config import SealMode
-from preheat.foreign import ForeignEntry
+from preheat.model.arch import Arch
+from preheat.model.config import SealMode
+from preheat.model.foreign import ForeignEntry
 
 __all__ = ["Connection", "connect", "connection", "request_of"]
 

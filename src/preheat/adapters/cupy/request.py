@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from preheat.adapters.base import Row
-from preheat.arch import Arch
-from preheat.foreign import ForeignRequest
-from preheat.key import Key
-from preheat.lazy import lazy
+from preheat.model.arch import Arch
+from preheat.model.foreign import ForeignRequest
+from preheat.model.key import Key
+from preheat.process.lazy import lazy
 
 __all__ = ["KIND", "CompileRequest", "local_options", "portable_options"]
 

@@ -18,9 +18,9 @@ from preheat.adapters.base import (
     require_version,
 )
 from preheat.adapters.modules import NotPortableError
-from preheat.arch import Arch
 from preheat.build.builder import Builder
 from preheat.errors import AdapterError
+from preheat.model.arch import Arch
 
 if TYPE_CHECKING:
     from preheat.adapters.numba.request import KernelRequest

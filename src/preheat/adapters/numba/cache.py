@@ -22,8 +22,8 @@ from preheat.adapters.base import Compile, Connection, NotKeyableError
 from preheat.adapters.numba import states
 from preheat.adapters.numba.request import KernelRequest, current_arch
 from preheat.build.foreign_store import ABSENT
-from preheat.config import SealMode
-from preheat.foreign import ForeignEntry
+from preheat.model.config import SealMode
+from preheat.model.foreign import ForeignEntry
 
 __all__ = ["StoreCache", "install"]
 

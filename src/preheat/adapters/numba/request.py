@@ -19,9 +19,9 @@ from preheat.adapters.modules import module_name
 from preheat.adapters.numba import observed, signature
 from preheat.adapters.numba.dependencies import Dependencies, comes_with_numba
 from preheat.adapters.numba.toolchain import settings, versions
-from preheat.arch import Arch
-from preheat.foreign import ForeignRequest
-from preheat.lazy import lazy
+from preheat.model.arch import Arch
+from preheat.model.foreign import ForeignRequest
+from preheat.process.lazy import lazy
 
 __all__ = ["KIND", "KernelRequest", "current_arch", "label_of"]
 

@@ -14,7 +14,7 @@ from preheat.adapters.modules import RECORD_AGAIN, NotPortableError, import_obje
 from preheat.adapters.numba import signature
 from preheat.adapters.numba.request import KernelRequest
 from preheat.adapters.numba.toolchain import variables, versions
-from preheat.arch import Arch
+from preheat.model.arch import Arch
 
 __all__ = ["changes", "request_of", "row_of"]
 

@@ -11,7 +11,7 @@ from numba.cuda.core.sigutils import normalize_signature
 from numba.cuda.cudadrv import devices
 from numba.cuda.dispatcher import CUDADispatcher
 
-from preheat.arch import Arch
+from preheat.model.arch import Arch
 
 __all__ = ["compiling_for"]
 

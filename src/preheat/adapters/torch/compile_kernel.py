@@ -15,11 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from preheat.adapters.base import Adapter, directory_of, require_version
-from preheat.arch import Arch
-from preheat.artifact import Artifact
 from preheat.build.builder import Builder
-from preheat.callsite import exclude_library
-from preheat.config import SealMode
 from preheat.errors import (
     AdapterError,
     CompileError,
@@ -27,9 +23,13 @@ from preheat.errors import (
     ToolchainNotFoundError,
     UnknownEntryError,
 )
-from preheat.events import warn
-from preheat.program import Program
-from preheat.toolchain.includes import includes
+from preheat.model.arch import Arch
+from preheat.model.artifact import Artifact
+from preheat.model.config import SealMode
+from preheat.model.events import warn
+from preheat.model.program import Program
+from preheat.process.callsite import exclude_library
+from preheat.toolchain.headers.includes import includes
 
 __all__ = ["TorchAdapter"]
 

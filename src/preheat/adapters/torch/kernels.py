@@ -18,11 +18,11 @@ import types
 from functools import cache
 from typing import Any
 
+from preheat.device.libraries import LIBRARIES
 from preheat.errors import InputError
 from preheat.gpu import device
 from preheat.kernels.operands import spec_of
 from preheat.kernels.ops import Ops
-from preheat.runtime.libraries import LIBRARIES
 
 __all__ = ["linear", "matmul", "rms_norm", "silu", "softmax", "swiglu"]
 

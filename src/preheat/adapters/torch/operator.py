@@ -32,12 +32,12 @@ from preheat.adapters.torch.operator_kernel import (
     operator_kernel,
 )
 from preheat.adapters.torch.schema import Schema
-from preheat.callsite import exclude_library
+from preheat.device.kernel import Kernel
+from preheat.device.operands import Pointer
 from preheat.errors import PreheatError, short_repr
-from preheat.messages import count
-from preheat.runtime.kernel import Kernel
-from preheat.runtime.operands import Pointer
-from preheat.tracebacks import shorten_traceback
+from preheat.model.tracebacks import shorten_traceback
+from preheat.process.callsite import exclude_library
+from preheat.process.messages import count
 
 __all__ = ["op"]
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from preheat.adapters.torch.schema import Schema
-from preheat.artifact import without_types
-from preheat.config import Config
+from preheat.device.kernel import Kernel
+from preheat.device.request import Source
 from preheat.errors import short_repr
 from preheat.gpu import Gpu, device
-from preheat.program import Program
-from preheat.runtime.kernel import Kernel
-from preheat.runtime.request import Source
+from preheat.model.artifact import without_types
+from preheat.model.config import Config
+from preheat.model.program import Program
 
 __all__ = ["KernelChoice", "LoadedKernel", "OperatorKernel", "SourceKernel", "operator_kernel"]
 

@@ -26,10 +26,10 @@ from preheat.adapters.triton import host, identity, request, tuning
 from preheat.adapters.triton.directory import KernelDirectory
 from preheat.adapters.triton.rows import changes, other_parameters, outdated, source_of
 from preheat.adapters.triton.state import MissedError, State, Work, set_state, state
-from preheat.arch import Arch
 from preheat.build.builder import Builder
-from preheat.config import Config, SealMode
-from preheat.foreign import ForeignRequest
+from preheat.model.arch import Arch
+from preheat.model.config import Config, SealMode
+from preheat.model.foreign import ForeignRequest
 from preheat.store.lock import release_lost
 
 __all__ = ["TritonAdapter"]

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from preheat.errors import InputError
-from preheat.events import Events
-from preheat.locks import Lock
+from preheat.model.events import Events
+from preheat.process.locks import Lock
 from preheat.store.publish import replace as publish
 from preheat.store.trust import DistrustedError, make_private, read_file
 

@@ -22,7 +22,7 @@ from preheat.adapters.base import HiddenFrames
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.state import state
 from preheat.errors import ToolchainNotFoundError
-from preheat.foreign import ForeignRequest
+from preheat.model.foreign import ForeignRequest
 
 __all__ = ["build", "build_for", "install", "requests_for"]
 

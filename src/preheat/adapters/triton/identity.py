@@ -17,7 +17,7 @@ from typing import Any
 
 from preheat.adapters.base import replace_everywhere
 from preheat.build.foreign_store import ForeignStore
-from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.model.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["KIND", "build_digest", "install", "replace_in_triton", "tool_versions"]
 

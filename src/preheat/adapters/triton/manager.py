@@ -23,10 +23,10 @@ from preheat.adapters.triton.request import request_of_call, take_request, varia
 from preheat.adapters.triton.state import MissedError, state
 from preheat.adapters.triton.tuning import known_results, tuned_label, tuning_row
 from preheat.build.foreign_store import ABSENT, UNMEASURED, created_now
-from preheat.config import SealMode
-from preheat.devices import base
-from preheat.foreign import ForeignEntry, ForeignRequest
-from preheat.toolchain.ptx_section import detach_ptx
+from preheat.device import base
+from preheat.model.config import SealMode
+from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.toolchain.binaries.ptx_section import detach_ptx
 
 __all__ = ["CacheManager"]
 

@@ -13,9 +13,9 @@ from preheat.adapters.base import LastKey, Row
 from preheat.adapters.modules import module_name
 from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.values import constants_digest
-from preheat.arch import Arch
-from preheat.foreign import ForeignRequest
-from preheat.lazy import lazy
+from preheat.model.arch import Arch
+from preheat.model.foreign import ForeignRequest
+from preheat.process.lazy import lazy
 
 __all__ = [
     "CompileRequest", "install", "key_of", "request_of_call", "specialisation_text", "take_request",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.adapters.base import Connection, Row, ThreadState
 from preheat.adapters.triton.directory import KernelDirectory
-from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.model.foreign import ForeignEntry, ForeignRequest
 
 if TYPE_CHECKING:
     from preheat.adapters.triton.tuning import Tuning

@@ -27,8 +27,8 @@ from preheat.adapters.triton.identity import KIND
 from preheat.adapters.triton.request import key_of
 from preheat.adapters.triton.rows import changes, enter_root, facts_of
 from preheat.adapters.triton.state import state
-from preheat.arch import Arch
-from preheat.foreign import ForeignEntry, ForeignRequest
+from preheat.model.arch import Arch
+from preheat.model.foreign import ForeignEntry, ForeignRequest
 
 __all__ = ["Tuning", "install", "is_tuned", "known_results", "required", "tuned_label", "tuning_row"]
 

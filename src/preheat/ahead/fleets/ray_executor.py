@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
-from preheat.config import set_default_variable
 from preheat.errors import InputError, ToolchainError
+from preheat.model.config import set_default_variable
 
 __all__ = ["RayExecutor"]
 

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from typing import Protocol, runtime_checkable
 
 from preheat.errors import ToolchainError
-from preheat.events import Events
+from preheat.model.events import Events
 
 __all__ = ["Fleet", "FleetWatch"]
 

@@ -54,7 +54,7 @@ Paths are relative to the directory of the manifest. Generated texts are stored 
 `<manifest>.sources/`, each under a name made from its SHA-256.
 
 A bundle answers an application that asks for the same include directories, spelled as
-`preheat.portable_paths` describes. Without `spelled`, a directory is taken relative to the `file`, or
+`preheat.model.portable_paths` describes. Without `spelled`, a directory is taken relative to the `file`, or
 to the working directory where the program has no `file`. Two programs may have equal texts and
 different include directories.
 
@@ -80,8 +80,8 @@ from preheat.ahead.manifest.items import (
 )
 from preheat.ahead.manifest.reader import Reader
 from preheat.ahead.manifest.writer import write_manifest
-from preheat.arch import Arch
 from preheat.errors import InputError
+from preheat.model.arch import Arch
 
 __all__ = [
     "COVERAGES",

@@ -8,11 +8,11 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from preheat.arch import Arch
 from preheat.errors import InputError
-from preheat.linked_program import LinkedProgram
-from preheat.portable_paths import format_spellings
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.linked_program import LinkedProgram
+from preheat.model.portable_paths import format_spellings
+from preheat.model.program import Program
 
 __all__ = [
     "COVERAGES",

@@ -21,14 +21,14 @@ from preheat.ahead.manifest.items import (
     Unrecorded,
     key_literal,
 )
-from preheat.arch import Arch
 from preheat.errors import InputError, did_you_mean
-from preheat.files import read_whole
-from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
-from preheat.messages import printable
-from preheat.pins import split_pin
-from preheat.portable_paths import is_spelling, spelled_in_manifest
-from preheat.program import Program
+from preheat.model.arch import Arch
+from preheat.model.linked_program import KINDS, BinaryPart, LinkedProgram
+from preheat.model.pins import split_pin
+from preheat.model.portable_paths import is_spelling, spelled_in_manifest
+from preheat.model.program import Program
+from preheat.process.files import read_whole
+from preheat.process.messages import printable
 from preheat.store.bundle import MAGIC
 
 __all__ = ["DIGEST_DIGITS", "VERSION", "VERSION_1_KEYS", "Reader", "language_of", "sha256"]

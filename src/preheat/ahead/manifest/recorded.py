@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from preheat.ahead.manifest.items import ForeignProgram
-from preheat.arch import Arch
-from preheat.config import Config
 from preheat.errors import BundleError, InputError
-from preheat.foreign import ForeignEntry, ForeignRequest
-from preheat.pins import split_pin
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.arch import Arch
+from preheat.model.config import Config
+from preheat.model.foreign import ForeignEntry, ForeignRequest
+from preheat.model.pins import split_pin
 from preheat.store.bundle import Bundle, write
 
 __all__ = ["ENTRY_SUFFIX", "RecordedEntries", "recorded_name", "write_recorded"]

@@ -19,12 +19,12 @@ from preheat.ahead.manifest.items import (
 from preheat.ahead.manifest.reader import DIGEST_DIGITS, Reader, language_of, sha256
 from preheat.ahead.manifest.recorded import recorded_name, write_recorded
 from preheat.errors import InputError
-from preheat.files import read_whole
-from preheat.linked_program import KINDS, BinaryPart, LinkedProgram
-from preheat.locks import no_fork
-from preheat.pins import split_pin
-from preheat.portable_paths import FILE, spelled_in_manifest
-from preheat.program import Program
+from preheat.model.linked_program import KINDS, BinaryPart, LinkedProgram
+from preheat.model.pins import split_pin
+from preheat.model.portable_paths import FILE, spelled_in_manifest
+from preheat.model.program import Program
+from preheat.process.files import read_whole
+from preheat.process.locks import no_fork
 from preheat.store.publish import publish
 
 if TYPE_CHECKING:  # Imported when a manifest is written.

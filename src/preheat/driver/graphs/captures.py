@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from preheat.devices.emulator.capture import Branch, Capture
 from preheat.driver.calls import CallError, entry
 from preheat.driver.driver import CAPTURE_MODES
 from preheat.driver.graphs.edges import read_nodes
@@ -13,6 +12,7 @@ from preheat.driver.graphs.graph import Graph, graph_of
 from preheat.driver.raw import I32, put
 from preheat.driver.status import ILLEGAL_STATE, INVALID_VALUE
 from preheat.driver.streams import Stream, stream_of
+from preheat.emulator.capture import Branch, Capture
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

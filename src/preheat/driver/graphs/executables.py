@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preheat.devices.emulator.graph_work import ChildGraph, GraphWork
 from preheat.driver.calls import CallError, entry
 from preheat.driver.graphs.graph import (
     CycleError,
@@ -21,6 +20,7 @@ from preheat.driver.launches import asynchronous
 from preheat.driver.raw import I32, U32, U64, get, put
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 from preheat.driver.streams import Stream, stream_of
+from preheat.emulator.graph_work import ChildGraph, GraphWork
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from preheat.devices.emulator.capture import Capture
-from preheat.devices.emulator.graph import EmulatorExecutable
-from preheat.devices.emulator.graph_work import (
+from preheat.driver.calls import CallError
+from preheat.driver.status import INVALID_VALUE
+from preheat.emulator.capture import Capture
+from preheat.emulator.graph import EmulatorExecutable
+from preheat.emulator.graph_work import (
     ChildGraph,
     GraphAllocation,
     GraphFree,
@@ -16,8 +18,6 @@ from preheat.devices.emulator.graph_work import (
     Work,
     do_nothing,
 )
-from preheat.driver.calls import CallError
-from preheat.driver.status import INVALID_VALUE
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -6,8 +6,7 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING
 
-from preheat.devices.base import Dim3, Geometry
-from preheat.devices.emulator.launch import KernelWork
+from preheat.device.base import Dim3, Geometry
 from preheat.driver.calls import CallError, entry
 from preheat.driver.graphs.graph import Graph, Node, node_of
 from preheat.driver.graphs.node_kinds import (
@@ -22,6 +21,7 @@ from preheat.driver.modules import Function, function_of
 from preheat.driver.raw import read, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 from preheat.driver.streams import Stream
+from preheat.emulator.launch import KernelWork
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from preheat.devices.emulator.graph_work import GraphAllocation, GraphFree
 from preheat.driver.allocations import Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.graphs.graph import Graph, Node
@@ -13,6 +12,7 @@ from preheat.driver.graphs.node_kinds import PARAMETERS_CHANGED, SUCCESS, Descri
 from preheat.driver.memory import note_graph_memory
 from preheat.driver.raw import U64, get, put
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
+from preheat.emulator.graph_work import GraphAllocation, GraphFree
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.devices.emulator.graph_work import Work
 from preheat.driver.graphs.graph import Graph, Node
+from preheat.emulator.graph_work import Work
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

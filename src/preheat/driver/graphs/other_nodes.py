@@ -5,19 +5,13 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from preheat.devices.emulator.graph_work import (
-    ChildGraph,
-    EventRecord,
-    EventWait,
-    GraphWork,
-    do_nothing,
-)
 from preheat.driver.calls import CallError
 from preheat.driver.events import Event
 from preheat.driver.graphs.graph import Graph, Node, clone, graph_of
 from preheat.driver.graphs.node_kinds import Described, NodeKind
 from preheat.driver.status import INVALID_VALUE
 from preheat.driver.streams import HostCall
+from preheat.emulator.graph_work import ChildGraph, EventRecord, EventWait, GraphWork, do_nothing
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver

@@ -1,6 +1,6 @@
 /* The section of a cubin that has the PTX which the machine code was made from.
 
-   `toolchain/ptx_section.py` describes it, and makes and reads the same one. */
+   `toolchain/binaries/ptx_section.py` describes it, and makes and reads the same one. */
 #define _GNU_SOURCE
 #include <elf.h>
 #include <stdlib.h>

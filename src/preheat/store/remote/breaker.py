@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from preheat.locks import Lock
+from preheat.process.locks import Lock
 
 __all__ = ["Breaker"]
 

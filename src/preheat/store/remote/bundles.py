@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from preheat.errors import BundleError, InputError, PreheatError
-from preheat.events import Events
-from preheat.setting_values import shown_url
+from preheat.model.events import Events
+from preheat.model.setting_values import shown_url
 from preheat.store.bundle import Bundle
 from preheat.store.publish import publish
 from preheat.store.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError, open_engine

@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Generic, TypeVar, cast
 
 from preheat.errors import InputError
-from preheat.files import MAX_FILE_BYTES
-from preheat.locks import Lock, no_fork
-from preheat.messages import printable
+from preheat.process.files import MAX_FILE_BYTES
+from preheat.process.locks import Lock, no_fork
+from preheat.process.messages import printable
 from preheat.store.remote.url import Remote
 
 __all__ = [

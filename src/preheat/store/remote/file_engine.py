@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from itertools import islice
 from typing import TypeVar
 
-from preheat.files import opened
+from preheat.process.files import opened
 from preheat.store.filesystem import is_silly_renamed
 from preheat.store.publish import is_staged, replace, sweep
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError

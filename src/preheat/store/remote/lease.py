@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from preheat import fork
-from preheat.events import Events
-from preheat.locks import Holder, Lock
+from preheat.model.events import Events
+from preheat.process import fork
+from preheat.process.locks import Holder, Lock
 from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.store.remote.names import LEASES
 from preheat.store.remote.server import PausedError, Server, size_of

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from preheat.locks import Holder
+from preheat.process.locks import Holder
 from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.store.remote.lease import Lease, LeaseContent, Leases, lease_name, lease_refused
 from preheat.store.remote.server import PausedError, size_of

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from preheat.files import opened
+from preheat.process.files import opened
 from preheat.store.publish import replace, staged_name
 from preheat.store.remote.engine import LEASE_BYTES
 from preheat.store.transient import retried

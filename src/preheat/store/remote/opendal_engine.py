@@ -12,8 +12,8 @@ from types import ModuleType
 import opendal
 from opendal import exceptions
 
-from preheat.config import environ
-from preheat.locks import no_fork, wait_before_logging
+from preheat.model.config import environ
+from preheat.process.locks import no_fork, wait_before_logging
 from preheat.store.remote.engine import LEASE_BYTES, Engine, ObjectError, RemoteError
 from preheat.store.remote.opendal_errors import (
     ERRORS,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from preheat.messages import printable
+from preheat.process.messages import printable
 from preheat.store.remote.engine import (
     CERTIFICATES_HINT,
     MAX_OBJECT_BYTES,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple, TypeVar
 
-from preheat import fork
-from preheat.events import Events
-from preheat.locks import Lock, no_fork
+from preheat.model.events import Events
+from preheat.process import fork
+from preheat.process.locks import Lock, no_fork
 from preheat.store.remote.breaker import Breaker
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
 

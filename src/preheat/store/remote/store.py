@@ -10,10 +10,10 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from preheat import fork
-from preheat.events import Events
-from preheat.locks import Lock
-from preheat.store import codec
+from preheat.model import codec
+from preheat.model.events import Events
+from preheat.process import fork
+from preheat.process.locks import Lock
 from preheat.store.base import CLOSE_SECONDS, Merger, UntrustedError, Upload, UploadResult
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
 from preheat.store.remote.names import ROOT, digest_of, entry_name

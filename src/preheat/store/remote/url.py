@@ -22,7 +22,7 @@ from typing import NoReturn
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from preheat.errors import ConfigError, InputError, did_you_mean
-from preheat.setting_values import shown_url
+from preheat.model.setting_values import shown_url
 
 __all__ = ["Remote", "name_of", "parse_remote", "parse_remotes", "require_writable_kind"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from preheat.locks import no_fork, wait_before_logging
-from preheat.messages import printable
-from preheat.store import codec
+from preheat.model import codec
+from preheat.process.locks import no_fork, wait_before_logging
+from preheat.process.messages import printable
 from preheat.store.base import UntrustedError
 from preheat.store.remote.engine import Engine, ObjectError
 from preheat.store.remote.names import BUNDLES, LEASES, PROBE, digest_of

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from preheat.locks import Lock
+from preheat.process.locks import Lock
 
 __all__ = ["Worker"]
 

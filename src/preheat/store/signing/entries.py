@@ -8,7 +8,7 @@
     20      32    the digest that the entry answers to
     52      8     id of the key that signed it, zeros in an unsigned one
     60      64    Ed25519 signature, zeros in an unsigned one
-    124     …     payload: the entry (preheat.store.codec)
+    124     …     payload: the entry (preheat.model.codec)
 
 The signature covers bytes 8 to 60 and the payload as it is stored. It is verified before anything is
 decompressed. The digest is part of it, so an entry that is copied to the name of another one is
@@ -20,8 +20,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.files import MAX_FILE_BYTES
-from preheat.locks import no_fork
+from preheat.process.files import MAX_FILE_BYTES
+from preheat.process.locks import no_fork
 from preheat.store.base import UntrustedError
 from preheat.store.signing import KEY_ID_SIZE, SIGNATURE_SIZE
 

@@ -26,8 +26,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.errors import InputError, KeyFileError
-from preheat.files import opened
-from preheat.locks import no_fork
+from preheat.process.files import opened
+from preheat.process.locks import no_fork
 from preheat.store.base import UntrustedError
 from preheat.store.signing import KEY_ID_SIZE
 from preheat.store.trust import DistrustedError, NotAFileError, open_file

@@ -1,5 +1,0 @@
-"""`python -m preheat.cli` is `preheat`."""
-
-from preheat.cli import main
-
-main()

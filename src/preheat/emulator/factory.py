@@ -1,0 +1,40 @@
+"""Opens emulators for `preheat.device.registry`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from preheat.device.registry import DeviceDescription
+from preheat.model.config import Config
+
+__all__ = ["available", "describe", "parse_setting"]
+
+_SETTING = re.compile(
+    r"(?P<arch>sm_\w+)|(?P<name>patience|schedule)=(?P<value>-?\d+)|sanitize|host_arrays"
+)
+
+
+def available() -> bool:
+    """Return True: the emulator needs a CPU alone."""
+    return True
+
+
+def parse_setting(text: str) -> tuple[str, Any] | None:
+    """Parse one setting in the name of an emulator, as in `emulator[sm_100,patience=7,sanitize]`."""
+    match = _SETTING.fullmatch(text)
+    if match is None:
+        return None
+    if match["arch"]:
+        return "arch", text
+    return (match["name"], int(match["value"])) if match["name"] else (text, True)
+
+
+def describe(index: int, settings: Mapping[str, Any], config: Config) -> DeviceDescription:
+    """Describe an emulator. Emulators with other settings are other devices, and have other names."""
+    from preheat.emulator.device import EmulatorDevice, device_name
+
+    settings = {"sanitize": config.emulator_sanitize, **settings}
+    return DeviceDescription(device_name(index, **settings), partial(EmulatorDevice, index, **settings))

@@ -1,0 +1,1 @@
+"""Pictures of graphs: boxes and links, their places, and SVG and DOT as output."""

@@ -1,0 +1,1 @@
+"""Values that all of preheat shares: programs, keys, artifacts, architectures, settings and events."""

@@ -1,0 +1,47 @@
+"""The native core, `preheat.native._core`: a C extension for loads, launches and replays, if it was built.
+
+`core` is that module, or None, and then `reason` says why. Without the native core, Python code gives
+the same results and errors. A build of another source is not used either, because what it takes for
+granted about the Python code may be wrong; a warning says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from preheat.errors import ConfigError
+from preheat.model.config import VARIABLES, environ
+from preheat.native.build import BUILD_AGAIN, hash_of
+
+__all__ = ["STALE", "SWITCHED_OFF", "core", "reason"]
+
+SWITCHED_OFF = "PREHEAT_NATIVE is off"
+STALE = "it was built from another source"
+_SOURCE = Path(__file__).with_name("core.c")  # A wheel has none.
+
+
+def _load() -> tuple[Any, str]:
+    """Return the module, or None and the reason why Python code is used."""
+    (switch,) = (variable for variable in VARIABLES if variable.name == "PREHEAT_NATIVE")
+    with suppress(ConfigError):  # All settings are checked when a device is opened.
+        if switch.read(environ()) is False:
+            return None, SWITCHED_OFF
+    try:
+        module = importlib.import_module("preheat.native._core")
+    except ImportError as error:
+        return None, f"it was not built: {error}"
+    with suppress(FileNotFoundError):
+        if getattr(module, "SOURCES", None) != hash_of([_SOURCE]):
+            from preheat.model.events import (
+                warn,  # A process with a current build does not need it here.
+            )
+
+            warn(f"preheat does not use its native core, because {STALE}: {BUILD_AGAIN}")
+            return None, STALE
+    return module, ""
+
+
+core, reason = _load()

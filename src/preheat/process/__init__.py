@@ -1,0 +1,1 @@
+"""Plumbing below everything else: files, locks, forks, threads, call sites, and text for terminals."""

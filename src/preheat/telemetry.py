@@ -1,0 +1,5 @@
+"""Counters for OpenTelemetry: `preheat.telemetry.install`, whose code is in `tools/metrics`."""
+
+from preheat.tools.metrics.otel import install
+
+__all__ = ["install"]

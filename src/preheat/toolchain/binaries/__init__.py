@@ -1,0 +1,1 @@
+"""Readers of compiled code: ELF files, cubins, fat binaries, and the PTX inside them."""

@@ -1,0 +1,5 @@
+"""`python -m preheat.tools.cli` is `preheat`."""
+
+from preheat.tools.cli import main
+
+main()
