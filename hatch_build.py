@@ -1,7 +1,7 @@
 """Builds the native core, the audit library and the CPU driver, where there is a C compiler.
 
-The extension, `preheat.native._core`, makes launches and replays faster. Without it, Python code does the
-same. `preheat audit` and `preheat emulate` put the other two into processes, and say when they are
+The extension, `preheat.native._core`, makes launches and replays faster. Without it, Python code does
+the same. `preheat audit` and `preheat emulate` put the other two into processes, and say when they are
 missing. A missing or failing compiler never fails an installation. `python hatch_build.py` builds all
 of them into the source tree.
 """

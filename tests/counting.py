@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 __all__ = ["Walk", "count_calls", "walk"]
 
 _PREHEAT = f"{os.sep}preheat{os.sep}"
-_EMULATOR = f"{_PREHEAT}devices{os.sep}emulator{os.sep}"
+_EMULATOR = f"{_PREHEAT}emulator{os.sep}"
+_CUDA = f"{_PREHEAT}device{os.sep}cuda{os.sep}"
 
 
 def count_calls(act: Callable[[], object]) -> int:
-    """Return the number of Python calls that `act` makes outside `devices/`."""
+    """Return the number of Python calls that `act` makes outside the code of one kind of device."""
     calls = 0
     inside = 0
 
     def see(frame: Any, event: str, _: object) -> None:
         nonlocal calls, inside
-        on_device = "/devices/" in frame.f_code.co_filename
+        name = frame.f_code.co_filename
+        on_device = _EMULATOR in name or _CUDA in name
         if event == "call":
             inside += on_device
             calls += not inside

@@ -1,6 +1,6 @@
 """The number of Python calls on main paths, which does not depend on the machine.
 
-Only calls outside `devices/` count, because those inside depend on the device.
+Only calls outside the code of one kind of device count.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ inside = 0
 
 def see(frame, event, _):
     global inside
-    of_emulator = "/devices/emulator/" in frame.f_code.co_filename
+    of_emulator = "/preheat/emulator/" in frame.f_code.co_filename
     if event == "call":
         inside += of_emulator
         if not inside:

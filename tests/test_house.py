@@ -25,7 +25,7 @@ ROOMS = (
     *("device", "emulator", "driver", "graph", "gpu", "ahead", "kernels", "lora", "adapters"),
     *("audit", "tools", "telemetry", "pytest_plugin", "__main__"),
 )
-# `Gpu.warm` forwards to the warm-up, which is built on `Gpu`. A builder that is opened in a recorded run
+# `Gpu.warm` forwards to the warm-up, which is built on `Gpu`. A builder of a recorded run
 # imports the recorder, which knows manifests; one with a port for metrics imports their server.
 UPWARD = {("gpu.py", "ahead"), ("build/recording.py", "ahead"), ("build/monitoring.py", "tools")}
 RANK = {name: rank for rank, name in enumerate(ROOMS)}
@@ -33,7 +33,7 @@ RANK = {name: rank for rank, name in enumerate(ROOMS)}
 
 @lru_cache(maxsize=100)
 def module_of(file: Path) -> ast.Module:
-    """Return the syntax tree of a file. The tests of a layer follow one another."""
+    """Return the syntax tree of a file. The tests of a room follow one another."""
     return ast.parse(file.read_text())
 
 

@@ -1,4 +1,4 @@
-"""The backward step of a transformer block with LoRA: `preheat.lora`, whose code is in `kernels/lora`."""
+"""The backward step of a transformer block with LoRA. Its code is in `kernels/lora`."""
 
 from preheat.kernels.lora import MODELS, LoraBlock, Model, Plan, Request, Shape, backward_plan
 

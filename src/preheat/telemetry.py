@@ -1,4 +1,4 @@
-"""Counters for OpenTelemetry: `preheat.telemetry.install`, whose code is in `tools/metrics`."""
+"""Counters for OpenTelemetry. The code is in `tools/metrics`."""
 
 from preheat.tools.metrics.otel import install
 

@@ -69,7 +69,7 @@ def test_paths_are_made_absolute_at_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_only_config_reads_the_environment() -> None:
-    """`preheat` itself and the plugin of pytest import next to nothing, not even `preheat.model.config`.
+    """`preheat` itself and the plugin of pytest import next to nothing, not even `model.config`.
 
     Adapters set the variables of their libraries, and runs of tests on the CPU driver set its seed.
     """
@@ -79,11 +79,11 @@ def test_only_config_reads_the_environment() -> None:
         if re.search(r"os\.environ|os\.getenv|getenv\(", file.read_text())
     }
     others = {file for file in readers if not file.startswith("adapters/")}
-    assert others == {"config.py", "__init__.py", "pytest_plugin.py", "pytest_driver.py"}
+    assert others == {"model/config.py", "__init__.py", "pytest_plugin.py", "tools/testing/driver.py"}
 
 
 def test_every_variable_read_by_config_is_listed() -> None:
-    named = set(re.findall(r'"(PREHEAT_\w+)"', (SOURCE / "config.py").read_text()))
+    named = set(re.findall(r'"(PREHEAT_\w+)"', (SOURCE / "model" / "config.py").read_text()))
     assert named == {variable.name for variable in VARIABLES}
 
 

@@ -1,8 +1,8 @@
 """Modules that a program loads, as the PTX that the emulator executes.
 
 A program passes the address of PTX, of a cubin, or of a fat binary with either. A cubin has its PTX in
-a section (`toolchain/binaries/ptx_section.py`), if a compiler made it that this program ran. Machine code alone
-is not supported, and neither is any image inside a library of NVIDIA.
+a section (`toolchain/binaries/ptx_section.py`), if a compiler made it that this program ran. Machine
+code alone is not supported, and neither is any image inside a library of NVIDIA.
 """
 
 from __future__ import annotations

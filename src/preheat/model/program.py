@@ -58,7 +58,7 @@ class Program:
         headers: Headers in memory, as pairs of a name and a text. They are found before any file.
         names: Name expressions such as `"tk<float>"`. A plain kernel needs none.
         path: The file that `from_file` read.
-        spellings: A portable path for each include directory (see `preheat.model.portable_paths`). Bundles
+        spellings: A portable path for each include directory; see `model.portable_paths`. Bundles
             distinguish two lists of directories by them.
 
     Examples:

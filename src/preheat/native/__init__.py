@@ -1,8 +1,8 @@
-"""The native core, `preheat.native._core`: a C extension for loads, launches and replays, if it was built.
+"""The native core, `preheat.native._core`: a C extension for loads, launches and replays.
 
-`core` is that module, or None, and then `reason` says why. Without the native core, Python code gives
-the same results and errors. A build of another source is not used either, because what it takes for
-granted about the Python code may be wrong; a warning says so.
+`core` is that module, or None if it is not used, and then `reason` says why. Without the native core,
+Python code gives the same results and errors. A build of another source is not used either, because
+what it takes for granted about the Python code may be wrong; a warning says so.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A child process has a copy of everything and only the thread that forked. A `threading.Lock` that
 another thread held stays held, worker processes and locked files belong to the parent, and a GPU
 context cannot be used. An object with such a part registers itself once, and its `after_fork` runs in
-every child. A `preheat.process.locks.Lock` needs no renewal; `locks.py` has a table of all kinds of locks.
+every child. A `Lock` of `preheat.process.locks` needs no renewal; that module has a table of
+all kinds of locks.
 """
 
 from __future__ import annotations

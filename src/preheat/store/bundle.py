@@ -14,8 +14,9 @@
 An entry starts where the one before it ends, and the last entry ends the file. Therefore entries of an
 ascending index cannot overlap, leave gaps or lie outside the file. A checksum covers every byte: that
 of the index or that of its entry. Checksums detect damage, not attacks: a user who can write the file
-can write code. Against attacks there are signatures (preheat.store.signing.bundles) and pins
-(preheat.model.pins). Both give the SHA-256 of every entry, which is compared whenever the entry is read.
+can write code. Against attacks there are signatures (`preheat.store.signing.bundles`) and
+pins (`preheat.model.pins`). Both give the SHA-256 of every entry, which is compared whenever the entry
+is read.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ Paths are relative to the directory of the manifest. Generated texts are stored 
 `<manifest>.sources/`, each under a name made from its SHA-256.
 
 A bundle answers an application that asks for the same include directories, spelled as
-`preheat.model.portable_paths` describes. Without `spelled`, a directory is taken relative to the `file`, or
-to the working directory where the program has no `file`. Two programs may have equal texts and
-different include directories.
+`preheat.model.portable_paths` describes. Without `spelled`, a directory is taken relative to the
+`file`, or to the working directory where the program has no `file`. Two programs may have equal texts
+and different include directories.
 
 Version 1 has `asked` and `by` for `requests` and `callers`. It is read, and written as version 2. A
 manifest that is rewritten keeps the comments, the order and the layout of the file.

@@ -1,4 +1,4 @@
-"""The table of metrics: the name, unit and label that each counter of `preheat.model.events` has outside.
+"""The table of metrics: the name, unit and label that each counter of `model.events` has outside.
 
 Prometheus and OpenTelemetry share the table. A name for Prometheus follows from that for OpenTelemetry
 by the rules of the latter: `preheat.compiling` in seconds is `preheat_compiling_seconds_total`.
