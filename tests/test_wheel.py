@@ -21,7 +21,7 @@ from preheat.native.build import is_stale
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "preheat"
-EXTENSION = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+EXTENSION = f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
 AUDIT_LIBRARY = "libpreheat_audit.so"
 DRIVER_LIBRARY = "libcuda.so.1"
 BUILT_FROM = ("native/core.c", "native/build.py", "native/mark.c")
@@ -168,7 +168,7 @@ def test_a_wheel_with_the_native_core_is_for_one_python_and_platform(native_whee
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     assert native_wheel.name.split("-", 2)[2].startswith(f"{python}-{python}-linux_")
     assert {each.name for each in native_wheel.content.rglob("*.so")} == {EXTENSION, AUDIT_LIBRARY}
-    assert (native_wheel.content / "preheat" / EXTENSION).is_file()
+    assert (native_wheel.content / "preheat" / "native" / EXTENSION).is_file()
     assert (native_wheel.content / "preheat" / "audit" / AUDIT_LIBRARY).is_file()
     assert (native_wheel.content / "preheat" / "driver" / DRIVER_LIBRARY).is_file()
     for place, library in (("audit", AUDIT_LIBRARY), ("driver", DRIVER_LIBRARY)):
@@ -205,7 +205,7 @@ def test_the_launch_tests_pass_from_every_wheel(wheel: Wheel, tmp_path: Path) ->
     named = ("arguments_may_change", "geometry_may", "many_is_right", "without_parameters")
     chosen = " or ".join(named)
     shown = run_from(
-        wheel.content, tmp_path, code, f"{ROOT}/tests/runtime/test_launch.py", f"--rootdir={ROOT}",
+        wheel.content, tmp_path, code, f"{ROOT}/tests/device/test_launch.py", f"--rootdir={ROOT}",
         "-c", f"{ROOT}/pyproject.toml", "-k", f"({chosen}) and not cuda",
     )  # fmt: skip
     assert " passed" in shown
@@ -243,6 +243,7 @@ def copy_sources(root: Path) -> Path:
     package = root / "src" / "preheat"
     package.mkdir(parents=True)
     for name in ("hatch_build.py", *(f"src/preheat/{name}" for name in BUILT_FROM)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
     for sources in ("audit/native", "driver/native"):
         shutil.copytree(SOURCE / sources, package / sources)
