@@ -245,6 +245,12 @@ def test_type_checkers_find_the_public_names() -> None:
             assert getattr(module, name.name) is getattr(preheat, name.name)
 
 
+def test_a_public_function_is_not_hidden_by_a_room_of_the_same_name(tmp_path: Path) -> None:
+    code = "import preheat; preheat.Array; import preheat.device.base; print(preheat.device.__name__)"
+    assert python(code, tmp_path).stdout == "device\n"
+    assert python("import preheat.device.base, preheat; preheat.device('emulator')", tmp_path)
+
+
 def public(module: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 
 from preheat._version import __version__ as __version__
 from preheat.process.locks import no_fork
@@ -41,9 +42,9 @@ _NAMES_OF = {
         "AdapterError BakedError BundleError CaptureError CaptureWarning CompileError "
         "CompilerCrashError CompilerTimeoutError ConfigError ContextLostError DeviceError "
         "Diagnostic DriverError EmulatorFault GraphError InputError InvalidCodeError "
-        "KeyFileError LaunchError LostJobError NoGpuError OutOfMemoryError PoolSealedError "
-        "PreheatError PtxError SealedError StaleBufferError StaleGraphError TargetError "
-        "ToolchainChangedError ToolchainError ToolchainNotFoundError UnknownEntryError "
+        "KeyFileError LaunchError LinkedSymbol LinkError LostJobError NoGpuError OutOfMemoryError "
+        "PoolSealedError PreheatError PtxError SealedError StaleBufferError StaleGraphError "
+        "TargetError ToolchainChangedError ToolchainError ToolchainNotFoundError UnknownEntryError "
         "UnsupportedInstructionError WarmError"
     ),
     "model.events": "Events",
@@ -58,7 +59,6 @@ _NAMES_OF = {
     "kernels.decode": "DecodeKernel DecodeState",
     "kernels.ops": "Ops",
     "model.key": "Key explain",
-    "model.link_errors": "LinkedSymbol LinkError",
     "model.linked_program": "BinaryPart LinkedProgram",
     "model.program": "Program",
     "device.array": "Array Scalar",
@@ -82,6 +82,20 @@ elif any(name.startswith("PREHEAT_") for name in os.environ):
 
     # The other variables are read, and compared, when a builder is opened.
     _warn_of_misspelled(os.environ, ("PREHEAT_ADAPTERS",))
+
+
+class _Package(type(sys)):  # type: ignore[misc]  # The class of modules, without an import of `types`.
+    """Keeps the function `preheat.device` apart from the room of the same name.
+
+    An import of the room would otherwise put the room in the place of the function.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _MODULE_OF or not isinstance(value, type(sys)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

@@ -1,5 +1,6 @@
 """The public names of preheat for type checkers. `__init__.py` imports each when it is first used."""
 
+from preheat import lora as lora
 from preheat._version import __version__ as __version__
 from preheat.ahead.bake import BakeResult as BakeResult
 from preheat.ahead.bake import bake as bake
@@ -52,6 +53,8 @@ from preheat.errors import InputError as InputError
 from preheat.errors import InvalidCodeError as InvalidCodeError
 from preheat.errors import KeyFileError as KeyFileError
 from preheat.errors import LaunchError as LaunchError
+from preheat.errors import LinkedSymbol as LinkedSymbol
+from preheat.errors import LinkError as LinkError
 from preheat.errors import LostJobError as LostJobError
 from preheat.errors import NoGpuError as NoGpuError
 from preheat.errors import OutOfMemoryError as OutOfMemoryError
@@ -94,8 +97,6 @@ from preheat.model.events import Events as Events
 from preheat.model.foreign import ForeignEntry as ForeignEntry
 from preheat.model.key import Key as Key
 from preheat.model.key import explain as explain
-from preheat.model.link_errors import LinkedSymbol as LinkedSymbol
-from preheat.model.link_errors import LinkError as LinkError
 from preheat.model.linked_program import BinaryPart as BinaryPart
 from preheat.model.linked_program import LinkedProgram as LinkedProgram
 from preheat.model.program import Program as Program

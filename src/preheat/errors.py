@@ -42,7 +42,7 @@ Cache faults are events (`preheat.model.events`) and not errors: a full disk mus
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -50,6 +50,7 @@ from typing import Any, Self, TypeVar
 from preheat.process import messages
 from preheat.process.messages import (
     Diagnostic,
+    LinkedSymbol,
     SourceLine,
     count,
     did_you_mean,
@@ -58,46 +59,15 @@ from preheat.process.messages import (
 )
 
 __all__ = [
-    "AdapterError",
-    "BakedError",
-    "BundleError",
-    "CaptureError",
-    "CaptureWarning",
-    "CompileError",
-    "CompilerCrashError",
-    "CompilerTimeoutError",
-    "ConfigError",
-    "ContextLostError",
-    "DeviceError",
-    "Diagnostic",
-    "DriverError",
-    "EmulatorFault",
-    "GraphError",
-    "InputError",
-    "InvalidCodeError",
-    "KeyFileError",
-    "LaunchError",
-    "LostJobError",
-    "NoGpuError",
-    "OutOfMemoryError",
-    "PoolSealedError",
-    "PreheatError",
-    "PtxError",
-    "SealedError",
-    "SourceLine",
-    "StaleBufferError",
-    "StaleGraphError",
-    "TargetError",
-    "ToolchainChangedError",
-    "ToolchainError",
-    "ToolchainNotFoundError",
-    "UnknownEntryError",
-    "UnsupportedInstructionError",
-    "WarmError",
-    "copy_error",
-    "did_you_mean",
-    "short_repr",
-]
+    "AdapterError", "BakedError", "BundleError", "CaptureError", "CaptureWarning", "CompileError",
+    "CompilerCrashError", "CompilerTimeoutError", "ConfigError", "ContextLostError", "DeviceError",
+    "Diagnostic", "DriverError", "EmulatorFault", "GraphError", "InputError", "InvalidCodeError",
+    "KeyFileError", "LaunchError", "LinkError", "LinkedSymbol", "LostJobError", "NoGpuError",
+    "OutOfMemoryError", "PoolSealedError", "PreheatError", "PtxError", "SealedError", "SourceLine",
+    "StaleBufferError", "StaleGraphError", "TargetError", "ToolchainChangedError", "ToolchainError",
+    "ToolchainNotFoundError", "UnknownEntryError", "UnsupportedInstructionError", "WarmError",
+    "copy_error", "did_you_mean", "short_repr",
+]  # fmt: skip
 
 
 class PreheatError(Exception):
@@ -306,6 +276,42 @@ class CompileError(PreheatError):
         text = "\n".join(str(row) for row in errors[: self.SHOWN])
         rest = len(errors) - self.SHOWN
         return text if rest <= 0 else f"{text}\n… and {rest} more errors; error.log has all of them"
+
+
+class LinkError(CompileError):
+    """The linker rejected the parts of a program.
+
+    Add the part that defines a missing symbol, or define a symbol in one part only.
+
+    Attributes:
+        undefined: The symbols that no part defines, as `LinkedSymbol` objects.
+        multiple: The symbols that several parts define.
+        log: The output of the linker.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        arch: str,
+        options: Sequence[str],
+        log: str,
+        *,
+        undefined: Sequence[LinkedSymbol] = (),
+        multiple: Sequence[LinkedSymbol] = (),
+    ) -> None:
+        self.undefined = tuple(undefined)
+        self.multiple = tuple(multiple)
+        super().__init__(program, arch, options, log)
+        with_options = f" with {' '.join(options)}" if options else ""
+        text = "\n".join(messages.symbol_lines(self.undefined, self.multiple, self.SHOWN))
+        text = text or log.rstrip() or "the linker gave no reason"
+        self.args = (f"{program} does not link for {arch}{with_options}\n{text}",)
+        if any(symbol.similar for symbol in undefined):
+            self.hint = 'compare the types and namespaces of the two, and whether both are extern "C"'
+        elif undefined:
+            self.hint = "add the part that defines it"
+        elif multiple:
+            self.hint = "define it in one part and declare it extern in the others, or make it static"
 
 
 class SealedError(PreheatError):
@@ -649,7 +655,8 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
         where += "" if line is None else f", PTX line {line}"
         who = "" if thread is None else f" (block {block}, thread {thread})"
         head = f"{kernel}{where}{who}: {message}"
-        super().__init__("\n    ".join([head, *self._evidence()]), hint=hint)
+        evidence = messages.source_lines(self.source, self.SHOWN)
+        super().__init__("\n    ".join([head, *evidence, *filter(None, [text])]), hint=hint)
 
     def located(self, source: Sequence[SourceLine], *, hint: str = "", message: str = "") -> Self:
         """Return the same fault with the lines of its source, and with `message` if it is given.
@@ -662,17 +669,6 @@ class EmulatorFault(DeviceError):  # noqa: N818  (the fault is in the emulated k
         )  # fmt: skip
         made.plain = self
         return made
-
-    def _evidence(self) -> Iterator[str]:
-        """Yield the text of the source line, the calls around it, and the text of the PTX."""
-        for depth, place in enumerate(self.source[: self.SHOWN]):
-            parts = (f"called from {place}" if depth else "", place.text)
-            if text := ": ".join(filter(None, parts)):
-                yield text
-        if len(self.source) > self.SHOWN:
-            yield f"… and {len(self.source) - self.SHOWN} more calls in .source"
-        if self.text:
-            yield self.text
 
 
 class UnsupportedInstructionError(EmulatorFault):

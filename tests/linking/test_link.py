@@ -11,11 +11,10 @@ import pytest
 import preheat
 from preheat.build.builder import Builder
 from preheat.build.lookup import Hit, Miss
-from preheat.errors import CompileError, CompilerCrashError, PtxError, TargetError
+from preheat.errors import CompileError, CompilerCrashError, LinkError, PtxError, TargetError
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
 from preheat.model.config import Config
-from preheat.model.link_errors import LinkError
 from preheat.model.linked_program import BinaryPart, LinkedProgram
 from preheat.model.program import Program
 from preheat.toolchain import nvjitlink, signature

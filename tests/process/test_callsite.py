@@ -102,3 +102,11 @@ def test_a_command_of_preheat_is_a_program_with_a_name() -> None:
     assert file_and_line(names["returned"]) == (code.co_filename, 3)  # type: ignore[arg-type]
     assert format_site(names["returned"]) == "preheat compile"  # type: ignore[arg-type]
     assert not callsite.outside_files[f"{callsite._HERE}tools/cli/demo_steps/hot.py"]
+
+
+def test_a_command_of_preheat_counts_as_the_program_and_is_shown_by_its_name() -> None:
+    from preheat.tools.cli import bake
+
+    code = compile("whom()", bake.__file__, "eval")
+    site = eval(code, {"whom": call_site})
+    assert format_site(site) == "preheat bake"

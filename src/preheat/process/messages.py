@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import difflib
+else:
+    difflib = LazyModule("difflib")  # It takes a millisecond that only an error needs.
 
 __all__ = [
     "Diagnostic",
+    "LinkedSymbol",
     "SourceLine",
     "count",
     "did_you_mean",
@@ -17,6 +23,8 @@ __all__ = [
     "printable",
     "sealed_message",
     "short_repr",
+    "source_lines",
+    "symbol_lines",
 ]
 
 
@@ -70,6 +78,47 @@ class SourceLine(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
+class LinkedSymbol(NamedTuple):
+    """A symbol that a link could not resolve, or that several parts define.
+
+    Attributes:
+        name: Its name in the code.
+        title: Its C++ name.
+        parts: The labels of the parts that use an undefined symbol, or that define a symbol twice.
+        mentioned: The labels of the parts whose source contains the name, if LTO-IR shows nothing more
+            exact.
+        similar: The symbols of the same unqualified name that parts define, each with the label of its
+            part.
+
+    Examples:
+        >>> KERNEL = '__device__ int twice(int); extern "C" __global__ void k(int* x) {*x = twice(7);}'
+        >>> try:
+        ...     preheat.link([KERNEL], "sm_90")
+        ... except preheat.LinkError as error:
+        ...     print(error.undefined[0].title)
+        twice(int)
+    """
+
+    name: str
+    title: str
+    parts: tuple[str, ...] = ()
+    mentioned: tuple[str, ...] = ()
+    similar: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.title if self.title == self.name else f"{self.title} [{self.name}]"
+
+
+def source_lines(places: Sequence[SourceLine], limit: int) -> Iterator[str]:
+    """Yield the text of a source line and the calls around it, at most `limit`."""
+    for depth, place in enumerate(places[:limit]):
+        parts = (f"called from {place}" if depth else "", place.text)
+        if text := ": ".join(filter(None, parts)):
+            yield text
+    if len(places) > limit:
+        yield f"… and {len(places) - limit} more calls in .source"
+
+
 def count(number: int, noun: str) -> str:
     """Format a count: `1 entry`, `2 entries`, `3 files`, `4 launches`."""
     plural = noun[:-1] + "ies" if noun.endswith(("ry", "ty")) else noun + "s"
@@ -95,6 +144,32 @@ def sealed_message(
     return "\n  ".join([*lines, *(f"  {line}" for line in differences)])
 
 
+def symbol_lines(
+    undefined: Iterable[LinkedSymbol], multiple: Iterable[LinkedSymbol], limit: int
+) -> list[str]:
+    """Return the lines of a `LinkError` about its symbols, at most `limit` and one about the rest."""
+    lines = [line for symbol in undefined for line in _undefined_lines(symbol)]
+    lines += map(_multiple_line, multiple)
+    rest = len(lines) - limit
+    return lines if rest <= 0 else [*lines[:limit], f"  … and {rest} more; error.log has all"]
+
+
+def _undefined_lines(symbol: LinkedSymbol) -> Iterator[str]:
+    where = f", used by {', '.join(symbol.parts)}" if symbol.parts else _mentions(symbol)
+    yield f"  undefined: {symbol}{where}"
+    yield from (f"    {similar}" for similar in symbol.similar)
+
+
+def _multiple_line(symbol: LinkedSymbol) -> str:
+    if symbol.parts:
+        return f"  defined in {' and '.join(symbol.parts)}: {symbol}"
+    return f"  defined twice: {symbol}{_mentions(symbol)}"
+
+
+def _mentions(symbol: LinkedSymbol) -> str:
+    return f", mentioned in {', '.join(symbol.mentioned)}" if symbol.mentioned else ""
+
+
 def printable(text: str, *, keep: str = "") -> str:
     """Return a text with unprintable characters escaped, except those in `keep`.
 
@@ -113,9 +188,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 def _closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to `name`, or None when no name is close."""
-    with no_fork:
-        import difflib  # It takes a millisecond that only an error needs.
-
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 

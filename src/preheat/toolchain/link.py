@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from preheat.errors import TargetError, ToolchainError
+from preheat.errors import LinkedSymbol, LinkError, TargetError, ToolchainError
 from preheat.model import ptx
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
-from preheat.model.link_errors import LinkedSymbol, LinkError
 from preheat.model.linked_program import BinaryPart, LinkedProgram
 from preheat.model.program import Program
 from preheat.toolchain import lint, ptx_merge, report, signature
