@@ -19,7 +19,7 @@ pytest.importorskip("opendal", reason="opendal is not installed")
 from preheat.model import codec
 from preheat.model.foreign import ForeignEntry, foreign_digest
 from preheat.store.base import UntrustedError
-from preheat.store.remote.names import entry_name
+from preheat.store.remote.url import entry_name
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import Keyring, SigningKey
 from tests.conftest import LONG

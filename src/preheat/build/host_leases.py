@@ -11,10 +11,9 @@ from preheat.store.remote import lease
 from preheat.store.remote.engine import RemoteError
 from preheat.store.remote.file_engine import FileEngine
 from preheat.store.remote.lease import Leases
-from preheat.store.remote.names import LEASES
 from preheat.store.remote.server import Server
 from preheat.store.remote.store import RemoteStore
-from preheat.store.remote.url import Remote
+from preheat.store.remote.url import LEASES, Remote
 
 __all__ = ["directory_leases", "open_leases"]
 

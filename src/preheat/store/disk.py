@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.model import codec
 from preheat.model.events import Events
 from preheat.process.files import opened
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.store import lock, publish
 from preheat.store import usage as usages
 from preheat.store.journal import Journal
@@ -27,6 +27,11 @@ from preheat.store.lock import FileLock, hold
 from preheat.store.transient import retried
 from preheat.store.trust import NotAFileError, make_private, read_file
 from preheat.store.usage import Additions, Usage
+
+if TYPE_CHECKING:
+    import shutil
+else:  # It takes milliseconds to import, and few processes need it.
+    shutil = LazyModule("shutil")
 
 __all__ = ["DiskStore", "Swept"]
 
@@ -339,9 +344,6 @@ class DiskStore(LayerStore):
                 for place, _, names in os.walk(other.path):
                     gone += len(names)
                     freed += sum(size_of(f"{place}/{name}") or 0 for name in names)
-                with no_fork:
-                    import shutil  # The import takes milliseconds that few processes need.
-
                 # Another process may be removing it as well.
                 shutil.rmtree(other.path, ignore_errors=True)
         return Swept(gone, freed)

@@ -19,7 +19,7 @@ from preheat.store.bundle import write as write_bundle
 from preheat.store.copy import CopyResult
 from preheat.store.remote import store as remote_store
 from preheat.store.remote.engine import ObjectError, RemoteError
-from preheat.store.remote.names import entry_name
+from preheat.store.remote.url import entry_name
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import Keyring, Keys, SigningKey
 from tests.store.copy.support import artifact, code_of, directory, foreign, listing, remote, settings

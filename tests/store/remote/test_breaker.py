@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preheat.store.remote.breaker import Breaker
+from preheat.store.remote.server import Breaker
 from tests.store.remote.tiers import Clock
 
 

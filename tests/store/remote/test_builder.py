@@ -29,7 +29,7 @@ from preheat.model.program import Program
 from preheat.store import Chain
 from preheat.store.base import UploadResult
 from preheat.store.remote.engine import RemoteError
-from preheat.store.remote.names import entry_name
+from preheat.store.remote.url import entry_name
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import SigningKey
 from preheat.toolchain.compiler import Toolchain

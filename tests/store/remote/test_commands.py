@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
+from preheat.store.remote.checks import permissions_of, verify
 from preheat.store.remote.engine import Engine, RemoteError
-from preheat.store.remote.names import entry_name
-from preheat.store.remote.probe import permissions_of
 from preheat.store.remote.resp import Connection
-from preheat.store.remote.url import parse_remote
-from preheat.store.remote.verify import verify
+from preheat.store.remote.url import entry_name, parse_remote
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import SigningKey
 from preheat.tools.cli import doctor

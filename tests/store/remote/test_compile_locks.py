@@ -23,7 +23,7 @@ from preheat.model.program import Program
 from preheat.store.lock import FileLock
 from preheat.store.remote.engine import RemoteError
 from preheat.store.remote.lease import LeaseContent, lease_name
-from preheat.store.remote.names import entry_name
+from preheat.store.remote.url import entry_name
 from preheat.toolchain import translate
 from preheat.toolchain.translate import Compiled
 from tests.conftest import Recorder

@@ -74,7 +74,7 @@ def test_all_names_are_listed_or_those_of_a_folder(store: Store) -> None:
 
 def test_lists_and_questions_have_many_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_engine, "_PAGE", 5)
-    monkeypatch.setattr("preheat.store.remote.opendal_lists._PAGE", 5)
+    monkeypatch.setattr("preheat.store.remote.opendal_engine._PAGE", 5)
     monkeypatch.setattr(redis_engine, "_BATCH", 5)
     engine = store.open()
     names = {f"v1/{each % 3}/{each}" for each in range(16)}

@@ -17,11 +17,10 @@ import pytest
 
 from preheat.store.publish import replace
 from preheat.store.remote import file_engine
+from preheat.store.remote.checks import list_objects, verify
 from preheat.store.remote.engine import LEASE_BYTES, Engine, ObjectError
 from preheat.store.remote.file_engine import FileEngine
-from preheat.store.remote.names import entry_name
-from preheat.store.remote.url import Remote
-from preheat.store.remote.verify import listed, verify
+from preheat.store.remote.url import Remote, entry_name
 from tests.processes import run_in_fork
 from tests.store.remote.faults import LARGE, NAME, fault
 from tests.store.remote.stores import Store
@@ -357,7 +356,7 @@ def test_a_foreign_folder_is_one_name(open_store: Callable[[str], Store]) -> Non
     store.open().put(NAME, b"content")
     (root_of(store) / "lost+found" / "inside").mkdir(parents=True)
     assert sorted(store.open().names()) == ["lost+found", NAME]
-    names = listed(store.open())
+    names = list_objects(store.open())
     found = {each.name: each.verdict for each in verify(store.open().get, names, None)}
     assert found == {"lost+found": "foreign", NAME: "foreign"}
 

@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from preheat.model.events import Events
-from preheat.store.remote.names import entry_name
 from preheat.store.remote.redis_engine import RedisEngine
 from preheat.store.remote.server import Server
+from preheat.store.remote.url import entry_name
 from preheat.store.signing import entries as envelope
 from tests.processes import SOURCE, TIMEOUT_SECONDS, expect_success, start_process, start_python
 from tests.store.entries import blob_of, digest_of

@@ -18,9 +18,8 @@ from preheat.store.remote.engine import LEASE_BYTES, ObjectError, RemoteError
 from preheat.store.remote.file_engine import FileEngine
 from preheat.store.remote.lease import Lease, LeaseContent, Leases, lease_name
 from preheat.store.remote.lease_request import LeaseRequest
-from preheat.store.remote.names import entry_name
 from preheat.store.remote.store import RemoteStore
-from preheat.store.remote.url import Remote
+from preheat.store.remote.url import Remote, entry_name
 from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS, wait_for
 from tests.store.entries import blob_of, digest_of

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from preheat.store.remote import links
+from preheat.store.remote.checks import probe_conditional
 from preheat.store.remote.file_engine import FileEngine
 from preheat.store.remote.links import LinkLocks, LockedError, create_by_link, file_content
-from preheat.store.remote.probe import probe_conditional
 from preheat.store.remote.url import Remote
 from tests.processes import expect_success, kill, read_line, start_process, write_line
 

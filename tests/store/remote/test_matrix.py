@@ -12,8 +12,8 @@ from preheat.build.remotes import open_remotes, shared_chain
 from preheat.model.config import Config
 from preheat.model.events import Events
 from preheat.store import Chain, DiskStore, MemoryStore
-from preheat.store.remote.names import entry_name
 from preheat.store.remote.store import RemoteStore
+from preheat.store.remote.url import entry_name
 from preheat.store.signing.keys import SigningKey
 from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS

@@ -18,12 +18,11 @@ import pytest
 
 from preheat.errors import InputError
 from preheat.model.events import Events
+from preheat.store.remote.checks import probe_conditional
 from preheat.store.remote.engine import Engine, ObjectError, open_engine
 from preheat.store.remote.lease import Leases
 from preheat.store.remote.lease_request import LeaseRequest
-from preheat.store.remote.names import entry_name
-from preheat.store.remote.probe import probe_conditional
-from preheat.store.remote.url import parse_remote
+from preheat.store.remote.url import entry_name, parse_remote
 from tests.processes import TIMEOUT_SECONDS
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.faults import NAME, fault

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from preheat.store.remote import redis_engine, resp
+from preheat.store.remote.checks import verify
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
-from preheat.store.remote.names import entry_name
 from preheat.store.remote.redis_engine import RedisEngine
 from preheat.store.remote.resp import Connection
-from preheat.store.remote.verify import verify
+from preheat.store.remote.url import entry_name
 from tests.processes import TIMEOUT_SECONDS, wait_for
 from tests.store.remote.faults import LARGE, NAME, every_call, fault
 from tests.store.remote.memory_engine import MemoryEngine

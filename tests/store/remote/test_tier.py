@@ -13,10 +13,10 @@ from preheat.model.events import Events
 from preheat.store import Chain, MemoryStore, chain
 from preheat.store.base import Upload
 from preheat.store.remote.engine import ObjectError, RemoteError
-from preheat.store.remote.names import digest_of as digest_of_name
-from preheat.store.remote.names import entry_name
 from preheat.store.remote.server import PausedError
 from preheat.store.remote.store import RemoteStore
+from preheat.store.remote.url import digest_of as digest_of_name
+from preheat.store.remote.url import entry_name
 from preheat.store.remote.worker import Worker
 from preheat.store.signing import entries as envelope
 from preheat.store.signing.keys import Keyring, Keys, SigningKey

@@ -17,11 +17,10 @@ from preheat.model.events import Events
 from preheat.model.setting_values import shown_url
 from preheat.store.bundle import Bundle
 from preheat.store.publish import publish
+from preheat.store.remote.checks import permissions_of
 from preheat.store.remote.engine import MAX_OBJECT_BYTES, ObjectError, RemoteError, open_engine
-from preheat.store.remote.names import BUNDLES, PROBE
-from preheat.store.remote.probe import permissions_of
 from preheat.store.remote.server import Server
-from preheat.store.remote.url import Remote, parse_remote, require_writable_kind
+from preheat.store.remote.url import BUNDLES, PROBE, Remote, parse_remote, require_writable_kind
 
 __all__ = ["pull", "push"]
 

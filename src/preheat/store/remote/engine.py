@@ -9,13 +9,21 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from preheat.errors import InputError
 from preheat.process.files import MAX_FILE_BYTES
-from preheat.process.locks import Lock, no_fork
+from preheat.process.lazy import LazyModule
+from preheat.process.locks import Lock
 from preheat.process.messages import printable
 from preheat.store.remote.url import Remote
+
+if TYPE_CHECKING:
+    from preheat.store.remote import file_engine, opendal_engine, redis_engine
+else:  # A process needs the engines of its stores only, and their clients take long to import.
+    file_engine = LazyModule("preheat.store.remote.file_engine")
+    opendal_engine = LazyModule("preheat.store.remote.opendal_engine")
+    redis_engine = LazyModule("preheat.store.remote.redis_engine")
 
 __all__ = [
     "CERTIFICATES_HINT",
@@ -283,17 +291,13 @@ def open_engine(remote: Remote, *, timeout: float, private: bool = False) -> Eng
     or for a package that cannot be used.
     """
     if remote.service == "redis":
-        with no_fork:
-            from preheat.store.remote.redis_engine import RedisEngine
-
-        return RedisEngine(remote, timeout=timeout)
+        return redis_engine.RedisEngine(remote, timeout=timeout)
     if remote.service == "file":
-        with no_fork:
-            from preheat.store.remote.file_engine import FileEngine
-
-        return FileEngine(remote, timeout=timeout, private=private)
+        return file_engine.FileEngine(remote, timeout=timeout, private=private)
     try:
-        return _opendal_engine(remote, timeout)
+        s3 = remote.service == "s3"
+        kind = opendal_engine.S3Engine if s3 else opendal_engine.OpendalEngine
+        return kind(remote, timeout=timeout)
     except ModuleNotFoundError as missing:
         raise InputError(
             f"{remote.name} needs the package {missing.name}, which is not installed",
@@ -313,11 +317,3 @@ def missing_package(remote: Remote) -> str | None:
     if remote.service in ("redis", "file") or find_spec("opendal") is not None:
         return None
     return "the package opendal is not installed: pip install 'preheat[remote]'"
-
-
-def _opendal_engine(remote: Remote, timeout: float) -> Engine:
-    with no_fork:
-        from preheat.store.remote.opendal_engine import OpendalEngine, S3Engine
-
-    kind = S3Engine if remote.service == "s3" else OpendalEngine
-    return kind(remote, timeout=timeout)

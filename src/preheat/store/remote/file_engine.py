@@ -23,8 +23,7 @@ from preheat.store.remote.links import (
     file_content,
     private_file,
 )
-from preheat.store.remote.names import ROOT, digest_of
-from preheat.store.remote.url import Remote
+from preheat.store.remote.url import ROOT, Remote, digest_of
 from preheat.store.transient import is_transient, retried
 from preheat.store.trust import DistrustedError, NotAFileError, read_file, writable_by_others
 

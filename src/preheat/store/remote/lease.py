@@ -18,8 +18,8 @@ from preheat.model.events import Events
 from preheat.process import fork
 from preheat.process.locks import Holder, Lock
 from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
-from preheat.store.remote.names import LEASES
 from preheat.store.remote.server import PausedError, Server, size_of
+from preheat.store.remote.url import LEASES
 
 __all__ = ["LEASE_SECONDS", "Lease", "LeaseContent", "Leases", "lease_name", "lease_refused"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import opendal
-from opendal import exceptions
+from opendal import AsyncOperator, Operator, exceptions
 
 from preheat.model.config import environ
-from preheat.process.locks import no_fork, wait_before_logging
+from preheat.process.lazy import LazyModule
 from preheat.store.remote.engine import LEASE_BYTES, Engine, ObjectError, RemoteError
 from preheat.store.remote.opendal_errors import (
     ERRORS,
@@ -24,10 +24,19 @@ from preheat.store.remote.opendal_errors import (
 )
 from preheat.store.remote.url import Remote
 
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import thread
+else:  # They take milliseconds to import.
+    asyncio = LazyModule("asyncio", logs=True)
+    thread = LazyModule("concurrent.futures.thread", logs=True)
+
 __all__ = ["OpendalEngine", "S3Engine"]
 
 _PARALLEL_REQUESTS = 16
 _LISTED = 8  # From this number of names on, listing their folder takes fewer requests.
+_PAGE = 1000  # objects and folders that are taken from the event loop at once
+_PARALLEL_LISTS = 16  # folders that are listed at the same time
 _PIECE = 1 << 20  # bytes that are read at once, at most
 _UNMET = (exceptions.ConditionNotMatch, exceptions.AlreadyExists)
 
@@ -66,12 +75,12 @@ class OpendalEngine(Engine):
         with self._errors():
             found = self._present(single)
             if listed:
-                found |= _lists().objects_of(self._operator, listed) & set(names)
+                found |= _list_objects(self._operator, listed) & set(names)
         return found
 
     def _pages(self, prefix: str) -> Iterator[list[str]]:
         with self._errors():
-            yield from _lists().pages(self._operator, prefix or "/")
+            yield from _list_pages(self._operator, prefix or "/")
 
     def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
         listed, single = self._plan(names)
@@ -117,11 +126,7 @@ class OpendalEngine(Engine):
     def _present(self, names: list[str]) -> set[str]:
         if len(names) <= 1:
             return {name for name in names if self._operator.exists(name)}
-        with no_fork:
-            wait_before_logging()
-            from concurrent.futures import ThreadPoolExecutor  # It takes milliseconds to import.
-
-        with ThreadPoolExecutor(min(_PARALLEL_REQUESTS, len(names))) as pool:
+        with thread.ThreadPoolExecutor(min(_PARALLEL_REQUESTS, len(names))) as pool:
             found = list(pool.map(self._operator.exists, names))
         return {name for name, exists in zip(names, found, strict=True) if exists}
 
@@ -132,15 +137,6 @@ class OpendalEngine(Engine):
             yield
         except ERRORS as error:
             raise translated(error, self._remote) from None
-
-
-def _lists() -> ModuleType:
-    """Import the functions that list objects. They import asyncio, which takes milliseconds."""
-    with no_fork:
-        wait_before_logging()
-        from preheat.store.remote import opendal_lists
-
-    return opendal_lists
 
 
 def _groups(parts: list[list[str]]) -> Iterator[list[str]]:
@@ -257,6 +253,59 @@ class S3Engine(OpendalEngine):
             raise RemoteError(f"{self.name}: the server returns no ETag")
         found = self._content(name, most=LEASE_BYTES, if_match=etag)
         return etag if found == content else None
+
+
+# Lists of objects
+#
+# The synchronous call that lists objects holds the interpreter lock while it waits for the server, so
+# that every thread of the process stops. All other synchronous calls let other threads run.
+
+
+def _list_pages(operator: Operator, folder: str) -> Iterator[list[str]]:
+    """Yield the names of the objects in a folder and in the folders below it.
+
+    A page that has only folders is empty.
+    """
+    paths = _list_paths(operator.to_async_operator(), folder, recursive=True)
+    with asyncio.Runner() as runner:
+        while page := runner.run(_take_page(paths)):
+            yield [path for path in page if not path.endswith("/")]
+
+
+def _list_objects(operator: Operator, folders: Iterable[str]) -> set[str]:
+    """Return the names of the objects that are directly in these folders."""
+    return asyncio.run(_gather_objects(operator.to_async_operator(), list(folders)))
+
+
+async def _gather_objects(operator: AsyncOperator, folders: list[str]) -> set[str]:
+    names: set[str] = set()
+
+    async def work() -> None:
+        while folders:
+            async for path in _list_paths(operator, folders.pop(), recursive=False):
+                if not path.endswith("/"):
+                    names.add(path)
+
+    await asyncio.gather(*(work() for _ in range(min(_PARALLEL_LISTS, len(folders)))))
+    return names
+
+
+async def _take_page(paths: AsyncIterator[str]) -> list[str]:
+    page: list[str] = []
+    async for path in paths:
+        page.append(path)
+        if len(page) == _PAGE:
+            break
+    return page
+
+
+async def _list_paths(operator: AsyncOperator, folder: str, *, recursive: bool) -> AsyncIterator[str]:
+    """Yield the objects in a folder, and the folders, whose paths end in `/`."""
+    try:
+        async for entry in await operator.list(folder, recursive=recursive):
+            yield entry.path
+    except exceptions.NotFound:  # WebDAV has folders, and this one does not exist.
+        return
 
 
 # Settings

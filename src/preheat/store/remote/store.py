@@ -16,8 +16,8 @@ from preheat.process import fork
 from preheat.process.locks import Lock
 from preheat.store.base import CLOSE_SECONDS, Merger, UntrustedError, Upload, UploadResult
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
-from preheat.store.remote.names import ROOT, digest_of, entry_name
 from preheat.store.remote.server import Kind, PausedError, Server, size_of
+from preheat.store.remote.url import ROOT, digest_of, entry_name
 from preheat.store.remote.worker import Worker
 from preheat.store.signing.entries import unwrap, wrap
 from preheat.store.signing.keys import Keys

@@ -1,4 +1,6 @@
-"""The address of a shared store, from a URL such as `s3://bucket/kernels`.
+"""Where things are on servers: the addresses of shared stores, and the names of their objects.
+
+An address is a URL such as `s3://bucket/kernels`.
 
     s3://[KEY:SECRET@]bucket/folder?endpoint=URL&region=NAME&anonymous=1&addressing=path|virtual
     gs://bucket/folder?endpoint=URL&anonymous=1
@@ -10,6 +12,13 @@
 
 Credentials that a URL does not have come from the usual environment of the service, such as
 `AWS_ACCESS_KEY_ID`.
+
+Objects have these names below the address:
+
+    v1/ab/<digest>         an entry in its envelope (see preheat.store.signing.entries)
+    v1/leases/<digest>     who compiles it
+    v1/probe/…             what `preheat doctor` and `preheat bundle push` write and remove
+    bundles/<digest>       a bundle
 """
 
 from __future__ import annotations
@@ -23,8 +32,27 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from preheat.errors import ConfigError, InputError, did_you_mean
 from preheat.model.setting_values import shown_url
+from preheat.store.layer import FORMAT
 
-__all__ = ["Remote", "name_of", "parse_remote", "parse_remotes", "require_writable_kind"]
+__all__ = [
+    "BUNDLES",
+    "LEASES",
+    "PROBE",
+    "ROOT",
+    "Remote",
+    "digest_of",
+    "entry_name",
+    "name_of",
+    "parse_remote",
+    "parse_remotes",
+    "require_writable_kind",
+]
+
+ROOT = f"{FORMAT}/"
+LEASES = f"{ROOT}leases/"
+PROBE = f"{ROOT}probe"
+BUNDLES = "bundles/"
+_ENTRY = re.compile(f"{ROOT}([0-9a-f]{{2}})/(\\1[0-9a-f]{{62}})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,3 +263,17 @@ def _check_place(
         refuse("the path must be the number of a database")
     if any(part in ("..", ".") for part in path.split("/")) or not path.isprintable():
         refuse("its path has . or .. or an unprintable character in it")
+
+
+# Names of objects
+
+
+def entry_name(digest: str) -> str:
+    """Return the name of the object that has the entry of `digest`."""
+    return f"{ROOT}{digest[:2]}/{digest}"
+
+
+def digest_of(name: str) -> str | None:
+    """Return the digest of the entry in the object `name`; None for an object that is not an entry."""
+    match = _ENTRY.fullmatch(name)
+    return None if match is None else match[2]

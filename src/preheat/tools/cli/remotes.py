@@ -12,11 +12,18 @@ from preheat.errors import InputError, PreheatError
 from preheat.model.config import Config
 from preheat.model.events import Events
 from preheat.process.progress import progress
+from preheat.store.remote.checks import (
+    PROBLEMS,
+    Probe,
+    Verified,
+    list_objects,
+    permissions_of,
+    probe,
+    verify,
+)
 from preheat.store.remote.engine import Engine, RemoteError
-from preheat.store.remote.probe import Probe, permissions_of, probe
 from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.url import Remote
-from preheat.store.remote.verify import PROBLEMS, Verified, listed, verify
 from preheat.tools.cli.findings import Finding
 from preheat.tools.cli.output import count, duration, print_error, print_json, print_line, print_message
 
@@ -155,7 +162,7 @@ def verify_remotes(config: Config, *, as_json: bool) -> int:
 def _verified(remote: Remote, alone: Config) -> list[Verified]:
     with _opened(remote, patient(alone)) as (_, tier):
         server = tier.server
-        names = server.call("names", listed)
+        names = server.call("names", list_objects)
         found = []
         with progress(f"verifying {remote.name}", len(names)) as bar:
             for each in verify(server.get, names, tier.keys().trusted):
