@@ -90,9 +90,7 @@ class Entries:
         self._capacity = capacity
         self.context = current_context()
         self.graphs: dict[Any, CachedGraph] = {}  # by `EntryKey`, or a tuple that is equal to one
-        # The graph whose `last_use` is the latest one needs no other number when it is used again.
-        self.next_use = itertools.count(1).__next__
-        self.latest_use = -1  # A graph that was never used has 0.
+        self._next_use = itertools.count(1).__next__
         # The least recently used key is the first one.
         self.uncaptured: OrderedDict[EntryKey, UncapturedKey] = OrderedDict()
         self._pending: dict[EntryKey, PendingCapture] = {}
@@ -135,6 +133,22 @@ class Entries:
 
     # Graphs
 
+    def find_ready(self, key: Any, owner: object) -> CachedGraph | None:
+        """Return the graph of a key if a call has nothing to do but replay it, and count it as used.
+
+        Most calls are such hits. The key may be anything: one that has a graph was checked before.
+        """
+        if not self.context.unrestricted or self.collected:
+            return None
+        token = None if owner is None else self.owner_token(owner)
+        try:
+            cached = self.graphs.get((token, key))
+        except TypeError:  # It cannot be hashed.
+            return None
+        if cached is not None:
+            cached.last_use = self._next_use()
+        return cached
+
     def find(self, entry: tuple[Hashable, Hashable]) -> CachedGraph | None:
         """Return the graph of a key and count it as used. A graph that is unusable is dropped.
 
@@ -151,13 +165,8 @@ class Entries:
         if not cached.usable:
             self.drop(entry, cached)
             return None
-        self.note_use(cached)
+        cached.last_use = self._next_use()
         return cached
-
-    def note_use(self, cached: CachedGraph) -> None:
-        """Count a graph as used now."""
-        if cached.last_use != self.latest_use:
-            self.latest_use = cached.last_use = self.next_use()
 
     def has(self, entry: EntryKey) -> bool:
         """Return True if a key has a usable graph, without counting it as used."""
@@ -290,7 +299,7 @@ class Entries:
 
     def _put(self, entry: EntryKey, cached: CachedGraph, removed: _Removed) -> list[EntryKey]:
         self._forget(entry, removed)
-        self.note_use(cached)
+        cached.last_use = self._next_use()
         self.graphs[entry] = cached
         excess = len(self.graphs) - self._capacity
         evicted = sorted(self.graphs.items(), key=_last_use)[:excess] if excess > 0 else []
