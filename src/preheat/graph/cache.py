@@ -20,8 +20,7 @@ from preheat.errors import (
     PreheatError,
 )
 from preheat.graph import trees
-from preheat.graph.cache_entries import Entries, EntryKey
-from preheat.graph.cache_report import CacheReport
+from preheat.graph.cache_entries import CacheReport, Entries, EntryKey
 from preheat.graph.cached_graph import CAPTURED, Body, CachedGraph, Step
 from preheat.graph.graph import Graph
 from preheat.graph.keys import key_of, stable_repr

@@ -5,7 +5,8 @@ A key is first seen, then captured, then has a graph:
     unknown ──record_run──▶ UncapturedKey ──begin_capture──▶ PendingCapture ──end_capture──▶ CachedGraph
                                   ▲─────────── the capture failed: quarantine ──────────┘
 
-Each owner has its own entries. They are removed when the owner is garbage-collected.
+Each owner has its own entries. They are removed when the owner is garbage-collected. A `CacheReport`
+describes what a cache holds.
 """
 
 from __future__ import annotations
@@ -20,14 +21,66 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.device.context import Context
-from preheat.graph.cache_report import CachedGraphReport, CacheReport, QuarantinedKey
 from preheat.graph.cached_graph import CachedGraph
-from preheat.graph.keys import hashable
+from preheat.graph.keys import hashable, stable_repr
+from preheat.process.messages import count
 
-__all__ = ["Entries", "EntryKey", "PendingCapture"]
+__all__ = [
+    "CacheReport",
+    "CachedGraphReport",
+    "Entries",
+    "EntryKey",
+    "PendingCapture",
+    "QuarantinedKey",
+]
 
 _WAITS = tuple(16 << failures for failures in range(9))  # calls in quarantine after each failure
 _REMEMBERED = 1024  # keys without a graph that are remembered, at least
+
+
+class CachedGraphReport(NamedTuple):
+    """One cached graph. `nbytes` counts the arrays it keeps alive, which other graphs may share."""
+
+    key: object
+    owner: object
+    nodes: int
+    nbytes: int
+    replays: int
+
+
+class QuarantinedKey(NamedTuple):
+    """A key that could not be captured: why, how often, and how many calls will not try again."""
+
+    key: object
+    owner: object
+    reason: str
+    failures: int
+    waits: int
+
+
+class CacheReport(NamedTuple):
+    """Cached graphs, the least recently used first, and the keys in quarantine."""
+
+    graphs: tuple[CachedGraphReport, ...]
+    quarantined: tuple[QuarantinedKey, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The sum of `nbytes` of all cached graphs."""
+        return sum(graph.nbytes for graph in self.graphs)
+
+    def __str__(self) -> str:
+        rows = [
+            f"{stable_repr(graph.key)}: {count(graph.nodes, 'node')}, {graph.nbytes:,} bytes, "
+            f"{count(graph.replays, 'replay')}"
+            for graph in self.graphs
+        ]
+        rows += [
+            f"{stable_repr(one.key)}: failed {count(one.failures, 'time')}, "
+            f"tries again in {count(one.waits, 'call')}: {one.reason}"
+            for one in self.quarantined
+        ]
+        return "\n".join(rows) or "no graphs"
 
 
 class EntryKey(NamedTuple):

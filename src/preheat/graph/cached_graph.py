@@ -10,8 +10,14 @@ from preheat.device.dict_lock import DictLock, run_locked
 from preheat.device.memory import new_generation_limit
 from preheat.errors import BakedError, GraphError
 from preheat.graph import trees
-from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written_arguments
-from preheat.graph.difference import diff
+from preheat.graph.difference import (
+    CaptureMemory,
+    MemoryNames,
+    Returned,
+    diff,
+    generations,
+    written_arguments,
+)
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node
 
