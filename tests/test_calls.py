@@ -125,8 +125,8 @@ MOST_IN_PYTHON = {
 #: The same with the native core, which makes launches and replays without a call of Python code.
 MOST = MOST_IN_PYTHON | {
     "first launch": 18, "launch": 1, "launch of one not waited for": 1, "kept launch": 0, "recorded": 1,
-    "replay": 0, "replay with a scalar": 0, "graphs.replay": 9, "graphs.run": 13, "graphed": 14,
-    "graphed by key": 18,
+    "replay": 0, "replay with a scalar": 0, "graphs.replay": 2, "graphs.run": 5, "graphed": 8,
+    "graphed by key": 12,
 }  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from preheat.device.base import BlockSize as BlockSize
 from preheat.device.base import Limits as Limits
 from preheat.device.base import MemoryInfo as MemoryInfo
 from preheat.device.base import Occupancy as Occupancy
-from preheat.device.bound import Bound as Bound
 from preheat.device.kernel import Kernel as Kernel
+from preheat.device.launch import Bound as Bound
 from preheat.device.module import Module as Module
 from preheat.device.module import SymbolView as SymbolView
 from preheat.device.operands import Pointer as Pointer
@@ -78,8 +78,8 @@ from preheat.graph.buckets import buckets as buckets
 from preheat.graph.buckets import padded as padded
 from preheat.graph.cache import GraphCache as GraphCache
 from preheat.graph.graph import Graph as Graph
+from preheat.graph.libraries import SharedPool as SharedPool
 from preheat.graph.pool import Pool as Pool
-from preheat.graph.shared_pool import SharedPool as SharedPool
 from preheat.kernels.blas import Blas as Blas
 from preheat.kernels.decode import DecodeKernel as DecodeKernel
 from preheat.kernels.decode import DecodeState as DecodeState

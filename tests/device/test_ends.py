@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from preheat.device.array import Array, Scalar
-from preheat.device.bound import Bound
 from preheat.device.kernel import Kernel
+from preheat.device.launch import Bound
 from preheat.device.module import Module, SymbolView
 from preheat.device.stream import Event, Stream
 from preheat.errors import ContextLostError, EmulatorFault, StaleBufferError

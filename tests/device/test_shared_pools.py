@@ -13,7 +13,7 @@ from preheat.device.libraries import LIBRARIES, StreamHandle
 from preheat.errors import CaptureError, InputError
 from preheat.graph import trees
 from preheat.graph.graph import Graph
-from preheat.graph.shared_pool import SharedPool
+from preheat.graph.libraries import SharedPool
 from tests.conftest import needs_native_core
 from tests.device.ordering import N, World, every_schedule
 from tests.graph.support import BodyError
@@ -181,7 +181,7 @@ def test_a_pool_that_is_dropped_inside_a_capture_ends_after_it(world: World, kin
 
 @one_schedule
 def test_one_pool_of_torch_is_one_pool_in_whatever_form_it_is_given(world: World) -> None:
-    from preheat.graph.shared_pool import capture_memory
+    from preheat.graph.libraries import capture_memory
 
     context = world.gpu._context
     pool = world.torch.module.cuda.MemPool()

@@ -16,8 +16,8 @@ import pytest
 
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
-from preheat.graph.foreign import ForeignLibraries
 from preheat.graph.graph import State
+from preheat.graph.libraries import ForeignLibraries
 from tests.device.support import KERNELS
 from tests.faulty import FaultyGpu
 from tests.graph.support import InterruptedByTestError, axpy_case
@@ -117,7 +117,7 @@ def test_a_library_that_cannot_be_sent_back_leaves_no_capture_behind(
         raise RuntimeError("no way back")
 
     with monkeypatch.context() as patch:
-        patch.setattr("preheat.graph.foreign.ForeignLibraries.leave", fail)
+        patch.setattr("preheat.graph.libraries.ForeignLibraries.leave", fail)
         with pytest.raises(RuntimeError, match="no way back"), faulty.gpu.capture() as graph:
             made.launch()
     assert graph.state is State.FAILED

@@ -23,7 +23,7 @@ from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
 from preheat.graph.nodes import Node
 from preheat.graph.pictures import drawable, layout
-from preheat.graph.pictures.dot import as_dot
+from preheat.graph.pictures.formats import as_dot, as_svg
 from preheat.graph.pictures.picture import (
     Change,
     Item,
@@ -33,7 +33,6 @@ from preheat.graph.pictures.picture import (
     picture_of,
     picture_of_change,
 )
-from preheat.graph.pictures.svg_picture import as_svg
 from tests.graph.support import KERNELS, axpy_case, scalar_log
 from tests.graph.test_nodes import Page, behind
 from tests.graph.test_svg import permitted

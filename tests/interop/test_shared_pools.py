@@ -13,7 +13,7 @@ import pytest
 from preheat.errors import CaptureError, InputError
 from preheat.gpu import Gpu
 from preheat.graph.graph import Graph
-from preheat.graph.shared_pool import SharedPool
+from preheat.graph.libraries import SharedPool
 from tests.interop.support import SLOW, N, Torch, Work, distinct
 
 pytestmark = pytest.mark.gpu
@@ -128,7 +128,7 @@ def test_a_capture_that_fails_leaves_a_pool_of_torch_usable(model: Model) -> Non
 
 
 def test_one_pool_of_torch_is_known_by_its_id(model: Model) -> None:
-    from preheat.graph.shared_pool import capture_memory
+    from preheat.graph.libraries import capture_memory
 
     pool = model.torch.cuda.MemPool()
     first = capture_memory(pool, model.gpu._context)

@@ -272,7 +272,7 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "a graph does not keep the pool that it shares", "graph/foreign.py",
+        "a graph does not keep the pool that it shares", "graph/libraries.py",
         "else (self.shared,)",
         "else (None,)",
     ),

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from preheat.device import base
-from preheat.device.bound import Bound
-from preheat.device.launch import Launch
+from preheat.device.launch import Bound, Launch
 from preheat.device.native_launch import make_launcher
 from preheat.device.stream import raw_stream
 from preheat.errors import LaunchError, PreheatError, short_repr

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from preheat.graph.graph import RESERVED, Graph
     from preheat.graph.graphed import Graphed, call_key_text
     from preheat.graph.keys import key_text
+    from preheat.graph.libraries import SharedPool, capture_memory
     from preheat.graph.pool import Pool
-    from preheat.graph.shared_pool import SharedPool, capture_memory
 
 __all__ = [
     "RESERVED",
@@ -37,9 +37,9 @@ _MODULE_OF = {
     "GraphCache": "cache",
     "Graphed": "graphed",
     "Pool": "pool",
-    "SharedPool": "shared_pool",
+    "SharedPool": "libraries",
     "call_key_text": "graphed",
-    "capture_memory": "shared_pool",
+    "capture_memory": "libraries",
     "key_text": "keys",
 }
 

@@ -20,8 +20,7 @@ from preheat.errors import (
     PreheatError,
 )
 from preheat.graph import trees
-from preheat.graph.cache_entries import Entries, EntryKey
-from preheat.graph.cache_report import CacheReport
+from preheat.graph.cache_entries import CacheReport, Entries, EntryKey
 from preheat.graph.cached_graph import CAPTURED, Body, CachedGraph, Step
 from preheat.graph.graph import Graph
 from preheat.graph.keys import key_of, stable_repr
@@ -127,28 +126,22 @@ class GraphCache:
             array([1., 1.], dtype=float32)
         """
         try:
-            key = key_of(key)
             result: R = self.replay_step(key, (), owner, copy)
             if result is NOT_REPLAYED:
-                result = self.run_step(key, lambda _: body(), (), owner=owner, copy=copy)
+                result = self.run_step(key_of(key), lambda _: body(), (), owner=owner, copy=copy)
             return result
         except PreheatError as error:
             shorten_traceback(error)
             raise
 
-    def replay_step(self, key: Hashable, arrays: Sequence[Any], owner: object, copy: bool) -> Any:
+    def replay_step(self, key: Any, arrays: Sequence[Any], owner: object, copy: bool) -> Any:
         """Replay the graph of a key as `run_step` does, if nothing else has to be done.
 
         Return `NOT_REPLAYED` otherwise. Instead of the key, an equal tuple can be given.
         """
-        entries = self._entries
-        if not entries.context.unrestricted or entries.collected or self.checked:
-            return NOT_REPLAYED
-        token = None if owner is None else entries.owner_token(owner)
-        cached = entries.graphs.get((token, key))
+        cached = None if self.checked else self._entries.find_ready(key, owner)
         if cached is None or (arrays and not cached.usable):  # No input is copied for it.
             return NOT_REPLAYED
-        entries.note_use(cached)
         try:
             return cached.run(arrays, copy)
         except GraphError:
@@ -196,10 +189,9 @@ class GraphCache:
             False
         """
         try:
-            key = key_of(key)
-            entries = self._entries
-            entry = (entries.owner_token(owner), key)
-            cached = entries.find(entry)
+            cached = self._entries.find_ready(key, owner)
+            if cached is None:
+                cached = self._entries.find(self._entry_key(key, owner))
             if cached is None:
                 return False
             try:
@@ -207,7 +199,7 @@ class GraphCache:
             except GraphError:
                 if cached.usable:
                     raise
-                entries.drop(entry, cached)
+                self._entries.drop(self._entry_key(key, owner), cached)
                 return False
             return True
         except PreheatError as error:

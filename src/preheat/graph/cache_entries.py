@@ -5,7 +5,8 @@ A key is first seen, then captured, then has a graph:
     unknown ──record_run──▶ UncapturedKey ──begin_capture──▶ PendingCapture ──end_capture──▶ CachedGraph
                                   ▲─────────── the capture failed: quarantine ──────────┘
 
-Each owner has its own entries. They are removed when the owner is garbage-collected.
+Each owner has its own entries. They are removed when the owner is garbage-collected. A `CacheReport`
+describes what a cache holds.
 """
 
 from __future__ import annotations
@@ -20,14 +21,66 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from preheat.device.context import Context
-from preheat.graph.cache_report import CachedGraphReport, CacheReport, QuarantinedKey
 from preheat.graph.cached_graph import CachedGraph
-from preheat.graph.keys import hashable
+from preheat.graph.keys import hashable, stable_repr
+from preheat.process.messages import count
 
-__all__ = ["Entries", "EntryKey", "PendingCapture"]
+__all__ = [
+    "CacheReport",
+    "CachedGraphReport",
+    "Entries",
+    "EntryKey",
+    "PendingCapture",
+    "QuarantinedKey",
+]
 
 _WAITS = tuple(16 << failures for failures in range(9))  # calls in quarantine after each failure
 _REMEMBERED = 1024  # keys without a graph that are remembered, at least
+
+
+class CachedGraphReport(NamedTuple):
+    """One cached graph. `nbytes` counts the arrays it keeps alive, which other graphs may share."""
+
+    key: object
+    owner: object
+    nodes: int
+    nbytes: int
+    replays: int
+
+
+class QuarantinedKey(NamedTuple):
+    """A key that could not be captured: why, how often, and how many calls will not try again."""
+
+    key: object
+    owner: object
+    reason: str
+    failures: int
+    waits: int
+
+
+class CacheReport(NamedTuple):
+    """Cached graphs, the least recently used first, and the keys in quarantine."""
+
+    graphs: tuple[CachedGraphReport, ...]
+    quarantined: tuple[QuarantinedKey, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The sum of `nbytes` of all cached graphs."""
+        return sum(graph.nbytes for graph in self.graphs)
+
+    def __str__(self) -> str:
+        rows = [
+            f"{stable_repr(graph.key)}: {count(graph.nodes, 'node')}, {graph.nbytes:,} bytes, "
+            f"{count(graph.replays, 'replay')}"
+            for graph in self.graphs
+        ]
+        rows += [
+            f"{stable_repr(one.key)}: failed {count(one.failures, 'time')}, "
+            f"tries again in {count(one.waits, 'call')}: {one.reason}"
+            for one in self.quarantined
+        ]
+        return "\n".join(rows) or "no graphs"
 
 
 class EntryKey(NamedTuple):
@@ -90,9 +143,7 @@ class Entries:
         self._capacity = capacity
         self.context = current_context()
         self.graphs: dict[Any, CachedGraph] = {}  # by `EntryKey`, or a tuple that is equal to one
-        # The graph whose `last_use` is the latest one needs no other number when it is used again.
-        self.next_use = itertools.count(1).__next__
-        self.latest_use = -1  # A graph that was never used has 0.
+        self._next_use = itertools.count(1).__next__
         # The least recently used key is the first one.
         self.uncaptured: OrderedDict[EntryKey, UncapturedKey] = OrderedDict()
         self._pending: dict[EntryKey, PendingCapture] = {}
@@ -135,6 +186,22 @@ class Entries:
 
     # Graphs
 
+    def find_ready(self, key: Any, owner: object) -> CachedGraph | None:
+        """Return the graph of a key if a call has nothing to do but replay it, and count it as used.
+
+        Most calls are such hits. The key may be anything: one that has a graph was checked before.
+        """
+        if not self.context.unrestricted or self.collected:
+            return None
+        token = None if owner is None else self.owner_token(owner)
+        try:
+            cached = self.graphs.get((token, key))
+        except TypeError:  # It cannot be hashed.
+            return None
+        if cached is not None:
+            cached.last_use = self._next_use()
+        return cached
+
     def find(self, entry: tuple[Hashable, Hashable]) -> CachedGraph | None:
         """Return the graph of a key and count it as used. A graph that is unusable is dropped.
 
@@ -151,13 +218,8 @@ class Entries:
         if not cached.usable:
             self.drop(entry, cached)
             return None
-        self.note_use(cached)
+        cached.last_use = self._next_use()
         return cached
-
-    def note_use(self, cached: CachedGraph) -> None:
-        """Count a graph as used now."""
-        if cached.last_use != self.latest_use:
-            self.latest_use = cached.last_use = self.next_use()
 
     def has(self, entry: EntryKey) -> bool:
         """Return True if a key has a usable graph, without counting it as used."""
@@ -290,7 +352,7 @@ class Entries:
 
     def _put(self, entry: EntryKey, cached: CachedGraph, removed: _Removed) -> list[EntryKey]:
         self._forget(entry, removed)
-        self.note_use(cached)
+        cached.last_use = self._next_use()
         self.graphs[entry] = cached
         excess = len(self.graphs) - self._capacity
         evicted = sorted(self.graphs.items(), key=_last_use)[:excess] if excess > 0 else []

@@ -10,8 +10,14 @@ from preheat.device.dict_lock import DictLock, run_locked
 from preheat.device.memory import new_generation_limit
 from preheat.errors import BakedError, GraphError
 from preheat.graph import trees
-from preheat.graph.compare import CaptureMemory, MemoryNames, Returned, generations, written_arguments
-from preheat.graph.difference import diff
+from preheat.graph.difference import (
+    CaptureMemory,
+    MemoryNames,
+    Returned,
+    diff,
+    generations,
+    written_arguments,
+)
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node
 
@@ -51,6 +57,8 @@ class CachedGraph:
         self.generation_limit = generation_limit
         self.last_use = 0
         self.lock: DictLock = {0: True}  # held from the copies of inputs to the copies of outputs
+        # True if the outputs have no list or dict, of which each call returns a new one.
+        self._outputs_are_fixed = trees.copy_containers(outputs) is outputs
 
     @classmethod
     def capture(cls, new: Callable[[], Graph], step: Step) -> CachedGraph:
@@ -89,6 +97,9 @@ class CachedGraph:
 
     def run(self, arrays: Sequence[Any], copy: bool) -> Any:
         """Replay with the content of `arrays`; return what the body returned, or copies of it."""
+        if self._outputs_are_fixed and not arrays and not copy:
+            run_locked(self.lock, self.graph.replay)
+            return self.outputs
         return run_locked(self.lock, partial(self._run, arrays, copy))
 
     def _run(self, arrays: Sequence[Any], copy: bool) -> Any:

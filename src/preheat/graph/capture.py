@@ -19,9 +19,8 @@ from preheat.device.operands import Operand
 from preheat.device.uses import Uses, add_use
 from preheat.errors import CaptureError, ContextLostError, DeviceError, DriverError
 from preheat.graph.captured_streams import CapturedStreams, give_back_stream, take_stream
-from preheat.graph.foreign import ForeignLibraries
+from preheat.graph.libraries import ForeignLibraries, SharedPool
 from preheat.graph.nodes import Node, Record
-from preheat.graph.shared_pool import SharedPool
 from preheat.process.callsite import CallSite, call_site, caller, format_site
 
 __all__ = ["MODES", "Capture"]

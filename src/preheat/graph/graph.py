@@ -28,13 +28,13 @@ from preheat.errors import CaptureError, GraphError, InputError, PreheatError
 from preheat.graph.capture import MODES, Capture
 from preheat.graph.difference import diff
 from preheat.graph.executable import GraphExecutable
+from preheat.graph.libraries import SharedPool
 from preheat.graph.nodes import Node
 from preheat.graph.pictures.drawable import Drawable
 from preheat.graph.pool import Pool
 from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
 from preheat.graph.replay import CAPTURE_AGAIN, Replayer, ReplayFunction
-from preheat.graph.shared_pool import SharedPool
 from preheat.model.tracebacks import short_methods, shorten_traceback
 from preheat.process.messages import count
 

@@ -13,8 +13,7 @@ from preheat.errors import InputError, PreheatError
 from preheat.graph import trees
 from preheat.graph.cache import NOT_REPLAYED, GraphCache
 from preheat.graph.cached_graph import Step
-from preheat.graph.call_key import NO_NAMES, ArgumentReader, CallKey
-from preheat.graph.keys import key_of, key_text, stable_repr
+from preheat.graph.keys import NO_NAMES, ArgumentReader, CallKey, key_of, key_text, stable_repr
 from preheat.model.tracebacks import short_methods, shorten_traceback
 
 __all__ = ["Graphed", "Method", "call_key_text"]

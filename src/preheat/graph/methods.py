@@ -15,7 +15,7 @@ from preheat.model.tracebacks import short_methods
 
 if TYPE_CHECKING:
     from preheat.graph import Graph, GraphCache, Graphed, Pool, SharedPool
-    from preheat.graph.shared_pool import CaptureMemory
+    from preheat.graph.libraries import CaptureMemory
 
 __all__ = ["GraphMethods"]
 

@@ -18,8 +18,8 @@ from preheat.device.operands import Operand
 from preheat.device.uses import Uses
 from preheat.errors import CaptureError, InputError, did_you_mean
 from preheat.graph.capture import Capture
+from preheat.graph.libraries import SharedPool
 from preheat.graph.nodes import Node, Record
-from preheat.graph.shared_pool import SharedPool
 from preheat.process.lazy import lazy
 
 __all__ = ["RecordedWork"]

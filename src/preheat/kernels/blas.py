@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,17 +15,17 @@ from preheat.device.active_capture import ALLOCATE, ActiveCapture
 from preheat.device.arguments import Signature
 from preheat.device.array import Array
 from preheat.device.base import LEGACY_STREAMS, ON_GPU
+from preheat.device.context import Context
 from preheat.device.launch import LaunchArguments, Operation
 from preheat.device.stream import raw_stream
 from preheat.errors import CaptureError, DeviceError, InputError, did_you_mean
 from preheat.gpu import Gpu
-from preheat.kernels.blas_handle import Handle, Library, RawHandle
 from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension
 from preheat.model.artifact import EntryPoint, Parameter
 from preheat.model.dtypes import DTYPES, DType
 from preheat.process.callsite import caller
 
-__all__ = ["MATH", "Blas", "Found", "by_cublas", "find"]
+__all__ = ["MATH", "Blas", "CuBlas", "Found", "Handle", "RawHandle", "by_cublas", "find"]
 
 
 class _Math(NamedTuple):
@@ -77,6 +78,81 @@ def _bindings() -> Found | str:
         return str(error).splitlines()[0]
 
 
+class CuBlas(NamedTuple):
+    """cuBLAS in one session of a GPU."""
+
+    context: Context
+    cublas: Any
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a function of cuBLAS on this GPU; its errors become `DeviceError`."""
+        function = _beside_captures(self.context.device, getattr(self.cublas, name))
+        try:
+            return function(*args)
+        except self.cublas.cuBLASError as error:
+            raise DeviceError(f"{name} of cuBLAS failed: {error}") from None
+
+
+def _beside_captures(device: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` so that it leaves captures valid. The emulator has no context to change."""
+    return device.beside_captures(function) if device.dlpack[0] == ON_GPU else function
+
+
+class RawHandle:
+    """A cuBLAS handle by its number; it is destroyed when the object is dropped."""
+
+    def __init__(self, library: CuBlas) -> None:
+        self._library = library
+        self.number: int = library.call("create")
+        library.context.resources.add(self)
+
+    def release(self) -> None:
+        """Destroy the handle now, because the device is closed."""
+        self._library.call("destroy", self.number)
+
+    def __del__(self) -> None:
+        context = self._library.context
+        call = self._library.call
+        if hasattr(self, "number") and context.lost is None:
+            number = self.number
+            context.deferred_cleanups.append(lambda: call("destroy", number))
+
+
+class Handle:
+    """A cuBLAS handle with its own workspace.
+
+    When it is dropped, the raw handle goes to `unused` for the next one. The workspace is freed as any
+    memory is: once the work that uses it has completed, and the graphs that use it are gone.
+    """
+
+    def __init__(
+        self, library: CuBlas, raw: RawHandle, workspace: Array, unused: list[RawHandle]
+    ) -> None:
+        self._library = library
+        self._raw = raw
+        self.workspace = workspace
+        self._unused = unused
+        self.stream: base.Stream | None = None  # where it works
+
+    @property
+    def number(self) -> int:
+        """The number by which cuBLAS knows the handle."""
+        return self._raw.number
+
+    def bind(self, stream: base.Stream, mode: int) -> Handle:
+        """Let the handle work in `stream`, in a math mode."""
+        call = self._library.call
+        call("set_stream", self.number, stream.handle)
+        # After the stream, because setting a stream discards the workspace.
+        call("set_workspace", self.number, self.workspace.address, self.workspace.nbytes)
+        call("set_math_mode", self.number, mode)
+        self.stream = stream
+        return self
+
+    def __del__(self) -> None:
+        self._unused.append(self._raw)
+
+
 class Blas:
     """Matrix products by cuBLAS on one GPU, summed in fp32. `Ops` uses it.
 
@@ -118,7 +194,7 @@ class Blas:
         self.gpu = gpu
         self.math = math
         self.version = found.version
-        self._library = Library(gpu._context, found.cublas)
+        self._library = CuBlas(gpu._context, found.cublas)
         self._lock = threading.RLock()  # A forked child cannot use a GPU, so it never takes the lock.
         self._handles: dict[int, Handle] = {}  # by stream id, the most recently used last
         # With the captures that use them.

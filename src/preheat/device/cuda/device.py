@@ -14,6 +14,7 @@ from preheat.device.base import DEFAULT_STREAMS, Event, FindLines, Limits, Memor
 from preheat.device.cuda.driver import (
     NOT_CURRENT,
     call,
+    collect,
     devices,
     error_of,
     function_address,
@@ -22,7 +23,6 @@ from preheat.device.cuda.driver import (
     without_gpu,
 )
 from preheat.device.cuda.module import CudaModule
-from preheat.device.cuda.retain import collect
 from preheat.device.cuda.staging import Chunk, Staging
 from preheat.device.cuda.stream import CudaStream
 from preheat.errors import ContextLostError, DeviceError, NoGpuError

@@ -7,9 +7,15 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from preheat.device.base import DEFAULT_STREAMS, LEGACY_STREAMS, Event
-from preheat.device.cuda.driver import NOT_CURRENT, call, error_of, library, relaxed_capture_mode
+from preheat.device.cuda.driver import (
+    NOT_CURRENT,
+    call,
+    error_of,
+    library,
+    relaxed_capture_mode,
+    retain,
+)
 from preheat.device.cuda.graph import CudaGraph
-from preheat.device.cuda.retain import retain
 
 if TYPE_CHECKING:
     from preheat.device.cuda.device import CudaDevice

@@ -57,7 +57,7 @@ class Drawable:
             "<title>graph 'step': 1 node</title>"
         """
         with no_fork:
-            from preheat.graph.pictures.svg_picture import as_svg
+            from preheat.graph.pictures.formats import as_svg
 
         return as_svg(self._picture(diff, fold=fold))
 
@@ -80,7 +80,7 @@ class Drawable:
             '  n0 -> n1;'
         """
         with no_fork:
-            from preheat.graph.pictures.dot import as_dot
+            from preheat.graph.pictures.formats import as_dot
 
         return as_dot(self._picture(diff, fold=fold))
 
@@ -92,7 +92,7 @@ class Drawable:
         if not self.nodes:
             return None
         with no_fork:
-            from preheat.graph.pictures.svg_picture import as_svg
+            from preheat.graph.pictures.formats import as_svg
 
         picture = self._picture(None, fold=True)
         return as_svg(picture) if len(picture.items) <= _MAX_INLINE else None

@@ -1,6 +1,6 @@
 """What a picture of a graph shows: a box for each node, links, and how two captures differ.
 
-`svg_picture.py` and `dot.py` draw it.
+`formats.py` draws it.
 """
 
 from __future__ import annotations

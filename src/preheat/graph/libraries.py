@@ -1,4 +1,8 @@
-"""Memory that other libraries allocate inside captures, shared by the graphs of these captures."""
+"""Other libraries inside a capture: their work goes to the captured stream, and their memory is kept.
+
+A `SharedPool` is memory that they allocate inside captures, and that the graphs of these captures
+share.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from preheat.device import base
 from preheat.device.context import Context
-from preheat.device.libraries import Library, PoolId, StreamHandle, Torch, current_streams
+from preheat.device.libraries import LIBRARIES, Library, PoolId, StreamHandle, Torch, current_streams
 from preheat.errors import InputError
 from preheat.graph.captured_streams import check_stream, take_stream
 from preheat.graph.pool import Pool
 from preheat.process import fork
 
-__all__ = ["CaptureMemory", "SharedPool", "TorchPool", "capture_memory"]
+__all__ = ["CaptureMemory", "ForeignLibraries", "SharedPool", "TorchPool", "capture_memory"]
 
 _PAUSE = 0.001  # seconds between two checks whether another capture has ended
 
@@ -157,3 +161,56 @@ def _torch_pool_id(pool: Any) -> PoolId | None:
     if isinstance(number, tuple) and len(number) == 2 and all(type(each) is int for each in number):
         return number
     return None
+
+
+class ForeignLibraries:
+    """Directs torch and CuPy to the captured stream during a capture.
+
+    Each library allocates from its own memory pool meanwhile, or from a `shared` one. Memory that
+    was allocated inside is not handed out again as long as the pool is kept, except to captures that
+    share it. CuPy can allocate only in a relaxed capture.
+    """
+
+    def __init__(
+        self, device: base.Device, stream: base.Stream, shared: SharedPool | None = None
+    ) -> None:
+        self.pools: dict[Library, object] = {}
+        self.shared = shared
+        self._redirected: set[Library] = set()
+        self._device = device.dlpack
+        self._handle = stream.handle
+        self._stack = ExitStack()
+
+    @property
+    def names(self) -> set[str]:
+        """Return the names of the libraries that were directed to the captured stream."""
+        return {library.name for library in self._redirected}
+
+    def enter(self) -> None:
+        """Direct every loaded library of this device to the captured stream."""
+        place, index = self._device
+        for library in LIBRARIES.values():
+            if library.can_redirect and library.device_type == place and library.is_initialized():
+                self._redirected.add(library)
+                if self.shared is not None:
+                    self.shared.redirect(library, self._stack, index)
+                else:
+                    pool = library.redirect(self._stack, StreamHandle(self._handle), index)
+                    self.pools[library] = pool
+
+    def leave(self) -> None:
+        """Let the libraries work in their own streams again."""
+        self._stack.close()
+
+    def take_pools(self) -> tuple[object, ...]:
+        """Return the pools. From here on the caller keeps them."""
+        pools = tuple(self.pools.values()) if self.shared is None else (self.shared,)
+        self.pools = {}
+        return pools
+
+    def return_pools(self) -> None:
+        """Return unused pools to their libraries, for the next capture."""
+        for library, pool in self.pools.items():
+            if isinstance(library, Torch):
+                library.keep_unused_pool(pool, self._device[1])
+        self.pools = {}
