@@ -117,7 +117,7 @@ class BakeRunner:
         self.longest = 0.0  # compile of the last bake
 
     def start(self, cache: str, bundle: str, jobs: int | None) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "preheat.tools.cli", "bake", str(self.manifest), "--json"]
+        command = [sys.executable, "-m", "preheat", "bake", str(self.manifest), "--json"]
         environment = {
             **os.environ,
             "PREHEAT_CACHE_DIR": str(self.root / cache),

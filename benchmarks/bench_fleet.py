@@ -173,7 +173,7 @@ def bake_shards(manifest: Path, root: Path, count: int) -> float:
         "PREHEAT_LOCK_DIR": str(root / "locks"),
         "PREHEAT_EVENTS": str(root / f"shards-{count}.events"),
     }
-    command = [sys.executable, "-m", "preheat.tools.cli"]
+    command = [sys.executable, "-m", "preheat"]
     bundles = [str(root / f"{number}-of-{count}.heat") for number in range(1, count + 1)]
     started = time.perf_counter()
     processes = [

@@ -102,7 +102,7 @@ class Place:
     env: dict[str, str]
 
     def preheat(self, *args: str, code: int = 0) -> str:
-        return self.run("-m", "preheat.tools.cli", *args, code=code)
+        return self.run("-m", "preheat", *args, code=code)
 
     def run(self, *args: str, code: int = 0, **env: str) -> str:
         ran = subprocess.run(

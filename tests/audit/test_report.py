@@ -18,7 +18,7 @@ from preheat.audit.origins import Origins
 from preheat.audit.processes import compilers, read_processes
 from preheat.audit.report import Compile, covered_seconds, make_report
 from preheat.audit.sites import Caller, caller_of, package_of
-from preheat.tools.cli.audit_text import report_lines
+from preheat.tools.cli.audit import report_lines
 from tests.audit.modules import cubin
 
 APP = 4_100_010

@@ -19,7 +19,7 @@ from preheat.audit import library
 from preheat.model.arch import Arch
 from preheat.toolchain.binaries.fatbin import compiled_on, parse_fatbin
 from preheat.tools.cli import run as run_command
-from preheat.tools.cli.gpus import gpu_archs
+from preheat.tools.cli.run_settings import gpu_archs
 from tests.audit.conftest import PREHEAT, Cli, Standins
 from tests.audit.modules import PTX, cubin, entry, fatbin
 from tests.audit.test_modules import LOAD, NVRTC

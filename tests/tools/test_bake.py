@@ -266,7 +266,7 @@ def test_ctrl_c_says_how_far_it_came_and_the_next_bake_continues(
     command = [
         sys.executable,
         "-m",
-        "preheat.tools.cli",
+        "preheat",
         "bake",
         str(tmp_path / "k.toml"),
         "-j1",

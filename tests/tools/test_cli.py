@@ -697,7 +697,7 @@ def test_ctrl_c_ends_a_long_compile_at_once(cli: Cli, tmp_path: Path) -> None:
     del cli
     terms = "".join(f"a=={i}?{i}:" for i in range(30000))
     (tmp_path / "long.cu").write_text(f"__global__ void k(int* x, int a) {{ x[0] = {terms}0; }}")
-    command = [sys.executable, "-m", "preheat.tools.cli", "compile", "long.cu", "--arch", "sm_90"]
+    command = [sys.executable, "-m", "preheat", "compile", "long.cu", "--arch", "sm_90"]
     process = start_process(command)
     worker, _ = compiling(process.pid)
     process.send_signal(signal.SIGINT)

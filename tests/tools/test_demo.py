@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from preheat.tools.cli import demo, demo_measured, main, output
+from preheat.tools.cli import demo, main, output
 from tests.test_doc_pictures import demo_picture, terminal
 
 STEPS = ["cold", "hot", "eager", "replay", "record", "bake", "sealed", "sealed"]
@@ -45,7 +45,7 @@ def environment(root: Path) -> dict[str, str]:
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the output of the shipped demo as JSON."""
     root = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "preheat.tools.cli", "demo", "--arch", "sm_80", "--arch", "sm_100"]
+    command = [sys.executable, "-m", "preheat", "demo", "--arch", "sm_80", "--arch", "sm_100"]
     started = time.monotonic()
     ran = subprocess.run(
         [*command, "--json"], env=environment(root), cwd=root, capture_output=True, text=True
@@ -145,15 +145,15 @@ def test_on_a_gpu_every_step_has_the_time_that_it_took(reported: dict[str, Any])
 
 
 def test_measured_figures_are_those_of_the_committed_results() -> None:
-    for figure in demo_measured.MEASURED.values():
+    for figure in demo.MEASURED.values():
         results = json.loads((RESULTS / f"{figure.results}.json").read_text())
         table = results["tables"][figure.table]
         (row,) = (row for row in table["rows"] if row[0] == figure.row)
         assert row[table["head"].index(figure.column)] == figure.value
         assert figure.what.split()[0] in figure.table
-        assert results["machine"]["date"] == demo_measured.DATE
-        assert results["machine"]["commit"] == demo_measured.COMMIT
-        assert results["machine"]["gpu"].startswith(f"{demo_measured.GPU},")
+        assert results["machine"]["date"] == demo.DATE
+        assert results["machine"]["commit"] == demo.COMMIT
+        assert results["machine"]["gpu"].startswith(f"{demo.GPU},")
 
 
 def test_every_step_ends_with_a_line_that_has_its_time(reported: dict[str, Any]) -> None:
@@ -253,7 +253,7 @@ def test_an_unknown_architecture_is_refused_before_anything_is_compiled(
 
 
 def test_ctrl_c_ends_every_process_and_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "preheat.tools.cli", "demo"]
+    command = [sys.executable, "-m", "preheat", "demo"]
     child = subprocess.Popen(command, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     with child:
         assert child.stderr is not None

@@ -13,8 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preheat.model.events import EVENTS, Events, Stats, merge, process_counters
-from preheat.tools.metrics.exposition import exposition
-from preheat.tools.metrics.metrics import METRICS, OTHER, Family, Sample, counter_families, measured
+from preheat.tools.metrics.metrics import (
+    METRICS,
+    OTHER,
+    Family,
+    Sample,
+    counter_families,
+    exposition,
+    measured,
+)
 from tests.command import Cli, command_line
 from tests.conftest import SAXPY
 

@@ -99,7 +99,7 @@ class Project:
         return process.returncode, out, err
 
     def preheat(self, *words: str) -> str:
-        code, out, err = self.run("-m", "preheat.tools.cli", *words)
+        code, out, err = self.run("-m", "preheat", *words)
         assert code == 0, err
         return out + err
 

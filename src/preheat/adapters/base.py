@@ -327,12 +327,15 @@ class Adapter(ABC):
     `foreign_request` event, which a recorder writes to the manifest.
 
     A library whose entries can be made again has `required`. Otherwise, `not_baked` says why not.
+    With `bakes_apart`, a bake makes each request in a process of its own: the code of a request would
+    depend on what the library compiled before.
     """
 
     name: ClassVar[str]
     module: ClassVar[str]
     package: ClassVar[str] = ""
     not_baked: ClassVar[str] = ""
+    bakes_apart: ClassVar[bool] = False
 
     @abstractmethod
     def install(self, builder: Builder) -> None:

@@ -11,7 +11,11 @@ import pytest
 
 pytest.importorskip("numba_cuda", reason="Numba-CUDA is installed by `make test-adapters`")
 
+from numba.cuda.codegen import CUDACodeLibrary
+
+from preheat.adapters.numba import target
 from preheat.ahead.manifest import Manifest
+from preheat.errors import AdapterError
 from preheat.model.arch import Arch
 from tests.adapters.numba.world import PRELUDE, World
 
@@ -185,3 +189,20 @@ def test_a_function_that_is_gone_is_an_error_with_a_hint(baked: World, world: Wo
 def test_rows_are_json(baked: World) -> None:
     for item in Manifest.read(baked.root / "kernels.toml").foreign:
         assert json.loads(item.request)["function"] == item.name
+
+
+def test_a_process_that_dies_in_a_bake_fails_its_kernels_alone(baked: World, world: World) -> None:
+    """The kernels of the other modules are baked."""
+    shutil.copy(baked.root / "kernels.toml", world.root)
+    with (world.app / "more.py").open("a") as file:
+        file.write("import os\nos._exit(3)\n")
+    ran = world.preheat("bake", "kernels.toml", "--arch", "sm_90", "-j1")
+    assert ran.code == 1
+    assert "numba more:eager for sm_90: its process ended with status 3" in ran.err + ran.out
+    assert "kernels:add for" not in ran.err
+
+
+def test_a_numba_whose_libraries_cannot_be_ordered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "_SETS", ("_linking_libraries", "_renamed"))
+    with target.compiling_for(Arch(9, 0)), pytest.raises(AdapterError, match="no set _renamed"):
+        CUDACodeLibrary(None, "library")

@@ -23,7 +23,6 @@ from preheat.adapters.base import NotKeyableError
 from preheat.adapters.numba import signature
 from preheat.adapters.numba.dependencies import Dependencies
 from preheat.adapters.numba.request import KernelRequest
-from preheat.adapters.numba.target import compiling_for
 from preheat.model.arch import Arch
 
 SOURCE = """
@@ -224,26 +223,3 @@ def test_signatures_are_written_as_people_write_them() -> None:
     text = "(float32[::1], float64[::1, :], float64[:, :], int64, float32)"
     assert signature.text(kinds) == text
     assert signature.text([typeof(np.ones((2, 3, 4)))]) == "(float64[:, :, ::1])"
-
-
-# Architectures
-
-
-def test_device_functions_are_compiled_again_for_another_architecture() -> None:
-    from numba.cuda.dispatcher import _Kernel
-
-    with compiling_for(Arch(9, 0)):
-        kernel = define(SOURCE.replace("jit(device", "jit('float32(float32)', device", 1))
-        _Kernel(kernel.py_func, FLOATS, **kernel.targetoptions)
-        space = kernel.py_func.__globals__
-        lazy, eager = space["helper"], space["inner"]
-        (before,) = eager.overloads.values()
-        assert len(lazy.overloads) == 1
-    with compiling_for(Arch(10, 0)):
-        assert not lazy.overloads
-        (after,) = eager.overloads.values()
-        assert after is not before
-        built = _Kernel(kernel.py_func, FLOATS, **kernel.targetoptions)
-        assert ".target sm_100" in built.library.get_asm_str()
-    with compiling_for(Arch(10, 0)):
-        assert len(lazy.overloads) == 1

@@ -17,7 +17,7 @@ from tests.adapters.on_cpu_driver import Computed
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="the CPU driver was not built")
 
 BOTH = ("sm_90", "sm_100")
-RIGHT = {"scale": True, "total": True}
+RIGHT = {"scale": True, "polynomial": True, "total": True}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def bundle(computed: Computed) -> Path:
 def test_a_bundle_for_production_is_run_sealed(computed: Computed, bundle: Path, arch: str) -> None:
     done = computed.run_sealed(bundle, arch)
     assert done.told == RIGHT
-    assert "2 launches, 0 faults" in done.err
+    assert "3 launches, 0 faults" in done.err
 
 
 def test_baked_kernels_are_the_same_with_and_without_the_driver(
@@ -51,4 +51,12 @@ def test_baked_kernels_are_the_same_with_and_without_the_driver(
     other = computed.root / "other.heat"
     archs = [word for arch in BOTH for word in ("--arch", arch)]
     computed.emulate("bake", str(computed.root / "kernels.toml"), *archs, "-o", str(other))
+    assert other.read_bytes() == bundle.read_bytes()
+
+
+def test_baked_kernels_are_the_same_in_another_order(computed: Computed, bundle: Path) -> None:
+    """One process makes them one after the other, and the second architecture first."""
+    other = computed.root / "reversed.heat"
+    archs = [word for arch in reversed(BOTH) for word in ("--arch", arch)]
+    computed.preheat("bake", str(computed.root / "kernels.toml"), *archs, "-j1", "-o", str(other))
     assert other.read_bytes() == bundle.read_bytes()

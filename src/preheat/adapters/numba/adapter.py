@@ -36,6 +36,8 @@ class NumbaAdapter(Adapter):
 
     name = "numba"
     module = "numba.cuda"
+    # Symbols have the number of functions that Numba has compiled in the process.
+    bakes_apart = True
 
     def install(self, builder: Builder) -> None:
         """Connect Numba-CUDA. Its simulator compiles nothing, and is left as it is."""

@@ -15,7 +15,7 @@ from typing import Any
 from numba.cuda import types, typing
 from numba.cuda.codegen import CUDACodeLibrary
 from numba.cuda.core.callconv import _MinimalCallHelper
-from numba.cuda.cudadrv.driver import ObjectCode
+from numba.cuda.cudadrv.driver import ObjectCode, _Linker
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import _Kernel
 
@@ -26,6 +26,8 @@ from preheat.toolchain.binaries.ptx_section import detach_ptx
 __all__ = ["decode", "encode"]
 
 _KERNEL, _CUBIN, _PTX, _LLVM = "kernel.json", "kernel.cubin", "kernel.ptx", "kernel.ll"
+_LINKED = "linked.ptx"  # of linked sources; a kernel that links none has no such file
+_SOURCES = ("cu", "ptx")  # kinds of linked files that have PTX
 _PLAIN = (bool, int, str, type(None))
 _SEPARATOR = "\n// preheat: the next module\n"
 # The parts of the state that are files, or that come from the call.
@@ -47,12 +49,27 @@ def encode(kernel: Any, argument_types: Sequence[Any]) -> dict[str, bytes]:
         "library": _plain(library, (*_FILES, "linkerinfo_cache")),
         "exceptions": _exceptions(kernel),
     }
+    linked = _linked_ptx(kernel.library, target)
     return {
         _KERNEL: json.dumps(state).encode(),
         _CUBIN: detach_ptx(bytes(cubin.code)),  # Entries are the same on the CPU driver.
         _PTX: _SEPARATOR.join(library["ptx_cache"].get(target, ())).encode(),
         _LLVM: _SEPARATOR.join(library["llvm_strs"]).encode(),
+        **({_LINKED: _SEPARATOR.join(linked).encode()} if linked else {}),
     }
+
+
+def _linked_ptx(library: Any, target: tuple[int, ...]) -> list[str]:
+    """Return the PTX of the sources that are linked, which the CPU driver executes.
+
+    Numba forgets it after the link, so CUDA C++ is compiled once more.
+    """
+    linker = _Linker(cc=target)
+    for linked in library._linking_files:
+        kind = linked.rpartition(".")[2] if isinstance(linked, str) else linked.kind
+        if kind in _SOURCES:
+            linker.add_file_guess_ext(linked)
+    return sorted(bytes(each.code).decode() for each in linker._object_codes)
 
 
 def _library_state(library: Any) -> dict[str, Any]:
@@ -97,8 +114,9 @@ def decode(files: Mapping[str, bytes], argument_types: Sequence[Any], extensions
     target = tuple(state["target"])
     name = state["kernel"]["name"]
     modules = files[_PTX].decode().split(_SEPARATOR)
+    linked = files[_LINKED].decode().split(_SEPARATOR) if _LINKED in files else []
     for listener in base.before_foreign_load:
-        listener(files[_CUBIN], "\0".join(modules).encode())
+        listener(files[_CUBIN], "\0".join([*modules, *linked]).encode())
     library = CUDACodeLibrary._rebuild(
         **state["library"],
         cubin_cache={target: ObjectCode.from_cubin(files[_CUBIN], name=name)},

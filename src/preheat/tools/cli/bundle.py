@@ -27,7 +27,7 @@ from preheat.model.pins import split_pin
 from preheat.model.portable_paths import format_spellings
 from preheat.store.bundle import Bundle
 from preheat.store.remote.bundles import pull, push
-from preheat.tools.cli.bundle_file import BUNDLE, LocalFile
+from preheat.tools.cli.arguments import BUNDLE, LocalFile
 from preheat.tools.cli.details import details_as_json
 from preheat.tools.cli.keys import claimed_key, require_signable, signature_faults, signing_key
 from preheat.tools.cli.output import columns, count, print_json, print_line, print_message, size

@@ -11,8 +11,7 @@ from preheat.model.config import Config
 from preheat.store import DiskStore
 from preheat.tools.cli.output import print_raw
 from preheat.tools.cli.stored import items_by_kind, open_cache
-from preheat.tools.metrics.exposition import exposition
-from preheat.tools.metrics.metrics import Family, counter_families, gauge
+from preheat.tools.metrics.metrics import Family, counter_families, exposition, gauge
 
 __all__ = ["command"]
 

@@ -14,9 +14,8 @@ from preheat.ahead.foreign import RECORD_AGAIN
 from preheat.ahead.manifest import require_programs, with_coverage
 from preheat.build.builder import Builder
 from preheat.model.config import Config, SealMode
-from preheat.tools.cli.output import count, print_json, print_line, print_message
+from preheat.tools.cli.output import count, print_json, print_line, print_message, print_unrecorded
 from preheat.tools.cli.programs import archs_option, coverage_option
-from preheat.tools.cli.uncovered import print_unrecorded
 
 __all__ = ["command", "run_check"]
 

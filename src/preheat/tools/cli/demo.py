@@ -23,11 +23,23 @@ from preheat.ahead.manifest import Manifest
 from preheat.errors import PreheatError
 from preheat.model.arch import Arch
 from preheat.model.config import environ
-from preheat.tools.cli.demo_measured import COMMIT, DATE, GPU, MEASURED
 from preheat.tools.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.tools.cli.programs import require_known_archs
 
-__all__ = ["APP", "KERNELS", "Row", "bare_python", "closing", "command", "summary"]
+__all__ = [
+    "APP",
+    "COMMIT",
+    "DATE",
+    "GPU",
+    "KERNELS",
+    "MEASURED",
+    "Measured",
+    "Row",
+    "bare_python",
+    "closing",
+    "command",
+    "summary",
+]
 
 KERNELS = Path(__file__).with_name("demo_kernels")
 APP = Path(__file__).with_name("demo_app")
@@ -294,7 +306,7 @@ class _Demo:
         return self._run([self._interpreter, *map(str, words)])
 
     def _preheat(self, *words: str, show: bool = False) -> str:
-        return self._run([self._interpreter, "-m", "preheat.tools.cli", *words], show=show)
+        return self._run([self._interpreter, "-m", "preheat", *words], show=show)
 
     def _run(self, words: Sequence[str], *, show: bool = False) -> str:
         """Run a command and return its output; `PreheatError` with its messages when it fails."""
@@ -382,9 +394,8 @@ def bare_python(place: Path) -> str:
         if found.origin is not None:
             (packages / places[0].name).symlink_to(places[0])
             continue
-        (
-            packages / name
-        ).mkdir()  # a namespace package: its parts may be installed in several directories
+        # A namespace package: its parts may be installed in several directories.
+        (packages / name).mkdir()
         for part in (part for path in places for part in path.iterdir()):
             with suppress(FileExistsError):
                 (packages / name / part.name).symlink_to(part)
@@ -401,3 +412,34 @@ def _without_compilers(env: Mapping[str, str], home: Path) -> dict[str, str]:
     if rest:
         kept["LD_LIBRARY_PATH"] = os.pathsep.join(rest)
     return {**kept, "HOME": str(home), "PATH": "", "PREHEAT_CACHE_DIR": str(home / "cache")}
+
+
+# The figures of benchmarks/results, which is not installed. A test compares the two.
+
+GPU = "NVIDIA H200"
+DATE = "2026-11-16"
+COMMIT = "6dbb71d7"
+
+
+class Measured(NamedTuple):
+    """One cell of a table of benchmarks/results, and what was measured."""
+
+    value: str
+    what: str
+    results: str
+    table: str
+    row: str
+    column: str
+
+
+_START = ("bench_coldstart", "A new process, 50 cached kernels, first launch of each")
+_GRAPH = ("bench_replay", "End to end, 320 kernels (60 times and one wait)")
+
+#: By the step of the demo.
+MEASURED = {
+    "cold": Measured("2.221 s", "50 kernels", *_START, "preheat, nothing cached", "to last launch"),
+    "hot": Measured("0.296 s", "50 kernels", *_START, "preheat", "to last launch"),
+    "eager": Measured("1.58 ms", "320 launches", *_GRAPH, "preheat, eager", "a replay"),
+    "replay": Measured("345 µs", "320 launches", *_GRAPH, "preheat", "a replay"),
+    "sealed": Measured("0.284 s", "50 kernels", *_START, "preheat, sealed", "to last launch"),
+}

@@ -33,7 +33,7 @@ from preheat.store.remote.url import name_of
 from preheat.store.signing.keys import Keys
 from preheat.store.trust import unusable_reason
 from preheat.toolchain.locate import Located
-from preheat.tools.cli.findings import Finding
+from preheat.tools.cli.findings import Finding, triton_findings
 from preheat.tools.cli.output import (
     columns,
     count,
@@ -43,7 +43,6 @@ from preheat.tools.cli.output import (
     print_message,
     size,
 )
-from preheat.tools.cli.triton_checks import triton_findings
 
 __all__ = ["command"]
 

@@ -14,7 +14,7 @@ from preheat.ahead.manifest import Manifest
 from preheat.ahead.recorder import merge_into
 from preheat.errors import InputError, did_you_mean
 from preheat.kernels.lora import MODELS, Model, Plan, Request, backward_plan
-from preheat.tools.cli.manifests import require_file, require_writable
+from preheat.tools.cli.arguments import require_file, require_writable
 from preheat.tools.cli.output import count, print_json, print_line, print_message
 
 __all__ = ["command"]

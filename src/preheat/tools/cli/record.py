@@ -22,10 +22,9 @@ from preheat.errors import InputError
 from preheat.model.config import environ
 from preheat.model.pins import split_pin
 from preheat.model.program import Program
+from preheat.tools.cli.arguments import require_file, require_writable
 from preheat.tools.cli.child import CannotRunError, run_command
-from preheat.tools.cli.manifests import require_file, require_writable
-from preheat.tools.cli.output import count, print_error, print_json, print_message
-from preheat.tools.cli.uncovered import print_unrecorded
+from preheat.tools.cli.output import count, print_error, print_json, print_message, print_unrecorded
 
 __all__ = ["command"]
 

@@ -24,14 +24,12 @@ from preheat.model.arch import Arch
 from preheat.model.config import Config, SealMode, environ
 from preheat.store.publish import publish, unwritable_reason
 from preheat.store.trust import unusable_reason
-from preheat.tools.cli.bundle_file import BUNDLE
+from preheat.tools.cli.arguments import BUNDLE
 from preheat.tools.cli.check import run_check
 from preheat.tools.cli.child import CannotRunError, run_command
-from preheat.tools.cli.gpus import gpu_archs
-from preheat.tools.cli.output import attempt, count, print_error, print_message
+from preheat.tools.cli.output import attempt, count, hint_lines, print_error, print_message
 from preheat.tools.cli.programs import archs_option, coverage_option
-from preheat.tools.cli.run_settings import Setting, run_settings
-from preheat.tools.cli.uncovered import hint_lines
+from preheat.tools.cli.run_settings import Setting, gpu_archs, run_settings
 
 __all__ = ["NOT_ACCOUNTED", "NOT_STARTED", "command"]
 

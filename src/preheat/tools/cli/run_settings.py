@@ -1,8 +1,10 @@
-"""The variables that `preheat run` sets for a command, and the reason for each."""
+"""The variables that `preheat run` sets for a command and the reason for each, and the GPUs it sees."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +13,11 @@ from preheat.adapters.imports import VARIABLE
 from preheat.ahead.manifest import Manifest
 from preheat.build.seal import SEALED_BY
 from preheat.errors import InputError
+from preheat.model.arch import Arch
 from preheat.model.config import Config, SealMode
 from preheat.model.pins import split_pin
 
-__all__ = ["Setting", "run_settings"]
+__all__ = ["Setting", "gpu_archs", "run_settings"]
 
 
 class Setting(NamedTuple):
@@ -112,3 +115,22 @@ def _recorded(manifest: Manifest) -> dict[str, str]:
         for name, value in first.items()
         if all(name in row and row[name] == value for row in rows)
     }
+
+
+_SECONDS = 60.0  # The first start of a driver takes long on a machine with many GPUs.
+_LIST = "from preheat.device.cuda.device import visible\nprint(*[gpu.arch for gpu in visible()])"
+
+
+def gpu_archs(env: Mapping[str, str]) -> list[Arch]:
+    """Return the architectures of the GPUs that a process with this environment sees, each once.
+
+    The driver is queried in another process, because it would keep files and memory in this one.
+    The result is empty if there is no GPU, or if the driver does not answer.
+    """
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", _LIST], env=env, capture_output=True, text=True, timeout=_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return sorted({Arch.parse(text) for text in ran.stdout.split()}) if ran.returncode == 0 else []

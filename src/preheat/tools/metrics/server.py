@@ -20,8 +20,7 @@ from preheat._version import __version__
 from preheat.model.config import Address
 from preheat.model.events import process_counters
 from preheat.process import fork
-from preheat.tools.metrics.exposition import CONTENT_TYPE, exposition
-from preheat.tools.metrics.metrics import counter_families, gauge
+from preheat.tools.metrics.metrics import CONTENT_TYPE, counter_families, exposition, gauge
 
 __all__ = ["MetricsServer", "process_page"]
 

@@ -1,17 +1,19 @@
-"""Arguments of commands that name files, or bundles with or without a pin."""
+"""Arguments of commands that name files: bundles with or without a pin, and manifests to write."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
 
-from preheat.errors import BundleError
+from preheat.errors import BundleError, InputError
 from preheat.model.config import shown_url
 from preheat.model.pins import split_pin
+from preheat.store.publish import unwritable_reason
 
-__all__ = ["BUNDLE", "LocalFile"]
+__all__ = ["BUNDLE", "LocalFile", "require_file", "require_writable"]
 
 
 class LocalFile(click.Path):
@@ -53,3 +55,24 @@ class _BundleFile(LocalFile):
 
 
 BUNDLE = _BundleFile(exists=True, dir_okay=False)
+
+
+_HINT = "name another file for the manifest with -o"
+
+
+def require_file(named: Path) -> None:
+    """Raise for `-`, which stands for standard output."""
+    if str(named) == "-":
+        message = (
+            "a manifest cannot be written to standard output, because it has source files beside it"
+        )
+        raise InputError(message, hint=_HINT)
+
+
+def require_writable(target: Path) -> None:
+    """Raise unless a manifest can be created or replaced at `target`."""
+    if why := unwritable_reason(target):
+        make = f"create it: mkdir -p {shlex.quote(str(target.parent))}"
+        raise InputError(
+            f"cannot write {target}: {why}", hint=_HINT if target.parent.exists() else make
+        )
