@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.ahead.bundles import graphs, meta, require_place
-from preheat.build.bundle_archs import baked_archs
-from preheat.build.bundle_entries import entry_meta
+from preheat.build.bundles import baked_archs, entry_meta
+from preheat.build.opening import required_signers
 from preheat.build.remotes import open_remotes, patient
-from preheat.build.signers import required_signers
 from preheat.errors import InputError
 from preheat.model import codec
 from preheat.model.arch import Arch

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from preheat.build.build import Build
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Attempt
+from preheat.build.compile_lock import Attempt
 from preheat.build.lookup import Hit
+from preheat.build.obtain import Build
 from preheat.build.parallel import Task, run_all
 from preheat.errors import InputError, PreheatError, short_repr, with_others
 from preheat.model.arch import Arch

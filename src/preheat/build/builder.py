@@ -11,20 +11,14 @@ from typing import TYPE_CHECKING
 
 from preheat.build import seal
 from preheat.build.at_exit import close_at_exit
-from preheat.build.background import Background
-from preheat.build.build import Build
-from preheat.build.bundle_entries import BundleEntry, MountedBundles
-from preheat.build.cache_directory import open_chain
-from preheat.build.compile_lock import CompileLocks
-from preheat.build.counters import Counters
-from preheat.build.failures import Failure, Failures
-from preheat.build.key_locks import Attempt, KeyLocks
-from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
-from preheat.build.monitoring import expose_counters
-from preheat.build.recording import record_requests
+from preheat.build.bundles import BundleEntry, MountedBundles
+from preheat.build.compile_lock import Attempt, CompileLocks, KeyLocks
+from preheat.build.counters import Counters, expose_counters
+from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss, SealedHeaders
+from preheat.build.obtain import Build, Failure, Failures
+from preheat.build.opening import open_chain, record_requests, required_signers
+from preheat.build.parallel import Background
 from preheat.build.request import Request, look_ahead
-from preheat.build.sealed_headers import SealedHeaders
-from preheat.build.signers import required_signers
 from preheat.errors import (
     InputError,
     PreheatError,
@@ -47,7 +41,7 @@ from preheat.toolchain.compiler import Toolchain
 if TYPE_CHECKING:  # Imported only when something is compiled.
     from preheat.build.compile import ArtifactCompiler
     from preheat.build.foreign_store import ForeignStore
-    from preheat.build.nearest import Near
+    from preheat.build.refusal import Near
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
 
@@ -358,7 +352,7 @@ class Builder:
             'saxpy.cu'
         """
         with no_fork:
-            from preheat.build.nearest import search
+            from preheat.build.refusal import search
 
         table = self._request(program, arch).bundle_key.table
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerStore)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.build.bundle_entries import BundleEntry
+from preheat.build.bundles import BundleEntry
 from preheat.build.lookup import Lookup
 from preheat.build.request import Request
 from preheat.errors import ToolchainChangedError

@@ -8,11 +8,11 @@ from contextlib import suppress
 from functools import partial
 from types import FrameType
 
-from preheat.build.bundle_entries import MountedBundles
-from preheat.build.cache_directory import unreachable_stores
+from preheat.build.bundles import MountedBundles
 from preheat.build.compile_lock import CompileLock, CompileLocks
 from preheat.build.counters import Counters
 from preheat.build.obtain import Obtainer
+from preheat.build.opening import unreachable_stores
 from preheat.errors import SealedError
 from preheat.model import codec
 from preheat.model.artifact import Provenance

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from preheat.build.batch import compile_builds, pairs, raise_all
-from preheat.build.build import Build
+from preheat.build.code import Code, compiled_code
+from preheat.build.obtain import Build
 from preheat.build.reload import TrackedFiles
-from preheat.device.code import Code, compiled_code
+from preheat.build.request import ModuleRequest
 from preheat.device.kernel import Kernel
-from preheat.device.request import ModuleRequest
 from preheat.device.session import Prepared, Session, module_request
 from preheat.errors import PreheatError, SealedError
 from preheat.model.arch import Arch

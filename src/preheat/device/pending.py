@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from preheat.build.build import Build
-from preheat.build.key_locks import Attempt
+from preheat.build.code import Code, compiled_code
+from preheat.build.compile_lock import Attempt
+from preheat.build.obtain import Build
 from preheat.build.parallel import Task
 from preheat.build.reload import TrackedFiles
-from preheat.device.code import Code, compiled_code
+from preheat.build.request import ModuleRequest
 from preheat.device.kernel import Kernel
 from preheat.device.launch import Launch
 from preheat.device.module import Module
-from preheat.device.request import ModuleRequest
 from preheat.device.session import Prepared, Session, module_request
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.model.artifact import EntryPoint

@@ -10,19 +10,25 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from preheat.build.builder import Builder
+from preheat.build.code import (
+    Code,
+    compiled_code,
+    cubin_artifact,
+    find_code,
+    ptx_program,
+    source_lines,
+    with_names,
+)
+from preheat.build.compile_lock import SingleFlight
 from preheat.build.reload import TrackedFiles
-from preheat.build.singleflight import SingleFlight
-from preheat.build.source_lines import source_lines
+from preheat.build.request import CompiledCode, ModuleRequest
 from preheat.device import base
 from preheat.device.active_capture import LOAD, UNLOAD
 from preheat.device.base import ON_GPU
-from preheat.device.code import Code, compiled_code, find_code
 from preheat.device.context import Context
 from preheat.device.fill import FILL, KernelFill
-from preheat.device.given import CompiledCode, cubin_artifact, ptx_program, with_names
 from preheat.device.kernel import Kernel
 from preheat.device.module import Module
-from preheat.device.request import ModuleRequest
 from preheat.errors import InvalidCodeError
 from preheat.model.artifact import EntryPoint, without_types
 from preheat.model.config import SealMode
