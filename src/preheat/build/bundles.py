@@ -23,13 +23,19 @@ from preheat.model.foreign import ForeignEntry, foreign_kind
 from preheat.model.key import Part, include_parts
 from preheat.model.pins import split_pin
 from preheat.process.callsite import shown_path
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.process.weak_values import WeakValues
 from preheat.toolchain.headers.states import HeaderState, Place, decode_states, encode_states
 
 if TYPE_CHECKING:
+    import shlex
+
+    from preheat.store import bundle as bundle_file
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
+else:
+    bundle_file = LazyModule("preheat.store.bundle")  # Only a process that mounts a bundle needs it.
+    shlex = LazyModule("shlex")  # Only a message needs it.
 
 __all__ = [
     "DAMAGED_ENTRY",
@@ -235,11 +241,8 @@ class MountedBundles:
         """
         source = Path(os.path.abspath(path))
         place, pin = split_pin(source)
-        with no_fork:
-            from preheat.store.bundle import Bundle
-
         signers = self._required_signers(place) if pin is None else None
-        opened = Bundle.open(source, trust=self._trust, signers=signers)
+        opened = bundle_file.Bundle.open(source, trust=self._trust, signers=signers)
         self.rejected.pop(place, None)
         known = self.mounted.get(place)
         same = known is not None and known.stamp == opened.stamp and not known.closed
@@ -395,9 +398,6 @@ def require_code(bundle: Bundle, archs: Iterable[Arch], device: Arch) -> None:
 
 def bake_command(bundle: Bundle, wanted: Arch | None) -> str:
     """Return the command that bakes a bundle again, for `wanted` and the architectures that it has."""
-    with no_fork:
-        import shlex  # needed only for a message
-
     manifest = bundle.path.with_suffix(".toml")
     archs = set() if wanted is None else {wanted}
     with suppress(BundleError):

@@ -16,11 +16,19 @@ from preheat.model.arch import Arch, mismatch, runnable_archs
 from preheat.model.artifact import Artifact
 from preheat.model.config import SealMode
 from preheat.model.program import Program
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.toolchain.sources import own_texts
 
 if TYPE_CHECKING:
+    from preheat.model import linked_program
+    from preheat.toolchain import lines, lint
+    from preheat.toolchain.binaries import cubin as cubins
     from preheat.toolchain.lines import Lines
+else:
+    linked_program = LazyModule("preheat.model.linked_program")
+    lines = LazyModule("preheat.toolchain.lines")  # Only a fault needs it.
+    lint = LazyModule("preheat.toolchain.lint")
+    cubins = LazyModule("preheat.toolchain.binaries.cubin")  # Few programs have compiled code.
 
 __all__ = [
     "Code",
@@ -65,9 +73,6 @@ def find_code(
     """
     target = arch or device.arch
     if strict and program.language == "ptx":
-        with no_fork:
-            from preheat.toolchain import lint
-
         target = Arch.parse(lint.check(program.source, program.label).target[0])
     why = None if target is device.arch else mismatch(target, device.arch, strict=strict)
     if why is not None:
@@ -111,12 +116,9 @@ def cubin_artifact(
     given: CompiledCode, device: TargetDevice, label: str | None, *, strict: bool
 ) -> Artifact:
     """Return the artifact of a cubin. Raises `TargetError` if the device cannot run it."""
-    with no_fork:
-        from preheat.toolchain.binaries.cubin import read_cubin  # Few programs have compiled code.
-
     digest = _digest(given.code, given.names)
     title = label or given.name or f"code {digest[:12]}"
-    cubin = read_cubin(given.code, title)
+    cubin = cubins.read_cubin(given.code, title)
     why = mismatch(cubin.arch, device.arch, strict=strict)
     if why is None and cubin.arch not in runnable_archs(device.arch):
         why = _MACHINE_CODE
@@ -139,9 +141,6 @@ def with_names(artifact: Artifact, given: CompiledCode) -> Artifact:
 
     Modules are found by the digests of their artifacts, so this one gets its own digest.
     """
-    with no_fork:
-        from dataclasses import replace
-
     digest = _digest(artifact.digest.encode(), given.names)
     return replace(artifact, digest=digest, names={**artifact.names, **dict(given.names)})
 
@@ -162,15 +161,12 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
     Code without line information is built once more with it, unless the process is sealed. That
     artifact has its own key, and it is not recorded, because no manifest should list it.
     """
-    with no_fork:
-        from preheat.toolchain.lines import Lines, has_lines  # needed only after a fault
-
     try:
-        lined = artifact if has_lines(artifact.ptx) else _lined(builder, program, artifact.arch)
+        lined = artifact if lines.has_lines(artifact.ptx) else _lined(builder, program, artifact.arch)
         if lined is None:
             return None
         own = {} if program is None else own_texts(program)  # Bundles contain no sources.
-        return Lines(lined.ptx.decode(), {**lined.sources, **own})
+        return lines.Lines(lined.ptx.decode(), {**lined.sources, **own})
     except (PreheatError, ValueError):  # The fault is reported without its source line.
         return None
 
@@ -187,10 +183,7 @@ def _lined(builder: Builder, program: Program | None, arch: Arch) -> Artifact | 
 
 def _with_lines(program: Program) -> Program:
     """Return a program that is compiled to the same code with line information."""
-    with no_fork:
-        from preheat.model.linked_program import LinkedProgram
-
-    if not isinstance(program, LinkedProgram):
+    if not isinstance(program, linked_program.LinkedProgram):
         return replace(program, options=(*program.options, _LINE_OPTION))
     parts = [
         _with_lines(part) if isinstance(part, Program) and part.language == "cuda" else part

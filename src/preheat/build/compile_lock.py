@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, c
 
 from preheat.errors import copy_error
 from preheat.model.events import Events
-from preheat.process.locks import Holder, no_fork
+from preheat.process.lazy import LazyModule
+from preheat.process.locks import Holder
 from preheat.store import Chain, DiskStore
 from preheat.store.lock import FileLock
 from preheat.store.trust import make_private
 
 if TYPE_CHECKING:
+    from preheat.build import remotes
     from preheat.build.obtain import Build
+    from preheat.store.remote import lease_request
     from preheat.store.remote.lease import Lease, Leases
     from preheat.store.remote.lease_request import LeaseRequest
+else:  # Only a process that shares a store with other hosts needs them.
+    remotes = LazyModule("preheat.build.remotes")
+    lease_request = LazyModule("preheat.store.remote.lease_request")
 
 __all__ = [
     "Attempt",
@@ -59,7 +65,7 @@ class CompileLocks:
     def __init__(self, locks: KeyLocks, cache: Chain, events: Events, *, wait: float) -> None:
         self.flights: SingleFlight[Any] = SingleFlight(events)
         self._locks = locks
-        self._leases = _open_leases(cache, events) if _is_shared(cache) else None
+        self._leases = remotes.open_leases(cache, events) if _is_shared(cache) else None
         self._wait = wait
 
     def begin(self, digest: str, owner: FrameType, attempt: Attempt | None = None) -> CompileLock:
@@ -79,22 +85,6 @@ def _is_shared(cache: Chain) -> bool:
     """Return whether other hosts use a tier of the cache: a server, or a directory."""
     disks = (tier for tier in cache.tiers if isinstance(tier, DiskStore))
     return bool(cache.shared) or any(disk.shared for disk in disks)
-
-
-def _open_leases(cache: Chain, events: Events) -> Leases | None:
-    with no_fork:
-        from preheat.build.remotes import open_leases
-
-    return open_leases(cache, events)
-
-
-def _request_lease(
-    leases: Leases, digest: str, look: Callable[[], T | None], limit: float
-) -> LeaseRequest[T]:
-    with no_fork:
-        from preheat.store.remote.lease_request import LeaseRequest
-
-    return LeaseRequest(leases, digest, look, limit=limit)
 
 
 class CompileLock:
@@ -157,7 +147,7 @@ class CompileLock:
         The wait ends without a lease if the server has a fault.
         """
         if self._pending is None:
-            request = _request_lease(leases, self.digest, look, self._wait)
+            request = lease_request.LeaseRequest(leases, self.digest, look, limit=self._wait)
         else:
             request = self._pending.request
         request.owner = self._owner

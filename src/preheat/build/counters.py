@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from preheat.model.config import Address, Config
 from preheat.model.events import Events, Stats
-from preheat.process.locks import Lock, no_fork
+from preheat.process.lazy import LazyModule
+from preheat.process.locks import Lock
 from preheat.store.journal import Journal
+
+if TYPE_CHECKING:
+    from preheat.tools.metrics import otel, server
+else:
+    otel = LazyModule("preheat.tools.metrics.otel")
+    server = LazyModule("preheat.tools.metrics.server")
 
 __all__ = ["Counters", "disable_server", "expose_counters", "serve"]
 
@@ -61,10 +69,7 @@ def expose_counters(config: Config, events: Events) -> None:
     if config.metrics is not None:
         serve(config.metrics, events)
     if config.otel:
-        with no_fork:
-            from preheat.tools.metrics.otel import report
-
-        report(events)
+        otel.report(events)
 
 
 def disable_server() -> None:
@@ -86,9 +91,7 @@ def serve(address: Address, events: Events) -> None:
         if _served_or_disabled:
             return
         _served_or_disabled = True
-    with no_fork:
-        from preheat.tools.metrics.server import MetricsServer
     try:
-        MetricsServer(address)  # `atexit` keeps it.
+        server.MetricsServer(address)  # `atexit` keeps it.
     except (OSError, ValueError, RuntimeError) as fault:  # ValueError: the host name is invalid.
         events.fault("metrics", f"listen on {address}", fault)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from preheat.build.bundles import MountedBundles
 from preheat.build.compile_lock import CompileLock, CompileLocks
@@ -20,9 +21,14 @@ from preheat.model.config import SealMode
 from preheat.model.events import Events
 from preheat.model.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.process.callsite import caller
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.store import Chain, LayerStore
 from preheat.toolchain.binaries.ptx_section import has_attached_ptx, is_executed
+
+if TYPE_CHECKING:
+    from preheat.build import refusal
+else:
+    refusal = LazyModule("preheat.build.refusal")  # Only a sealed process needs it.
 
 __all__ = ["ABSENT", "UNMEASURED", "ForeignStore", "created_now"]
 
@@ -167,10 +173,7 @@ class ForeignStore:
         line = called_by()
         self._report_sealed(request, reason, line)
         self._counters.write()  # A forked child may end without running exit handlers.
-        with no_fork:
-            from preheat.build.refusal import search_bundles
-
-        searched = search_bundles(self._bundles.bundles, request.title)
+        searched = refusal.search_bundles(self._bundles.bundles, request.title)
         raise SealedError(
             program=request.title,
             arch=request.target,

@@ -17,8 +17,7 @@ from preheat.model.artifact import Artifact
 from preheat.model.events import Events
 from preheat.model.key import Key
 from preheat.process.callsite import caller
-from preheat.process.lazy import lazy
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule, lazy
 from preheat.process.weak_values import WeakValues
 from preheat.store import Chain, DiskStore
 from preheat.toolchain.headers.evidence import Memo
@@ -32,7 +31,10 @@ from preheat.toolchain.headers.states import (
 )
 
 if TYPE_CHECKING:
+    from preheat.toolchain.headers import own_headers
     from preheat.toolchain.headers.own_headers import HeaderChange, OwnHeaders
+else:
+    own_headers = LazyModule("preheat.toolchain.headers.own_headers")  # Only a sealed process needs it.
 
 __all__ = ["HEADERS", "HeaderMemos", "Hit", "Lookup", "Miss", "SealedHeaders"]
 
@@ -336,10 +338,7 @@ class SealedHeaders:
 
     @lazy
     def _files(self) -> OwnHeaders:
-        with no_fork:
-            from preheat.toolchain.headers.own_headers import OwnHeaders
-
-        return OwnHeaders()
+        return own_headers.OwnHeaders()
 
     def rejection(self, request: Request, entry: BundleEntry) -> str | None:
         """Return why `entry` must not be used for `request`, or None if it can be used."""
@@ -367,14 +366,11 @@ class SealedHeaders:
 
     def evidence(self, request: Request) -> tuple[str, ...]:
         """Return lines about the change for which an entry was rejected."""
-        with no_fork:
-            from preheat.toolchain.headers.own_headers import line_that_includes
-
         roots = request.own_roots
         for (entry, _, *places), (state, changed) in self._results.items():
             if changed is None or entry != request.bundle_key.digest or places != [*roots.values()]:
                 continue
-            line = line_that_includes(request.program, state, roots, changed.header)
+            line = own_headers.line_that_includes(request.program, state, roots, changed.header)
             return () if line is None else (f"included by {line}",)
         return ()
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from preheat.build.compile_lock import Attempt, CompileLock, CompileLocks, WouldWait
-from preheat.build.lookup import HEADERS, Hit, Miss
-from preheat.build.opening import unreachable_stores
+from preheat.build.lookup import Hit, Miss
 from preheat.build.request import Request
 from preheat.errors import (
     CompileError,
     PreheatError,
-    SealedError,
     ToolchainChangedError,
     UnknownEntryError,
     copy_error,
@@ -25,10 +23,13 @@ from preheat.model.arch import Arch
 from preheat.model.config import SealMode
 from preheat.model.events import Events
 from preheat.process.callsite import caller
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
+    from preheat.build import refusal
     from preheat.build.builder import Builder
+else:
+    refusal = LazyModule("preheat.build.refusal")  # Only a sealed process needs it.
 
 __all__ = ["Build", "Failure", "Failures", "Obtainer"]
 
@@ -239,39 +240,12 @@ class Build(Obtainer[Hit]):
         if mode is SealMode.WARN:
             return
         builder._counters.write()  # A forked child may end without running exit handlers.
-        raise _sealed_error(builder, request, self._miss, where)
+        raise refusal.explain_miss(builder, request, self._miss, where)
 
 
 def _fields(request: Request) -> dict[str, str]:
     """Return the fields that every event about a request has."""
     return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}
-
-
-def _sealed_error(
-    builder: Builder, request: Request, miss: Miss, where: Mapping[str, str]
-) -> SealedError:
-    """Return the error of a sealed process for a miss. `where` has the fields that say who asked."""
-    with no_fork:
-        from preheat.build.refusal import differences_in_words, search_bundles
-
-    program, arch = request.program, request.arch
-    searched = search_bundles(builder.bundles, program.label)
-    differences: tuple[str, ...] = ()
-    if miss.reason.startswith(HEADERS):
-        near, evidence = None, builder._stored.sealed_headers.evidence(request)
-    else:
-        near, evidence = builder.nearest(program, arch), searched.evidence()
-    if near is not None:
-        paths = [bundle.path for bundle in builder.bundles]
-        differences = differences_in_words(near, request.bundle_key, paths)
-    return SealedError(
-        reason="; ".join([miss.reason, *unreachable_stores(builder.cache)]),
-        evidence=evidence,
-        nearest=None if near is None else str(near),
-        differences=differences,
-        hint=searched.hint(miss.reason, differences, arch, file=program.path is not None),
-        **where,
-    )
 
 
 class Failure:

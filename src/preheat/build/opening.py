@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING
 from preheat.errors import InputError
 from preheat.model.config import Config, node_local_lock_dirs
 from preheat.model.events import Events
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore, Store
 from preheat.store.filesystem import Mount, filesystem_of, read_mounts
 from preheat.store.trust import first_usable, usable
 
 if TYPE_CHECKING:
+    from preheat.ahead import recorder
+    from preheat.build import remotes
+    from preheat.store.signing import keys
     from preheat.store.signing.keys import Keyring
+else:  # Few processes record, share a store, or require signed bundles.
+    recorder = LazyModule("preheat.ahead.recorder")
+    remotes = LazyModule("preheat.build.remotes")
+    keys = LazyModule("preheat.store.signing.keys")
 
 __all__ = [
     "choose_lock_dir",
@@ -41,10 +48,7 @@ def open_chain(config: Config, events: Events) -> tuple[Chain, DiskStore | None]
         local.append(disk)
     if not config.remote:
         return Chain(local, events), disk
-    with no_fork:
-        from preheat.build.remotes import shared_chain
-
-    return shared_chain(local, config, events), disk
+    return remotes.shared_chain(local, config, events), disk
 
 
 def open_disk(config: Config, events: Events) -> DiskStore | None:
@@ -115,10 +119,7 @@ def required_signers(config: Config) -> Callable[[], Keyring] | None:
 
 
 def _trusted_keys(config: Config) -> Keyring:
-    with no_fork:
-        from preheat.store.signing.keys import Keys  # Few processes need it.
-
-    trusted = Keys.load(config.signing_key, config.trusted_keys).trusted
+    trusted = keys.Keys.load(config.signing_key, config.trusted_keys).trusted
     if trusted is None:
         raise InputError(
             "PREHEAT_REQUIRE_SIGNED is on, and no key is trusted",
@@ -130,7 +131,4 @@ def _trusted_keys(config: Config) -> Keyring:
 def record_requests(config: Config, events: Events) -> None:
     """Write the requests to a builder with these events to the recording that the settings name."""
     if config.record is not None:
-        with no_fork:
-            from preheat.ahead.recorder import Recorder  # Most processes record nothing.
-
-        Recorder.attach(events, config.record)
+        recorder.Recorder.attach(events, config.record)

@@ -283,7 +283,3 @@ class Background:
             runner, self._runner = self._runner, None
         if runner is not None:
             runner.cancel()
-
-    def after_fork(self) -> None:
-        """Forget the threads in a forked child, which does not have them."""
-        self._runner = None

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preheat.build import seal
 from preheat.build.bundles import BundleEntry, bake_command, decode_entry, entry_meta, read_foreign
+from preheat.build.lookup import HEADERS, Miss
+from preheat.build.opening import unreachable_stores
+from preheat.errors import SealedError
 from preheat.model import codec
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
@@ -25,15 +28,49 @@ from preheat.process.messages import count, short_repr
 from preheat.store import LayerStore
 
 if TYPE_CHECKING:
+    from preheat.build.builder import Builder
+    from preheat.build.request import Request
     from preheat.store.bundle import Bundle
 
-__all__ = ["Near", "Searched", "differences_in_words", "nearest", "search", "search_bundles"]
+__all__ = [
+    "Near",
+    "Searched",
+    "differences_in_words",
+    "explain_miss",
+    "nearest",
+    "search",
+    "search_bundles",
+]
 
 _SEARCH = 0.5  # seconds to look for the architectures of a program
 _SHOWN = 4  # bundles with a line of their own
 _NO_INCLUDE = "include: the bundle does not say for which directories it was baked; bake it again"
 _HASHED = re.compile(r"(\d+) bytes, sha256 ([0-9a-f]{64})")
 _NAME_DIGITS = 16  # of the digest in the name of a text beside a manifest
+
+
+def explain_miss(
+    builder: Builder, request: Request, miss: Miss, where: Mapping[str, str]
+) -> SealedError:
+    """Return the error of a sealed process for a miss. `where` says who requested the program."""
+    program, arch = request.program, request.arch
+    searched = search_bundles(builder.bundles, program.label)
+    differences: tuple[str, ...] = ()
+    if miss.reason.startswith(HEADERS):
+        near, evidence = None, builder._stored.sealed_headers.evidence(request)
+    else:
+        near, evidence = builder.nearest(program, arch), searched.evidence()
+    if near is not None:
+        paths = [bundle.path for bundle in builder.bundles]
+        differences = differences_in_words(near, request.bundle_key, paths)
+    return SealedError(
+        reason="; ".join([miss.reason, *unreachable_stores(builder.cache)]),
+        evidence=evidence,
+        nearest=None if near is None else str(near),
+        differences=differences,
+        hint=searched.hint(miss.reason, differences, arch, file=program.path is not None),
+        **where,
+    )
 
 
 class Searched(NamedTuple):
@@ -72,7 +109,7 @@ class Searched(NamedTuple):
             )
         bundle = max(self.archs, key=lambda each: bool(self.archs[each]))
         command = bake_command(bundle, arch)
-        if reason.startswith("headers: "):
+        if reason.startswith(HEADERS):
             return f"bake again: {command}; or use the bundle as it is with PREHEAT_SEALED_HEADERS=warn"
         changed = {line.partition(": ")[0] for line in differences}
         if changed == {"arch"}:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from preheat.build.builder import Builder
 from preheat.build.code import (
@@ -34,6 +34,9 @@ from preheat.model.artifact import EntryPoint, without_types
 from preheat.model.config import SealMode
 from preheat.model.program import Program
 from preheat.process.weak_values import WeakValues
+
+if TYPE_CHECKING:  # Its module imports this one.
+    from preheat.device.pending import PendingKernel
 
 __all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
 
@@ -93,7 +96,7 @@ class Session:
         self.kernels: dict[object, LoadedObject[Kernel]] = {}
         self.loaded: WeakValues[str, Module] = WeakValues()
         # Kernels that were requested with `wait=False` and have not been used yet, by request.
-        self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
+        self.pending: weakref.WeakValueDictionary[object, PendingKernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[LoadedObject[Module]] = SingleFlight(builder.events)
         self._code_loads: SingleFlight[Module] = SingleFlight(builder.events)
 
