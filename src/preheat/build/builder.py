@@ -112,7 +112,7 @@ class Builder:
 
         Args:
             config: The settings. By default they are read from the environment.
-            cache_dir: The directory of the cache. All other settings are those of the environment.
+            cache_dir: The directory of the cache. All other settings come from the environment.
             events: The receiver of events.
 
         Raises:
@@ -300,7 +300,7 @@ class Builder:
         return found
 
     def _find_best(self, request: Request) -> Hit | Miss:
-        """Look a request up, and then those for other architectures that run on its own."""
+        """Look a request up, and then requests for other architectures that run on its own."""
         program, device = request.program, request.arch
         own = self._request(program, device.plain) if device.suffix else request
         first = self._find_and_count(own)
@@ -341,7 +341,7 @@ class Builder:
         return self._request(program, arch).key
 
     def nearest(self, program: Program, arch: Arch | str, *, namesake: bool = False) -> Near | None:
-        """Return the stored artifact that is most similar to that of `program` for `arch`.
+        """Return the stored artifact that is most similar to the one of `program` for `arch`.
 
         Args:
             program: The program.
@@ -385,7 +385,7 @@ class Builder:
 
     @property
     def sealed(self) -> SealMode:
-        """The strictest of the mode in the settings and that of `preheat.seal`."""
+        """The stricter of the settings' mode and `preheat.seal`'s."""
         mode = seal.in_force()
         return mode if mode > self._sealed else self._sealed
 
@@ -489,7 +489,7 @@ class Builder:
         self._stored.clear_memory()
 
     def stats(self) -> dict[str, Stats]:
-        """Return the counters of this process, and those of every process that used this cache.
+        """Return the counters of this process, and the sums over every process that used this cache.
 
         Examples:
             >>> builder = preheat.Builder.open(cache_dir="new-cache")

@@ -302,7 +302,7 @@ class MountedBundles:
         Callers look at `rejected` first, because nearly every lookup has nothing to raise.
         """
         if self.rejected and mode is SealMode.ERROR:
-            raise with_others([*map(_error_when_sealed, self.rejected.values())])
+            raise with_others([*map(_sealed_error, self.rejected.values())])
 
     def fault_of(self, digest: str) -> str | None:
         """Return why the entry of a bundle under `digest` cannot be used, or None if there is none."""
@@ -310,9 +310,9 @@ class MountedBundles:
             try:
                 bundle.get(digest)
             except OSError as fault:
-                return _unreadable(bundle, fault)
+                return _fault_reason(bundle, fault)
             except codec.DamagedEntryError:
-                return _damaged(bundle)
+                return _damage_reason(bundle)
         return None
 
     def blobs(self, digest: str) -> Iterator[bytes]:
@@ -340,10 +340,10 @@ class MountedBundles:
                 found = read(bundle, key, in_use)
             except OSError as fault:
                 self._events.fault("bundle", "read", fault)
-                yield _unreadable(bundle, fault)
+                yield _fault_reason(bundle, fault)
             except codec.DamagedEntryError as bad:
                 self._events.emit("damaged", tier="bundle", key=key, reason=str(bad))
-                yield _damaged(bundle)
+                yield _damage_reason(bundle)
             else:
                 if found is not None:
                     names = ("state", "entries", "untracked_reason", "include", "toolkit")
@@ -352,7 +352,7 @@ class MountedBundles:
                     yield found
 
 
-def _error_when_sealed(error: BundleError) -> BundleError:
+def _sealed_error(error: BundleError) -> BundleError:
     """Return the error of a sealed process for a bundle that could not be mounted."""
     hint = _COPY_AGAIN if isinstance(error.__cause__, OSError) else error.hint
     return BundleError(
@@ -360,11 +360,11 @@ def _error_when_sealed(error: BundleError) -> BundleError:
     )
 
 
-def _unreadable(bundle: Bundle, fault: OSError) -> str:
+def _fault_reason(bundle: Bundle, fault: OSError) -> str:
     return f"unreadable: {bundle.path} cannot be read: {fault}"
 
 
-def _damaged(bundle: Bundle) -> str:
+def _damage_reason(bundle: Bundle) -> str:
     return f"{DAMAGED_ENTRY} {bundle.path} failed its check"
 
 

@@ -33,11 +33,9 @@ else:
 __all__ = [
     "Code",
     "compiled_code",
-    "cubin_artifact",
     "find_code",
-    "ptx_program",
+    "obtain_given",
     "source_lines",
-    "with_names",
 ]
 
 _MACHINE_CODE = "machine code runs only on devices of its own major version"
@@ -112,7 +110,27 @@ def compiled_code(build: Build, hit: Hit) -> Code:
 # Given by the caller
 
 
-def cubin_artifact(
+def obtain_given(
+    device: TargetDevice,
+    builder: Builder,
+    given: CompiledCode,
+    label: str | None = None,
+    *,
+    strict: bool = False,
+    jit: bool = False,
+) -> Code:
+    """Return given code for a device: a cubin as it is, and PTX compiled, or found in a cache.
+
+    See `find_code` for the arguments and errors.
+    """
+    if not given.is_ptx:
+        return Code(_read_cubin(given, device, label, strict=strict))
+    found = find_code(device, builder, _read_ptx(given, label), strict=strict, jit=jit)
+    code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
+    return Code(_add_names(code.artifact, given), jit=code.jit) if given.names else code
+
+
+def _read_cubin(
     given: CompiledCode, device: TargetDevice, label: str | None, *, strict: bool
 ) -> Artifact:
     """Return the artifact of a cubin. Raises `TargetError` if the device cannot run it."""
@@ -130,13 +148,13 @@ def cubin_artifact(
     )  # fmt: skip
 
 
-def ptx_program(given: CompiledCode, label: str | None) -> Program:
+def _read_ptx(given: CompiledCode, label: str | None) -> Program:
     """Return PTX as a program, which is assembled, or found in a cache."""
     text = given.code.rstrip(b"\0").decode(errors="surrogateescape")
     return Program.of(text, label=label or given.name or None, language="ptx")
 
 
-def with_names(artifact: Artifact, given: CompiledCode) -> Artifact:
+def _add_names(artifact: Artifact, given: CompiledCode) -> Artifact:
     """Return an artifact whose kernels also have the additional names of `given`.
 
     Modules are found by the digests of their artifacts, so this one gets its own digest.
@@ -146,10 +164,10 @@ def with_names(artifact: Artifact, given: CompiledCode) -> Artifact:
 
 
 def _digest(code: bytes, names: tuple[tuple[str, str], ...]) -> str:
-    found = hashlib.sha256(b"preheat given code\0" + code)
+    digest = hashlib.sha256(b"preheat given code\0" + code)
     for pair in names:
-        found.update("\0".join(("", *pair)).encode(errors="surrogateescape"))
-    return found.hexdigest()
+        digest.update("\0".join(("", *pair)).encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 # Source lines
@@ -162,7 +180,9 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
     artifact has its own key, and it is not recorded, because no manifest should list it.
     """
     try:
-        lined = artifact if lines.has_lines(artifact.ptx) else _lined(builder, program, artifact.arch)
+        lined: Artifact | None = artifact
+        if not lines.has_lines(artifact.ptx):
+            lined = _build_with_lines(builder, program, artifact.arch)
         if lined is None:
             return None
         own = {} if program is None else own_texts(program)  # Bundles contain no sources.
@@ -171,7 +191,7 @@ def source_lines(builder: Builder, program: Program | None, artifact: Artifact) 
         return None
 
 
-def _lined(builder: Builder, program: Program | None, arch: Arch) -> Artifact | None:
+def _build_with_lines(builder: Builder, program: Program | None, arch: Arch) -> Artifact | None:
     """Return the artifact of `program` with line information."""
     if program is None or "cuda" not in program.language:
         return None

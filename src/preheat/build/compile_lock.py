@@ -46,7 +46,7 @@ __all__ = [
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 _SLOT_WAIT = 1.0  # seconds after which a request is compiled without a slot
-_POLL = 0.2  # Seconds between two checks whether the thread that computes the result was interrupted.
+_POLL = 0.2  # seconds between two checks whether the thread that computes the result was interrupted.
 
 
 class Look(Protocol[T_co]):
@@ -217,7 +217,7 @@ class CompileLock:
             lease.release(*self._entries)
 
 
-# A process of a node
+# The processes of a node
 
 
 class WouldWait(BaseException):
@@ -365,7 +365,7 @@ class KeyLocks:
         return None
 
 
-# A thread
+# The threads of a process
 
 
 class _Flight(Holder, Generic[T]):

@@ -45,7 +45,7 @@ class Counters:
             self._events.fault("journal", "write", fault)
 
     def stats(self) -> dict[str, Stats]:
-        """Return the counts of this process, and those of every process that used this cache."""
+        """Return the counts of this process, and the sums over every process that used this cache."""
         mine = self._events.stats()
         if self._journal is None:
             return {"process": mine, "cache": mine}

@@ -191,7 +191,7 @@ def compile_all(
                 Program.read(source, options=options, include=include, headers=headers, names=names),
                 Arch.parse(arch),
             )
-            for source, arch in batch.pairs(
+            for source, arch in batch.list_pairs(
                 requests, "an architecture", 'compile_all([(source, "sm_90")])'
             )
         ]

@@ -126,7 +126,7 @@ class ForeignStore:
             lock.release()
             raise
 
-    def missed(
+    def report_miss(
         self, request: ForeignRequest, reason: str, *, called_by: Callable[[], str] = caller
     ) -> None:
         """Emit a miss. In a process that is sealed in mode "warn", emit a warning as well.
@@ -141,7 +141,7 @@ class ForeignStore:
         if self.sealed is SealMode.WARN:
             self._report_sealed(request, reason, called_by())
 
-    def made(self, entry: ForeignEntry) -> None:
+    def keep(self, entry: ForeignEntry) -> None:
         """Store an entry that was just made, and emit a `compile` event."""
         self.events.emit(
             "compile", key=entry.digest, program=entry.title, arch=entry.target,
@@ -192,10 +192,10 @@ class ForeignStore:
         )  # fmt: skip
 
     def all(self, kind: str | None = None) -> Iterator[ForeignEntry]:
-        """Yield the entries of all bundles and caches, each once; with `kind`, those of that kind."""
-        return filter(_is_usable, self._all(kind))
+        """Yield the entries of all bundles and caches, each once; with `kind`, only those."""
+        return filter(_is_usable, self._every_entry(kind))
 
-    def _all(self, kind: str | None) -> Iterator[ForeignEntry]:
+    def _every_entry(self, kind: str | None) -> Iterator[ForeignEntry]:
         seen: set[str] = set()
         for bundle in self._bundles.bundles:
             for digest in bundle.digests():
@@ -211,13 +211,13 @@ class ForeignStore:
     def _each(self, digest: str, end: int | None = None) -> Iterator[tuple[ForeignEntry, str]]:
         """Yield the entry of each bundle and tier that has it, with the name of the tier."""
         for blob in self._bundles.blobs(digest):
-            if (entry := self._checked(digest, blob, "bundle")) is not None:
+            if (entry := self._decode(digest, blob, "bundle")) is not None:
                 yield entry, "bundle"
         for found in self._cache.each(digest, end):
-            if (entry := self._checked(digest, found.blob, found.tier)) is not None:
+            if (entry := self._decode(digest, found.blob, found.tier)) is not None:
                 yield entry, found.tier
 
-    def _checked(self, digest: str, blob: bytes, tier: str) -> ForeignEntry | None:
+    def _decode(self, digest: str, blob: bytes, tier: str) -> ForeignEntry | None:
         try:
             entry = _decode(digest, blob)
         except codec.DamagedEntryError as bad:
@@ -258,14 +258,14 @@ class _ForeignBuild(Obtainer[ForeignEntry]):
     def make(self, lock: CompileLock | None) -> ForeignEntry:
         del lock  # Every entry is stored under the digest of its request.
         request = self._request
-        self._store.missed(request, ABSENT, called_by=self._called_by)
+        self._store.report_miss(request, ABSENT, called_by=self._called_by)
         started = time.perf_counter()
         files = self._make_files()
         entry = ForeignEntry(
             request.kind, request.key, files, request.variant, request.label, request.arch,
             provenance=created_now(time.perf_counter() - started),
         )  # fmt: skip
-        self._store.made(entry)
+        self._store.keep(entry)
         return entry
 
 
@@ -288,8 +288,8 @@ def _in_layer(tier: LayerStore, kind: str | None, seen: set[str]) -> Iterator[Fo
 
 
 def _is_of(front: bytes, kind: str | None) -> bool:
-    found = foreign_kind(front)
-    return found is not None and kind in (None, found)
+    stored = foreign_kind(front)
+    return stored is not None and kind in (None, stored)
 
 
 def _is_usable(entry: ForeignEntry) -> bool:

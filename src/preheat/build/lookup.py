@@ -72,8 +72,6 @@ class Miss(NamedTuple):
         """None, so that `lookup(…).hit` is the hit or None."""
 
 
-_hit: Callable[[tuple[Artifact, str]], Hit] = partial(tuple.__new__, Hit)  # in C
-
 _ABSENT = Miss("absent: nothing is stored under this key")
 _IN_NO_BUNDLE = Miss("absent: no bundle has it")
 _NOWHERE = Miss("absent: it is in no bundle and in no cache")
@@ -190,9 +188,11 @@ class Lookup:
         if entry.untracked_reason and not sealed:  # It cannot be verified.
             return f"untracked: {entry.untracked_reason}"
         if not verify or entry.untracked_reason:
-            changed = self.sealed_headers.rejection(request, entry)
+            changed = self.sealed_headers.reject(request, entry)
         else:
-            changed = self._changed(request, entry.state, mismatch) if entry.state.headers else None
+            changed = (
+                self._compare_headers(request, entry.state, mismatch) if entry.state.headers else None
+            )
         return None if changed is None else f"{HEADERS}{changed}"
 
     def bundle_entry(self, request: Request, artifact: Artifact) -> BundleEntry | None:
@@ -207,11 +207,11 @@ class Lookup:
     def _open(self, request: Request, digest: str, blob: bytes, tier: str) -> Hit | Miss:
         """Return the artifact in a blob, or the one that its list of header states leads to.
 
-        The tier of the hit is that of the code, which may not be that of the list.
+        The tier of the hit is the one that had the code, not the one that had the list.
         """
         try:
             if (artifact := self.in_use.get(digest)) is not None:
-                return _hit((artifact, tier))
+                return Hit(artifact, tier)
             if blob.startswith(HEADER_LIST, codec.JSON_AT):
                 current = self._current_state(request, self._header_states(digest, blob))
                 if isinstance(current, Miss):
@@ -223,14 +223,14 @@ class Lookup:
                     return Miss("evicted: its headers are known, but its code was removed")
                 blob, tier, _ = code
                 if (artifact := self.in_use.get(digest)) is not None:
-                    return _hit((artifact, tier))
+                    return Hit(artifact, tier)
             artifact = Artifact.stored(digest, blob)
             self.in_use[digest] = artifact
         except codec.DamagedEntryError as bad:
             self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
-        return _hit((artifact, tier))
+        return Hit(artifact, tier)
 
     def _header_states(self, digest: str, blob: bytes) -> _States:
         """Return the states in a list of header states, which is decoded once."""
@@ -276,9 +276,9 @@ class Lookup:
         if not own and not request.program.include:
             return None
         rule = change if entry is None else mismatch  # The headers of a bundle may be missing here.
-        return partial(self._changed, request, replace(state, headers=own), rule)
+        return partial(self._compare_headers, request, replace(state, headers=own), rule)
 
-    def _changed(
+    def _compare_headers(
         self, request: Request, state: HeaderState, rule: Callable[..., str | None]
     ) -> str | None:
         memo = self.memos.of(request.bundle_key)
@@ -325,9 +325,9 @@ class HeaderMemos:
 class SealedHeaders:
     """Compares the header files of entries in a sealed process, each file once.
 
-    `policy` is that of `PREHEAT_SEALED_HEADERS`: with "error", an entry whose headers differ is not
-    used. With "warn", it is used and an event says so. With "ignore", no file is looked at. The first
-    use of an entry with headers reports a policy that is not "error".
+    `policy` is the value of `PREHEAT_SEALED_HEADERS`. With "error", an entry whose headers differ is
+    not used. With "warn", it is used and an event says so. With "ignore", no file is compared. The
+    first use of an entry with headers reports a policy that is not "error".
     """
 
     def __init__(self, policy: str, events: Events) -> None:
@@ -340,7 +340,7 @@ class SealedHeaders:
     def _files(self) -> OwnHeaders:
         return own_headers.OwnHeaders()
 
-    def rejection(self, request: Request, entry: BundleEntry) -> str | None:
+    def reject(self, request: Request, entry: BundleEntry) -> str | None:
         """Return why `entry` must not be used for `request`, or None if it can be used."""
         state = entry.state
         if not (state.headers or state.absent):

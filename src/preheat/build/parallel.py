@@ -235,7 +235,7 @@ def run_all(
                 index = reports.get(timeout=_TICK)
             except Empty:
                 continue
-            if index not in running:  # The first report of a task is that of its start.
+            if index not in running:  # A task reports its start first.
                 running.add(index)
                 if on_start is not None:
                     on_start(index)

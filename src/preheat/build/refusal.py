@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Near",
     "Searched",
-    "differences_in_words",
+    "describe_differences",
     "explain_miss",
     "nearest",
     "search",
@@ -62,7 +62,7 @@ def explain_miss(
         near, evidence = builder.nearest(program, arch), searched.evidence()
     if near is not None:
         paths = [bundle.path for bundle in builder.bundles]
-        differences = differences_in_words(near, request.bundle_key, paths)
+        differences = describe_differences(near, request.bundle_key, paths)
     return SealedError(
         reason="; ".join([miss.reason, *unreachable_stores(builder.cache)]),
         evidence=evidence,
@@ -179,7 +179,7 @@ def _number(arch: Arch) -> int:
 def _differences(stored: Artifact | BundleEntry, wanted: tuple[Part, ...]) -> tuple[str, ...]:
     """Return one line for each part in which the requests differ.
 
-    Keys in a cache do not contain include directories, so those of a cached artifact are not compared.
+    Keys in a cache do not contain include directories, so a cached artifact is compared without them.
     """
     known = {part.label for part in wanted}
     parts = stored.parts if isinstance(stored, Artifact) else stored.request
@@ -244,7 +244,7 @@ def _in_caches(caches: Iterable[LayerStore], until: float) -> Iterator[Artifact]
 # The lines that changed
 
 
-def differences_in_words(near: Near, wanted: Key, bundles: Iterable[Path]) -> tuple[str, ...]:
+def describe_differences(near: Near, wanted: Key, bundles: Iterable[Path]) -> tuple[str, ...]:
     """Return the differences of a stored artifact from a request, with the changed lines of texts.
 
     The text of the stored one is in its bundle, or among the recorded sources beside one of `bundles`.
@@ -265,7 +265,7 @@ def _difference(label: str, old: str, new: bytes, near: Near, bundles: Iterable[
     hashed = _HASHED.fullmatch(old)
     if hashed is None and Part.of(label, new).value == new.decode(errors="replace"):
         return None  # Both are short, and shown as they are.
-    text = old if hashed is None else near.texts.get(label) or _recorded(hashed[2], bundles)
+    text = old if hashed is None else near.texts.get(label) or _read_recorded(hashed[2], bundles)
     if text is None:
         assert hashed is not None
         return f"{int(hashed[1]):,} bytes of {near.artifact.label} became {len(new):,} bytes"
@@ -284,7 +284,7 @@ def _first_change(old: str, new: str) -> str | None:
     return None
 
 
-def _recorded(digest: str, bundles: Iterable[Path]) -> str | None:
+def _read_recorded(digest: str, bundles: Iterable[Path]) -> str | None:
     """Return the text of a SHA-256 that a recording stored beside a bundle; None if there is none."""
     for bundle in bundles:
         for file in _candidates(bundle, digest):

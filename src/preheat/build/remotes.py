@@ -29,9 +29,9 @@ from preheat.toolchain.headers.header_lists import HeaderLists
 __all__ = [
     "TrustPolicy",
     "directory_leases",
+    "for_command",
     "open_leases",
     "open_remotes",
-    "patient",
     "remotes_of",
     "shared_chain",
     "trust_policy",
@@ -63,7 +63,7 @@ def trust_policy(remote: Remote, config: Config) -> TrustPolicy:
 
 
 def shared_chain(local: Sequence[Store], config: Config, events: Events) -> Chain:
-    """Return a chain of the tiers of this machine and those of the shared stores."""
+    """Return a chain of this machine's tiers and the shared stores."""
     return Chain(local, events, shared=open_remotes(config, events), merger=HeaderLists())
 
 
@@ -72,7 +72,7 @@ def remotes_of(config: Config) -> tuple[Remote, ...]:
     return parse_remotes("PREHEAT_REMOTE", " ".join(config.remote))
 
 
-def patient(config: Config) -> Config:
+def for_command(config: Config) -> Config:
     """Return settings with a longer time limit for requests, for commands, where no program waits."""
     return replace(config, remote_timeout=max(config.remote_timeout, _COMMAND_TIMEOUT))
 

@@ -74,7 +74,7 @@ class Request:
 
     @property
     def own_roots(self) -> Mapping[str, str]:
-        """The include directories of the program by label, without those of the toolkit."""
+        """The include directories of the program by label, without the toolkit's."""
         return own_roots(self.program) if "cuda" in self.program.language else {}
 
     @lazy

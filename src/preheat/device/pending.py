@@ -53,7 +53,7 @@ class _PendingRequest:
         changed = self.files is not None and self.files.changed()
         return not changed and self.task.error is None
 
-    def prepared(self) -> Prepared | None:
+    def wait(self) -> Prepared | None:
         """Wait for the code, and return it; None when the task was cancelled."""
         self.task.wait()
         if self.task.cancelled:
@@ -96,7 +96,7 @@ class PendingKernel(Kernel):
         session = pending.session
         session.context.require_alive(Launch.RECREATE)
         try:
-            shared = session.kernel(pending.request, pending.name, pending.prepared, self._fill)
+            shared = session.kernel(pending.request, pending.name, pending.wait, self._fill)
             if shared is not self:
                 self._fill(shared.module, shared.entry)
         except PreheatError as error:

@@ -7,17 +7,15 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from preheat.build.builder import Builder
 from preheat.build.code import (
     Code,
     compiled_code,
-    cubin_artifact,
     find_code,
-    ptx_program,
+    obtain_given,
     source_lines,
-    with_names,
 )
 from preheat.build.compile_lock import SingleFlight
 from preheat.build.reload import TrackedFiles
@@ -55,11 +53,6 @@ class LoadedObject(NamedTuple, Generic[T]):
         return self.files is None or not self.files.changed()
 
 
-_loaded_object: Callable[[tuple[Any, TrackedFiles | None]], LoadedObject[Any]] = partial(
-    tuple.__new__, LoadedObject
-)  # in C
-
-
 class Prepared(NamedTuple):
     """A program, its files as they were before it was read, and its code."""
 
@@ -86,6 +79,7 @@ class Session:
         self.builder = builder
         #: Returns the stored code of a program for this device, or the build that compiles it.
         self.find_code = partial(find_code, device, builder, jit=jit)
+        self._obtain_given = partial(obtain_given, device, builder, jit=jit)
         self._blocking = blocking
         self._reload = reload
         self.context = Context(device, builder.events)
@@ -109,7 +103,7 @@ class Session:
     ) -> Kernel:
         """Return the kernel `name` of a module; compile and load the module first if necessary.
 
-        `prepared` is that of `module`, and `make` makes a new kernel.
+        See `module` for `prepared`. `make` makes a new kernel.
         """
         key = (request, name)
         entry = self.kernels.get(key)
@@ -120,7 +114,7 @@ class Session:
         if "<" in name:
             request = module_request(request, name)
         module, files = self.module(request, prepared)
-        new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
+        new = LoadedObject(make(module, module.artifact.entry(name)), files)
         shared = self.kernels.setdefault(key, new)
         if (
             shared is not new and not shared.current
@@ -143,7 +137,9 @@ class Session:
         if busy:
             self.context.require_alive()
         if isinstance(request.source, CompiledCode):
-            return self._given(request, request.source)
+            self.context.refuse_in_capture(LOAD)
+            code = self._obtain_given(request.source, request.label, strict=request.strict)
+            return self.modules.setdefault(request, LoadedObject(self.load(code)))
         if busy and self.context.active_captures():
             files = self.files(request)
             program = request.program()
@@ -175,21 +171,6 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def _given(self, request: ModuleRequest, given: CompiledCode) -> LoadedObject[Module]:
-        """Load compiled code. PTX becomes a program, and a cubin is loaded as it is."""
-        self.context.refuse_in_capture(LOAD)
-        if not given.is_ptx:
-            artifact = cubin_artifact(given, self.device, request.label, strict=request.strict)
-            module = self.load(Code(artifact))
-        else:
-            program = ptx_program(given, request.label)
-            found = self.find_code(program, None, strict=request.strict)
-            code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
-            if given.names:
-                code = Code(with_names(code.artifact, given), jit=code.jit)
-            module = self.load(code)
-        return self.modules.setdefault(request, LoadedObject(module))
-
     def files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return the source file of a request, hashed before it is read; None if no file is tracked."""
         if not isinstance(request.source, Path) or not self._tracks_files():
@@ -207,7 +188,7 @@ class Session:
             files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
-        entry = self.modules[request] = _loaded_object((module, files))
+        entry = self.modules[request] = LoadedObject(module, files)
         return entry
 
     def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:
