@@ -155,7 +155,7 @@ def report_wait(lock, timeout, acquire=FileLock.acquire):
 
 FileLock.acquire = report_wait
 
-from preheat.build.key_locks import WouldWait, KeyLocks
+from preheat.build.compile_lock import WouldWait, KeyLocks
 
 reported = set()
 

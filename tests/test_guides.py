@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from preheat.ahead.manifest import Manifest
-from preheat.build.bundle_entries import entries_of
+from preheat.build.bundles import entries_of
 from preheat.store.bundle import Bundle
 from preheat.tools.cli.demo import bare_python
 from tests.stories import blocks

@@ -27,7 +27,7 @@ ROOMS = (
 )
 # `Gpu.warm` forwards to the warm-up, which is built on `Gpu`. A builder of a recorded run
 # imports the recorder, which knows manifests; one with a port for metrics imports their server.
-UPWARD = {("gpu.py", "ahead"), ("build/recording.py", "ahead"), ("build/monitoring.py", "tools")}
+UPWARD = {("gpu.py", "ahead"), ("build/opening.py", "ahead"), ("build/counters.py", "tools")}
 RANK = {name: rank for rank, name in enumerate(ROOMS)}
 
 
@@ -205,7 +205,7 @@ NOT_FOR_A_LAUNCH = {
         "preheat.toolchain.headers.absent_names",
         "preheat.toolchain.headers.observe",
     ),
-    *("preheat.build.compile", "preheat.build.nearest", "preheat.model.linked_program"),
+    *("preheat.build.compile", "preheat.build.refusal", "preheat.model.linked_program"),
     *("preheat.ahead.manifest", "preheat.ahead.warmup", "preheat.store.bundle", "preheat.kernels.ops"),
     *("preheat.telemetry", "socket", "selectors", "http", "opentelemetry"),
     *("preheat.tools.cli", "click", "rich", "logging", "subprocess", "tempfile", "difflib", "shutil"),

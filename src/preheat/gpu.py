@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from preheat import graph
 from preheat.build.builder import Builder
 from preheat.build.default import default_builder
+from preheat.build.request import ModuleRequest, ObjectCode, Source
 from preheat.device import base, registry
 from preheat.device.active_capture import RESET
 from preheat.device.array import Array, Scalar
@@ -18,7 +19,6 @@ from preheat.device.host import shape_of
 from preheat.device.kernel import Kernel
 from preheat.device.memory import Buffer
 from preheat.device.module import Module
-from preheat.device.request import ModuleRequest, ObjectCode, Source
 from preheat.device.session import Session
 from preheat.device.stream import Event, Stream, record_in, wait_in
 from preheat.errors import InputError, PreheatError, SealedError, short_repr

@@ -23,7 +23,7 @@ from preheat.ahead.check import check
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.manifest import GraphKeys, Manifest, ManifestProgram, UnreadableProgram
 from preheat.build.builder import Builder
-from preheat.build.bundle_entries import BundleEntry, entries_of
+from preheat.build.bundles import BundleEntry, entries_of
 from preheat.errors import (
     CompileError,
     InputError,

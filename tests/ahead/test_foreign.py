@@ -14,7 +14,7 @@ from preheat.ahead.check import check
 from preheat.ahead.foreign import ForeignJob
 from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
 from preheat.build.builder import Builder
-from preheat.build.bundle_archs import baked_archs
+from preheat.build.bundles import baked_archs
 from preheat.errors import AdapterError, InputError
 from preheat.model import codec
 from preheat.model.arch import Arch

@@ -18,7 +18,7 @@ from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.ahead.output import BundleOutput
 from preheat.ahead.shards import Shard
 from preheat.build.builder import Builder
-from preheat.build.bundle_archs import baked_archs
+from preheat.build.bundles import baked_archs
 from preheat.errors import BundleError, InputError
 from preheat.model.arch import Arch
 from preheat.model.program import Program

@@ -12,8 +12,8 @@ from preheat.ahead.bake import bake as bake_all
 from preheat.ahead.manifest import ManifestProgram
 from preheat.ahead.report import WarmReport
 from preheat.build.builder import Builder
+from preheat.build.code import Code
 from preheat.build.seal import sealed
-from preheat.device.code import Code
 from preheat.errors import (
     BundleError,
     CaptureError,

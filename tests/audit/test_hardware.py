@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from preheat.audit.library import LIBRARY
-from preheat.build.bundle_entries import foreign_of
+from preheat.build.bundles import foreign_of
 from preheat.store.bundle import Bundle, write
 from tests.adapters.mixed.runs import APPLICATION, MixedApplication
 from tests.audit.conftest import Standins

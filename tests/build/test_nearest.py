@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.build.nearest import nearest
+from preheat.build.refusal import nearest
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
 from preheat.model.key import Key, explain, request_key

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from preheat.build import cache_directory, lock_directory
+from preheat.build import opening
 from preheat.build.builder import Builder
-from preheat.build.cache_directory import open_disk
-from preheat.build.host_leases import directory_leases
+from preheat.build.opening import open_disk
+from preheat.build.remotes import directory_leases
 from preheat.model.config import Config, node_local_lock_dirs
 from preheat.model.events import Events
 from preheat.model.foreign import ForeignRequest
@@ -36,7 +36,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "nfs"
     place.mkdir(mode=0o700)
     mounts = [Mount((0, 1), "/", "ext4"), Mount((0, 2), str(place), "nfs4")]
-    monkeypatch.setattr(cache_directory, "read_mounts", lambda: mounts)
+    monkeypatch.setattr(opening, "read_mounts", lambda: mounts)
     monkeypatch.setattr(filesystem, "read_mounts", lambda: mounts)
     return place
 
@@ -45,7 +45,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def local_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the directory of this node where locks go that may not go elsewhere."""
     place = tmp_path / "shm" / "locks"
-    monkeypatch.setattr(lock_directory, "node_local_lock_dirs", lambda: [place])
+    monkeypatch.setattr(opening, "node_local_lock_dirs", lambda: [place])
     return place
 
 
@@ -111,12 +111,12 @@ def test_a_builder_without_leases_does_not_import_them(tmp_path: Path) -> None:
 
 _NODE = """
 import sys, time
-from preheat.build import builder, cache_directory
+from preheat.build import builder, opening
 from preheat.store.filesystem import Filesystem
 from preheat.store.remote import lease
 from preheat.model.foreign import ForeignRequest
 
-cache_directory.filesystem_of = lambda *_: Filesystem("nfs4")
+opening.filesystem_of = lambda path, *_: Filesystem("nfs4" if path.name == "cache" else "ext4")
 lease.LEASE_SECONDS = 1.5
 node = builder.Builder.open()
 assert node.disk.shared

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Attempt, WouldWait, parallel_compiles
+from preheat.build.compile_lock import Attempt, WouldWait, parallel_compiles
 from preheat.build.parallel import Runner, Task, run_all
 from preheat.model.config import Config
 from preheat.model.program import Program
@@ -302,7 +302,7 @@ def test_a_request_that_another_process_holds_is_compiled_after_the_limit_of_the
 def test_requests_without_a_slot_are_put_back_and_compiled_without_one_after_a_while(
     builder: Builder, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preheat.build.key_locks._SLOT_WAIT", 0.2)
+    monkeypatch.setattr("preheat.build.compile_lock._SLOT_WAIT", 0.2)
     config.lock_dir.mkdir(mode=0o700, exist_ok=True)
     slots = [FileLock(config.lock_dir / f"slot-{n}", keep=True) for n in range(parallel_compiles())]
     assert all(slot.acquire(0) for slot in slots)
@@ -314,7 +314,7 @@ def test_requests_without_a_slot_are_put_back_and_compiled_without_one_after_a_w
     (task,) = run_all([program(1)], lambda job, d: builder.obtain(job, "sm_90", attempt=d))
     assert task.outcome().tier == "compiler"
     slots[0].release()
-    monkeypatch.setattr("preheat.build.key_locks._SLOT_WAIT", TIMEOUT_SECONDS)
+    monkeypatch.setattr("preheat.build.compile_lock._SLOT_WAIT", TIMEOUT_SECONDS)
     (task,) = run_all([program(2)], lambda job, d: builder.obtain(job, "sm_90", attempt=d))
     assert task.outcome().tier == "compiler"
     assert slots[0].acquire(0)  # It was given back.

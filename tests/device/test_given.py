@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from preheat.build.builder import Builder
-from preheat.device.code import Code
+from preheat.build.code import Code
 from preheat.errors import (
     CaptureError,
     DeviceError,

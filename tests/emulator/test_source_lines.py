@@ -13,8 +13,8 @@ import pytest
 
 import preheat
 from preheat.build.builder import Builder
+from preheat.build.code import source_lines
 from preheat.build.seal import sealed
-from preheat.build.source_lines import source_lines
 from preheat.emulator.device import EmulatorDevice
 from preheat.errors import (
     ContextLostError,

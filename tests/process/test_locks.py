@@ -15,7 +15,7 @@ from types import FrameType
 
 import pytest
 
-from preheat.build.singleflight import SingleFlight
+from preheat.build.compile_lock import SingleFlight
 from preheat.model.events import Events
 from preheat.process import locks
 from preheat.process.files import Descriptor, opened

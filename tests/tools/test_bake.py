@@ -21,8 +21,8 @@ from preheat.ahead.bundles import meta
 from preheat.ahead.fleets import dask_executor
 from preheat.ahead.manifest import GraphKeys
 from preheat.build.builder import Builder
-from preheat.build.bundle_entries import BundleEntry, entries_of
-from preheat.build.nearest import search
+from preheat.build.bundles import BundleEntry, entries_of
+from preheat.build.refusal import search
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact, EntryPoint, Header
 from preheat.model.key import bundle_key, request_key

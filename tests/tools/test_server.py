@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from preheat.build import monitoring
-from preheat.build.monitoring import serve
+from preheat.build import counters
+from preheat.build.counters import serve
 from preheat.errors import ConfigError
 from preheat.model.config import Address, Config
 from preheat.model.events import Events
@@ -294,7 +294,7 @@ def test_a_taken_port_is_one_event(tmp_path: Path, server: MetricsServer) -> Non
 def test_an_address_that_cannot_be_used_is_one_event(
     host: str, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitoring, "_served_or_disabled", False)
+    monkeypatch.setattr(counters, "_served_or_disabled", False)
     recorder.forgive = True
     for _ in range(2):
         serve(Address(host, 9000), events)
@@ -307,7 +307,7 @@ def test_a_process_that_can_start_no_thread_gets_an_event_and_keeps_no_socket(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(monitoring, "_served_or_disabled", False)
+    monkeypatch.setattr(counters, "_served_or_disabled", False)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     recorder.forgive = True
     port = free_port()

@@ -16,7 +16,7 @@ VICTIM, ATTACKER = 61001, 61002
 _BECOME = """
 import json, os, shutil, sys
 from pathlib import Path
-from preheat.build.cache_directory import open_disk
+from preheat.build.opening import open_disk
 from preheat.model.config import Config
 from preheat.model.events import Events
 from preheat.store.lock import FileLock

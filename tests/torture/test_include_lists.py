@@ -19,7 +19,7 @@ from preheat.ahead.bundles import faults, merge
 from preheat.ahead.check import check
 from preheat.ahead.manifest import Manifest, ManifestProgram
 from preheat.build.builder import Builder
-from preheat.build.bundle_entries import entries_of
+from preheat.build.bundles import entries_of
 from preheat.errors import SealedError
 from preheat.gpu import Gpu
 from preheat.model.arch import Arch

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.build.bundle_entries import MountedBundles
+from preheat.build.bundles import MountedBundles
 from preheat.errors import BundleError
 from preheat.model.events import Events
 from preheat.store import Chain, LayerStore

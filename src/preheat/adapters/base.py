@@ -141,7 +141,7 @@ class Connection:
 
     def missed(self, request: ForeignRequest, reason: str) -> None:
         """Emit a miss, just before the library compiles; see `ForeignStore.missed`."""
-        self.store.missed(request, reason, called_by=self.caller)
+        self.store.report_miss(request, reason, called_by=self.caller)
 
     def uncached(self, request: ForeignRequest, reason: str) -> None:
         """Report that the result of a compile is used and not stored."""
@@ -223,7 +223,7 @@ class Compile:
         provenance = created_now(time.perf_counter() - self._started)
         kind, key, variant, label, arch = request
         entry = ForeignEntry(kind, key, files, variant, label, arch, properties, provenance)
-        self._connection.store.made(entry)
+        self._connection.store.keep(entry)
         return entry
 
     def give_up(self) -> None:

@@ -21,7 +21,7 @@ from preheat.ahead.shards import Shard
 from preheat.ahead.shared_entries import fill_stores
 from preheat.build.batch import estimate
 from preheat.build.builder import Builder
-from preheat.build.bundle_entries import BundleEntry
+from preheat.build.bundles import BundleEntry
 from preheat.build.known_archs import require_known
 from preheat.build.parallel import Task, run_all
 from preheat.build.request import look_ahead

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from preheat.ahead.manifest import GraphKeys, Manifest
-from preheat.build.bundle_archs import baked_archs, named
-from preheat.build.bundle_entries import (
+from preheat.build.bundles import (
     BundleEntry,
+    baked_archs,
     code_keys,
     entries_of,
     foreign_of,
+    named,
     read,
     read_foreign,
 )

@@ -20,8 +20,7 @@ from preheat.ahead.foreign import (
 from preheat.ahead.manifest import Manifest, Unrecorded, require_programs
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.build.builder import Builder
-from preheat.build.bundle_archs import baked_archs
-from preheat.build.bundle_entries import DAMAGED_ENTRY
+from preheat.build.bundles import DAMAGED_ENTRY, baked_archs
 from preheat.build.lookup import Miss
 from preheat.build.request import look_ahead
 from preheat.errors import InputError

@@ -12,7 +12,7 @@ from preheat.ahead.adapter_process import AdapterAnswer, AdapterProcesses
 from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Attempt
+from preheat.build.compile_lock import Attempt
 from preheat.build.parallel import Task, run_all
 from preheat.errors import AdapterError, PreheatError
 from preheat.model.arch import Arch

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from preheat.ahead.manifest import ManifestProgram
 from preheat.build.builder import Builder
-from preheat.build.bundle_entries import BundleEntry
-from preheat.build.key_locks import Attempt
+from preheat.build.bundles import BundleEntry
+from preheat.build.compile_lock import Attempt
 from preheat.errors import PreheatError, ToolchainError, UnknownEntryError, copy_error
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact

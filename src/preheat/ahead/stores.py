@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from preheat.ahead.bundles import graphs, meta, require_place
-from preheat.build.bundle_archs import baked_archs
-from preheat.build.bundle_entries import entry_meta
-from preheat.build.remotes import open_remotes, patient
-from preheat.build.signers import required_signers
+from preheat.build.bundles import baked_archs, entry_meta
+from preheat.build.opening import required_signers
+from preheat.build.remotes import for_command, open_remotes
 from preheat.errors import InputError
 from preheat.model import codec
 from preheat.model.arch import Arch
@@ -247,7 +246,7 @@ def _open_remote(url: str, config: Config, *, write: bool) -> RemoteStore:
     events.subscribe(
         lambda _, fields: reasons.append(f"{fields['path']}: {fields['reason']}"), "refused"
     )
-    stores = open_remotes(patient(replace(config, remote=(url,))), events)
+    stores = open_remotes(for_command(replace(config, remote=(url,))), events)
     if not stores:
         raise InputError("; ".join(reasons))
     (store,) = stores

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple, TypeVar
 from preheat.ahead.bundles import graphs as graphs_of
 from preheat.ahead.manifest import Manifest, ManifestProgram, require_programs
 from preheat.ahead.report import WarmReport
-from preheat.build.build import Build
-from preheat.build.bundle_archs import require_code, runs
-from preheat.build.bundle_entries import BundleEntry, decode_entry, entry_meta
-from preheat.build.key_locks import Attempt
+from preheat.build.bundles import BundleEntry, decode_entry, entry_meta, require_code, runs
+from preheat.build.code import Code, compiled_code
+from preheat.build.compile_lock import Attempt
+from preheat.build.obtain import Build
 from preheat.build.parallel import Task, run_all
 from preheat.device.active_capture import LOAD, WARM_GRAPHS
-from preheat.device.code import Code, compiled_code
 from preheat.device.session import Session
 from preheat.errors import InputError, WarmError
 from preheat.gpu import Gpu

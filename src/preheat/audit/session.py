@@ -22,7 +22,7 @@ from preheat.audit.programs import static_program
 from preheat.audit.report import Report, make_report
 from preheat.audit.unrecorded import find_unrecorded
 from preheat.build.builder import Builder
-from preheat.build.signers import required_signers
+from preheat.build.opening import required_signers
 from preheat.errors import InputError
 from preheat.model.config import Config, SealMode
 from preheat.store.bundle import Bundle

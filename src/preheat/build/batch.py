@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from preheat.build.build import Build
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Attempt
+from preheat.build.compile_lock import Attempt
 from preheat.build.lookup import Hit
+from preheat.build.obtain import Build
 from preheat.build.parallel import Task, run_all
 from preheat.errors import InputError, PreheatError, short_repr, with_others
 from preheat.model.arch import Arch
@@ -17,7 +17,7 @@ from preheat.model.linked_program import LinkedProgram
 from preheat.model.program import Program
 from preheat.process.progress import DelayedProgress
 
-__all__ = ["build_all", "compile_batch", "compile_builds", "estimate", "pairs", "raise_all"]
+__all__ = ["build_all", "compile_batch", "compile_builds", "estimate", "list_pairs", "raise_all"]
 
 T = TypeVar("T")
 _ESTIMATE = {True: 2.0, False: 0.2}  # seconds of a compile: with includes, or not
@@ -49,16 +49,16 @@ def compile_batch(
         def labels() -> str:
             return ", ".join(programs[order[place]].label for place in running)
 
-        def started(place: int) -> None:
+        def start(place: int) -> None:
             running[place] = None
             bar.step(labels(), 0, 0.0)
 
-        def ended(place: int, _: Task[T]) -> None:
+        def end(place: int, _: Task[T]) -> None:
             del running[place]
             bar.step(labels(), 1, seconds[order[place]])
 
         if bar.can_appear:
-            tasks = run_all(order, run, on_start=started, on_done=ended, on_tick=bar.tick)
+            tasks = run_all(order, run, on_start=start, on_done=end, on_tick=bar.tick)
         else:
             tasks = run_all(order, run)
     outcomes: dict[int, T | PreheatError] = {}
@@ -75,8 +75,8 @@ def raise_all(errors: Sequence[PreheatError]) -> None:
         raise with_others(different)
 
 
-def pairs(requests: Any, second: str, example: str) -> list[tuple[Any, Any]]:
-    """Return requests as pairs of a source and a second value, which errors call `second`."""
+def list_pairs(requests: Any, second: str, example: str) -> list[tuple[Any, Any]]:
+    """Return requests as list_pairs of a source and a second value, which errors call `second`."""
     kind = f"a pair of a source and {second}"
     if isinstance(requests, str | Program) or not isinstance(requests, Iterable):
         raise InputError(f"each request is {kind}, in a list, not {short_repr(requests)}", hint=example)
@@ -93,7 +93,7 @@ def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[
 
     Programs that no cache has are compiled in parallel.
     """
-    found: dict[tuple[Program, Arch], Hit] = {}
+    hits: dict[tuple[Program, Arch], Hit] = {}
     builds: dict[tuple[Program, Arch], Build] = {}
     errors: list[PreheatError] = []
     for request in dict.fromkeys(wanted):
@@ -105,10 +105,10 @@ def build_all(builder: Builder, wanted: Sequence[tuple[Program, Arch]]) -> list[
         if isinstance(result, Build):
             builds[request] = result
         else:
-            found[request] = result
+            hits[request] = result
     raise_all(errors)
-    found.update(zip(builds, compile_builds(list(builds.values())), strict=True))
-    return [found[request].artifact for request in wanted]
+    hits.update(zip(builds, compile_builds(list(builds.values())), strict=True))
+    return [hits[request].artifact for request in wanted]
 
 
 def compile_builds(builds: Sequence[Build]) -> list[Hit]:

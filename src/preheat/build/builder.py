@@ -11,24 +11,14 @@ from typing import TYPE_CHECKING
 
 from preheat.build import seal
 from preheat.build.at_exit import close_at_exit
-from preheat.build.background import Background
-from preheat.build.build import Build
-from preheat.build.bundle_entries import BundleEntry, MountedBundles
-from preheat.build.cache_directory import open_chain
-from preheat.build.compile_lock import CompileLocks
-from preheat.build.counters import Counters
-from preheat.build.failures import Failure, Failures
-from preheat.build.key_locks import Attempt, KeyLocks
-from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss
-from preheat.build.monitoring import expose_counters
-from preheat.build.recording import record_requests
+from preheat.build.bundles import BundleEntry, MountedBundles
+from preheat.build.compile_lock import Attempt, CompileLocks, KeyLocks
+from preheat.build.counters import Counters, expose_counters
+from preheat.build.lookup import HeaderMemos, Hit, Lookup, Miss, SealedHeaders
+from preheat.build.obtain import Build, Failure, Failures
+from preheat.build.opening import open_chain, record_requests, required_signers
 from preheat.build.request import Request, look_ahead
-from preheat.build.sealed_headers import SealedHeaders
-from preheat.build.signers import required_signers
-from preheat.errors import (
-    InputError,
-    PreheatError,
-)
+from preheat.errors import InputError, PreheatError
 from preheat.model.arch import Arch, runnable_archs
 from preheat.model.artifact import Artifact
 from preheat.model.config import VARIABLES, Config, SealMode, environ
@@ -38,18 +28,25 @@ from preheat.model.misspelled import warn_of_misspelled
 from preheat.model.program import Program
 from preheat.model.tracebacks import shorten_traceback
 from preheat.process import fork
-from preheat.process.lazy import lazy
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule, lazy
 from preheat.store import Chain, DiskStore, LayerStore, MemoryStore
 from preheat.store.lock import release_lost
 from preheat.toolchain.compiler import Toolchain
 
-if TYPE_CHECKING:  # Imported only when something is compiled.
+if TYPE_CHECKING:
+    from preheat.build import compile as compiling
+    from preheat.build import foreign_store, parallel, refusal
     from preheat.build.compile import ArtifactCompiler
     from preheat.build.foreign_store import ForeignStore
-    from preheat.build.nearest import Near
+    from preheat.build.parallel import Background
+    from preheat.build.refusal import Near
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
+else:  # A process that only finds programs needs none of them.
+    compiling = LazyModule("preheat.build.compile")
+    foreign_store = LazyModule("preheat.build.foreign_store")
+    parallel = LazyModule("preheat.build.parallel")
+    refusal = LazyModule("preheat.build.refusal")
 
 __all__ = ["Builder"]
 
@@ -100,7 +97,6 @@ class Builder:
         key_locks = KeyLocks(disk.lock_dir if disk else None, events, wait=lock_wait, trust=trust)
         self._locks = CompileLocks(key_locks, cache, events, wait=lock_wait)
         self._sealed = sealed
-        self.background = Background()  # for requests that do not wait; `close` cancels them
         close_at_exit(self, cache.shared)
         fork.register(self)
 
@@ -116,7 +112,7 @@ class Builder:
 
         Args:
             config: The settings. By default they are read from the environment.
-            cache_dir: The directory of the cache. All other settings are those of the environment.
+            cache_dir: The directory of the cache. All other settings come from the environment.
             events: The receiver of events.
 
         Raises:
@@ -158,15 +154,17 @@ class Builder:
 
     @lazy
     def _compiler(self) -> ArtifactCompiler:
-        with no_fork:
-            from preheat.build.compile import ArtifactCompiler  # Needed only after a miss.
-
-        return ArtifactCompiler(
+        return compiling.ArtifactCompiler(
             self._stored,
             self.events,
             self.disk,
             lambda part, arch: self.obtain(part, arch, record=False).artifact,
         )
+
+    @lazy
+    def background(self) -> Background:
+        """The threads for requests that do not wait. `close` cancels them."""
+        return parallel.Background()
 
     # The main path
 
@@ -302,7 +300,7 @@ class Builder:
         return found
 
     def _find_best(self, request: Request) -> Hit | Miss:
-        """Look a request up, and then those for other architectures that run on its own."""
+        """Look a request up, and then requests for other architectures that run on its own."""
         program, device = request.program, request.arch
         own = self._request(program, device.plain) if device.suffix else request
         first = self._find_and_count(own)
@@ -343,7 +341,7 @@ class Builder:
         return self._request(program, arch).key
 
     def nearest(self, program: Program, arch: Arch | str, *, namesake: bool = False) -> Near | None:
-        """Return the stored artifact that is most similar to that of `program` for `arch`.
+        """Return the stored artifact that is most similar to the one of `program` for `arch`.
 
         Args:
             program: The program.
@@ -357,12 +355,11 @@ class Builder:
             >>> near.artifact.label
             'saxpy.cu'
         """
-        with no_fork:
-            from preheat.build.nearest import search
-
         table = self._request(program, arch).bundle_key.table
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerStore)]
-        return search(table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake)
+        return refusal.search(
+            table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
+        )
 
     def _find_and_count(self, request: Request, *, local: bool = False) -> Hit | Miss:
         """Look a request up, and count a hit.
@@ -388,7 +385,7 @@ class Builder:
 
     @property
     def sealed(self) -> SealMode:
-        """The strictest of the mode in the settings and that of `preheat.seal`."""
+        """The stricter of the settings' mode and `preheat.seal`'s."""
         mode = seal.in_force()
         return mode if mode > self._sealed else self._sealed
 
@@ -441,10 +438,7 @@ class Builder:
     @lazy
     def foreign(self) -> ForeignStore:
         """The entries of other libraries in the same bundles and caches."""
-        with no_fork:
-            from preheat.build.foreign_store import ForeignStore
-
-        return ForeignStore(
+        return foreign_store.ForeignStore(
             self.cache, self._bundles, self._locks, self.events, self._counters, lambda: self.sealed
         )
 
@@ -495,7 +489,7 @@ class Builder:
         self._stored.clear_memory()
 
     def stats(self) -> dict[str, Stats]:
-        """Return the counters of this process, and those of every process that used this cache.
+        """Return the counters of this process, and the sums over every process that used this cache.
 
         Examples:
             >>> builder = preheat.Builder.open(cache_dir="new-cache")
@@ -509,7 +503,7 @@ class Builder:
 
     def after_fork(self) -> None:
         """Start with new workers and counters in a forked child."""
-        self.background.after_fork()
+        self.__dict__.pop("background", None)  # The child does not have its threads.
         self.toolchain.after_fork()
         self._counters.after_fork()
 
@@ -526,7 +520,8 @@ class Builder:
             >>> builder.close()
         """
         release_lost()
-        self.background.cancel()
+        if (background := self.__dict__.get("background")) is not None:
+            background.cancel()
         self.toolchain.close()
         self._locks.close()
         self.cache.close(seconds)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.build.bundle_entries import BundleEntry
+from preheat.build.bundles import BundleEntry
 from preheat.build.lookup import Lookup
 from preheat.build.request import Request
 from preheat.errors import ToolchainChangedError
@@ -17,18 +17,24 @@ from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact, Header, Provenance
 from preheat.model.events import Events
 from preheat.model.key import Key
-from preheat.model.linked_program import LinkedProgram
 from preheat.model.program import Program
+from preheat.process.lazy import LazyModule
 from preheat.store import DiskStore
-from preheat.toolchain.headers.absent_names import Untrackable
-from preheat.toolchain.headers.observe import Unexpected, observe, observe_roughly
-from preheat.toolchain.headers.own_headers import toolkit_places
 from preheat.toolchain.headers.states import HeaderState, Place, decode_states, joined, pack_states
-from preheat.toolchain.headers.survey import Survey
 from preheat.toolchain.sources import sources_of
 
 if TYPE_CHECKING:
+    from preheat.model import linked_program
+    from preheat.model.linked_program import LinkedProgram
+    from preheat.toolchain.headers import absent_names, observe, own_headers, survey
     from preheat.toolchain.translate import Compiled
+else:
+    linked_program = LazyModule("preheat.model.linked_program")
+    # Only a program that includes files needs the following modules.
+    absent_names = LazyModule("preheat.toolchain.headers.absent_names")
+    observe = LazyModule("preheat.toolchain.headers.observe")
+    own_headers = LazyModule("preheat.toolchain.headers.own_headers")
+    survey = LazyModule("preheat.toolchain.headers.survey")
 
 __all__ = ["ArtifactCompiler", "Untracked"]
 
@@ -70,8 +76,9 @@ class ArtifactCompiler:
         """
         program, arch = request.program, request.arch
         toolchain = request.toolchain
-        if isinstance(program, LinkedProgram):
-            return self._linked(request, program)
+        if program.language.endswith("link"):
+            assert isinstance(program, linked_program.LinkedProgram)
+            return self._link(request, program)
         if program.language == "ptx" or not program.may_include:
             compiled = toolchain.compile(program, arch)
             if program.uncacheable:
@@ -79,26 +86,26 @@ class ArtifactCompiler:
             if program.language == "ptx" or not compiled.opened:
                 return compiled, _NO_HEADERS
         memo = self._lookup.memos.of(request.key)
-        survey = Survey(program, request.roots, toolchain.located.roots, memo)
+        files = survey.Survey(program, request.roots, toolchain.located.roots, memo)
         for _ in range(_ATTEMPTS):
             compiled = toolchain.compile(program, arch)
             opened = compiled.opened
             if opened is None and program.may_include:
                 return compiled, Untracked("the compiler did not report which headers it opened")
             if program.uncacheable:
-                rough = observe_roughly(survey, opened or (), memo)
+                rough = observe.observe_roughly(files, opened or (), memo)
                 return compiled, Untracked(program.uncacheable, rough)
             try:
-                state = observe(survey, opened or (), memo)
-            except Unexpected as names:
+                state = observe.observe(files, opened or (), memo)
+            except observe.Unexpected as names:
                 surprise = f"the compiler opens other files each time: {names}"
-            except Untrackable as why:
-                return compiled, Untracked(str(why), observe_roughly(survey, opened or (), memo))
+            except absent_names.Untrackable as why:
+                return compiled, Untracked(str(why), observe.observe_roughly(files, opened or (), memo))
             else:
                 if state.headers:
                     self._lookup.memos.keep(request.key, memo)
                 return compiled, state
-        return compiled, Untracked(surprise, observe_roughly(survey, opened or (), memo))
+        return compiled, Untracked(surprise, observe.observe_roughly(files, opened or (), memo))
 
     def keep(self, request: Request, compiled: Compiled, state: HeaderState | Untracked) -> Artifact:
         """Return the artifact, and store it if a key can describe what its code depends on."""
@@ -138,11 +145,13 @@ class ArtifactCompiler:
         state = self.header_state(request, artifact)
         toolkit: tuple[Place, ...] = ()
         if own := request.own_roots:
-            toolkit = toolkit_places(state, own, [*request.toolchain.located.roots.values()])
+            toolkit = own_headers.toolkit_places(
+                state, own, [*request.toolchain.located.roots.values()]
+            )
         key = request.bundle_key.digest
         return BundleEntry(key, artifact, state, untracked_reason=note, toolkit=toolkit)
 
-    def _linked(
+    def _link(
         self, request: Request, program: LinkedProgram
     ) -> tuple[Compiled, HeaderState | Untracked]:
         """Link, and return the header files that the parts were made from, or why they are not known.

@@ -16,11 +16,18 @@ from preheat.model.config import Config
 from preheat.model.program import Program
 from preheat.model.tracebacks import shorten_traceback
 from preheat.process.callsite import call_site
-from preheat.process.locks import Lock, no_fork
+from preheat.process.lazy import LazyModule
+from preheat.process.locks import Lock
 
-if TYPE_CHECKING:  # Imported when an entry of another library is first requested.
+if TYPE_CHECKING:
+    from preheat.build import batch
+    from preheat.model import foreign, linked_program
     from preheat.model.foreign import ForeignEntry, ForeignRequest
     from preheat.model.linked_program import BinaryPart
+else:  # Most processes only look programs up, one at a time.
+    batch = LazyModule("preheat.build.batch")
+    foreign = LazyModule("preheat.model.foreign")
+    linked_program = LazyModule("preheat.model.linked_program")
 
 __all__ = [
     "compile",
@@ -137,11 +144,8 @@ def link(
         >>> preheat.link([DOUBLE, KERNEL], "sm_90").entries[0].name
         'k'
     """
-    with no_fork:
-        from preheat.model.linked_program import LinkedProgram
-
     try:
-        program = LinkedProgram.of(parts, label=label, lto=lto, options=options)
+        program = linked_program.LinkedProgram.of(parts, label=label, lto=lto, options=options)
         return default_builder(cache_dir).build(program, arch)
     except PreheatError as error:
         shorten_traceback(error)
@@ -181,18 +185,17 @@ def compile_all(
         >>> [str(artifact.arch) for artifact in found]
         ['sm_80', 'sm_90']
     """
-    with no_fork:
-        from preheat.build.batch import build_all, pairs  # Takes a millisecond.
-
     try:
         wanted = [
             (
                 Program.read(source, options=options, include=include, headers=headers, names=names),
                 Arch.parse(arch),
             )
-            for source, arch in pairs(requests, "an architecture", 'compile_all([(source, "sm_90")])')
+            for source, arch in batch.list_pairs(
+                requests, "an architecture", 'compile_all([(source, "sm_90")])'
+            )
         ]
-        return build_all(default_builder(cache_dir), wanted)
+        return batch.build_all(default_builder(cache_dir), wanted)
     except PreheatError as error:
         shorten_traceback(error)
         raise
@@ -259,11 +262,8 @@ def put_entry(
         >>> preheat.get_entry("mylib", "kernel-v1", arch="sm_80").files["cubin"]
         b'sm_80'
     """
-    with no_fork:
-        from preheat.model.foreign import ForeignEntry
-
     request = _foreign_request(kind, key, label, arch)
-    entry = ForeignEntry(kind, key, files, request.variant, label, request.arch)
+    entry = foreign.ForeignEntry(kind, key, files, request.variant, label, request.arch)
     default_builder(cache_dir).foreign.put(entry)
     return entry
 
@@ -314,8 +314,5 @@ def obtain_entry(
 def _foreign_request(
     kind: str, key: str, label: str = "", arch: Arch | str | None = None
 ) -> ForeignRequest:
-    with no_fork:
-        from preheat.model.foreign import ForeignRequest
-
     target = None if arch is None else Arch.parse(arch)
-    return ForeignRequest(kind, key, "" if target is None else str(target), label, target)
+    return foreign.ForeignRequest(kind, key, "" if target is None else str(target), label, target)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from preheat.build.bundle_entries import MountedBundles
-from preheat.build.cache_directory import unreachable_stores
+from preheat.build.bundles import MountedBundles
 from preheat.build.compile_lock import CompileLock, CompileLocks
 from preheat.build.counters import Counters
 from preheat.build.obtain import Obtainer
+from preheat.build.opening import unreachable_stores
 from preheat.errors import SealedError
 from preheat.model import codec
 from preheat.model.artifact import Provenance
@@ -20,9 +21,14 @@ from preheat.model.config import SealMode
 from preheat.model.events import Events
 from preheat.model.foreign import ForeignEntry, ForeignRequest, foreign_kind, is_foreign
 from preheat.process.callsite import caller
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.store import Chain, LayerStore
 from preheat.toolchain.binaries.ptx_section import has_attached_ptx, is_executed
+
+if TYPE_CHECKING:
+    from preheat.build import refusal
+else:
+    refusal = LazyModule("preheat.build.refusal")  # Only a sealed process needs it.
 
 __all__ = ["ABSENT", "UNMEASURED", "ForeignStore", "created_now"]
 
@@ -120,7 +126,7 @@ class ForeignStore:
             lock.release()
             raise
 
-    def missed(
+    def report_miss(
         self, request: ForeignRequest, reason: str, *, called_by: Callable[[], str] = caller
     ) -> None:
         """Emit a miss. In a process that is sealed in mode "warn", emit a warning as well.
@@ -135,7 +141,7 @@ class ForeignStore:
         if self.sealed is SealMode.WARN:
             self._report_sealed(request, reason, called_by())
 
-    def made(self, entry: ForeignEntry) -> None:
+    def keep(self, entry: ForeignEntry) -> None:
         """Store an entry that was just made, and emit a `compile` event."""
         self.events.emit(
             "compile", key=entry.digest, program=entry.title, arch=entry.target,
@@ -167,10 +173,7 @@ class ForeignStore:
         line = called_by()
         self._report_sealed(request, reason, line)
         self._counters.write()  # A forked child may end without running exit handlers.
-        with no_fork:
-            from preheat.build.refusal import search_bundles
-
-        searched = search_bundles(self._bundles.bundles, request.title)
+        searched = refusal.search_bundles(self._bundles.bundles, request.title)
         raise SealedError(
             program=request.title,
             arch=request.target,
@@ -189,10 +192,10 @@ class ForeignStore:
         )  # fmt: skip
 
     def all(self, kind: str | None = None) -> Iterator[ForeignEntry]:
-        """Yield the entries of all bundles and caches, each once; with `kind`, those of that kind."""
-        return filter(_is_usable, self._all(kind))
+        """Yield the entries of all bundles and caches, each once; with `kind`, only those."""
+        return filter(_is_usable, self._every_entry(kind))
 
-    def _all(self, kind: str | None) -> Iterator[ForeignEntry]:
+    def _every_entry(self, kind: str | None) -> Iterator[ForeignEntry]:
         seen: set[str] = set()
         for bundle in self._bundles.bundles:
             for digest in bundle.digests():
@@ -208,13 +211,13 @@ class ForeignStore:
     def _each(self, digest: str, end: int | None = None) -> Iterator[tuple[ForeignEntry, str]]:
         """Yield the entry of each bundle and tier that has it, with the name of the tier."""
         for blob in self._bundles.blobs(digest):
-            if (entry := self._checked(digest, blob, "bundle")) is not None:
+            if (entry := self._decode(digest, blob, "bundle")) is not None:
                 yield entry, "bundle"
         for found in self._cache.each(digest, end):
-            if (entry := self._checked(digest, found.blob, found.tier)) is not None:
+            if (entry := self._decode(digest, found.blob, found.tier)) is not None:
                 yield entry, found.tier
 
-    def _checked(self, digest: str, blob: bytes, tier: str) -> ForeignEntry | None:
+    def _decode(self, digest: str, blob: bytes, tier: str) -> ForeignEntry | None:
         try:
             entry = _decode(digest, blob)
         except codec.DamagedEntryError as bad:
@@ -255,14 +258,14 @@ class _ForeignBuild(Obtainer[ForeignEntry]):
     def make(self, lock: CompileLock | None) -> ForeignEntry:
         del lock  # Every entry is stored under the digest of its request.
         request = self._request
-        self._store.missed(request, ABSENT, called_by=self._called_by)
+        self._store.report_miss(request, ABSENT, called_by=self._called_by)
         started = time.perf_counter()
         files = self._make_files()
         entry = ForeignEntry(
             request.kind, request.key, files, request.variant, request.label, request.arch,
             provenance=created_now(time.perf_counter() - started),
         )  # fmt: skip
-        self._store.made(entry)
+        self._store.keep(entry)
         return entry
 
 
@@ -285,8 +288,8 @@ def _in_layer(tier: LayerStore, kind: str | None, seen: set[str]) -> Iterator[Fo
 
 
 def _is_of(front: bytes, kind: str | None) -> bool:
-    found = foreign_kind(front)
-    return found is not None and kind in (None, found)
+    stored = foreign_kind(front)
+    return stored is not None and kind in (None, stored)
 
 
 def _is_usable(entry: ForeignEntry) -> bool:

@@ -1,4 +1,4 @@
-"""Architectures that exist: those that preheat lists, and those of a newer compiler."""
+"""Architectures that exist: the ones that preheat lists, and the ones that a newer compiler knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One lookup: the stored artifact of a request, and the tier that has it."""
+"""One lookup: the stored artifact of a request, the tier that has it, and its header files."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.build.bundle_entries import BundleEntry, MountedBundles
+from preheat.build.bundles import BundleEntry, MountedBundles
 from preheat.build.request import Request
-from preheat.build.sealed_headers import SealedHeaders
 from preheat.errors import ToolchainError
 from preheat.model import codec
 from preheat.model.artifact import Artifact
 from preheat.model.events import Events
 from preheat.model.key import Key
+from preheat.process.callsite import caller
+from preheat.process.lazy import LazyModule, lazy
 from preheat.process.weak_values import WeakValues
 from preheat.store import Chain, DiskStore
 from preheat.toolchain.headers.evidence import Memo
@@ -29,7 +30,13 @@ from preheat.toolchain.headers.states import (
     mismatch,
 )
 
-__all__ = ["HEADERS", "HeaderMemos", "Hit", "Lookup", "Miss"]
+if TYPE_CHECKING:
+    from preheat.toolchain.headers import own_headers
+    from preheat.toolchain.headers.own_headers import HeaderChange, OwnHeaders
+else:
+    own_headers = LazyModule("preheat.toolchain.headers.own_headers")  # Only a sealed process needs it.
+
+__all__ = ["HEADERS", "HeaderMemos", "Hit", "Lookup", "Miss", "SealedHeaders"]
 
 #: The beginning of the reason for code that was made from other header files.
 HEADERS = "headers: "
@@ -64,8 +71,6 @@ class Miss(NamedTuple):
     def hit(self) -> None:
         """None, so that `lookup(…).hit` is the hit or None."""
 
-
-_hit: Callable[[tuple[Artifact, str]], Hit] = partial(tuple.__new__, Hit)  # in C
 
 _ABSENT = Miss("absent: nothing is stored under this key")
 _IN_NO_BUNDLE = Miss("absent: no bundle has it")
@@ -183,9 +188,11 @@ class Lookup:
         if entry.untracked_reason and not sealed:  # It cannot be verified.
             return f"untracked: {entry.untracked_reason}"
         if not verify or entry.untracked_reason:
-            changed = self.sealed_headers.rejection(request, entry)
+            changed = self.sealed_headers.reject(request, entry)
         else:
-            changed = self._changed(request, entry.state, mismatch) if entry.state.headers else None
+            changed = (
+                self._compare_headers(request, entry.state, mismatch) if entry.state.headers else None
+            )
         return None if changed is None else f"{HEADERS}{changed}"
 
     def bundle_entry(self, request: Request, artifact: Artifact) -> BundleEntry | None:
@@ -200,11 +207,11 @@ class Lookup:
     def _open(self, request: Request, digest: str, blob: bytes, tier: str) -> Hit | Miss:
         """Return the artifact in a blob, or the one that its list of header states leads to.
 
-        The tier of the hit is that of the code, which may not be that of the list.
+        The tier of the hit is the one that had the code, not the one that had the list.
         """
         try:
             if (artifact := self.in_use.get(digest)) is not None:
-                return _hit((artifact, tier))
+                return Hit(artifact, tier)
             if blob.startswith(HEADER_LIST, codec.JSON_AT):
                 current = self._current_state(request, self._header_states(digest, blob))
                 if isinstance(current, Miss):
@@ -216,14 +223,14 @@ class Lookup:
                     return Miss("evicted: its headers are known, but its code was removed")
                 blob, tier, _ = code
                 if (artifact := self.in_use.get(digest)) is not None:
-                    return _hit((artifact, tier))
+                    return Hit(artifact, tier)
             artifact = Artifact.stored(digest, blob)
             self.in_use[digest] = artifact
         except codec.DamagedEntryError as bad:
             self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
-        return _hit((artifact, tier))
+        return Hit(artifact, tier)
 
     def _header_states(self, digest: str, blob: bytes) -> _States:
         """Return the states in a list of header states, which is decoded once."""
@@ -269,9 +276,9 @@ class Lookup:
         if not own and not request.program.include:
             return None
         rule = change if entry is None else mismatch  # The headers of a bundle may be missing here.
-        return partial(self._changed, request, replace(state, headers=own), rule)
+        return partial(self._compare_headers, request, replace(state, headers=own), rule)
 
-    def _changed(
+    def _compare_headers(
         self, request: Request, state: HeaderState, rule: Callable[..., str | None]
     ) -> str | None:
         memo = self.memos.of(request.bundle_key)
@@ -313,3 +320,61 @@ class HeaderMemos:
 
     def __len__(self) -> int:
         return len(self._memos)
+
+
+class SealedHeaders:
+    """Compares the header files of entries in a sealed process, each file once.
+
+    `policy` is the value of `PREHEAT_SEALED_HEADERS`. With "error", an entry whose headers differ is
+    not used. With "warn", it is used and an event says so. With "ignore", no file is compared. The
+    first use of an entry with headers reports a policy that is not "error".
+    """
+
+    def __init__(self, policy: str, events: Events) -> None:
+        self._policy = policy
+        self._events = events
+        self._results: dict[tuple[object, ...], tuple[HeaderState, HeaderChange | None]] = {}
+        self._reported = policy == "error"
+
+    @lazy
+    def _files(self) -> OwnHeaders:
+        return own_headers.OwnHeaders()
+
+    def reject(self, request: Request, entry: BundleEntry) -> str | None:
+        """Return why `entry` must not be used for `request`, or None if it can be used."""
+        state = entry.state
+        if not (state.headers or state.absent):
+            return None
+        if not self._reported:
+            self._reported = True
+            self._events.emit("headers", policy=self._policy)
+        if self._policy == "ignore":
+            return None
+        roots = request.own_roots
+        key = (entry.key, entry.artifact.digest, *roots.values())
+        known = self._results.get(key)
+        if known is None:
+            change = self._files.change(request.program, state, roots, entry.toolkit)
+            known = self._results[key] = (state, change)
+            if change is not None and self._policy == "warn":
+                self._events.emit(
+                    "stale", program=request.program.label, arch=str(request.arch), caller=caller(),
+                    header=change.path, reason=change.reason,
+                )  # fmt: skip
+        change = known[1]
+        return None if change is None or self._policy == "warn" else change.reason
+
+    def evidence(self, request: Request) -> tuple[str, ...]:
+        """Return lines about the change for which an entry was rejected."""
+        roots = request.own_roots
+        for (entry, _, *places), (state, changed) in self._results.items():
+            if changed is None or entry != request.bundle_key.digest or places != [*roots.values()]:
+                continue
+            line = own_headers.line_that_includes(request.program, state, roots, changed.header)
+            return () if line is None else (f"included by {line}",)
+        return ()
+
+    def clear(self) -> None:
+        """Compare all files again."""
+        self.__dict__.pop("_files", None)
+        self._results.clear()

@@ -50,10 +50,10 @@ class TrackedFiles:
         if self._builder.sealed is SealMode.ERROR:
             return False
         if not self._changed:
-            self._changed = _digest(self._path) != self._digest or self._header_changed()
+            self._changed = _digest(self._path) != self._digest or self._compare_headers()
         return self._changed
 
-    def _header_changed(self) -> bool:
+    def _compare_headers(self) -> bool:
         if self._header_change is None or (now := monotonic()) < self._due:
             return False
         self._due = now + _EVERY

@@ -1,9 +1,9 @@
-"""The shared stores that the settings describe."""
+"""The shared stores that the settings describe, and the leases among the hosts that use them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -12,23 +12,36 @@ from pathlib import Path
 from preheat.errors import PreheatError
 from preheat.model.config import Config
 from preheat.model.events import Events
-from preheat.store import Chain, Store
+from preheat.store import Chain, DiskStore, Store
+from preheat.store.remote import lease
 from preheat.store.remote.engine import Engine, RemoteError, missing_package, open_engine
+from preheat.store.remote.file_engine import FileEngine
+from preheat.store.remote.lease import Leases
 from preheat.store.remote.server import Server
 from preheat.store.remote.store import RemoteStore
-from preheat.store.remote.url import Remote, parse_remotes
+from preheat.store.remote.url import LEASES, Remote, parse_remotes
 from preheat.store.signing.keys import Keys
 from preheat.store.transient import retried
 from preheat.store.trust import distrust_reason
 from preheat.toolchain.headers.header_lists import HeaderLists
 
-__all__ = ["TrustPolicy", "open_remotes", "patient", "remotes_of", "shared_chain", "trust_policy"]
+__all__ = [
+    "TrustPolicy",
+    "directory_leases",
+    "for_command",
+    "open_leases",
+    "open_remotes",
+    "remotes_of",
+    "shared_chain",
+    "trust_policy",
+]
 
 _KEYS = (
     "entries of a shared store must be signed, because they are run: set PREHEAT_TRUSTED_KEYS, and "
     "PREHEAT_SIGNING_KEY to write, or accept unsigned ones by PREHEAT_REMOTE_UNSIGNED=1"
 )
-_PATIENCE = 30.0  # seconds for a request of a command, where no program waits and objects may be large
+_COMMAND_TIMEOUT = 30.0  # seconds for a request of a command, where no program waits
+_LEASE_TIMEOUT = 5.0  # seconds for one request to the filesystem
 
 
 class TrustPolicy(Enum):
@@ -49,7 +62,7 @@ def trust_policy(remote: Remote, config: Config) -> TrustPolicy:
 
 
 def shared_chain(local: Sequence[Store], config: Config, events: Events) -> Chain:
-    """Return a chain of the tiers of this machine and those of the shared stores."""
+    """Return a chain of this machine's tiers and the shared stores."""
     return Chain(local, events, shared=open_remotes(config, events), merger=HeaderLists())
 
 
@@ -58,9 +71,9 @@ def remotes_of(config: Config) -> tuple[Remote, ...]:
     return parse_remotes("PREHEAT_REMOTE", " ".join(config.remote))
 
 
-def patient(config: Config) -> Config:
+def for_command(config: Config) -> Config:
     """Return settings with a longer time limit for requests, for commands, where no program waits."""
-    return replace(config, remote_timeout=max(config.remote_timeout, _PATIENCE))
+    return replace(config, remote_timeout=max(config.remote_timeout, _COMMAND_TIMEOUT))
 
 
 def open_remotes(config: Config, events: Events) -> list[RemoteStore]:
@@ -153,3 +166,60 @@ def _require_private(path: Path) -> None:
 
 def _with_hint(error: PreheatError) -> str:
     return f"{error}; {error.hint}" if error.hint else str(error)
+
+
+# Leases
+
+
+def open_leases(cache: Chain, events: Events) -> Leases | None:
+    """Return the leases of a cache; None if no other host shares it.
+
+    They are on the first server that can hold leases and that this process may write. Other hosts would
+    wait for nothing if this process could not store its result. Without such a server, they are in a
+    cache directory on a network filesystem. Without one, they are on a server without atomic
+    operations, where a host can only look an entry up once more before it compiles.
+    """
+    writable = [tier for tier in cache.shared if tier.writable]
+    for tier in writable:
+        if tier.server.can_hold_leases:
+            return _server_leases(tier, events)
+    for local in cache.tiers:
+        if isinstance(local, DiskStore) and local.shared:
+            return directory_leases(local, events)
+    return _server_leases(writable[0], events) if writable else None
+
+
+def _server_leases(tier: RemoteStore, events: Events) -> Leases:
+    return Leases(
+        tier.server,
+        tier.when_written,
+        events,
+        was_dropped=tier.was_dropped,
+        seconds=lease.LEASE_SECONDS,
+    )
+
+
+def directory_leases(disk: DiskStore, events: Events) -> Leases:
+    """Return leases in the directory of `disk`, beside its entries. Nothing is written yet."""
+    server = Server("lease", partial(_open_engine, disk), events, timeout=_LEASE_TIMEOUT)
+    return Leases(
+        server,
+        _at_once,
+        events,
+        was_dropped=lambda digest: not disk.exists([digest]),
+        seconds=lease.LEASE_SECONDS,
+    )
+
+
+def _at_once(callback: Callable[[], object]) -> None:
+    """Call a function now: every entry that was put before is in the directory."""
+    callback()
+
+
+def _open_engine(disk: DiskStore) -> FileEngine:
+    try:
+        disk.make_directory(f"{disk.root}/{LEASES}".rstrip("/"))
+    except OSError as fault:
+        raise RemoteError(f"{disk.root}: {fault.strerror or fault}") from None
+    remote = Remote(service="file", name=f"file://{disk.root}", host="", path=str(disk.root))
+    return FileEngine(remote, timeout=_LEASE_TIMEOUT, mode=0o600)

@@ -1,19 +1,38 @@
-"""One program for one architecture, and the keys by which it is looked up, alone or with others."""
+"""Requests: the arguments of a call as one value, and a program for an architecture with its keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from preheat.errors import ToolchainError
+from preheat.errors import InputError, ToolchainError, short_repr
 from preheat.model.arch import Arch
 from preheat.model.key import Key, bundle_key, request_digest, request_key
-from preheat.model.program import Program
+from preheat.model.program import NONE, Program, file_of, header_rows, list_argument
 from preheat.process.lazy import lazy
 from preheat.store import Chain
 from preheat.toolchain.compiler import Toolchain, own_roots
 
-__all__ = ["Request", "look_ahead"]
+__all__ = [
+    "CompiledCode",
+    "ModuleRequest",
+    "ObjectCode",
+    "Request",
+    "Source",
+    "TargetDevice",
+    "given_code",
+    "look_ahead",
+]
+
+
+class TargetDevice(Protocol):
+    """What a build needs to know of a device."""
+
+    name: str
+    arch: Arch
 
 
 class Request:
@@ -55,7 +74,7 @@ class Request:
 
     @property
     def own_roots(self) -> Mapping[str, str]:
-        """The include directories of the program by label, without those of the toolkit."""
+        """The include directories of the program by label, without the toolkit's."""
         return own_roots(self.program) if "cuda" in self.program.language else {}
 
     @lazy
@@ -76,3 +95,159 @@ def look_ahead(
         return
     with suppress(ToolchainError):  # The keys of entries name the compiler, and there is none.
         cache.look_ahead([Request(*each, toolchain).digest for each in wanted], once=once)
+
+
+Source = str | Path | Program
+
+
+class ModuleRequest(NamedTuple):
+    """The arguments of a call, each in one form. Equal requests mean the same module.
+
+    `directory` is the current directory where an include directory is relative to it, and empty
+    otherwise, so that after a chdir the request is another one.
+    """
+
+    source: Source | CompiledCode
+    label: str | None
+    options: tuple[str, ...]
+    include: tuple[str | os.PathLike[str], ...]
+    headers: tuple[tuple[str, str], ...] | None
+    names: tuple[str, ...]
+    arch: Arch | None
+    strict: bool
+    directory: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        source: Source | bytes | ObjectCode,
+        label: str | None = None,
+        options: Sequence[str] | None = (),
+        include: Iterable[str | os.PathLike[str]] | None = (),
+        headers: Mapping[str, str] | None = None,
+        names: Iterable[str] | None = (),
+        arch: Arch | str | None = None,
+        strict: bool = False,
+    ) -> ModuleRequest:
+        """Check the arguments of a call; `InputError` says which of them is wrong."""
+        if not isinstance(label, str | None):
+            raise InputError(f"label must be text, not {type(label).__name__}: {label!r}")
+        if not isinstance(source, str | os.PathLike | Program):
+            given = given_code(
+                source, options=options, include=include, headers=headers, names=names, arch=arch
+            )
+            return cls(given, label, (), (), None, (), None, bool(strict))
+        path = file_of(source)
+        request = cls(
+            # A whole path, so that after a chdir a relative one means another file.
+            source if path is None else Path(os.path.abspath(path)),
+            label,
+            () if options is NONE else list_argument("options", options),
+            () if include is NONE else list_argument("include", include),
+            None if headers is None else header_rows(headers) or None,
+            () if names is NONE else list_argument("names", names),
+            None if arch is None else Arch.parse(arch),
+            bool(strict),
+        )
+        if (options or include) and request._has_relative_include():
+            return request._replace(directory=os.getcwd())
+        return request
+
+    def _has_relative_include(self) -> bool:
+        """Return True when an include directory may be relative to the current directory."""
+        in_options = any(option.startswith(("-I", "--include-path")) for option in self.options)
+        return in_options or not all(map(os.path.isabs, self.include))
+
+    def program(self) -> Program:
+        """Read the program from its source. Raises `InputError` for code that is compiled already."""
+        if isinstance(self.source, CompiledCode):
+            raise InputError(
+                "compiled code is not a program", hint="load it by gpu.module(code), and wait for it"
+            )
+        headers = None if self.headers is None else dict(self.headers)
+        if type(self.source) is str:  # It is source text: `of` has made paths of file names.
+            return Program.of(
+                self.source, label=self.label, options=self.options, include=self.include,
+                headers=headers, names=self.names,
+            )  # fmt: skip
+        return Program.read(
+            self.source, label=self.label, options=self.options, include=self.include,
+            headers=headers, names=self.names,
+        )  # fmt: skip
+
+
+_LINK = "link it to a cubin first"
+_FORMATS = {
+    "ltoir": _LINK,
+    "object": _LINK,
+    "library": _LINK,
+    "fatbin": "extract its cubin: cuobjdump -xelf all FILE",
+}
+
+
+class ObjectCode(Protocol):
+    """Compiled code of another library, such as the `ObjectCode` of cuda.core."""
+
+    @property
+    def name(self) -> str:
+        """The name of the code in messages."""
+
+    @property
+    def code(self) -> bytes | str:
+        """The code, or the path of its file."""
+
+    @property
+    def code_type(self) -> str:
+        """Its format: `cubin` or `ptx`."""
+
+    @property
+    def symbol_mapping(self) -> Mapping[Any, Any]:
+        """The names of kernels by name expression."""
+
+
+class CompiledCode(NamedTuple):
+    """Compiled code: a cubin or PTX, its name, and additional names of its kernels."""
+
+    code: bytes
+    is_ptx: bool = False
+    name: str = ""
+    names: tuple[tuple[str, str], ...] = ()  # a name expression, and the name of its kernel
+
+
+def given_code(source: Any, **unusable: object) -> CompiledCode:
+    """Return the code in `source`: the bytes of a cubin, or an `ObjectCode`.
+
+    `unusable` are other arguments of the caller, which make sense only for a compile. Raises
+    `InputError` for anything else, and for code that a device cannot load as it is.
+    """
+    given = _read(source)
+    if names := [f"{name}=" for name, value in unusable.items() if value]:
+        raise InputError(
+            f"{' and '.join(names)} cannot be used: the code is compiled already",
+            hint="pass the source instead of compiled code",
+        )
+    return given
+
+
+def _read(source: Any) -> CompiledCode:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return CompiledCode(bytes(source))
+    if not all(hasattr(source, name) for name in ("code", "code_type", "symbol_mapping")):
+        raise InputError(f"source must be a path, source text or a Program, not {short_repr(source)}")
+    format = str(source.code_type)
+    if format not in ("cubin", "ptx"):
+        raise InputError(
+            f"{short_repr(source.name)} is {format}, which cannot be loaded", hint=_FORMATS.get(format)
+        )
+    code = source.code
+    content = Path(code).read_bytes() if isinstance(code, str) else bytes(code)
+    return CompiledCode(content, format == "ptx", str(source.name or ""), _names(source.symbol_mapping))
+
+
+def _names(mapping: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+    pairs = [(_text(name), _text(lowered)) for name, lowered in mapping.items() if lowered is not None]
+    return tuple(sorted(pairs))
+
+
+def _text(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode()

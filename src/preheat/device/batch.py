@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from preheat.build.batch import compile_builds, pairs, raise_all
-from preheat.build.build import Build
+from preheat.build.batch import compile_builds, list_pairs, raise_all
+from preheat.build.code import Code, compiled_code
+from preheat.build.obtain import Build
 from preheat.build.reload import TrackedFiles
-from preheat.device.code import Code, compiled_code
+from preheat.build.request import ModuleRequest
 from preheat.device.kernel import Kernel
-from preheat.device.request import ModuleRequest
 from preheat.device.session import Prepared, Session, module_request
 from preheat.errors import PreheatError, SealedError
 from preheat.model.arch import Arch
@@ -24,9 +24,9 @@ KernelRequest = tuple[ModuleRequest, str]  # a program, and the name of a kernel
 
 
 def kernel_requests(requests: Iterable[Any], **more: Any) -> list[KernelRequest]:
-    """Check pairs of a source and a name; `more` are the arguments that all programs have."""
+    """Check list_pairs of a source and a name; `more` are the arguments that all programs have."""
     checked = []
-    for source, name in pairs(requests, "a name", 'gpu.kernels([(source, "saxpy")])'):
+    for source, name in list_pairs(requests, "a name", 'gpu.kernels([(source, "saxpy")])'):
         check_name("a kernel", name)
         checked.append((ModuleRequest.of(source, **more), name))
     return checked
@@ -36,7 +36,7 @@ def kernels(session: Session, wanted: Sequence[KernelRequest]) -> list[Kernel]:
     """Return kernels in order. Programs are all read, then all looked up, then compiled together."""
     prepared: dict[ModuleRequest, Prepared] = {}
     if not session.context.active_captures():  # In a capture, only what is loaded can be used.
-        prepared = _prepared(session, wanted)
+        prepared = _prepare(session, wanted)
     made: list[Kernel] = []
     errors: list[PreheatError] = []
     for request, name in wanted:
@@ -54,7 +54,7 @@ def _same(ready: Prepared) -> Prepared:
     return ready
 
 
-def _prepared(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleRequest, Prepared]:
+def _prepare(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleRequest, Prepared]:
     """Return what is not loaded yet, by request."""
     session.context.require_alive()
     names: dict[ModuleRequest, str] = {}  # of the first kernel of each program

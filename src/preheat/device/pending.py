@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from preheat.build.build import Build
-from preheat.build.key_locks import Attempt
+from preheat.build.code import Code, compiled_code
+from preheat.build.compile_lock import Attempt
+from preheat.build.obtain import Build
 from preheat.build.parallel import Task
 from preheat.build.reload import TrackedFiles
-from preheat.device.code import Code, compiled_code
+from preheat.build.request import ModuleRequest
 from preheat.device.kernel import Kernel
 from preheat.device.launch import Launch
 from preheat.device.module import Module
-from preheat.device.request import ModuleRequest
 from preheat.device.session import Prepared, Session, module_request
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.model.artifact import EntryPoint
@@ -53,7 +53,7 @@ class _PendingRequest:
         changed = self.files is not None and self.files.changed()
         return not changed and self.task.error is None
 
-    def prepared(self) -> Prepared | None:
+    def wait(self) -> Prepared | None:
         """Wait for the code, and return it; None when the task was cancelled."""
         self.task.wait()
         if self.task.cancelled:
@@ -69,59 +69,53 @@ class _PendingRequest:
 
 
 class PendingKernel(Kernel):
-    """A kernel that may not be compiled yet. With its first use it becomes an ordinary `Kernel`.
+    """A kernel that may not be compiled yet. Its first use waits for the code and loads it.
 
-    It has none of the attributes of a kernel, so that the first access to one of them leads to
-    `__getattr__`, which waits. After that, its class is `Kernel`.
+    Until then it has none of the attributes of a kernel, so that the first access to one of them leads
+    to `__getattr__`, which waits. Later accesses find the attributes.
     """
 
     def __init__(self, pending: _PendingRequest) -> None:
         self.__dict__["_pending"] = pending
 
+    @property
+    def pending(self) -> _PendingRequest | None:
+        """The request, until the kernel is used."""
+        return self.__dict__.get("_pending")
+
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__"):  # Only Python and other libraries look for such names.
-            pending = _pending_request(self)
-            if pending is not None:
-                _resolve(self, pending)
+        pending = self.pending
+        if pending is not None and not name.startswith(
+            "__"
+        ):  # Only Python and libraries look for those.
+            self._load(pending)
         return object.__getattribute__(self, name)
 
+    def _load(self, pending: _PendingRequest) -> None:
+        """Wait for the code, and load the kernel."""
+        session = pending.session
+        session.context.require_alive(Launch.RECREATE)
+        try:
+            shared = session.kernel(pending.request, pending.name, pending.wait, self._fill)
+            if shared is not self:
+                self._fill(shared.module, shared.entry)
+        except PreheatError as error:
+            raise pending.with_origin(error) from None
+
+    def _fill(self, module: Module, entry: EntryPoint) -> Kernel:
+        Kernel.__init__(self, module, entry)
+        self.__dict__.pop("_pending", None)
+        return self
+
     def __repr__(self) -> str:
-        pending = _pending_request(self)
+        pending = self.pending
         if pending is None:
-            return Kernel.__repr__(self)
+            return super().__repr__()
         state = "being compiled"
         if pending.task.done:
             state = "compiled, not loaded yet" if pending.task.error is None else "cannot be compiled"
         where = f"{pending.program.label} on {pending.session.device.name}"
         return f"<Kernel {pending.name} of {where}: {state}>"
-
-
-# These are functions and not methods, because another thread may change the class of the kernel while
-# they run.
-
-
-def _pending_request(kernel: Kernel) -> _PendingRequest | None:
-    """Return the request of a kernel that has not been used yet."""
-    return kernel.__dict__.get("_pending")
-
-
-def _resolve(kernel: Kernel, pending: _PendingRequest) -> None:
-    """Wait for the code, load it, and make `kernel` an ordinary kernel."""
-    session = pending.session
-    session.context.require_alive(Launch.RECREATE)
-
-    def become(module: Module, entry: EntryPoint) -> Kernel:
-        Kernel.__init__(kernel, module, entry)
-        kernel.__class__ = Kernel
-        kernel.__dict__.pop("_pending", None)
-        return kernel
-
-    try:
-        shared = session.kernel(pending.request, pending.name, pending.prepared, become)
-        if shared is not kernel:
-            become(shared.module, shared.entry)
-    except PreheatError as error:
-        raise pending.with_origin(error) from None
 
 
 def pending_kernel(session: Session, request: ModuleRequest, name: str) -> Kernel:
@@ -132,7 +126,7 @@ def pending_kernel(session: Session, request: ModuleRequest, name: str) -> Kerne
         return loaded.value
     session.context.require_alive()
     known = session.pending.get(key)
-    if known is not None and (pending := _pending_request(known)) is not None and pending.usable():
+    if known is not None and known.pending is not None and known.pending.usable():
         return known
     kernel = session.pending[key] = PendingKernel(_PendingRequest(session, request, name))
     return kernel

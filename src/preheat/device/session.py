@@ -7,27 +7,34 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from preheat.build.builder import Builder
+from preheat.build.code import (
+    Code,
+    compiled_code,
+    find_code,
+    obtain_given,
+    source_lines,
+)
+from preheat.build.compile_lock import SingleFlight
 from preheat.build.reload import TrackedFiles
-from preheat.build.singleflight import SingleFlight
-from preheat.build.source_lines import source_lines
+from preheat.build.request import CompiledCode, ModuleRequest
 from preheat.device import base
 from preheat.device.active_capture import LOAD, UNLOAD
 from preheat.device.base import ON_GPU
-from preheat.device.code import Code, compiled_code, find_code
 from preheat.device.context import Context
 from preheat.device.fill import FILL, KernelFill
-from preheat.device.given import CompiledCode, cubin_artifact, ptx_program, with_names
 from preheat.device.kernel import Kernel
 from preheat.device.module import Module
-from preheat.device.request import ModuleRequest
 from preheat.errors import InvalidCodeError
 from preheat.model.artifact import EntryPoint, without_types
 from preheat.model.config import SealMode
 from preheat.model.program import Program
 from preheat.process.weak_values import WeakValues
+
+if TYPE_CHECKING:  # Its module imports this one.
+    from preheat.device.pending import PendingKernel
 
 __all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
 
@@ -44,11 +51,6 @@ class LoadedObject(NamedTuple, Generic[T]):
     def current(self) -> bool:
         """Return True unless a file has changed since."""
         return self.files is None or not self.files.changed()
-
-
-_loaded_object: Callable[[tuple[Any, TrackedFiles | None]], LoadedObject[Any]] = partial(
-    tuple.__new__, LoadedObject
-)  # in C
 
 
 class Prepared(NamedTuple):
@@ -77,6 +79,7 @@ class Session:
         self.builder = builder
         #: Returns the stored code of a program for this device, or the build that compiles it.
         self.find_code = partial(find_code, device, builder, jit=jit)
+        self._obtain_given = partial(obtain_given, device, builder, jit=jit)
         self._blocking = blocking
         self._reload = reload
         self.context = Context(device, builder.events)
@@ -87,7 +90,7 @@ class Session:
         self.kernels: dict[object, LoadedObject[Kernel]] = {}
         self.loaded: WeakValues[str, Module] = WeakValues()
         # Kernels that were requested with `wait=False` and have not been used yet, by request.
-        self.pending: weakref.WeakValueDictionary[object, Kernel] = weakref.WeakValueDictionary()
+        self.pending: weakref.WeakValueDictionary[object, PendingKernel] = weakref.WeakValueDictionary()
         self._module_loads: SingleFlight[LoadedObject[Module]] = SingleFlight(builder.events)
         self._code_loads: SingleFlight[Module] = SingleFlight(builder.events)
 
@@ -100,7 +103,7 @@ class Session:
     ) -> Kernel:
         """Return the kernel `name` of a module; compile and load the module first if necessary.
 
-        `prepared` is that of `module`, and `make` makes a new kernel.
+        See `module` for `prepared`. `make` makes a new kernel.
         """
         key = (request, name)
         entry = self.kernels.get(key)
@@ -111,7 +114,7 @@ class Session:
         if "<" in name:
             request = module_request(request, name)
         module, files = self.module(request, prepared)
-        new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
+        new = LoadedObject(make(module, module.artifact.entry(name)), files)
         shared = self.kernels.setdefault(key, new)
         if (
             shared is not new and not shared.current
@@ -134,7 +137,9 @@ class Session:
         if busy:
             self.context.require_alive()
         if isinstance(request.source, CompiledCode):
-            return self._given(request, request.source)
+            self.context.refuse_in_capture(LOAD)
+            code = self._obtain_given(request.source, request.label, strict=request.strict)
+            return self.modules.setdefault(request, LoadedObject(self.load(code)))
         if busy and self.context.active_captures():
             files = self.files(request)
             program = request.program()
@@ -166,21 +171,6 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def _given(self, request: ModuleRequest, given: CompiledCode) -> LoadedObject[Module]:
-        """Load compiled code. PTX becomes a program, and a cubin is loaded as it is."""
-        self.context.refuse_in_capture(LOAD)
-        if not given.is_ptx:
-            artifact = cubin_artifact(given, self.device, request.label, strict=request.strict)
-            module = self.load(Code(artifact))
-        else:
-            program = ptx_program(given, request.label)
-            found = self.find_code(program, None, strict=request.strict)
-            code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
-            if given.names:
-                code = Code(with_names(code.artifact, given), jit=code.jit)
-            module = self.load(code)
-        return self.modules.setdefault(request, LoadedObject(module))
-
     def files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return the source file of a request, hashed before it is read; None if no file is tracked."""
         if not isinstance(request.source, Path) or not self._tracks_files():
@@ -198,7 +188,7 @@ class Session:
             files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
-        entry = self.modules[request] = _loaded_object((module, files))
+        entry = self.modules[request] = LoadedObject(module, files)
         return entry
 
     def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:

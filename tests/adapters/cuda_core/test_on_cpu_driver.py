@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="cuda.core is not installed")
 
-from preheat.build.bundle_entries import foreign_of
+from preheat.build.bundles import foreign_of
 from preheat.driver.library import LIBRARY
 from preheat.store.bundle import Bundle
 from tests.adapters.on_cpu_driver import Computed

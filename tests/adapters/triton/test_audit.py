@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 from preheat.audit.library import LIBRARY
-from preheat.build.bundle_entries import foreign_of
+from preheat.build.bundles import foreign_of
 from preheat.store.bundle import Bundle, write
 from tests.adapters.triton.world import World
 

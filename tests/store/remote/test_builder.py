@@ -17,8 +17,8 @@ from preheat.ahead.check import check
 from preheat.ahead.stores import open_store
 from preheat.build import remotes
 from preheat.build.builder import Builder
-from preheat.build.host_leases import open_leases
 from preheat.build.lookup import Miss
+from preheat.build.remotes import open_leases
 from preheat.errors import ConfigError, InputError, SealedError
 from preheat.model import codec
 from preheat.model.artifact import Artifact
@@ -580,7 +580,7 @@ def test_what_others_could_write_in_a_directory_without_keys_is_not_used(
 LAZY = """
 import sys, preheat
 from preheat.build.builder import Builder
-from preheat.build.host_leases import open_leases
+from preheat.build.remotes import open_leases
 builder = Builder.open()
 names = [tier.name for tier in builder.cache.shared]
 print(names, {"opendal", "redis", "cryptography", "zstandard"} & set(sys.modules))

@@ -12,7 +12,7 @@ import pytest
 
 from preheat.build import remotes
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Attempt, WouldWait
+from preheat.build.compile_lock import Attempt, WouldWait
 from preheat.build.parallel import Runner, run_all
 from preheat.errors import CompileError
 from preheat.model.arch import Arch

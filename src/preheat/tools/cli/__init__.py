@@ -53,7 +53,7 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        from preheat.build.monitoring import disable_server
+        from preheat.build.counters import disable_server
 
         disable_server()
         command: click.Command = importlib.import_module(f"preheat.tools.cli.{cmd_name}").command

@@ -18,7 +18,7 @@ from preheat.ahead.bundles import (
     sign,
 )
 from preheat.ahead.stores import open_bundle
-from preheat.build.bundle_entries import BundleEntry
+from preheat.build.bundles import BundleEntry
 from preheat.errors import BundleError
 from preheat.model.arch import Arch
 from preheat.model.config import Config

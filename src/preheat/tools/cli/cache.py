@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from preheat.build.builder import Builder
-from preheat.build.nearest import Near, nearest
+from preheat.build.refusal import Near, nearest
 from preheat.model import setting_values
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from preheat.build.builder import Builder
-from preheat.build.key_locks import Attempt
+from preheat.build.compile_lock import Attempt
 from preheat.build.lookup import Hit
 from preheat.build.parallel import Task, run_all
 from preheat.errors import InputError, PreheatError

@@ -19,7 +19,7 @@ import click
 from preheat import native
 from preheat._version import __version__
 from preheat.build.builder import Builder
-from preheat.build.lock_directory import shared_reason
+from preheat.build.opening import shared_reason
 from preheat.build.seal import SEALED_BY
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.model.arch import Arch

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from preheat.build.remotes import TrustPolicy, open_remotes, patient, remotes_of, trust_policy
+from preheat.build.remotes import TrustPolicy, for_command, open_remotes, remotes_of, trust_policy
 from preheat.errors import InputError, PreheatError
 from preheat.model.config import Config
 from preheat.model.events import Events
@@ -160,7 +160,7 @@ def verify_remotes(config: Config, *, as_json: bool) -> int:
 
 
 def _verified(remote: Remote, alone: Config) -> list[Verified]:
-    with _opened(remote, patient(alone)) as (_, tier):
+    with _opened(remote, for_command(alone)) as (_, tier):
         server = tier.server
         names = server.call("names", list_objects)
         found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from preheat.build.cache_directory import open_disk
+from preheat.build.opening import open_disk
 from preheat.errors import InputError, PreheatError
 from preheat.model import codec
 from preheat.model.artifact import Artifact

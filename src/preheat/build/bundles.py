@@ -1,20 +1,20 @@
-"""What a bundle holds for a request, and the bundles that are mounted."""
+"""The bundles that are mounted, what they hold for a request, and the architectures of their code."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from preheat.build.bundle_archs import baked_archs, named, runs
+from preheat.build.request import TargetDevice
 from preheat.errors import BundleError, InputError, with_others
 from preheat.model import codec
-from preheat.model.arch import Arch
+from preheat.model.arch import Arch, runnable_archs
 from preheat.model.artifact import Artifact, Provenance
 from preheat.model.codec import text
 from preheat.model.config import SealMode
@@ -22,26 +22,37 @@ from preheat.model.events import Events
 from preheat.model.foreign import ForeignEntry, foreign_kind
 from preheat.model.key import Part, include_parts
 from preheat.model.pins import split_pin
-from preheat.process.locks import no_fork
+from preheat.process.callsite import shown_path
+from preheat.process.lazy import LazyModule
+from preheat.process.weak_values import WeakValues
 from preheat.toolchain.headers.states import HeaderState, Place, decode_states, encode_states
 
 if TYPE_CHECKING:
+    import shlex
+
+    from preheat.store import bundle as bundle_file
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
-
-from preheat.process.weak_values import WeakValues
+else:
+    bundle_file = LazyModule("preheat.store.bundle")  # Only a process that mounts a bundle needs it.
+    shlex = LazyModule("shlex")  # Only a message needs it.
 
 __all__ = [
     "DAMAGED_ENTRY",
     "BundleEntry",
     "MountedBundles",
+    "bake_command",
+    "baked_archs",
     "code_keys",
     "decode_entry",
     "entries_of",
     "entry_meta",
     "foreign_of",
+    "named",
     "read",
     "read_foreign",
+    "require_code",
+    "runs",
 ]
 
 InUse = Mapping[str, Artifact] | WeakValues[str, Artifact]  # artifacts by digest
@@ -51,13 +62,6 @@ DAMAGED_ENTRY = "damaged: the entry in"
 _COPY_AGAIN = "copy the file to this place again, or correct PREHEAT_BUNDLE"
 # This word is in every bundle, so it cannot change. The artifacts in a bundle have another kind.
 _ENTRY_KIND = "promise"
-
-
-class _Device(Protocol):
-    """What bundles know of a device."""
-
-    name: str
-    arch: Arch
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,9 @@ class MountedBundles:
         # artifact is in use, the entry is not read again.
         self._decoded: dict[tuple[Bundle, str], tuple[str, dict[str, Any]]] = {}
         self.rejected: dict[Path, BundleError] = {}
-        self._devices: WeakKeyDictionary[_Device, Arch] = WeakKeyDictionary()  # that use the bundles
+        self._devices: WeakKeyDictionary[TargetDevice, Arch] = (
+            WeakKeyDictionary()
+        )  # that use the bundles
         self._unsuited: set[tuple[Path, Arch]] = set()  # which were reported
 
     @property
@@ -235,11 +241,8 @@ class MountedBundles:
         """
         source = Path(os.path.abspath(path))
         place, pin = split_pin(source)
-        with no_fork:
-            from preheat.store.bundle import Bundle
-
         signers = self._required_signers(place) if pin is None else None
-        opened = Bundle.open(source, trust=self._trust, signers=signers)
+        opened = bundle_file.Bundle.open(source, trust=self._trust, signers=signers)
         self.rejected.pop(place, None)
         known = self.mounted.get(place)
         same = known is not None and known.stamp == opened.stamp and not known.closed
@@ -249,12 +252,12 @@ class MountedBundles:
         self._decoded = {key: row for key, row in self._decoded.items() if key[0] is not known}
         return opened
 
-    def serve(self, device: _Device) -> None:
+    def serve(self, device: TargetDevice) -> None:
         """Add a device that uses the bundles, for `report_unsuited`."""
         self._devices[device] = device.arch
         self.report_unsuited()
 
-    def leave(self, device: _Device) -> None:
+    def leave(self, device: TargetDevice) -> None:
         """Remove a device that has been closed."""
         self._devices.pop(device, None)
 
@@ -299,7 +302,7 @@ class MountedBundles:
         Callers look at `rejected` first, because nearly every lookup has nothing to raise.
         """
         if self.rejected and mode is SealMode.ERROR:
-            raise with_others([*map(_error_when_sealed, self.rejected.values())])
+            raise with_others([*map(_sealed_error, self.rejected.values())])
 
     def fault_of(self, digest: str) -> str | None:
         """Return why the entry of a bundle under `digest` cannot be used, or None if there is none."""
@@ -307,9 +310,9 @@ class MountedBundles:
             try:
                 bundle.get(digest)
             except OSError as fault:
-                return _unreadable(bundle, fault)
+                return _fault_reason(bundle, fault)
             except codec.DamagedEntryError:
-                return _damaged(bundle)
+                return _damage_reason(bundle)
         return None
 
     def blobs(self, digest: str) -> Iterator[bytes]:
@@ -337,10 +340,10 @@ class MountedBundles:
                 found = read(bundle, key, in_use)
             except OSError as fault:
                 self._events.fault("bundle", "read", fault)
-                yield _unreadable(bundle, fault)
+                yield _fault_reason(bundle, fault)
             except codec.DamagedEntryError as bad:
                 self._events.emit("damaged", tier="bundle", key=key, reason=str(bad))
-                yield _damaged(bundle)
+                yield _damage_reason(bundle)
             else:
                 if found is not None:
                     names = ("state", "entries", "untracked_reason", "include", "toolkit")
@@ -349,7 +352,7 @@ class MountedBundles:
                     yield found
 
 
-def _error_when_sealed(error: BundleError) -> BundleError:
+def _sealed_error(error: BundleError) -> BundleError:
     """Return the error of a sealed process for a bundle that could not be mounted."""
     hint = _COPY_AGAIN if isinstance(error.__cause__, OSError) else error.hint
     return BundleError(
@@ -357,9 +360,51 @@ def _error_when_sealed(error: BundleError) -> BundleError:
     )
 
 
-def _unreadable(bundle: Bundle, fault: OSError) -> str:
+def _fault_reason(bundle: Bundle, fault: OSError) -> str:
     return f"unreadable: {bundle.path} cannot be read: {fault}"
 
 
-def _damaged(bundle: Bundle) -> str:
+def _damage_reason(bundle: Bundle) -> str:
     return f"{DAMAGED_ENTRY} {bundle.path} failed its check"
+
+
+def baked_archs(bundle: Bundle) -> tuple[Arch, ...]:
+    """Return the architectures of a bundle. Raises `BundleError` when the list is invalid."""
+    try:
+        return tuple(map(Arch.parse, bundle.meta.get("archs", ())))
+    except (TypeError, InputError):
+        raise BundleError(f"bundle {bundle.path} lists architectures that cannot be read") from None
+
+
+def runs(device: Arch, archs: Iterable[Arch]) -> bool:
+    """Return True if a device runs the code of one of `archs`."""
+    return not {*runnable_archs(device)}.isdisjoint(archs)
+
+
+def named(archs: Iterable[Arch]) -> str:
+    """Return architectures for a message: `sm_80, sm_90 and sm_100`."""
+    *first, last = map(str, sorted(set(archs)))
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def require_code(bundle: Bundle, archs: Iterable[Arch], device: Arch) -> None:
+    """Raise `BundleError` unless a device runs code of a bundle whose programs have these `archs`."""
+    if not runs(device, archs):
+        raise BundleError(
+            f"{shown_path(str(bundle.path))} has code for {named(archs)}, and none for {device}",
+            hint=f"bake for {device} as well: {bake_command(bundle, device)}",
+        )
+
+
+def bake_command(bundle: Bundle, wanted: Arch | None) -> str:
+    """Return the command that bakes a bundle again, for `wanted` and the architectures that it has."""
+    manifest = bundle.path.with_suffix(".toml")
+    archs = set() if wanted is None else {wanted}
+    with suppress(BundleError):
+        archs.update(baked_archs(bundle))
+    words = ["preheat", "bake"]
+    words.append(shown_path(str(manifest)) if manifest.is_file() else "MANIFEST")
+    words += (word for arch in sorted(archs) for word in ("--arch", str(arch)))
+    if not manifest.is_file():
+        words += "-o", shown_path(str(bundle.path))
+    return shlex.join(words)
