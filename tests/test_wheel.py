@@ -269,7 +269,7 @@ def test_an_editable_installation_builds_into_the_source_tree(
     build_data = {"force_include": {}, "pure_python": True}
     hook.initialize("editable", build_data)
     assert build_data == {"force_include": {}, "pure_python": True}
-    assert (package / EXTENSION).is_file() == (compiler != "false")
+    assert (package / "native" / EXTENSION).is_file() == (compiler != "false")
     assert (package / "audit" / AUDIT_LIBRARY).is_file() == (compiler != "false")
     assert (package / "driver" / DRIVER_LIBRARY).is_file() == (compiler != "false")
 
@@ -335,9 +335,9 @@ def test_the_builder_needs_no_build_backend(tmp_path: Path) -> None:
     package = copy_sources(tmp_path)
     command = [sys.executable, "-I", "-S", str(tmp_path / "hatch_build.py")]  # without site-packages
     assert subprocess.run(command, env={**os.environ, "CFLAGS": "-Werror"}).returncode == 0
-    assert (package / EXTENSION).is_file()
+    assert (package / "native" / EXTENSION).is_file()
     assert (package / "audit" / AUDIT_LIBRARY).is_file()
     failed = subprocess.run(command, env={**os.environ, "CC": "false"}, stderr=subprocess.DEVNULL)
     assert failed.returncode == 1
-    assert not (package / EXTENSION).exists()
+    assert not (package / "native" / EXTENSION).exists()
     assert not (package / "audit" / AUDIT_LIBRARY).exists()

@@ -14,7 +14,7 @@ from preheat import native
 from preheat.audit.library import LIBRARY as AUDIT
 from preheat.native.build import BUILD_AGAIN, hash_of, is_stale, sources_in
 
-PACKAGE = Path(native.__file__).parent
+PACKAGE = Path(native.__file__).parents[1]
 DRIVER = PACKAGE / "driver" / "libcuda.so.1"
 WARNING = f"preheat does not use its native core, because {native.STALE}: {BUILD_AGAIN}\n"
 
@@ -47,7 +47,7 @@ def package(tmp_path: Path) -> Path:
     copy.mkdir(parents=True)
     leave_out = shutil.ignore_patterns("__pycache__")
     for place in PACKAGE.iterdir():
-        if place.name in ("audit", "driver"):
+        if place.name in ("audit", "driver", "native"):
             shutil.copytree(place, copy / place.name, ignore=leave_out, copy_function=os.symlink)
         elif place.name != "__pycache__":
             (copy / place.name).symlink_to(place)
@@ -101,7 +101,7 @@ def test_a_core_that_was_built_from_another_source_is_not_used_and_a_warning_say
 
 @needs_core
 def test_a_core_without_a_hash_of_its_source_is_not_used(package: Path) -> None:
-    (extension,) = package.glob("_native.*.so")
+    (extension,) = (package / "native").glob("_core.*.so")
     content = extension.read_bytes()
     extension.unlink()
     extension.write_bytes(content.replace(b"\0SOURCES\0", b"\0VERSION\0"))
