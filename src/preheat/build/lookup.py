@@ -72,6 +72,8 @@ class Miss(NamedTuple):
         """None, so that `lookup(…).hit` is the hit or None."""
 
 
+_hit: Callable[[tuple[Artifact, str]], Hit] = partial(tuple.__new__, Hit)  # in C
+
 _ABSENT = Miss("absent: nothing is stored under this key")
 _IN_NO_BUNDLE = Miss("absent: no bundle has it")
 _NOWHERE = Miss("absent: it is in no bundle and in no cache")
@@ -211,7 +213,7 @@ class Lookup:
         """
         try:
             if (artifact := self.in_use.get(digest)) is not None:
-                return Hit(artifact, tier)
+                return _hit((artifact, tier))
             if blob.startswith(HEADER_LIST, codec.JSON_AT):
                 current = self._current_state(request, self._header_states(digest, blob))
                 if isinstance(current, Miss):
@@ -223,14 +225,14 @@ class Lookup:
                     return Miss("evicted: its headers are known, but its code was removed")
                 blob, tier, _ = code
                 if (artifact := self.in_use.get(digest)) is not None:
-                    return Hit(artifact, tier)
+                    return _hit((artifact, tier))
             artifact = Artifact.stored(digest, blob)
             self.in_use[digest] = artifact
         except codec.DamagedEntryError as bad:
             self._events.emit("damaged", tier=tier, key=digest, reason=str(bad))
             self.cache.remove(digest)
             return Miss("damaged: the entry failed its check")
-        return Hit(artifact, tier)
+        return _hit((artifact, tier))
 
     def _header_states(self, digest: str, blob: bytes) -> _States:
         """Return the states in a list of header states, which is decoded once."""

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from preheat.build.builder import Builder
 from preheat.build.code import (
@@ -51,6 +51,11 @@ class LoadedObject(NamedTuple, Generic[T]):
     def current(self) -> bool:
         """Return True unless a file has changed since."""
         return self.files is None or not self.files.changed()
+
+
+_loaded_object: Callable[[tuple[Any, TrackedFiles | None]], LoadedObject[Any]] = partial(
+    tuple.__new__, LoadedObject
+)  # in C
 
 
 class Prepared(NamedTuple):
@@ -114,7 +119,7 @@ class Session:
         if "<" in name:
             request = module_request(request, name)
         module, files = self.module(request, prepared)
-        new = LoadedObject(make(module, module.artifact.entry(name)), files)
+        new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
         shared = self.kernels.setdefault(key, new)
         if (
             shared is not new and not shared.current
@@ -188,7 +193,7 @@ class Session:
             files = TrackedFiles(self.builder, None)
         if files is not None:
             files = files.track(program, module.artifact)
-        entry = self.modules[request] = LoadedObject(module, files)
+        entry = self.modules[request] = _loaded_object((module, files))
         return entry
 
     def _find_loaded(self, program: Program, request: ModuleRequest) -> Module | None:
