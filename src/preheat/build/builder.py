@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from preheat.build import foreign_store, parallel, refusal
     from preheat.build.compile import ArtifactCompiler
     from preheat.build.foreign_store import ForeignStore
-    from preheat.build.parallel import Background
+    from preheat.build.parallel import Runner
     from preheat.build.refusal import Near
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
@@ -162,9 +162,9 @@ class Builder:
         )
 
     @lazy
-    def background(self) -> Background:
-        """The threads for requests that do not wait. `close` cancels them."""
-        return parallel.Background()
+    def background(self) -> Runner:
+        """The threads for requests that do not wait. `close` cancels what has not ended."""
+        return parallel.Runner()
 
     # The main path
 
@@ -520,7 +520,7 @@ class Builder:
             >>> builder.close()
         """
         release_lost()
-        if (background := self.__dict__.get("background")) is not None:
+        if (background := self.__dict__.pop("background", None)) is not None:
             background.cancel()
         self.toolchain.close()
         self._locks.close()

@@ -248,6 +248,9 @@ def _fields(request: Request) -> dict[str, str]:
     return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}
 
 
+# Rejected programs
+
+
 class Failure:
     """A rejected program: the error, how often it was requested, and when it first failed."""
 

@@ -12,7 +12,7 @@ from preheat.build.obtain import Build
 from preheat.build.reload import TrackedFiles
 from preheat.build.request import ModuleRequest
 from preheat.device.kernel import Kernel
-from preheat.device.session import Prepared, Session, module_request
+from preheat.device.session import Prepared, Session
 from preheat.errors import PreheatError, SealedError
 from preheat.model.arch import Arch
 from preheat.model.artifact import check_name
@@ -40,7 +40,7 @@ def kernels(session: Session, wanted: Sequence[KernelRequest]) -> list[Kernel]:
     made: list[Kernel] = []
     errors: list[PreheatError] = []
     for request, name in wanted:
-        ready = prepared.get(module_request(request, name))
+        ready = prepared.get(request.for_kernel(name))
         given = None if ready is None else partial(_same, ready)
         try:
             made.append(session.kernel(request, name, given))
@@ -60,7 +60,7 @@ def _prepare(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleRe
     names: dict[ModuleRequest, str] = {}  # of the first kernel of each program
     for request, name in wanted:
         if not _is_loaded(session, request, name):
-            names.setdefault(module_request(request, name), name)
+            names.setdefault(request.for_kernel(name), name)
     if not names:
         return {}
     read = [(request, session.files(request), request.program()) for request in names]
@@ -102,7 +102,7 @@ def _key(build: Build) -> tuple[Program, Arch]:
 def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:
     for entry in (
         session.kernels.get((request, name)),
-        session.modules.get(module_request(request, name)),
+        session.modules.get(request.for_kernel(name)),
     ):
         if entry is not None and entry.current:
             return True

@@ -13,7 +13,7 @@ from preheat.build.request import ModuleRequest
 from preheat.device.kernel import Kernel
 from preheat.device.launch import Launch
 from preheat.device.module import Module
-from preheat.device.session import Prepared, Session, module_request
+from preheat.device.session import Prepared, Session
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.model.artifact import EntryPoint
 from preheat.model.program import Program
@@ -32,7 +32,7 @@ class _PendingRequest:
         self.session = session
         self.request = request
         self.name = name
-        self.module_request = module_request(request, name)
+        self.module_request = request.for_kernel(name)
         self.files: TrackedFiles | None = session.files(self.module_request)
         self.program: Program = self.module_request.program()
         self._build: Build | None = None

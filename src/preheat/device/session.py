@@ -28,7 +28,7 @@ from preheat.device.fill import FILL, KernelFill
 from preheat.device.kernel import Kernel
 from preheat.device.module import Module
 from preheat.errors import InvalidCodeError
-from preheat.model.artifact import EntryPoint, without_types
+from preheat.model.artifact import EntryPoint
 from preheat.model.config import SealMode
 from preheat.model.program import Program
 from preheat.process.weak_values import WeakValues
@@ -36,7 +36,7 @@ from preheat.process.weak_values import WeakValues
 if TYPE_CHECKING:  # Its module imports this one.
     from preheat.device.pending import PendingKernel
 
-__all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
+__all__ = ["LoadedObject", "Prepared", "Session"]
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class Session:
                 return entry.value
             self.kernels.pop(key, None)
         if "<" in name:
-            request = module_request(request, name)
+            request = request.for_kernel(name)
         module, files = self.module(request, prepared)
         new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
         shared = self.kernels.setdefault(key, new)
@@ -264,14 +264,6 @@ class Session:
         self.kernels.clear()
         self.modules.clear()
         self.pending.clear()
-
-
-def module_request(request: ModuleRequest, name: str) -> ModuleRequest:
-    """Return the request for the module that has the kernel `name`: it names a template instance."""
-    instance = without_types(name)
-    if "<" in instance and not isinstance(request.source, Program | CompiledCode):
-        return request._replace(names=(instance, *request.names))
-    return request
 
 
 def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
