@@ -79,8 +79,8 @@ def find_code(
     choose = None
     if "cuda" in program.language:  # Otherwise NVRTC is not needed.
         choose = partial(_newest_arch, device, builder, program, jit)
-    found = builder.find(program, target, exact=exact, choose_arch=choose)
-    return Code(found.artifact, program) if isinstance(found, Hit) else found
+    result = builder.find(program, target, exact=exact, choose_arch=choose)
+    return Code(result.artifact, program) if isinstance(result, Hit) else result
 
 
 def _newest_arch(
@@ -125,8 +125,8 @@ def obtain_given(
     """
     if not given.is_ptx:
         return Code(_read_cubin(given, device, label, strict=strict))
-    found = find_code(device, builder, _read_ptx(given, label), strict=strict, jit=jit)
-    code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
+    result = find_code(device, builder, _read_ptx(given, label), strict=strict, jit=jit)
+    code = result if isinstance(result, Code) else compiled_code(result, result.obtain())
     return Code(_add_names(code.artifact, given), jit=code.jit) if given.names else code
 
 

@@ -78,13 +78,13 @@ class ForeignStore:
         that cannot use a bundle of its settings.
         """
         self._bundles.require_all(self.sealed)
-        for found, tier in self._each(request.digest, self._cache.local if local else None):
+        for entry, tier in self._each(request.digest, self._cache.local if local else None):
             self.events.emit(
-                "hit", tier=tier, key=found.digest, program=request.title, arch=request.target,
-                bytes=found.size, seconds_saved=found.provenance.seconds,
+                "hit", tier=tier, key=entry.digest, program=request.title, arch=request.target,
+                bytes=entry.size, seconds_saved=entry.provenance.seconds,
             )  # fmt: skip
             self._counters.write(_JOURNAL_EVERY)
-            return found
+            return entry
         return None
 
     def put(self, entry: ForeignEntry) -> None:
@@ -213,9 +213,9 @@ class ForeignStore:
         for blob in self._bundles.blobs(digest):
             if (entry := self._decode(digest, blob, "bundle")) is not None:
                 yield entry, "bundle"
-        for found in self._cache.each(digest, end):
-            if (entry := self._decode(digest, found.blob, found.tier)) is not None:
-                yield entry, found.tier
+        for stored in self._cache.each(digest, end):
+            if (entry := self._decode(digest, stored.blob, stored.tier)) is not None:
+                yield entry, stored.tier
 
     def _decode(self, digest: str, blob: bytes, tier: str) -> ForeignEntry | None:
         try:

@@ -114,10 +114,10 @@ class Lookup:
         miss = _ABSENT
         if self.bundles.mounted:
             check = not sealed if verify is None else verify
-            found = self._in_bundles(request, sealed=sealed, verify=check)
-            if isinstance(found, Hit):
-                return found
-            miss = found
+            result = self._in_bundles(request, sealed=sealed, verify=check)
+            if isinstance(result, Hit):
+                return result
+            miss = result
         try:
             digest = request.digest
         except ToolchainError:  # The keys of a cache name the compiler, and there is none.
@@ -136,8 +136,8 @@ class Lookup:
     ) -> Hit | Miss:
         """Return the first usable artifact, or why the last one is not usable, or `miss`."""
         number = 0
-        while (found := self.cache.search(digest, number, end)) is not None:
-            blob, tier, number = found
+        while (stored := self.cache.search(digest, number, end)) is not None:
+            blob, tier, number = stored
             opened = self._open(request, digest, blob, tier)
             if isinstance(opened, Hit):
                 return opened
@@ -147,10 +147,10 @@ class Lookup:
     def other_than(self, request: Request, refused: Artifact) -> Artifact | None:
         """Return an artifact in a cache that is not the `refused` one."""
         try:
-            found = self._in_cache(request, request.digest, Miss(""))
+            result = self._in_cache(request, request.digest, Miss(""))
         except ToolchainError:
             return None
-        other = found.artifact if isinstance(found, Hit) else None
+        other = result.artifact if isinstance(result, Hit) else None
         return None if other == refused else other
 
     def clear_memory(self) -> None:
@@ -263,9 +263,9 @@ class Lookup:
         """Return the header files that `artifact`, the answer to `request`, was made from."""
         if not artifact.headers:
             return HeaderState((), ())
-        for found in self.cache.each(request.digest):
+        for stored in self.cache.each(request.digest):
             with suppress(codec.DamagedEntryError):
-                for state, digest in decode_states(codec.unpack_checked(found.blob).meta):
+                for state, digest in decode_states(codec.unpack_checked(stored.blob).meta):
                     if digest == artifact.digest:
                         return state
         return HeaderState(artifact.headers, (), tuple(request.roots))

@@ -166,10 +166,10 @@ class Build(Obtainer[Hit]):
 
     def look(self, *, local: bool = False) -> Hit | None:
         """Return the stored code for exactly the architecture of the request, or None."""
-        found = self._builder._find_and_count(self.request, local=local)
-        if isinstance(found, Hit):
-            return found
-        self._miss = found
+        result = self._builder._find_and_count(self.request, local=local)
+        if isinstance(result, Hit):
+            return result
+        self._miss = result
         return None
 
     def permit(self) -> None:

@@ -124,17 +124,17 @@ class Searched(NamedTuple):
 def search_bundles(bundles: Iterable[Bundle], title: str) -> Searched:
     """Return the architectures for which bundles have a program, or an entry of another library."""
     until = time.monotonic() + _SEARCH
-    found: dict[Bundle, set[str]] = {bundle: set() for bundle in bundles}
-    for bundle, archs in found.items():
+    archs_of: dict[Bundle, set[str]] = {bundle: set() for bundle in bundles}
+    for bundle, archs in archs_of.items():
         for digest in bundle.digests():
             if time.monotonic() >= until:
-                return Searched(title, found, complete=False)
+                return Searched(title, archs_of, complete=False)
             with suppress(codec.DamagedEntryError, OSError):
                 if (entry := read_foreign(bundle, digest)) is not None:
                     archs |= {entry.target} if entry.title == title else set()
                 elif (meta := entry_meta(bundle, digest)) is not None and meta.get("label") == title:
                     archs.add(str(meta.get("arch")))
-    return Searched(title, found, complete=True)
+    return Searched(title, archs_of, complete=True)
 
 
 # The most similar artifact

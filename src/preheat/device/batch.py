@@ -80,18 +80,18 @@ def _codes(
 
     Programs that no cache has are compiled in parallel.
     """
-    found: list[Code | Build] = []
+    results: list[Code | Build] = []
     errors: list[PreheatError] = []
     for request, _, program in read:
         try:
-            found.append(session.find_code(program, request.arch, strict=request.strict))
+            results.append(session.find_code(program, request.arch, strict=request.strict))
         except PreheatError as error:
             errors.append(_naming(error, names[request]))
     raise_all(errors)
-    builds = {_key(each): each for each in found if isinstance(each, Build)}
+    builds = {_key(each): each for each in results if isinstance(each, Build)}
     made = dict(zip(builds, compile_builds(list(builds.values())), strict=True))
     return [
-        compiled_code(each, made[_key(each)]) if isinstance(each, Build) else each for each in found
+        compiled_code(each, made[_key(each)]) if isinstance(each, Build) else each for each in results
     ]
 
 

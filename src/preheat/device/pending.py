@@ -42,10 +42,10 @@ class _PendingRequest:
         """Find or compile the code, in a thread of the builder. A later try skips the lookup."""
         if self._build is None:
             wanted = self.module_request
-            found = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
-            if isinstance(found, Code):
-                return found
-            self._build = found
+            result = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
+            if isinstance(result, Code):
+                return result
+            self._build = result
         return compiled_code(self._build, self._build.obtain(attempt))
 
     def usable(self) -> bool:

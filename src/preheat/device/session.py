@@ -163,8 +163,8 @@ class Session:
             if ready is None:
                 files = None if type(request.source) is str else self.files(request)
                 program = request.program()
-                found = self.find_code(program, request.arch, strict=request.strict)
-                code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
+                result = self.find_code(program, request.arch, strict=request.strict)
+                code = result if isinstance(result, Code) else compiled_code(result, result.obtain())
             else:
                 program, files, code = ready
             return self._remember(request, self.load(code), program, files)
