@@ -251,7 +251,7 @@ class Builder:
         if isinstance(result, Miss):
             return Build(self, request, miss).make(None).artifact
         invalid = result.artifact
-        other = self._stored.other_than(request, invalid)
+        other = self._stored.find_other(request, invalid)
         build = Build(self, request, miss) if other is None else None
         self.events.emit("damaged", tier="device", key=invalid.digest, reason=reason)
         self._stored.refuse(invalid)
@@ -357,7 +357,7 @@ class Builder:
         """
         table = self._request(program, arch).bundle_key.table
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerStore)]
-        return refusal.search(
+        return refusal.find_nearest(
             table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
         )
 

@@ -34,8 +34,8 @@ __all__ = [
     "Code",
     "compiled_code",
     "find_code",
+    "find_source_lines",
     "obtain_given",
-    "source_lines",
 ]
 
 _MACHINE_CODE = "machine code runs only on devices of its own major version"
@@ -78,12 +78,12 @@ def find_code(
     exact = strict or arch is not None
     choose = None
     if "cuda" in program.language:  # Otherwise NVRTC is not needed.
-        choose = partial(_newest_arch, device, builder, program, jit)
+        choose = partial(_choose_arch, device, builder, program, jit)
     result = builder.find(program, target, exact=exact, choose_arch=choose)
     return Code(result.artifact, program) if isinstance(result, Hit) else result
 
 
-def _newest_arch(
+def _choose_arch(
     device: TargetDevice, builder: Builder, program: Program, jit: bool, target: Arch
 ) -> Arch:
     """Return `target`, or the newest architecture that can be compiled for, for the driver's JIT."""
@@ -173,7 +173,7 @@ def _digest(code: bytes, names: tuple[tuple[str, str], ...]) -> str:
 # Source lines
 
 
-def source_lines(builder: Builder, program: Program | None, artifact: Artifact) -> Lines | None:
+def find_source_lines(builder: Builder, program: Program | None, artifact: Artifact) -> Lines | None:
     """Return the source lines of `artifact`, which was made from `program`; None if they are unknown.
 
     Code without line information is built once more with it, unless the process is sealed. That

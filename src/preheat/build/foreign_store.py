@@ -78,7 +78,7 @@ class ForeignStore:
         that cannot use a bundle of its settings.
         """
         self._bundles.require_all(self.sealed)
-        for entry, tier in self._each(request.digest, self._cache.local if local else None):
+        for entry, tier in self._search(request.digest, self._cache.local if local else None):
             self.events.emit(
                 "hit", tier=tier, key=entry.digest, program=request.title, arch=request.target,
                 bytes=entry.size, seconds_saved=entry.provenance.seconds,
@@ -206,9 +206,9 @@ class ForeignStore:
                         yield _decode(digest, blob)
         for tier in self._cache.tiers:
             if isinstance(tier, LayerStore):
-                yield from _in_layer(tier, kind, seen)
+                yield from _read_layer(tier, kind, seen)
 
-    def _each(self, digest: str, end: int | None = None) -> Iterator[tuple[ForeignEntry, str]]:
+    def _search(self, digest: str, end: int | None = None) -> Iterator[tuple[ForeignEntry, str]]:
         """Yield the entry of each bundle and tier that has it, with the name of the tier."""
         for blob in self._bundles.blobs(digest):
             if (entry := self._decode(digest, blob, "bundle")) is not None:
@@ -274,7 +274,7 @@ def created_now(seconds: float) -> Provenance:
     return Provenance(seconds, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
 
-def _in_layer(tier: LayerStore, kind: str | None, seen: set[str]) -> Iterator[ForeignEntry]:
+def _read_layer(tier: LayerStore, kind: str | None, seen: set[str]) -> Iterator[ForeignEntry]:
     reader = tier.reader()
     for item in tier.items():
         front = tier.first_bytes(item.digest)

@@ -45,7 +45,7 @@ def kernels(session: Session, wanted: Sequence[KernelRequest]) -> list[Kernel]:
         try:
             made.append(session.kernel(request, name, given))
         except PreheatError as error:
-            errors.append(_naming(error, name))
+            errors.append(_name_error(error, name))
     raise_all(errors)
     return made
 
@@ -63,15 +63,15 @@ def _prepare(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleRe
             names.setdefault(request.for_kernel(name), name)
     if not names:
         return {}
-    read = [(request, session.files(request), request.program()) for request in names]
-    codes = _codes(session, names, read)
+    read = [(request, session.track_files(request), request.program()) for request in names]
+    codes = _find_codes(session, names, read)
     return {
         request: Prepared(program, files, code)
         for (request, files, program), code in zip(read, codes, strict=True)
     }
 
 
-def _codes(
+def _find_codes(
     session: Session,
     names: Mapping[ModuleRequest, str],
     read: Sequence[tuple[ModuleRequest, TrackedFiles | None, Program]],
@@ -86,7 +86,7 @@ def _codes(
         try:
             results.append(session.find_code(program, request.arch, strict=request.strict))
         except PreheatError as error:
-            errors.append(_naming(error, names[request]))
+            errors.append(_name_error(error, names[request]))
     raise_all(errors)
     builds = {_key(each): each for each in results if isinstance(each, Build)}
     made = dict(zip(builds, compile_builds(list(builds.values())), strict=True))
@@ -109,5 +109,5 @@ def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:
     return False
 
 
-def _naming(error: PreheatError, name: str) -> PreheatError:
+def _name_error(error: PreheatError, name: str) -> PreheatError:
     return error.naming(name) if isinstance(error, SealedError) else error

@@ -33,7 +33,7 @@ class _PendingRequest:
         self.request = request
         self.name = name
         self.module_request = request.for_kernel(name)
-        self.files: TrackedFiles | None = session.files(self.module_request)
+        self.files: TrackedFiles | None = session.track_files(self.module_request)
         self.program: Program = self.module_request.program()
         self._build: Build | None = None
         self.task: Task[Code] = session.builder.background.submit(self._compile)

@@ -14,8 +14,8 @@ from preheat.build.code import (
     Code,
     compiled_code,
     find_code,
+    find_source_lines,
     obtain_given,
-    source_lines,
 )
 from preheat.build.compile_lock import SingleFlight
 from preheat.build.reload import TrackedFiles
@@ -89,7 +89,7 @@ class Session:
         self._reload = reload
         self.context = Context(device, builder.events)
         if device.dlpack[0] == ON_GPU:
-            load = partial(_fill_kernel, weakref.ref(self))
+            load = partial(_load_fill_kernel, weakref.ref(self))
             self.context.kernel_fill = KernelFill(self.context, load)
         self.modules: dict[object, LoadedObject[Module]] = {}
         self.kernels: dict[object, LoadedObject[Kernel]] = {}
@@ -146,7 +146,7 @@ class Session:
             code = self._obtain_given(request.source, request.label, strict=request.strict)
             return self.modules.setdefault(request, LoadedObject(self.load(code)))
         if busy and self.context.active_captures():
-            files = self.files(request)
+            files = self.track_files(request)
             program = request.program()
             module = self._find_loaded(program, request)
             if module is not None:
@@ -161,7 +161,7 @@ class Session:
             ready = None if prepared is None else prepared()
             prepared = None  # If a file is edited meanwhile, its new content counts.
             if ready is None:
-                files = None if type(request.source) is str else self.files(request)
+                files = None if type(request.source) is str else self.track_files(request)
                 program = request.program()
                 result = self.find_code(program, request.arch, strict=request.strict)
                 code = result if isinstance(result, Code) else compiled_code(result, result.obtain())
@@ -176,7 +176,7 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def files(self, request: ModuleRequest) -> TrackedFiles | None:
+    def track_files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return the source file of a request, hashed before it is read; None if no file is tracked."""
         if not isinstance(request.source, Path) or not self._tracks_files():
             return None
@@ -227,13 +227,13 @@ class Session:
         started = time.perf_counter()
         artifact, program, jit = code
         try:
-            lines = partial(source_lines, self.builder, program, artifact)
+            lines = partial(find_source_lines, self.builder, program, artifact)
             raw = self.device.load(artifact, jit=jit, lines=lines)
         except InvalidCodeError as error:
             if jit or program is None:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
-            lines = partial(source_lines, self.builder, program, artifact)
+            lines = partial(find_source_lines, self.builder, program, artifact)
             raw = self.device.load(artifact, lines=lines)
         seconds = time.perf_counter() - started
         self.builder.events.emit(
@@ -266,7 +266,7 @@ class Session:
         self.pending.clear()
 
 
-def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
+def _load_fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
     """Return the kernel for large fills; None if a sealed process would have to compile it."""
     alive = session()
     if alive is None:
