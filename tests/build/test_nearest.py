@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.build.refusal import nearest
+from preheat.build.refusal import choose_nearest
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
 from preheat.model.key import Key, explain, request_key
@@ -37,7 +37,7 @@ def test_no_stored_artifact_differs_in_fewer_parts_than_the_nearest(
     kept: list[tuple[Program, Arch]],
 ) -> None:
     artifacts = [stored(*each) for each in kept]
-    near = nearest(wanted().table, WANTED.label, artifacts)
+    near = choose_nearest(wanted().table, WANTED.label, artifacts)
     assert near is not None
     differing = [len(explain(artifact.parts, wanted())) for artifact in artifacts]
     assert near.differences == explain(near.artifact.parts, wanted())
@@ -62,10 +62,10 @@ def test_of_several_as_near_the_namesake_then_the_closest_architecture_then_the_
         ([first, second], first),
         ([second, first, far, other], second),
     ):
-        near = nearest(wanted().table, WANTED.label, kept)
+        near = choose_nearest(wanted().table, WANTED.label, kept)
         assert near is not None
         assert near.artifact is expected
 
 
 def test_nothing_stored_has_no_nearest() -> None:
-    assert nearest(wanted().table, WANTED.label, []) is None
+    assert choose_nearest(wanted().table, WANTED.label, []) is None

@@ -15,7 +15,7 @@ import pytest
 from preheat.build import opening
 from preheat.build.builder import Builder
 from preheat.build.opening import open_disk
-from preheat.build.remotes import directory_leases
+from preheat.build.remotes import open_directory_leases
 from preheat.model.config import Config, node_local_lock_dirs
 from preheat.model.events import Events
 from preheat.model.foreign import ForeignRequest
@@ -219,7 +219,7 @@ def test_a_node_whose_clock_is_ahead_leaves_the_leases_of_other_nodes(
         place, Events(), lock_dir=tmp_path / "locks", shared=True, clock=lambda: time.time() + 7200
     )
     request: LeaseRequest[str] = LeaseRequest(
-        directory_leases(one, Events()), digest_of(1), lambda: None, limit=60
+        open_directory_leases(one, Events()), digest_of(1), lambda: None, limit=60
     )
     assert request.poll() is None
     assert request.lease is not None
@@ -232,7 +232,7 @@ def test_a_node_whose_clock_is_ahead_leaves_the_leases_of_other_nodes(
 
 def test_a_full_directory_forms_no_queue(network: Path, tmp_path: Path) -> None:
     disk = DiskStore(network / "cache", Events(), lock_dir=tmp_path / "locks", shared=True)
-    leases = directory_leases(disk, Events())
+    leases = open_directory_leases(disk, Events())
     for number, outcome in ((1, True), (2, False)):
         request: LeaseRequest[str] = LeaseRequest(leases, digest_of(number), lambda: None, limit=60)
         assert request.poll() is None

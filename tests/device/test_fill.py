@@ -10,7 +10,7 @@ import pytest
 import preheat
 from preheat.device.fill import FILL, KernelFill
 from preheat.device.kernel import Kernel
-from preheat.device.session import _fill_kernel
+from preheat.device.session import _load_fill_kernel
 from preheat.errors import ToolchainError
 from preheat.gpu import Gpu
 
@@ -102,7 +102,7 @@ def test_a_sealed_process_compiles_no_kernel_for_fills(
 
     gpu = open_device("emulator", builder=builder)
     with preheat.sealed():
-        assert _fill_kernel(weakref.ref(gpu._session)) is None
-    assert _fill_kernel(weakref.ref(gpu._session)) is not None
+        assert _load_fill_kernel(weakref.ref(gpu._session)) is None
+    assert _load_fill_kernel(weakref.ref(gpu._session)) is not None
     with preheat.sealed():
-        assert _fill_kernel(weakref.ref(gpu._session)) is not None
+        assert _load_fill_kernel(weakref.ref(gpu._session)) is not None

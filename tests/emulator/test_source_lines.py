@@ -13,7 +13,7 @@ import pytest
 
 import preheat
 from preheat.build.builder import Builder
-from preheat.build.code import source_lines
+from preheat.build.code import find_source_lines
 from preheat.build.seal import sealed
 from preheat.emulator.device import EmulatorDevice
 from preheat.errors import (
@@ -244,10 +244,10 @@ def test_code_of_a_bundle_is_located_by_the_text_of_the_program(compiler: Builde
     (function,) = ptx.parse(bare.ptx.decode()).functions
     trap = next(statement.line for statement in function.statements if statement.text == "trap")
     for given, text in ((program, program.source), (None, None)):
-        lines = source_lines(compiler, given, bare)
+        lines = find_source_lines(compiler, given, bare)
         assert lines is not None
         assert lines.of(function, trap) == (SourceLine("lined.cu", 1, text),)
-    assert source_lines(compiler, None, replace(bare, ptx=b"")) is None
+    assert find_source_lines(compiler, None, replace(bare, ptx=b"")) is None
 
 
 def test_other_code_gives_no_line(tmp_path: Path, open_gpu: Callable[..., Gpu]) -> None:
@@ -349,7 +349,7 @@ def test_a_device_is_lost_before_anybody_looks_for_the_line(
         other.join()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("preheat.device.session.source_lines", interrupted)
+    monkeypatch.setattr("preheat.device.session.find_source_lines", interrupted)
     module = gpu.module(SOURCE, label="k.cu", headers=HEADERS)
     with pytest.raises(KeyboardInterrupt):
         module["trap"][1, 32](0)

@@ -22,7 +22,7 @@ from preheat.ahead.fleets import dask_executor
 from preheat.ahead.manifest import GraphKeys
 from preheat.build.builder import Builder
 from preheat.build.bundles import BundleEntry, entries_of
-from preheat.build.refusal import search
+from preheat.build.refusal import find_nearest
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact, EntryPoint, Header
 from preheat.model.key import bundle_key, request_key
@@ -422,8 +422,8 @@ def test_an_entry_has_one_key_wherever_it_is_shown(cli: Cli) -> None:
     assert cli("bundle", "verify", file).out.startswith(f"k.heat: entry {key[:12]}: ")
     wanted = bundle_key(Program.of("text of a", label="a.cu"), Arch(8, 0)).table
     with Bundle.open(file) as opened:
-        near = search(wanted, "a.cu", [opened], [], seconds=60)
-        assert search(wanted, "b.cu", [opened], [], seconds=60, namesake=True) is None
+        near = find_nearest(wanted, "a.cu", [opened], [], seconds=60)
+        assert find_nearest(wanted, "b.cu", [opened], [], seconds=60, namesake=True) is None
     assert str(near) == f"a.cu for sm_90 ({key[:12]})"
 
 

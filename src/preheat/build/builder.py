@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from preheat.build import foreign_store, parallel, refusal
     from preheat.build.compile import ArtifactCompiler
     from preheat.build.foreign_store import ForeignStore
-    from preheat.build.parallel import Background
+    from preheat.build.parallel import Runner
     from preheat.build.refusal import Near
     from preheat.store.bundle import Bundle
     from preheat.store.signing.keys import Keyring
@@ -162,9 +162,9 @@ class Builder:
         )
 
     @lazy
-    def background(self) -> Background:
-        """The threads for requests that do not wait. `close` cancels them."""
-        return parallel.Background()
+    def background(self) -> Runner:
+        """The threads for requests that do not wait. `close` cancels what has not ended."""
+        return parallel.Runner()
 
     # The main path
 
@@ -210,10 +210,10 @@ class Builder:
         release_lost()
         build = None if attempt is None else attempt.build
         if build is None:
-            found = self.find(program, arch, exact=exact, record=record)
-            if isinstance(found, Hit):
-                return found
-            build = found
+            result = self.find(program, arch, exact=exact, record=record)
+            if isinstance(result, Hit):
+                return result
+            build = result
             if attempt is not None:
                 attempt.build = build
         return build.obtain(attempt)
@@ -233,12 +233,12 @@ class Builder:
         of `obtain` that need no compile.
         """
         request = Request(program, arch if type(arch) is Arch else Arch.parse(arch), self.toolchain)
-        found = self._find_and_count(request) if exact else self._find_best(request)
-        if isinstance(found, Miss):
-            return Build(self, request, found, choose_arch, record=record)
+        result = self._find_and_count(request) if exact else self._find_best(request)
+        if isinstance(result, Miss):
+            return Build(self, request, result, choose_arch, record=record)
         if record and self.events.has_sink("request"):
-            self._emit_request(request, found)
-        return found
+            self._emit_request(request, result)
+        return result
 
     def rebuild(self, program: Program, arch: Arch | str, *, reason: str) -> Artifact:
         """Return other code for a program whose stored code was rejected by a device.
@@ -247,11 +247,11 @@ class Builder:
         """
         request = self._request(program, arch)
         miss = Miss(f"invalid: {reason}")
-        found = self._stored.find(request, sealed=self.sealed is not SealMode.OFF)
-        if isinstance(found, Miss):
+        result = self._stored.find(request, sealed=self.sealed is not SealMode.OFF)
+        if isinstance(result, Miss):
             return Build(self, request, miss).make(None).artifact
-        invalid = found.artifact
-        other = self._stored.other_than(request, invalid)
+        invalid = result.artifact
+        other = self._stored.find_other(request, invalid)
         build = Build(self, request, miss) if other is None else None
         self.events.emit("damaged", tier="device", key=invalid.digest, reason=reason)
         self._stored.refuse(invalid)
@@ -294,10 +294,10 @@ class Builder:
             'absent: nothing is stored under this key'
         """
         request = self._request(program, device)
-        found = self._find_and_count(request) if exact else self._find_best(request)
-        if record and isinstance(found, Hit):
-            self._emit_request(request, found)
-        return found
+        result = self._find_and_count(request) if exact else self._find_best(request)
+        if record and isinstance(result, Hit):
+            self._emit_request(request, result)
+        return result
 
     def _find_best(self, request: Request) -> Hit | Miss:
         """Look a request up, and then requests for other architectures that run on its own."""
@@ -309,9 +309,9 @@ class Builder:
         others = list(islice(runnable_archs(device), 1, None))
         look_ahead(self.cache, self.toolchain, [(program, arch) for arch in others])
         for arch in others:
-            found = self._find_and_count(self._request(program, arch))
-            if isinstance(found, Hit):
-                return found
+            result = self._find_and_count(self._request(program, arch))
+            if isinstance(result, Hit):
+                return result
         return first
 
     def explain_lookup(self, program: Program, arch: Arch | str) -> Artifact | Miss:
@@ -327,8 +327,8 @@ class Builder:
             True
         """
         sealed = self.sealed is not SealMode.OFF
-        found = self._stored.find(self._request(program, arch), sealed=sealed, verify=True)
-        return found.artifact if isinstance(found, Hit) else found
+        result = self._stored.find(self._request(program, arch), sealed=sealed, verify=True)
+        return result.artifact if isinstance(result, Hit) else result
 
     def key(self, program: Program, arch: Arch | str) -> Key:
         """Return the key of `program` for `arch` in caches.
@@ -357,7 +357,7 @@ class Builder:
         """
         table = self._request(program, arch).bundle_key.table
         caches = [tier for tier in self.cache.tiers if isinstance(tier, LayerStore)]
-        return refusal.search(
+        return refusal.find_nearest(
             table, program.label, self.bundles, caches, seconds=_SEARCH, namesake=namesake
         )
 
@@ -369,17 +369,17 @@ class Builder:
         mode = self.sealed
         if self._bundles.rejected:
             self._bundles.require_all(mode)
-        found = self._stored.find(request, sealed=mode is not SealMode.OFF, local=local)
-        if isinstance(found, Hit):
-            artifact = found.artifact
+        result = self._stored.find(request, sealed=mode is not SealMode.OFF, local=local)
+        if isinstance(result, Hit):
+            artifact = result.artifact
             self.events.emit(
-                "hit", tier=found.tier, key=artifact.digest, program=artifact.label,
+                "hit", tier=result.tier, key=artifact.digest, program=artifact.label,
                 arch=artifact.arch.name, bytes=artifact.size,
                 seconds_saved=artifact.provenance.seconds,
             )  # fmt: skip
             if time.monotonic() >= self._counters.due:
                 self._counters.write(_JOURNAL_EVERY)
-        return found
+        return result
 
     # Sealing
 
@@ -520,7 +520,7 @@ class Builder:
             >>> builder.close()
         """
         release_lost()
-        if (background := self.__dict__.get("background")) is not None:
+        if (background := self.__dict__.pop("background", None)) is not None:
             background.cancel()
         self.toolchain.close()
         self._locks.close()

@@ -131,17 +131,17 @@ def read(bundle: Bundle, key: str, in_use: InUse = _NONE) -> BundleEntry | None:
 def entries_of(bundle: Bundle) -> Iterator[BundleEntry]:
     """Yield all entries of `bundle`, by key; `DamagedEntryError` when one cannot be read."""
     for digest in bundle.digests():
-        found = read(bundle, digest)
-        if found is not None:
-            yield found
+        entry = read(bundle, digest)
+        if entry is not None:
+            yield entry
 
 
 def foreign_of(bundle: Bundle) -> Iterator[ForeignEntry]:
     """Yield the entries of other libraries, by digest; `DamagedEntryError` when one cannot be read."""
     for digest in bundle.digests():
-        found = read_foreign(bundle, digest)
-        if found is not None:
-            yield found
+        entry = read_foreign(bundle, digest)
+        if entry is not None:
+            yield entry
 
 
 def read_foreign(bundle: Bundle, digest: str) -> ForeignEntry | None:
@@ -154,13 +154,13 @@ def read_foreign(bundle: Bundle, digest: str) -> ForeignEntry | None:
 
 def code_keys(bundle: Bundle) -> dict[str, str]:
     """Return the digest of the artifact of every entry that can be read, by the digest of the entry."""
-    found: dict[str, str] = {}
+    codes: dict[str, str] = {}
     for digest in bundle.digests():
         with suppress(codec.DamagedEntryError, OSError):
             meta = entry_meta(bundle, digest)
             for _, code in () if meta is None else decode_states(meta):
-                found[digest] = code
-    return found
+                codes[digest] = code
+    return codes
 
 
 def entry_meta(bundle: Bundle, key: str) -> dict[str, Any] | None:
@@ -337,7 +337,7 @@ class MountedBundles:
                 yield BundleEntry(key, artifact, **known[1])
                 continue
             try:
-                found = read(bundle, key, in_use)
+                entry = read(bundle, key, in_use)
             except OSError as fault:
                 self._events.fault("bundle", "read", fault)
                 yield _fault_reason(bundle, fault)
@@ -345,11 +345,11 @@ class MountedBundles:
                 self._events.emit("damaged", tier="bundle", key=key, reason=str(bad))
                 yield _damage_reason(bundle)
             else:
-                if found is not None:
+                if entry is not None:
                     names = ("state", "entries", "untracked_reason", "include", "toolkit")
-                    rest = {name: getattr(found, name) for name in names}
-                    self._decoded[bundle, key] = found.artifact.digest, rest
-                    yield found
+                    rest = {name: getattr(entry, name) for name in names}
+                    self._decoded[bundle, key] = entry.artifact.digest, rest
+                    yield entry
 
 
 def _sealed_error(error: BundleError) -> BundleError:

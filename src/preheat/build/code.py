@@ -34,8 +34,8 @@ __all__ = [
     "Code",
     "compiled_code",
     "find_code",
+    "find_source_lines",
     "obtain_given",
-    "source_lines",
 ]
 
 _MACHINE_CODE = "machine code runs only on devices of its own major version"
@@ -78,12 +78,12 @@ def find_code(
     exact = strict or arch is not None
     choose = None
     if "cuda" in program.language:  # Otherwise NVRTC is not needed.
-        choose = partial(_newest_arch, device, builder, program, jit)
-    found = builder.find(program, target, exact=exact, choose_arch=choose)
-    return Code(found.artifact, program) if isinstance(found, Hit) else found
+        choose = partial(_choose_arch, device, builder, program, jit)
+    result = builder.find(program, target, exact=exact, choose_arch=choose)
+    return Code(result.artifact, program) if isinstance(result, Hit) else result
 
 
-def _newest_arch(
+def _choose_arch(
     device: TargetDevice, builder: Builder, program: Program, jit: bool, target: Arch
 ) -> Arch:
     """Return `target`, or the newest architecture that can be compiled for, for the driver's JIT."""
@@ -125,8 +125,8 @@ def obtain_given(
     """
     if not given.is_ptx:
         return Code(_read_cubin(given, device, label, strict=strict))
-    found = find_code(device, builder, _read_ptx(given, label), strict=strict, jit=jit)
-    code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
+    result = find_code(device, builder, _read_ptx(given, label), strict=strict, jit=jit)
+    code = result if isinstance(result, Code) else compiled_code(result, result.obtain())
     return Code(_add_names(code.artifact, given), jit=code.jit) if given.names else code
 
 
@@ -173,7 +173,7 @@ def _digest(code: bytes, names: tuple[tuple[str, str], ...]) -> str:
 # Source lines
 
 
-def source_lines(builder: Builder, program: Program | None, artifact: Artifact) -> Lines | None:
+def find_source_lines(builder: Builder, program: Program | None, artifact: Artifact) -> Lines | None:
     """Return the source lines of `artifact`, which was made from `program`; None if they are unknown.
 
     Code without line information is built once more with it, unless the process is sealed. That

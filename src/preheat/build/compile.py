@@ -212,9 +212,9 @@ class ArtifactCompiler:
         states: list[tuple[HeaderState, str]] = []
         # Extend the list of the last tier of this machine that has one, which is the disk if there is a
         # disk. Tiers on servers merge the list with their own.
-        for found in cache.each(request.digest, cache.local):
+        for stored in cache.each(request.digest, cache.local):
             with suppress(codec.DamagedEntryError):
-                states = decode_states(codec.unpack_checked(found.blob).meta)
+                states = decode_states(codec.unpack_checked(stored.blob).meta)
         states = [row for row in states if row[1] != artifact.digest]
         if (excess := len(states) + 1 - _STATES) > 0:
             pinned = set() if self._disk is None else self._disk.pinned()

@@ -78,13 +78,13 @@ class ForeignStore:
         that cannot use a bundle of its settings.
         """
         self._bundles.require_all(self.sealed)
-        for found, tier in self._each(request.digest, self._cache.local if local else None):
+        for entry, tier in self._search(request.digest, self._cache.local if local else None):
             self.events.emit(
-                "hit", tier=tier, key=found.digest, program=request.title, arch=request.target,
-                bytes=found.size, seconds_saved=found.provenance.seconds,
+                "hit", tier=tier, key=entry.digest, program=request.title, arch=request.target,
+                bytes=entry.size, seconds_saved=entry.provenance.seconds,
             )  # fmt: skip
             self._counters.write(_JOURNAL_EVERY)
-            return found
+            return entry
         return None
 
     def put(self, entry: ForeignEntry) -> None:
@@ -206,16 +206,16 @@ class ForeignStore:
                         yield _decode(digest, blob)
         for tier in self._cache.tiers:
             if isinstance(tier, LayerStore):
-                yield from _in_layer(tier, kind, seen)
+                yield from _read_layer(tier, kind, seen)
 
-    def _each(self, digest: str, end: int | None = None) -> Iterator[tuple[ForeignEntry, str]]:
+    def _search(self, digest: str, end: int | None = None) -> Iterator[tuple[ForeignEntry, str]]:
         """Yield the entry of each bundle and tier that has it, with the name of the tier."""
         for blob in self._bundles.blobs(digest):
             if (entry := self._decode(digest, blob, "bundle")) is not None:
                 yield entry, "bundle"
-        for found in self._cache.each(digest, end):
-            if (entry := self._decode(digest, found.blob, found.tier)) is not None:
-                yield entry, found.tier
+        for stored in self._cache.each(digest, end):
+            if (entry := self._decode(digest, stored.blob, stored.tier)) is not None:
+                yield entry, stored.tier
 
     def _decode(self, digest: str, blob: bytes, tier: str) -> ForeignEntry | None:
         try:
@@ -274,7 +274,7 @@ def created_now(seconds: float) -> Provenance:
     return Provenance(seconds, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
 
-def _in_layer(tier: LayerStore, kind: str | None, seen: set[str]) -> Iterator[ForeignEntry]:
+def _read_layer(tier: LayerStore, kind: str | None, seen: set[str]) -> Iterator[ForeignEntry]:
     reader = tier.reader()
     for item in tier.items():
         front = tier.first_bytes(item.digest)

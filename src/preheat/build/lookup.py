@@ -114,10 +114,10 @@ class Lookup:
         miss = _ABSENT
         if self.bundles.mounted:
             check = not sealed if verify is None else verify
-            found = self._in_bundles(request, sealed=sealed, verify=check)
-            if isinstance(found, Hit):
-                return found
-            miss = found
+            result = self._search_bundles(request, sealed=sealed, verify=check)
+            if isinstance(result, Hit):
+                return result
+            miss = result
         try:
             digest = request.digest
         except ToolchainError:  # The keys of a cache name the compiler, and there is none.
@@ -126,31 +126,31 @@ class Lookup:
             raise
         if miss is _IN_NO_BUNDLE:
             miss = _NOWHERE
-        cached = self._in_cache(request, digest, miss, self.cache.local if local else None)
+        cached = self._search_cache(request, digest, miss, self.cache.local if local else None)
         if isinstance(cached, Miss) and sealed and miss.reason.startswith(HEADERS):
             return miss  # The user named the bundle, so its header files are the ones to report.
         return cached
 
-    def _in_cache(
+    def _search_cache(
         self, request: Request, digest: str, miss: Miss, end: int | None = None
     ) -> Hit | Miss:
         """Return the first usable artifact, or why the last one is not usable, or `miss`."""
         number = 0
-        while (found := self.cache.search(digest, number, end)) is not None:
-            blob, tier, number = found
+        while (stored := self.cache.search(digest, number, end)) is not None:
+            blob, tier, number = stored
             opened = self._open(request, digest, blob, tier)
             if isinstance(opened, Hit):
                 return opened
             miss = opened
         return miss
 
-    def other_than(self, request: Request, refused: Artifact) -> Artifact | None:
+    def find_other(self, request: Request, refused: Artifact) -> Artifact | None:
         """Return an artifact in a cache that is not the `refused` one."""
         try:
-            found = self._in_cache(request, request.digest, Miss(""))
+            result = self._search_cache(request, request.digest, Miss(""))
         except ToolchainError:
             return None
-        other = found.artifact if isinstance(found, Hit) else None
+        other = result.artifact if isinstance(result, Hit) else None
         return None if other == refused else other
 
     def clear_memory(self) -> None:
@@ -166,13 +166,13 @@ class Lookup:
 
     # In a bundle
 
-    def _in_bundles(self, request: Request, *, sealed: bool, verify: bool) -> Hit | Miss:
+    def _search_bundles(self, request: Request, *, sealed: bool, verify: bool) -> Hit | Miss:
         miss = _IN_NO_BUNDLE
         for entry in self.bundles.entries(request.bundle_key.digest, self.in_use):
             if isinstance(entry, str):
                 miss = Miss(entry)
                 continue
-            reason = self._rejection_reason(request, entry, sealed=sealed, verify=verify)
+            reason = self._explain_rejection(request, entry, sealed=sealed, verify=verify)
             if reason is None:
                 artifact = entry.artifact
                 if not entry.untracked_reason and artifact.digest not in self.in_use:
@@ -181,7 +181,7 @@ class Lookup:
             miss = Miss(reason)
         return miss
 
-    def _rejection_reason(
+    def _explain_rejection(
         self, request: Request, entry: BundleEntry, *, sealed: bool, verify: bool
     ) -> str | None:
         """Return why `entry` cannot be used in this process now, or None if it can."""
@@ -215,7 +215,7 @@ class Lookup:
             if (artifact := self.in_use.get(digest)) is not None:
                 return _hit((artifact, tier))
             if blob.startswith(HEADER_LIST, codec.JSON_AT):
-                current = self._current_state(request, self._header_states(digest, blob))
+                current = self._find_current(request, self._read_states(digest, blob))
                 if isinstance(current, Miss):
                     return current
                 digest = current
@@ -234,7 +234,7 @@ class Lookup:
             return Miss("damaged: the entry failed its check")
         return _hit((artifact, tier))
 
-    def _header_states(self, digest: str, blob: bytes) -> _States:
+    def _read_states(self, digest: str, blob: bytes) -> _States:
         """Return the states in a list of header states, which is decoded once."""
         known = self._states.get(digest)
         if known is not None and known[0] == blob:
@@ -245,7 +245,7 @@ class Lookup:
             self._states.popitem(last=False)
         return states
 
-    def _current_state(self, request: Request, states: _States) -> str | Miss:
+    def _find_current(self, request: Request, states: _States) -> str | Miss:
         """Return the digest of the code that was made from the header files as they are now."""
         memo = self.memos.of(request.key)
         reason = "no header state is stored"
@@ -263,9 +263,9 @@ class Lookup:
         """Return the header files that `artifact`, the answer to `request`, was made from."""
         if not artifact.headers:
             return HeaderState((), ())
-        for found in self.cache.each(request.digest):
+        for stored in self.cache.each(request.digest):
             with suppress(codec.DamagedEntryError):
-                for state, digest in decode_states(codec.unpack_checked(found.blob).meta):
+                for state, digest in decode_states(codec.unpack_checked(stored.blob).meta):
                     if digest == artifact.digest:
                         return state
         return HeaderState(artifact.headers, (), tuple(request.roots))

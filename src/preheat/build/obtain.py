@@ -166,10 +166,10 @@ class Build(Obtainer[Hit]):
 
     def look(self, *, local: bool = False) -> Hit | None:
         """Return the stored code for exactly the architecture of the request, or None."""
-        found = self._builder._find_and_count(self.request, local=local)
-        if isinstance(found, Hit):
-            return found
-        self._miss = found
+        result = self._builder._find_and_count(self.request, local=local)
+        if isinstance(result, Hit):
+            return result
+        self._miss = result
         return None
 
     def permit(self) -> None:
@@ -246,6 +246,9 @@ class Build(Obtainer[Hit]):
 def _fields(request: Request) -> dict[str, str]:
     """Return the fields that every event about a request has."""
     return {"key": request.digest, "program": request.program.label, "arch": str(request.arch)}
+
+
+# Rejected programs
 
 
 class Failure:

@@ -27,11 +27,11 @@ else:  # Few processes record, share a store, or require signed bundles.
 
 __all__ = [
     "choose_lock_dir",
+    "explain_shared",
     "open_chain",
     "open_disk",
     "record_requests",
     "required_signers",
-    "shared_reason",
     "unreachable_stores",
 ]
 
@@ -48,7 +48,7 @@ def open_chain(config: Config, events: Events) -> tuple[Chain, DiskStore | None]
         local.append(disk)
     if not config.remote:
         return Chain(local, events), disk
-    return remotes.shared_chain(local, config, events), disk
+    return remotes.open_shared_chain(local, config, events), disk
 
 
 def open_disk(config: Config, events: Events) -> DiskStore | None:
@@ -89,11 +89,11 @@ def choose_lock_dir(config: Config, root: Path, events: Events, mounts: Sequence
     releases the locks of a process that has died.
     """
     candidates = [config.lock_dir, root / "locks", *node_local_lock_dirs()]
-    local = _local(dict.fromkeys(candidates), events, mounts)
+    local = _skip_shared(dict.fromkeys(candidates), events, mounts)
     return first_usable(local, events, trust=config.trust_cache_dir)
 
 
-def shared_reason(path: Path, mounts: Sequence[Mount] | None = None) -> str | None:
+def explain_shared(path: Path, mounts: Sequence[Mount] | None = None) -> str | None:
     """Return why locks cannot be at `path`, if it is on a network filesystem, or None."""
     filesystem = filesystem_of(path, mounts)
     if not filesystem.shared:
@@ -101,9 +101,11 @@ def shared_reason(path: Path, mounts: Sequence[Mount] | None = None) -> str | No
     return f"it is on {filesystem.kind}, which other nodes share; locks must be local to this node"
 
 
-def _local(candidates: dict[Path, None], events: Events, mounts: Sequence[Mount]) -> Iterator[Path]:
+def _skip_shared(
+    candidates: dict[Path, None], events: Events, mounts: Sequence[Mount]
+) -> Iterator[Path]:
     for path in candidates:
-        why = shared_reason(path, mounts)
+        why = explain_shared(path, mounts)
         if why is None:
             yield path
         else:
@@ -115,10 +117,10 @@ def required_signers(config: Config) -> Callable[[], Keyring] | None:
 
     It raises `InputError` when a file of keys cannot be used, or none is named.
     """
-    return partial(_trusted_keys, config) if config.require_signed else None
+    return partial(_read_trusted_keys, config) if config.require_signed else None
 
 
-def _trusted_keys(config: Config) -> Keyring:
+def _read_trusted_keys(config: Config) -> Keyring:
     trusted = keys.Keys.load(config.signing_key, config.trusted_keys).trusted
     if trusted is None:
         raise InputError(

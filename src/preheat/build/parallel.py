@@ -18,7 +18,7 @@ from preheat.process.gil_limiter import GilLimiter
 from preheat.process.locks import Lock
 from preheat.toolchain.cancel import Cancellation, Cancelled
 
-__all__ = ["Background", "Runner", "Task", "run_all"]
+__all__ = ["Runner", "Task", "run_all"]
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -261,25 +261,3 @@ def _run_silently(runner: Runner, jobs: Sequence[J], run: Callable[[J, Attempt],
         if len(tasks) < len(jobs) or not all(task.done for task in tasks):
             runner.cancel()
     return tasks
-
-
-class Background:
-    """Starts threads when there is work for them."""
-
-    def __init__(self) -> None:
-        self._runner: Runner | None = None
-        self._lock = Lock()
-
-    def submit(self, run: Callable[[Attempt], R]) -> Task[R]:
-        """Call `run` in a thread, and return the task at once."""
-        with self._lock:
-            if self._runner is None:
-                self._runner = Runner()
-            return self._runner.submit(run)
-
-    def cancel(self) -> None:
-        """Cancel the tasks that have not ended."""
-        with self._lock:
-            runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.cancel()

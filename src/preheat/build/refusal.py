@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Near",
     "Searched",
+    "choose_nearest",
     "describe_differences",
     "explain_miss",
-    "nearest",
-    "search",
+    "find_nearest",
     "search_bundles",
 ]
 
@@ -124,17 +124,17 @@ class Searched(NamedTuple):
 def search_bundles(bundles: Iterable[Bundle], title: str) -> Searched:
     """Return the architectures for which bundles have a program, or an entry of another library."""
     until = time.monotonic() + _SEARCH
-    found: dict[Bundle, set[str]] = {bundle: set() for bundle in bundles}
-    for bundle, archs in found.items():
+    archs_of: dict[Bundle, set[str]] = {bundle: set() for bundle in bundles}
+    for bundle, archs in archs_of.items():
         for digest in bundle.digests():
             if time.monotonic() >= until:
-                return Searched(title, found, complete=False)
+                return Searched(title, archs_of, complete=False)
             with suppress(codec.DamagedEntryError, OSError):
                 if (entry := read_foreign(bundle, digest)) is not None:
                     archs |= {entry.target} if entry.title == title else set()
                 elif (meta := entry_meta(bundle, digest)) is not None and meta.get("label") == title:
                     archs.add(str(meta.get("arch")))
-    return Searched(title, found, complete=True)
+    return Searched(title, archs_of, complete=True)
 
 
 # The most similar artifact
@@ -151,7 +151,7 @@ class Near(NamedTuple):
         return f"{self.artifact.label} for {self.artifact.arch} ({self.artifact.digest[:12]})"
 
 
-def nearest(
+def choose_nearest(
     wanted: tuple[Part, ...], label: str, stored: Iterable[Artifact | BundleEntry]
 ) -> Near | None:
     """Return the artifact that differs from `wanted` in the fewest parts.
@@ -164,7 +164,7 @@ def nearest(
     for each in stored:
         artifact = each if isinstance(each, Artifact) else each.artifact
         texts = {} if isinstance(each, Artifact) else each.sources
-        near = Near(artifact, _differences(each, wanted), texts)
+        near = Near(artifact, _list_differences(each, wanted), texts)
         distance = abs(_number(artifact.arch) - _number(target))
         rank = (len(near.differences), artifact.label != label, distance)
         if best is None or rank < best[0]:
@@ -176,7 +176,7 @@ def _number(arch: Arch) -> int:
     return 10 * arch.major + arch.minor
 
 
-def _differences(stored: Artifact | BundleEntry, wanted: tuple[Part, ...]) -> tuple[str, ...]:
+def _list_differences(stored: Artifact | BundleEntry, wanted: tuple[Part, ...]) -> tuple[str, ...]:
     """Return one line for each part in which the requests differ.
 
     Keys in a cache do not contain include directories, so a cached artifact is compared without them.
@@ -192,7 +192,7 @@ def _differences(stored: Artifact | BundleEntry, wanted: tuple[Part, ...]) -> tu
     return explain(parts, wanted)
 
 
-def search(
+def find_nearest(
     wanted: tuple[Part, ...],
     label: str,
     bundles: Iterable[Bundle],
@@ -201,20 +201,22 @@ def search(
     seconds: float,
     namesake: bool = False,
 ) -> Near | None:
-    """Return the `nearest` artifact among those in bundles and caches that can be read in `seconds`.
+    """Return the nearest artifact among those in bundles and caches that can be read in `seconds`.
 
     With `namesake`, only artifacts called `label` are compared.
     """
     until = time.monotonic() + seconds
-    alike = _in_bundles(bundles, until, lambda its: its == label)
-    others = _in_bundles(bundles, until, lambda its: its != label)
-    cached = _in_caches(caches, until)
+    alike = _read_bundles(bundles, until, lambda its: its == label)
+    others = _read_bundles(bundles, until, lambda its: its != label)
+    cached = _read_caches(caches, until)
     if namesake:
-        return nearest(wanted, label, chain(alike, (each for each in cached if each.label == label)))
-    return nearest(wanted, label, chain(alike, cached, others))
+        return choose_nearest(
+            wanted, label, chain(alike, (each for each in cached if each.label == label))
+        )
+    return choose_nearest(wanted, label, chain(alike, cached, others))
 
 
-def _in_bundles(
+def _read_bundles(
     bundles: Iterable[Bundle], until: float, chosen: Callable[[object], bool]
 ) -> Iterator[BundleEntry]:
     """Yield the entries of bundles whose label is `chosen`."""
@@ -228,7 +230,7 @@ def _in_bundles(
                     yield decode_entry(bundle, digest, meta)
 
 
-def _in_caches(caches: Iterable[LayerStore], until: float) -> Iterator[Artifact]:
+def _read_caches(caches: Iterable[LayerStore], until: float) -> Iterator[Artifact]:
     """Yield the artifacts of cache directories, the most recently used one first."""
     for cache in caches:
         reader = cache.reader()
@@ -255,13 +257,15 @@ def describe_differences(near: Near, wanted: Key, bundles: Iterable[Path]) -> tu
     for line in near.differences:
         label = line.partition(": ")[0]
         if is_text(label) and label in stored and label in texts:
-            change = _difference(label, stored[label], texts[label], near, bundles)
+            change = _describe_difference(label, stored[label], texts[label], near, bundles)
             line = line if change is None else f"{label}: {change}"
         lines.append(line)
     return tuple(lines)
 
 
-def _difference(label: str, old: str, new: bytes, near: Near, bundles: Iterable[Path]) -> str | None:
+def _describe_difference(
+    label: str, old: str, new: bytes, near: Near, bundles: Iterable[Path]
+) -> str | None:
     hashed = _HASHED.fullmatch(old)
     if hashed is None and Part.of(label, new).value == new.decode(errors="replace"):
         return None  # Both are short, and shown as they are.
@@ -269,10 +273,10 @@ def _difference(label: str, old: str, new: bytes, near: Near, bundles: Iterable[
     if text is None:
         assert hashed is not None
         return f"{int(hashed[1]):,} bytes of {near.artifact.label} became {len(new):,} bytes"
-    return _first_change(text, new.decode(errors="replace"))
+    return _describe_change(text, new.decode(errors="replace"))
 
 
-def _first_change(old: str, new: str) -> str | None:
+def _describe_change(old: str, new: str) -> str | None:
     pairs = zip_longest(old.split("\n"), new.split("\n"))
     for number, (before, after) in enumerate(pairs, 1):
         if before is None:
@@ -287,7 +291,7 @@ def _first_change(old: str, new: str) -> str | None:
 def _read_recorded(digest: str, bundles: Iterable[Path]) -> str | None:
     """Return the text of a SHA-256 that a recording stored beside a bundle; None if there is none."""
     for bundle in bundles:
-        for file in _candidates(bundle, digest):
+        for file in _list_candidates(bundle, digest):
             with suppress(OSError, UnicodeDecodeError):
                 data = read_whole(file)
                 if hashlib.sha256(data).hexdigest() == digest:
@@ -295,7 +299,7 @@ def _read_recorded(digest: str, bundles: Iterable[Path]) -> str | None:
     return None
 
 
-def _candidates(bundle: Path, digest: str) -> Iterator[Path]:
+def _list_candidates(bundle: Path, digest: str) -> Iterator[Path]:
     """Yield the files that may have a text: stored by the recording, or named in the manifest."""
     with suppress(OSError):
         yield from bundle.with_suffix(".sources").glob(f"{digest[:_NAME_DIGITS]}*")

@@ -31,7 +31,7 @@ class TrackedFiles:
         """Hash the source file before the program is read from it."""
         self._builder = builder
         self._path = None if path is None else os.fspath(path)
-        self._digest = _digest(self._path)
+        self._digest = _hash_file(self._path)
         self._header_change: Callable[[], str | None] | None = None
         self._due = 0.0
         self._changed = False
@@ -50,7 +50,7 @@ class TrackedFiles:
         if self._builder.sealed is SealMode.ERROR:
             return False
         if not self._changed:
-            self._changed = _digest(self._path) != self._digest or self._compare_headers()
+            self._changed = _hash_file(self._path) != self._digest or self._compare_headers()
         return self._changed
 
     def _compare_headers(self) -> bool:
@@ -60,7 +60,7 @@ class TrackedFiles:
         return self._header_change() is not None
 
 
-def _digest(path: str | None) -> str | None:
+def _hash_file(path: str | None) -> str | None:
     """Return the hash of a file; None when it cannot be read."""
     if path is None:
         return None

@@ -27,12 +27,12 @@ from preheat.toolchain.headers.header_lists import HeaderLists
 
 __all__ = [
     "TrustPolicy",
-    "directory_leases",
     "for_command",
+    "open_directory_leases",
     "open_leases",
     "open_remotes",
+    "open_shared_chain",
     "remotes_of",
-    "shared_chain",
     "trust_policy",
 ]
 
@@ -61,7 +61,7 @@ def trust_policy(remote: Remote, config: Config) -> TrustPolicy:
     return TrustPolicy.UNSIGNED if config.trust_cache_dir else TrustPolicy.PRIVATE
 
 
-def shared_chain(local: Sequence[Store], config: Config, events: Events) -> Chain:
+def open_shared_chain(local: Sequence[Store], config: Config, events: Events) -> Chain:
     """Return a chain of this machine's tiers and the shared stores."""
     return Chain(local, events, shared=open_remotes(config, events), merger=HeaderLists())
 
@@ -83,7 +83,7 @@ def open_remotes(config: Config, events: Events) -> list[RemoteStore]:
     """
     stores: list[RemoteStore] = []
     for number, remote in enumerate(remotes_of(config), start=1):
-        if why := _refusal_reason(remote, config):
+        if why := _explain_refusal(remote, config):
             events.emit("refused", path=remote.name, reason=why)
             continue
         signed = trust_policy(remote, config) is TrustPolicy.SIGNED
@@ -107,7 +107,7 @@ def open_remotes(config: Config, events: Events) -> list[RemoteStore]:
     return stores
 
 
-def _refusal_reason(remote: Remote, config: Config) -> str | None:
+def _explain_refusal(remote: Remote, config: Config) -> str | None:
     """Return why a shared store cannot be used, with a hint; None if it can be used."""
     if why := missing_package(remote):
         return why
@@ -182,14 +182,14 @@ def open_leases(cache: Chain, events: Events) -> Leases | None:
     writable = [tier for tier in cache.shared if tier.writable]
     for tier in writable:
         if tier.server.can_hold_leases:
-            return _server_leases(tier, events)
+            return _open_server_leases(tier, events)
     for local in cache.tiers:
         if isinstance(local, DiskStore) and local.shared:
-            return directory_leases(local, events)
-    return _server_leases(writable[0], events) if writable else None
+            return open_directory_leases(local, events)
+    return _open_server_leases(writable[0], events) if writable else None
 
 
-def _server_leases(tier: RemoteStore, events: Events) -> Leases:
+def _open_server_leases(tier: RemoteStore, events: Events) -> Leases:
     return Leases(
         tier.server,
         tier.when_written,
@@ -199,7 +199,7 @@ def _server_leases(tier: RemoteStore, events: Events) -> Leases:
     )
 
 
-def directory_leases(disk: DiskStore, events: Events) -> Leases:
+def open_directory_leases(disk: DiskStore, events: Events) -> Leases:
     """Return leases in the directory of `disk`, beside its entries. Nothing is written yet."""
     server = Server("lease", partial(_open_engine, disk), events, timeout=_LEASE_TIMEOUT)
     return Leases(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from preheat.errors import InputError, ToolchainError, short_repr
 from preheat.model.arch import Arch
+from preheat.model.artifact import without_types
 from preheat.model.key import Key, bundle_key, request_digest, request_key
 from preheat.model.program import NONE, Program, file_of, header_rows, list_argument
 from preheat.process.lazy import lazy
@@ -23,9 +24,19 @@ __all__ = [
     "Request",
     "Source",
     "TargetDevice",
-    "given_code",
     "look_ahead",
+    "read_given",
 ]
+
+Source = str | Path | Program
+
+_LINK = "link it to a cubin first"
+_FORMATS = {
+    "ltoir": _LINK,
+    "object": _LINK,
+    "library": _LINK,
+    "fatbin": "extract its cubin: cuobjdump -xelf all FILE",
+}
 
 
 class TargetDevice(Protocol):
@@ -97,7 +108,7 @@ def look_ahead(
         cache.look_ahead([Request(*each, toolchain).digest for each in wanted], once=once)
 
 
-Source = str | Path | Program
+# The arguments of a call
 
 
 class ModuleRequest(NamedTuple):
@@ -133,7 +144,7 @@ class ModuleRequest(NamedTuple):
         if not isinstance(label, str | None):
             raise InputError(f"label must be text, not {type(label).__name__}: {label!r}")
         if not isinstance(source, str | os.PathLike | Program):
-            given = given_code(
+            given = read_given(
                 source, options=options, include=include, headers=headers, names=names, arch=arch
             )
             return cls(given, label, (), (), None, (), None, bool(strict))
@@ -158,6 +169,16 @@ class ModuleRequest(NamedTuple):
         in_options = any(option.startswith(("-I", "--include-path")) for option in self.options)
         return in_options or not all(map(os.path.isabs, self.include))
 
+    def for_kernel(self, name: str) -> ModuleRequest:
+        """Return the request for the module that has the kernel `name`.
+
+        A template instance has to be named when its program is compiled.
+        """
+        instance = without_types(name)
+        if "<" in instance and not isinstance(self.source, Program | CompiledCode):
+            return self._replace(names=(instance, *self.names))
+        return self
+
     def program(self) -> Program:
         """Read the program from its source. Raises `InputError` for code that is compiled already."""
         if isinstance(self.source, CompiledCode):
@@ -174,15 +195,6 @@ class ModuleRequest(NamedTuple):
             self.source, label=self.label, options=self.options, include=self.include,
             headers=headers, names=self.names,
         )  # fmt: skip
-
-
-_LINK = "link it to a cubin first"
-_FORMATS = {
-    "ltoir": _LINK,
-    "object": _LINK,
-    "library": _LINK,
-    "fatbin": "extract its cubin: cuobjdump -xelf all FILE",
-}
 
 
 class ObjectCode(Protocol):
@@ -214,7 +226,7 @@ class CompiledCode(NamedTuple):
     names: tuple[tuple[str, str], ...] = ()  # a name expression, and the name of its kernel
 
 
-def given_code(source: Any, **unusable: object) -> CompiledCode:
+def read_given(source: Any, **unusable: object) -> CompiledCode:
     """Return the code in `source`: the bytes of a cubin, or an `ObjectCode`.
 
     `unusable` are other arguments of the caller, which make sense only for a compile. Raises
@@ -241,13 +253,17 @@ def _read(source: Any) -> CompiledCode:
         )
     code = source.code
     content = Path(code).read_bytes() if isinstance(code, str) else bytes(code)
-    return CompiledCode(content, format == "ptx", str(source.name or ""), _names(source.symbol_mapping))
+    return CompiledCode(
+        content, format == "ptx", str(source.name or ""), _read_names(source.symbol_mapping)
+    )
 
 
-def _names(mapping: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
-    pairs = [(_text(name), _text(lowered)) for name, lowered in mapping.items() if lowered is not None]
+def _read_names(mapping: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+    pairs = [
+        (_decode(name), _decode(lowered)) for name, lowered in mapping.items() if lowered is not None
+    ]
     return tuple(sorted(pairs))
 
 
-def _text(name: str | bytes) -> str:
+def _decode(name: str | bytes) -> str:
     return name if isinstance(name, str) else name.decode()

@@ -12,7 +12,7 @@ from preheat.build.obtain import Build
 from preheat.build.reload import TrackedFiles
 from preheat.build.request import ModuleRequest
 from preheat.device.kernel import Kernel
-from preheat.device.session import Prepared, Session, module_request
+from preheat.device.session import Prepared, Session
 from preheat.errors import PreheatError, SealedError
 from preheat.model.arch import Arch
 from preheat.model.artifact import check_name
@@ -40,12 +40,12 @@ def kernels(session: Session, wanted: Sequence[KernelRequest]) -> list[Kernel]:
     made: list[Kernel] = []
     errors: list[PreheatError] = []
     for request, name in wanted:
-        ready = prepared.get(module_request(request, name))
+        ready = prepared.get(request.for_kernel(name))
         given = None if ready is None else partial(_same, ready)
         try:
             made.append(session.kernel(request, name, given))
         except PreheatError as error:
-            errors.append(_naming(error, name))
+            errors.append(_name_error(error, name))
     raise_all(errors)
     return made
 
@@ -60,18 +60,18 @@ def _prepare(session: Session, wanted: Sequence[KernelRequest]) -> dict[ModuleRe
     names: dict[ModuleRequest, str] = {}  # of the first kernel of each program
     for request, name in wanted:
         if not _is_loaded(session, request, name):
-            names.setdefault(module_request(request, name), name)
+            names.setdefault(request.for_kernel(name), name)
     if not names:
         return {}
-    read = [(request, session.files(request), request.program()) for request in names]
-    codes = _codes(session, names, read)
+    read = [(request, session.track_files(request), request.program()) for request in names]
+    codes = _find_codes(session, names, read)
     return {
         request: Prepared(program, files, code)
         for (request, files, program), code in zip(read, codes, strict=True)
     }
 
 
-def _codes(
+def _find_codes(
     session: Session,
     names: Mapping[ModuleRequest, str],
     read: Sequence[tuple[ModuleRequest, TrackedFiles | None, Program]],
@@ -80,18 +80,18 @@ def _codes(
 
     Programs that no cache has are compiled in parallel.
     """
-    found: list[Code | Build] = []
+    results: list[Code | Build] = []
     errors: list[PreheatError] = []
     for request, _, program in read:
         try:
-            found.append(session.find_code(program, request.arch, strict=request.strict))
+            results.append(session.find_code(program, request.arch, strict=request.strict))
         except PreheatError as error:
-            errors.append(_naming(error, names[request]))
+            errors.append(_name_error(error, names[request]))
     raise_all(errors)
-    builds = {_key(each): each for each in found if isinstance(each, Build)}
+    builds = {_key(each): each for each in results if isinstance(each, Build)}
     made = dict(zip(builds, compile_builds(list(builds.values())), strict=True))
     return [
-        compiled_code(each, made[_key(each)]) if isinstance(each, Build) else each for each in found
+        compiled_code(each, made[_key(each)]) if isinstance(each, Build) else each for each in results
     ]
 
 
@@ -102,12 +102,12 @@ def _key(build: Build) -> tuple[Program, Arch]:
 def _is_loaded(session: Session, request: ModuleRequest, name: str) -> bool:
     for entry in (
         session.kernels.get((request, name)),
-        session.modules.get(module_request(request, name)),
+        session.modules.get(request.for_kernel(name)),
     ):
         if entry is not None and entry.current:
             return True
     return False
 
 
-def _naming(error: PreheatError, name: str) -> PreheatError:
+def _name_error(error: PreheatError, name: str) -> PreheatError:
     return error.naming(name) if isinstance(error, SealedError) else error

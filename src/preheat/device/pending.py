@@ -13,7 +13,7 @@ from preheat.build.request import ModuleRequest
 from preheat.device.kernel import Kernel
 from preheat.device.launch import Launch
 from preheat.device.module import Module
-from preheat.device.session import Prepared, Session, module_request
+from preheat.device.session import Prepared, Session
 from preheat.errors import PreheatError, SealedError, copy_error
 from preheat.model.artifact import EntryPoint
 from preheat.model.program import Program
@@ -32,8 +32,8 @@ class _PendingRequest:
         self.session = session
         self.request = request
         self.name = name
-        self.module_request = module_request(request, name)
-        self.files: TrackedFiles | None = session.files(self.module_request)
+        self.module_request = request.for_kernel(name)
+        self.files: TrackedFiles | None = session.track_files(self.module_request)
         self.program: Program = self.module_request.program()
         self._build: Build | None = None
         self.task: Task[Code] = session.builder.background.submit(self._compile)
@@ -42,10 +42,10 @@ class _PendingRequest:
         """Find or compile the code, in a thread of the builder. A later try skips the lookup."""
         if self._build is None:
             wanted = self.module_request
-            found = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
-            if isinstance(found, Code):
-                return found
-            self._build = found
+            result = self.session.find_code(self.program, wanted.arch, strict=wanted.strict)
+            if isinstance(result, Code):
+                return result
+            self._build = result
         return compiled_code(self._build, self._build.obtain(attempt))
 
     def usable(self) -> bool:

@@ -14,8 +14,8 @@ from preheat.build.code import (
     Code,
     compiled_code,
     find_code,
+    find_source_lines,
     obtain_given,
-    source_lines,
 )
 from preheat.build.compile_lock import SingleFlight
 from preheat.build.reload import TrackedFiles
@@ -28,7 +28,7 @@ from preheat.device.fill import FILL, KernelFill
 from preheat.device.kernel import Kernel
 from preheat.device.module import Module
 from preheat.errors import InvalidCodeError
-from preheat.model.artifact import EntryPoint, without_types
+from preheat.model.artifact import EntryPoint
 from preheat.model.config import SealMode
 from preheat.model.program import Program
 from preheat.process.weak_values import WeakValues
@@ -36,7 +36,7 @@ from preheat.process.weak_values import WeakValues
 if TYPE_CHECKING:  # Its module imports this one.
     from preheat.device.pending import PendingKernel
 
-__all__ = ["LoadedObject", "Prepared", "Session", "module_request"]
+__all__ = ["LoadedObject", "Prepared", "Session"]
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class Session:
         self._reload = reload
         self.context = Context(device, builder.events)
         if device.dlpack[0] == ON_GPU:
-            load = partial(_fill_kernel, weakref.ref(self))
+            load = partial(_load_fill_kernel, weakref.ref(self))
             self.context.kernel_fill = KernelFill(self.context, load)
         self.modules: dict[object, LoadedObject[Module]] = {}
         self.kernels: dict[object, LoadedObject[Kernel]] = {}
@@ -117,7 +117,7 @@ class Session:
                 return entry.value
             self.kernels.pop(key, None)
         if "<" in name:
-            request = module_request(request, name)
+            request = request.for_kernel(name)
         module, files = self.module(request, prepared)
         new: LoadedObject[Kernel] = _loaded_object((make(module, module.artifact.entry(name)), files))
         shared = self.kernels.setdefault(key, new)
@@ -146,7 +146,7 @@ class Session:
             code = self._obtain_given(request.source, request.label, strict=request.strict)
             return self.modules.setdefault(request, LoadedObject(self.load(code)))
         if busy and self.context.active_captures():
-            files = self.files(request)
+            files = self.track_files(request)
             program = request.program()
             module = self._find_loaded(program, request)
             if module is not None:
@@ -161,10 +161,10 @@ class Session:
             ready = None if prepared is None else prepared()
             prepared = None  # If a file is edited meanwhile, its new content counts.
             if ready is None:
-                files = None if type(request.source) is str else self.files(request)
+                files = None if type(request.source) is str else self.track_files(request)
                 program = request.program()
-                found = self.find_code(program, request.arch, strict=request.strict)
-                code = found if isinstance(found, Code) else compiled_code(found, found.obtain())
+                result = self.find_code(program, request.arch, strict=request.strict)
+                code = result if isinstance(result, Code) else compiled_code(result, result.obtain())
             else:
                 program, files, code = ready
             return self._remember(request, self.load(code), program, files)
@@ -176,7 +176,7 @@ class Session:
         # A file was edited while another thread was compiling it.
         return self._module_loads.run(request, load, title=title)
 
-    def files(self, request: ModuleRequest) -> TrackedFiles | None:
+    def track_files(self, request: ModuleRequest) -> TrackedFiles | None:
         """Return the source file of a request, hashed before it is read; None if no file is tracked."""
         if not isinstance(request.source, Path) or not self._tracks_files():
             return None
@@ -227,13 +227,13 @@ class Session:
         started = time.perf_counter()
         artifact, program, jit = code
         try:
-            lines = partial(source_lines, self.builder, program, artifact)
+            lines = partial(find_source_lines, self.builder, program, artifact)
             raw = self.device.load(artifact, jit=jit, lines=lines)
         except InvalidCodeError as error:
             if jit or program is None:
                 raise
             artifact = self.builder.rebuild(program, artifact.arch, reason=str(error))
-            lines = partial(source_lines, self.builder, program, artifact)
+            lines = partial(find_source_lines, self.builder, program, artifact)
             raw = self.device.load(artifact, lines=lines)
         seconds = time.perf_counter() - started
         self.builder.events.emit(
@@ -266,15 +266,7 @@ class Session:
         self.pending.clear()
 
 
-def module_request(request: ModuleRequest, name: str) -> ModuleRequest:
-    """Return the request for the module that has the kernel `name`: it names a template instance."""
-    instance = without_types(name)
-    if "<" in instance and not isinstance(request.source, Program | CompiledCode):
-        return request._replace(names=(instance, *request.names))
-    return request
-
-
-def _fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
+def _load_fill_kernel(session: weakref.ref[Session]) -> Kernel | None:
     """Return the kernel for large fills; None if a sealed process would have to compile it."""
     alive = session()
     if alive is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preheat.build.remotes import open_remotes, shared_chain
+from preheat.build.remotes import open_remotes, open_shared_chain
 from preheat.model.config import Config
 from preheat.model.events import Events
 from preheat.store import Chain, DiskStore, MemoryStore
@@ -56,7 +56,7 @@ class Machines:
         disk = DiskStore(
             self.place / f"cache-{number}", self.events, lock_dir=self.place / f"locks-{number}"
         )
-        chain = shared_chain([MemoryStore(1 << 20), disk], config, self.events)
+        chain = open_shared_chain([MemoryStore(1 << 20), disk], config, self.events)
         (remote,) = chain.shared
         assert isinstance(remote, RemoteStore)
         self.opened.append(Machine(chain, remote, disk))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from preheat.build.builder import Builder
-from preheat.build.refusal import Near, nearest
+from preheat.build.refusal import Near, choose_nearest
 from preheat.model import setting_values
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
@@ -347,7 +347,7 @@ def _explain_program(program: Program, arch: Arch, as_json: bool) -> None:
             print_line(f"{program.label} for {arch} is cached: {found.digest[:12]}")
         return
     stored = (artifact for _, artifact in artifacts("comparing"))
-    near = nearest(builder.key(program, arch).table, program.label, stored)
+    near = choose_nearest(builder.key(program, arch).table, program.label, stored)
     _print_miss(found.reason, near, as_json)
 
 

@@ -19,7 +19,7 @@ import click
 from preheat import native
 from preheat._version import __version__
 from preheat.build.builder import Builder
-from preheat.build.opening import shared_reason
+from preheat.build.opening import explain_shared
 from preheat.build.seal import SEALED_BY
 from preheat.errors import ConfigError, DeviceError, PreheatError, did_you_mean
 from preheat.model.arch import Arch
@@ -364,7 +364,7 @@ def _cache_directory(path: Path, config: Config) -> Finding:
 
 def _lock_directory(config: Config) -> Finding:
     path = config.lock_dir
-    why = shared_reason(path) or unusable_reason(path, trust=config.trust_cache_dir)
+    why = explain_shared(path) or unusable_reason(path, trust=config.trust_cache_dir)
     if why is None:
         return Finding("lock directory", "ok", f"{path} ({filesystem_of(path).kind})")
     fix = "set PREHEAT_LOCK_DIR to a private directory on a local disk"
