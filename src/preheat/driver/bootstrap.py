@@ -7,7 +7,7 @@ import ctypes
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.device import base
 from preheat.driver import (
@@ -43,10 +43,15 @@ from preheat.driver.graphs import (
     updates,
     user_objects,
 )
-from preheat.driver.reports import WITHOUT_RUNTIME
 from preheat.driver.settings import DriverSettings
 from preheat.model.config import environ
 from preheat.native.build import BUILD_AGAIN, is_stale
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.driver import reports
+else:
+    reports = LazyModule("preheat.driver.reports")  # Only programs with the CUDA runtime need it.
 
 __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 
@@ -129,8 +134,8 @@ def _install(shim: ctypes.PyDLL) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callbacks))
     ctypes.pythonapi.Py_AtExit(ctypes.cast(shim.preheat_driver_end, ctypes.c_void_p))
     atexit.register(_report, driver, shim, table)
-    base.before_load.append(driver.handed_over.add)
-    base.before_foreign_load.append(driver.handed_over.add_foreign)
+    base.before_load.append(lambda artifact, lines: driver.images.add(artifact, lines))
+    base.before_foreign_load.append(lambda cubin, ptx: driver.images.add_foreign(cubin, ptx))
     shim.preheat_driver_install(functions)
     _installed.append(driver)
 
@@ -144,7 +149,7 @@ def _report(driver: Driver, shim: ctypes.PyDLL, table: list[EntryPoint]) -> None
         driver.report.end(launches, refused, needs_runtime)
         return
     if needs_runtime:
-        say(WITHOUT_RUNTIME)
+        say(reports.WITHOUT_RUNTIME)
     if refused:
         say(f"the CPU driver does not support {', '.join(sorted(refused))}")
         sys.stderr.flush()

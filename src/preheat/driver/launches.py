@@ -22,11 +22,11 @@ from preheat.driver.status import (
     INVALID_VALUE,
 )
 from preheat.driver.streams import Stream, stream_of
-from preheat.emulator.launch import Launch
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
+    from preheat.emulator.launch import Launch
 
 __all__ = ["asynchronous", "parameter_pointers", "prepared"]
 

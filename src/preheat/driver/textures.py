@@ -11,12 +11,15 @@ from preheat.driver.contexts import Context
 from preheat.driver.devices import ATTRIBUTES
 from preheat.driver.raw import U64, put, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
-from preheat.emulator.surfaces import Surface
 from preheat.emulator.texels import Texels
-from preheat.emulator.textures import ADDRESS_MODES, Texture
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
+    from preheat.emulator import surfaces, textures
+else:  # The first texture or surface needs them.
+    surfaces = LazyModule("preheat.emulator.surfaces")
+    textures = LazyModule("preheat.emulator.textures")
 
 __all__: list[str] = []
 
@@ -27,7 +30,7 @@ _OF_LINEAR = struct.Struct("<QIIQ104x")
 _OF_PITCHED = struct.Struct("<QIIQQQ88x")
 _SAMPLING = struct.Struct("<3IIIIIfff4f48x")
 _AS_INTEGERS, _NORMALIZED, _SRGB, _EXACT_LEVELS, _SEAMLESS = 1, 2, 16, 32, 64
-_BORDER = ADDRESS_MODES.index("border")
+_BORDER = 3  # the last of the address modes
 
 
 class _Object(NamedTuple):
@@ -38,7 +41,9 @@ class _Object(NamedTuple):
     sampling: bytes = b""
 
 
-def _add(driver: Driver, out: int, made: _Object, for_kernels: Texture | Surface) -> None:
+def _add(
+    driver: Driver, out: int, made: _Object, for_kernels: textures.Texture | surfaces.Surface
+) -> None:
     handle = driver.handles.add(made)
     made.context.gpu.emulator.textures[handle] = for_kernels
     put(out, handle, U64)
@@ -118,7 +123,7 @@ def _memory(
     return made
 
 
-def _texture(kind: int, levels: tuple[Texels, ...], data: bytes) -> Texture:
+def _texture(kind: int, levels: tuple[Texels, ...], data: bytes) -> textures.Texture:
     fields = _SAMPLING.unpack(data)
     modes, linear, flags = fields[:3], fields[3], fields[4]
     linear_levels, bias, lowest, highest = fields[6:10]
@@ -132,9 +137,10 @@ def _texture(kind: int, levels: tuple[Texels, ...], data: bytes) -> Texture:
         modes, linear, border = (_BORDER,) * 3, 0, (0.0,) * 4
     if kind == _MIPMAPS and not flags & _NORMALIZED:
         raise CallError(INVALID_VALUE)
-    made = Texture(
+    known_modes = textures.ADDRESS_MODES
+    made = textures.Texture(
         levels,
-        modes=(ADDRESS_MODES[modes[0]], ADDRESS_MODES[modes[1]], ADDRESS_MODES[modes[2]]),
+        modes=(known_modes[modes[0]], known_modes[modes[1]], known_modes[modes[2]]),
         linear=bool(linear),
         normalized=bool(flags & _NORMALIZED),
         as_integers=bool(flags & _AS_INTEGERS),
@@ -194,7 +200,7 @@ def _create_surface(driver: Driver, out: int, resource: int) -> None:
     array = array_of(driver, _OF_HANDLE.unpack(data)[0])
     if not array.description.flags & SURFACE:
         raise CallError(INVALID_VALUE)
-    _add(driver, out, made, Surface(array.texels))
+    _add(driver, out, made, surfaces.Surface(array.texels))
 
 
 @entry("cuSurfObjectDestroy")

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from preheat.device import base
 from preheat.emulator.graph_work import (
-    Event,
+    EventWork,
     GraphWork,
     Work,
     expanded,
@@ -42,7 +42,7 @@ class EmulatorExecutable:
     def renew(self, graph: GraphWork) -> None:
         """Let later replays do other work with the same dependencies. Queued replays keep theirs."""
         self._pieces = pieces = expanded(graph)
-        self._has_events = any(isinstance(piece, Event) for piece in pieces.work)
+        self._has_events = any(isinstance(piece, EventWork) for piece in pieces.work)
         self._claims = _claims(pieces.work, free=self._free_on_launch)
 
     def upload(self, stream: base.Stream) -> None:
@@ -84,10 +84,10 @@ class EmulatorExecutable:
     def _submit_with_events(self, stream: base.Stream, order: Sequence[int]) -> None:
         """Execute or queue pieces, and record and wait for events between them."""
         work = self._pieces.work
-        for is_event, places in groupby(order, lambda at: isinstance(work[at], Event)):
+        for is_event, places in groupby(order, lambda at: isinstance(work[at], EventWork)):
             if is_event:
                 for piece in map(work.__getitem__, places):
-                    assert isinstance(piece, Event)
+                    assert isinstance(piece, EventWork)
                     piece.submit(stream)
             else:
                 self._submit(stream, list(places))

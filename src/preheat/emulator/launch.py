@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from preheat.device.base import Dim3, Geometry, Limits
 from preheat.emulator.capture import Captures
 from preheat.emulator.generate import CompiledFunction
+from preheat.emulator.graph_work import KernelWork
 from preheat.emulator.group import Frame
 from preheat.emulator.heap import Heap
 from preheat.emulator.layout import Layout, coordinates
@@ -27,7 +28,7 @@ from preheat.emulator.wave import Program, Wave
 from preheat.errors import DeviceError, EmulatorFault, UnsupportedInstructionError
 from preheat.model.ptx import Param
 
-__all__ = ["KernelWork", "Launch", "LaunchDevice"]
+__all__ = ["Launch", "LaunchDevice"]
 
 # The most threads of a wave: enough to amortise Python's overhead, few enough for the cache. There are
 # fewer if the depth of calls is unknown, because each call has registers and memory.
@@ -189,17 +190,6 @@ class Launch:
             hint=bad.hint,
         )
         return _KernelStopped(fault, tuple(_call_stack(group.frame, bad.site)), other)
-
-
-@dataclass(frozen=True)
-class KernelWork:
-    """A launch with the bytes of its parameters."""
-
-    launch: Launch
-    values: list[bytes]
-
-    def __call__(self) -> None:
-        self.launch.run(self.values)
 
 
 class _KernelStopped(Exception):  # noqa: N818  (It never leaves a launch.)

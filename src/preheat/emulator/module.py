@@ -14,7 +14,7 @@ import numpy as np
 from preheat.device import base
 from preheat.emulator.arguments import ArgumentSpec
 from preheat.emulator.decode import Immediate
-from preheat.emulator.image import ADDRESS, Image, Kernel
+from preheat.emulator.image import ADDRESS, Image, Kernel, image
 from preheat.emulator.launch import Launch, LaunchDevice
 from preheat.emulator.memory import Buffer, Memory, align_up
 from preheat.emulator.variant import TYPES
@@ -33,7 +33,7 @@ from preheat.model.key import Part
 from preheat.process.lazy import lazy
 from preheat.toolchain.lines import Lines
 
-__all__ = ["EmulatorFunction", "EmulatorModule", "invalid_ptx"]
+__all__ = ["EmulatorFunction", "EmulatorModule", "load"]
 
 Fault = TypeVar("Fault", bound=EmulatorFault)
 
@@ -44,6 +44,25 @@ _GAP = 16  # Bytes between variables, so that an access out of bounds is detecte
 def invalid_ptx(meaning: str) -> InvalidCodeError:
     """Return the error for PTX that cannot be loaded."""
     return InvalidCodeError("emulator load", 200, "EMULATOR_INVALID_PTX", meaning)
+
+
+def load(
+    artifact: Artifact,
+    memory: Memory,
+    device: LaunchDevice,
+    lines: base.FindLines | None,
+    *,
+    sanitize: bool,
+) -> EmulatorModule:
+    """Load an artifact's PTX into the memory of a device, or raise `InvalidCodeError`."""
+    try:
+        loaded = image(artifact.ptx.decode(), sanitize=sanitize)
+        with device.lock:
+            return EmulatorModule(loaded, artifact, memory, device, lines)
+    except UnicodeDecodeError as bad:
+        raise invalid_ptx(f"not a text: {bad}") from None
+    except ptx.SyntaxFault as bad:
+        raise invalid_ptx(f"{bad}, line {bad.line}") from None
 
 
 class EmulatorModule:

@@ -21,7 +21,7 @@ from preheat.driver.modules import Function, function_of
 from preheat.driver.raw import read, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 from preheat.driver.streams import Stream
-from preheat.emulator.launch import KernelWork
+from preheat.emulator.graph_work import KernelWork
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
