@@ -29,9 +29,8 @@ from preheat.driver import (
     streams,
     textures,
 )
+from preheat.driver.calls import KINDS, EntryPoint, read_table, say
 from preheat.driver.driver import Driver
-from preheat.driver.entry_points import KINDS, EntryPoint, read_table
-from preheat.driver.faults import say
 from preheat.driver.graphs import (
     captures,
     edges,
@@ -121,12 +120,12 @@ def install(library: str) -> None:
 def _install(shim: ctypes.PyDLL) -> None:
     driver = Driver(DriverSettings.from_env(environ()), _ShimThreads(shim))
     table = list(read_table())
+    found = calls.find_implementations(table)
     functions = (ctypes.c_void_p * len(table))()
-    for slot, point in enumerate(table):
-        found = calls.find(point, table)
-        if found is not None:
+    for slot, (point, implementation) in enumerate(zip(table, found, strict=True)):
+        if implementation is not None:
             function = ctypes.CFUNCTYPE(ctypes.c_int, *map(KINDS.__getitem__, point.kinds))(
-                calls.bound(driver, point, found)
+                calls.bind(driver, point, implementation)
             )
             _callbacks.append(function)
             functions[slot] = ctypes.cast(function, ctypes.c_void_p)

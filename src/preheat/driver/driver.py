@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from preheat.driver.allocations import Allocation, Allocations
+from preheat.driver.calls import CallError, fault_status, say
 from preheat.driver.contexts import Context
 from preheat.driver.devices import Gpu
-from preheat.driver.faults import CallError, fault_status, say
 from preheat.driver.settings import DriverSettings, gpu_refusal
 from preheat.driver.status import (
     CONTEXT_IS_DESTROYED,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from preheat.device.base import FindLines
-from preheat.driver.faults import CallError, say
+from preheat.driver.calls import CallError, say
 from preheat.driver.status import (
     FILE_NOT_FOUND,
     INVALID_IMAGE,

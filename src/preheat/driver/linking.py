@@ -7,9 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preheat.driver.calls import CallError, entry
+from preheat.driver.calls import CallError, entry, say
 from preheat.driver.contexts import Context
-from preheat.driver.faults import say
 from preheat.driver.raw import put, read, text
 from preheat.driver.status import INVALID_PTX, INVALID_VALUE, NOT_SUPPORTED
 from preheat.errors import InputError

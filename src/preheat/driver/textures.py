@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.driver.arrays import FORMATS, SURFACE, MipmappedArray, array_of, structure
+from preheat.driver.arrays import FORMATS, SURFACE, MipmappedArray, array_of
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
 from preheat.driver.devices import ATTRIBUTES
-from preheat.driver.raw import U64, put, write
+from preheat.driver.raw import U64, put, read_structure, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 from preheat.emulator.texels import Texels
 from preheat.process.lazy import LazyModule
@@ -159,7 +159,9 @@ def _create_texture(driver: Driver, out: int, resource: int, sampling: int, view
     if not out:
         raise CallError(INVALID_VALUE)
     context = driver.current()
-    made = _Object(context, structure(resource, _RESOURCE.size), structure(sampling, _SAMPLING.size))
+    made = _Object(
+        context, read_structure(resource, _RESOURCE.size), read_structure(sampling, _SAMPLING.size)
+    )
     texture = _texture(*_levels(driver, made.resource), made.sampling)
     if view:
         raise CallError(NOT_SUPPORTED)
@@ -193,7 +195,7 @@ def _texture_view(driver: Driver, out: int, handle: int) -> None:
 
 @entry("cuSurfObjectCreate")
 def _create_surface(driver: Driver, out: int, resource: int) -> None:
-    made = _Object(driver.current(), structure(resource, _RESOURCE.size))
+    made = _Object(driver.current(), read_structure(resource, _RESOURCE.size))
     kind, data, flags = _RESOURCE.unpack(made.resource)
     if not out or kind != _ARRAY or flags:
         raise CallError(INVALID_VALUE)

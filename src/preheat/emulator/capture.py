@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from preheat.device import base
-from preheat.emulator.driver_errors import driver_error
+from preheat.emulator.errors import driver_error
 from preheat.emulator.graph import EmulatorGraph
 from preheat.emulator.graph_work import GraphAllocation, GraphFree, GraphWork, WorkList
 from preheat.emulator.schedule import Scheduler

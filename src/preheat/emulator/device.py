@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preheat.device import base
-from preheat.emulator.allocator import TOTAL_BYTES, Allocator
+from preheat.emulator.allocator import TOTAL_BYTES, Allocator, Heap
 from preheat.emulator.capture import Captures
-from preheat.emulator.driver_errors import error_of
+from preheat.emulator.errors import error_of
 from preheat.emulator.graph import EmulatorExecutable
 from preheat.emulator.graph_work import GraphWork
-from preheat.emulator.heap import Heap
-from preheat.emulator.host_memory import HostMemory
 from preheat.emulator.limits import launch_limits, multiprocessor
-from preheat.emulator.memory import Memory
+from preheat.emulator.memory import HostMemory, Memory
 from preheat.emulator.schedule import Scheduler
 from preheat.emulator.stream import EmulatorEvent, EmulatorStream, Streams
 from preheat.errors import DeviceError, InputError, short_repr

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from preheat.device import base
 
 if TYPE_CHECKING:
+    from preheat.emulator.allocator import Allocation
     from preheat.emulator.launch import Launch
-    from preheat.emulator.quarantine import Allocation
 
 __all__ = [
     "ChildGraph", "EventRecord", "EventWait", "EventWork", "GraphAllocation", "GraphFree", "GraphWork",

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from preheat.emulator import builtin
+from preheat.emulator.errors import unsupported
 from preheat.emulator.generate import CompiledFunction, generate
 from preheat.emulator.memory import align_up
 from preheat.emulator.special_registers import RESERVED
-from preheat.emulator.unsupported import unsupported
 from preheat.errors import UnsupportedInstructionError
 from preheat.model import ptx
 

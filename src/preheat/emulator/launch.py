@@ -12,11 +12,11 @@ from typing import Protocol
 import numpy as np
 
 from preheat.device.base import Dim3, Geometry, Limits
+from preheat.emulator.allocator import Heap
 from preheat.emulator.capture import Captures
 from preheat.emulator.generate import CompiledFunction
 from preheat.emulator.graph_work import KernelWork
 from preheat.emulator.group import Frame
-from preheat.emulator.heap import Heap
 from preheat.emulator.layout import Layout, coordinates
 from preheat.emulator.limits import Multiprocessor
 from preheat.emulator.memory import Buffer, Violation, align_up

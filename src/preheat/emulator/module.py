@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from preheat.device import base
-from preheat.emulator.arguments import ArgumentSpec
+from preheat.emulator.access import ArgumentSpec
 from preheat.emulator.decode import Immediate
+from preheat.emulator.errors import invalid_ptx
 from preheat.emulator.image import ADDRESS, Image, Kernel, image
 from preheat.emulator.launch import Launch, LaunchDevice
 from preheat.emulator.memory import Buffer, Memory, align_up
@@ -39,11 +40,6 @@ Fault = TypeVar("Fault", bound=EmulatorFault)
 
 _NO_LINES = 'compile with options=["-lineinfo"] to see the line of the CUDA source'
 _GAP = 16  # Bytes between variables, so that an access out of bounds is detected.
-
-
-def invalid_ptx(meaning: str) -> InvalidCodeError:
-    """Return the error for PTX that cannot be loaded."""
-    return InvalidCodeError("emulator load", 200, "EMULATOR_INVALID_PTX", meaning)
 
 
 def load(
