@@ -178,7 +178,7 @@ def _destroy(driver: Driver, handle: int) -> None:
     _free(driver, found)
 
 
-# What only arrays of other kinds have: those of planes, and those without memory of their own
+# What only arrays of other kinds have: arrays of planes, and arrays without memory of their own
 
 
 @entry("cuArrayGetPlane")

@@ -105,7 +105,7 @@ def driver_of_this_process() -> Driver | None:
 
 
 def install(library: str) -> None:
-    """Let the functions of the shim, a library of this process, be those of preheat.
+    """Put preheat's functions into the shim, a library of this process.
 
     Threads that call this at the same time wait for the first one.
     """

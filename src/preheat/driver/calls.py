@@ -130,7 +130,7 @@ def entry(
 def find_implementations(table: list[EntryPoint]) -> Iterator[Implementation | None]:
     """Yield the implementation of each function in the table, or None.
 
-    A function for the per-thread default stream is that of the version before it.
+    A function for the per-thread default stream is the one of the version before it.
     """
     plain: defaultdict[str, list[int]] = defaultdict(list)
     for point in table:
@@ -164,7 +164,7 @@ def bind(driver: Driver, point: EntryPoint, found: Implementation) -> Callable[.
         except CallError as error:
             return error.status
         except BaseException as error:
-            if finalizing():  # Modules may be gone by now, those of the driver too.
+            if finalizing():  # Modules may be gone by now, the driver's too.
                 return ended
             return status_of(driver, name, error)
 

@@ -51,7 +51,7 @@ class Threads(Protocol):
         """Return the handle of a new context."""
 
     def set_alive(self, context: int, alive: bool) -> None:
-        """Set whether a handle is that of a context that can be made current."""
+        """Set whether the context with this handle can be made current."""
 
     def current(self) -> int:
         """Return the handle of the current context of this thread, or 0."""
@@ -154,7 +154,7 @@ class Driver:
             self.initialized = True
 
     def restart_schedule(self, seed: int | None = None) -> None:
-        """Let the order of deferred work depend on a seed, by default that of the settings, alone."""
+        """Let the order of deferred work depend on a seed alone, by default on the settings' seed."""
         seed = self.settings.schedule if seed is None else seed
         for gpu in self.gpus:
             if gpu.emulator.scheduler is not None and seed is not None:
@@ -231,7 +231,7 @@ class Driver:
     # Memory
 
     def forget(self, made: Allocation) -> None:
-        """Forget memory that was freed. That of a graph has its address as long as the graph exists."""
+        """Forget memory that was freed. A graph's memory has its address while the graph exists."""
         if made.of_graph:
             return
         self.memory.remove(made.start)

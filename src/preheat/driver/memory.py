@@ -127,7 +127,7 @@ def _allocate_in(driver: Driver, out: int, size: int, pool: Pool, stream: Stream
     captured = stream.emulated.branch
     start = emulator.allocate(size, stream.emulated)
     if captured is not None:
-        made = captured.capture.unfreed(start)
+        made = captured.capture.find_unfreed(start)
         assert made is not None
         note_graph_memory(driver, made, stream.context)
     else:

@@ -43,7 +43,7 @@ class Module:
 
 
 class Function:
-    """A kernel of a module, whose handle is that of the kernel and of its function.
+    """A kernel of a module, whose handle means the kernel and its function.
 
     Attributes:
         values: The attributes that the program has set.
@@ -59,7 +59,7 @@ class Function:
 
 
 class Library:
-    """A library. Its kernels are those of one module in each context that uses it."""
+    """A library. Its kernels are in one module in each context that uses it."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.handle = 0

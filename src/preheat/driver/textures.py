@@ -69,7 +69,7 @@ def _remove(driver: Driver, handle: int, *, texture: bool) -> None:
 # Textures
 
 
-def _levels(driver: Driver, data: bytes) -> tuple[int, tuple[Texels, ...]]:
+def _read_levels(driver: Driver, data: bytes) -> tuple[int, tuple[Texels, ...]]:
     """Return the kind of a resource, and its texels."""
     kind, resource, flags = _RESOURCE.unpack(data)
     if flags:
@@ -83,24 +83,24 @@ def _levels(driver: Driver, data: bytes) -> tuple[int, tuple[Texels, ...]]:
         return kind, tuple(level.texels for level in mipmaps.levels)
     if kind == _LINEAR:
         address, form, channels, size = _OF_LINEAR.unpack(resource)
-        return kind, (_linear(driver, address, form, channels, size),)
+        return kind, (_read_linear(driver, address, form, channels, size),)
     if kind == _PITCHED:
-        return kind, (_pitched(driver, *_OF_PITCHED.unpack(resource)),)
+        return kind, (_read_pitched(driver, *_OF_PITCHED.unpack(resource)),)
     raise CallError(INVALID_VALUE)
 
 
-def _linear(driver: Driver, address: int, form: int, channels: int, size: int) -> Texels:
+def _read_linear(driver: Driver, address: int, form: int, channels: int, size: int) -> Texels:
     width = size // (_texel(form, channels))
-    return _memory(driver, address, form, channels, (width, 1, 1), size)
+    return _find_texels(driver, address, form, channels, (width, 1, 1), size)
 
 
-def _pitched(
+def _read_pitched(
     driver: Driver, address: int, form: int, channels: int, width: int, height: int, pitch: int
 ) -> Texels:
     step = driver.current().gpu.attributes[ATTRIBUTES["TEXTURE_PITCH_ALIGNMENT"]]
     if pitch % step or pitch < width * _texel(form, channels):
         raise CallError(INVALID_VALUE)
-    return _memory(driver, address, form, channels, (width, height, 1), pitch)
+    return _find_texels(driver, address, form, channels, (width, height, 1), pitch)
 
 
 def _texel(form: int, channels: int) -> int:
@@ -112,7 +112,7 @@ def _texel(form: int, channels: int) -> int:
     return FORMATS[form].itemsize * channels
 
 
-def _memory(
+def _find_texels(
     driver: Driver, address: int, form: int, channels: int, extents: tuple[int, int, int], pitch: int
 ) -> Texels:
     """Return texels in memory of the program."""
@@ -162,7 +162,7 @@ def _create_texture(driver: Driver, out: int, resource: int, sampling: int, view
     made = _Object(
         context, read_structure(resource, _RESOURCE.size), read_structure(sampling, _SAMPLING.size)
     )
-    texture = _texture(*_levels(driver, made.resource), made.sampling)
+    texture = _texture(*_read_levels(driver, made.resource), made.sampling)
     if view:
         raise CallError(NOT_SUPPORTED)
     _add(driver, out, made, texture)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentSpec",
+    "check_address",
     "check_atomic",
-    "checked_address",
     "load",
     "load_bytes",
     "load_unchecked",
@@ -66,7 +66,7 @@ def load_bytes(
     return [load_unchecked(at, offset + i, np.dtype(np.uint8)) for i in range(count)]
 
 
-def checked_address(
+def check_address(
     one: Group, at: Addresses, offset: int, size: int, site: int, *, write: bool, align: int
 ) -> int:
     """Return the host address of `size` bytes that one thread accesses, after checking them."""
@@ -148,7 +148,7 @@ def _check_access(
             _raise_outside_buffers(group, at, offset, size, site, write=write)
     align = align or size
     if (at.bits | offset) & (align - 1):
-        at = at.moved_by(offset)
+        at = at.move_by(offset)
         offset = 0
         if at.bits & (align - 1):
             _raise_misaligned(at, size, align, site, write=write)

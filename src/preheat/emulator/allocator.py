@@ -26,7 +26,7 @@ from preheat.errors import DeviceError, EmulatorFault, OutOfMemoryError
 __all__ = ["TOTAL_BYTES", "Allocation", "Allocator", "Heap", "Quarantine"]
 
 TOTAL_BYTES = 16 << 30
-_ALIGN = 512  # That of textures.
+_ALIGN = 512  # The alignment of textures.
 _MAX_QUARANTINED_BYTES = 64 << 20
 _MAX_QUARANTINED = 512
 _HEAP_BYTES = 8 << 20  # Bytes, the default limit of a GPU.
@@ -95,13 +95,13 @@ class Allocator:
 
     Attributes:
         used: The bytes that are allocated now.
-        most_of_graphs: The most bytes that graphs have had so far.
+        max_graph_bytes: The most bytes that graphs have had so far.
     """
 
     def __init__(self, memory: Memory, scheduler: Scheduler | None, lock: threading.RLock) -> None:
         self.lock = lock
         self.used = 0
-        self.most_of_graphs = 0
+        self.max_graph_bytes = 0
         self._of_graphs: dict[int, _GraphMemory] = {}  # By address.
         self._memory = memory
         self._scheduler = scheduler
@@ -215,7 +215,7 @@ class Allocator:
             if known is None or known.work() is not made:
                 self._replace_memory_of_graphs(made.allocation.size)
                 self._of_graphs[made.address] = _GraphMemory(made.allocation.size, weakref.ref(made))
-                self.most_of_graphs = max(self.most_of_graphs, self.graph_bytes())
+                self.max_graph_bytes = max(self.max_graph_bytes, self.graph_bytes())
 
     def _replace_memory_of_graphs(self, size: int) -> None:
         """Forget up to as much memory of graphs that are gone, which a new one uses again."""

@@ -1,6 +1,6 @@
 """The emulator as a device: memory is host memory, and work is executed when it is submitted.
 
-With a schedule, the memory counts as that of another device, and work is queued instead: see
+With a schedule, the memory counts as another device's, and work is queued instead: see
 `schedule`.
 """
 
@@ -162,7 +162,7 @@ class EmulatorDevice:
         if branch is None:
             self.allocator.free(address, stream)
             return
-        made = branch.capture.unfreed(address)
+        made = branch.capture.find_unfreed(address)
         if made is None:  # A graph frees what it allocated.
             raise branch.capture.invalidate("free", 1)
         branch.add("free", "", self.allocator.graph_free(made))

@@ -14,10 +14,10 @@ from preheat.emulator.graph_work import (
     EventWork,
     GraphWork,
     Work,
-    expanded,
-    foreign_frees,
+    expand,
+    find_foreign_frees,
+    find_unfreed,
     run_all,
-    unfreed,
 )
 from preheat.emulator.schedule import Scheduler
 
@@ -41,7 +41,7 @@ class EmulatorExecutable:
 
     def renew(self, graph: GraphWork) -> None:
         """Let later replays do other work with the same dependencies. Queued replays keep theirs."""
-        self._pieces = pieces = expanded(graph)
+        self._pieces = pieces = expand(graph)
         self._has_events = any(isinstance(piece, EventWork) for piece in pieces.work)
         self._claims = _claims(pieces.work, free=self._free_on_launch)
 
@@ -135,7 +135,7 @@ class EmulatorGraph:
 
 def _claims(work: Sequence[Work], *, free: bool) -> list[Callable[[base.Stream], bool]]:
     """Return functions that count the memory of a replay, one for each device that it belongs to."""
-    made, freed = unfreed(work), foreign_frees(work)
+    made, freed = find_unfreed(work), find_foreign_frees(work)
     owners = dict.fromkeys(each.claim for each in (*made, *freed))
     return [
         partial(

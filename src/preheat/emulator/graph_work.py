@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChildGraph", "EventRecord", "EventWait", "EventWork", "GraphAllocation", "GraphFree", "GraphWork",
-    "KernelWork", "Work", "WorkList", "do_nothing", "expanded", "foreign_frees", "run_all", "unfreed",
+    "KernelWork", "Work", "WorkList", "do_nothing", "expand", "find_foreign_frees",
+    "find_unfreed", "run_all",
 ]  # fmt: skip
 
 Work = Callable[[], object]
@@ -50,7 +51,7 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class ChildGraph:
-    """Work that is that of another graph. An executable replaces it by the pieces of that graph.
+    """Another graph as a piece of work. An executable replaces it by the pieces of that graph.
 
     Attributes:
         owner: What describes the other graph.
@@ -147,19 +148,19 @@ class GraphFree:
         self.make_freed()
 
 
-def unfreed(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
+def find_unfreed(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
     """Return the allocations in a list of work that no work in it frees."""
     freed = {each.made for each in work if isinstance(each, GraphFree)}
     return tuple(each for each in work if isinstance(each, GraphAllocation) and each not in freed)
 
 
-def foreign_frees(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
+def find_foreign_frees(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
     """Return the allocations of other graphs that a list of work frees."""
     own = {each for each in work if isinstance(each, GraphAllocation)}
     return tuple(each.made for each in work if isinstance(each, GraphFree) and each.made not in own)
 
 
-def expanded(graph: GraphWork) -> GraphWork:
+def expand(graph: GraphWork) -> GraphWork:
     """Return a graph with the pieces of its child graphs instead of them.
 
     The pieces of a child graph come after those that the child graph depends on. One more piece, which

@@ -145,7 +145,7 @@ class EmulatorModule:
         except ptx.SyntaxFault as bad:
             raise invalid_ptx(f"{bad}, line {bad.line}") from None
         except UnsupportedInstructionError as error:
-            raise self.located(error) from None
+            raise self.locate(error) from None
         self._check_symbols(kernel)
         return EmulatorFunction(self, name, kernel)
 
@@ -154,7 +154,7 @@ class EmulatorModule:
         """The source lines of the code. The first fault reads them."""
         return None if self._find_lines is None else self._find_lines()
 
-    def located(
+    def locate(
         self,
         fault: Fault,
         calls: Iterable[tuple[str, int]] = (),
@@ -223,7 +223,7 @@ class EmulatorFunction:
             patience=module.device.patience,
             limits=module.device.limits,
             sanitize=module.image.sanitize,
-            located=module.located,
+            locate=module.locate,
         )
         self.parameters = head.params
         used = entry.resources if entry else None
@@ -263,9 +263,9 @@ class EmulatorFunction:
         if _numbers(self._directives, ".blocksareclusters") is not None:
             why = "the emulator does not support __block_size__ with a cluster (.blocksareclusters)"
             raise LaunchError(self.title, why, hint="use __cluster_dims__, and a grid of blocks")
-        most = _numbers(self._directives, ".maxclusterrank")
-        if most and blocks > most[0]:
-            why = f"a cluster of {blocks} blocks; the most of {self.title} is {most[0]}"
+        limit = _numbers(self._directives, ".maxclusterrank")
+        if limit and blocks > limit[0]:
+            why = f"a cluster of {blocks} blocks; the most of {self.title} is {limit[0]}"
             raise LaunchError(self.title, why, hint="__launch_bounds__ sets it as its third number")
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
@@ -290,7 +290,7 @@ class EmulatorFunction:
         self._carveout = percent
 
 
-#: The names that compilers give to parameters: that of the kernel, and a number.
+#: The names that compilers give to parameters: the kernel's name, and a number.
 _NUMBERED = re.compile(r".*_param_\d+")
 
 

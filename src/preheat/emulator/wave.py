@@ -62,7 +62,7 @@ class Program:
     patience: int  # Basic blocks that may run without progress.
     limits: Limits
     sanitize: bool  # Whether the code was generated with checks: see `sanitize`.
-    located: Callable[..., EmulatorFault]  # Adds source lines to a fault; see `EmulatorModule.located`.
+    locate: Callable[..., EmulatorFault]  # Adds source lines to a fault; see `EmulatorModule.locate`.
 
 
 class Wave:
