@@ -70,6 +70,21 @@ def imported(file: Path, package: str = "preheat") -> Iterator[str]:
         yield from (name.split(".")[depth] for name in names if name.startswith(f"{package}."))
 
 
+def imported_modules(file: Path) -> Iterator[str]:
+    """Yield the modules of preheat that a file imports, also for type checkers and late."""
+    for node in imports_of(file):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("preheat"))
+        elif node.module and node.module.startswith("preheat"):
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                is_module = (SOURCE.parent / inside.replace(".", "/")).with_suffix(".py").is_file()
+                yield inside if is_module else node.module
+    for call in nodes_of(file):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "LazyModule":
+            yield ast.literal_eval(call.args[0])
+
+
 def packages(file: Path) -> Iterator[str]:
     """Yield the packages that a file imports, wherever it does."""
     for node in imports_of(file):
@@ -104,6 +119,17 @@ def test_devices_do_not_know_each_other() -> None:
     for mine, other in (("device/cuda", "preheat.emulator"), ("emulator", "preheat.device.cuda")):
         for file in (SOURCE / mine).rglob("*.py"):
             assert other not in file.read_text(), file
+
+
+#: The interface of devices. Anything else is handed in by the factory of the emulator.
+FOR_THE_EMULATOR = {"preheat.process.lazy", "preheat.device.base", "preheat.device.registry"}
+
+
+def test_the_emulator_knows_only_the_interface_of_devices() -> None:
+    for file in files_of("emulator"):
+        for name in imported_modules(file):
+            known = name in FOR_THE_EMULATOR or name.startswith(("preheat.emulator", "preheat.model"))
+            assert known or name == "preheat.errors", f"{file}: {name}"
 
 
 def test_only_the_edges_know_the_cpu_driver() -> None:
@@ -312,7 +338,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"store", "build", "singleflight", "events"}
+IN_THREADS = {"store", "build", "singleflight", "events", "emulator", "driver"}
 
 
 @pytest.mark.parametrize("name", sorted(IN_THREADS))

@@ -13,7 +13,7 @@ import pytest
 
 from preheat.build.builder import Builder
 from preheat.device.base import Geometry
-from preheat.driver.images import ImageError, image_bytes, link_text, read_file, read_image
+from preheat.driver.images import ImageError, Images, image_bytes
 from preheat.emulator.device import EmulatorDevice
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
@@ -43,7 +43,7 @@ def cubin(shared_builder: Builder) -> bytes:
 def loaded(data: bytes, arch: Arch = SM_90) -> Artifact:
     """Return what is read from an image in memory."""
     memory = Memory(data)
-    return read_image(memory.address, arch)
+    return Images().read(memory.address, arch)
 
 
 def refused(data: bytes, arch: Arch = SM_90) -> tuple[int, str]:
@@ -74,7 +74,7 @@ def test_a_cubin_is_read_with_its_ptx_and_what_its_kernels_use(
 
 def test_equal_images_are_one_module(cubin: bytes) -> None:
     first, second = (Memory(attach_ptx(cubin, PTX)) for _ in range(2))
-    assert read_image(first.address, SM_90) is read_image(second.address, SM_90)
+    assert Images().read(first.address, SM_90) is Images().read(second.address, SM_90)
 
 
 def test_the_parts_of_a_linked_cubin_are_merged(cubin: bytes) -> None:
@@ -151,10 +151,10 @@ def test_images_in_libraries_of_nvidia_are_not_opened(
         inside = ctypes.c_char.from_buffer(memory)
         address = ctypes.addressof(inside)
         if opened:
-            assert read_image(address, SM_90).entries
+            assert Images().read(address, SM_90).entries
         else:
             with pytest.raises(ImageError, match=str(NOT_SUPPORTED)) as error:
-                read_image(address, SM_90)
+                Images().read(address, SM_90)
             assert library in error.value.reason
         del inside
 
@@ -192,9 +192,9 @@ def test_what_is_no_module_is_refused(data: bytes, status: int) -> None:
 def test_a_file_is_read_like_memory(tmp_path: Path) -> None:
     file = tmp_path / "k.ptx"
     file.write_bytes(OTHER)
-    assert read_file(str(file), SM_90).ptx == OTHER
+    assert Images().read_file(str(file), SM_90).ptx == OTHER
     with pytest.raises(Exception, match=str(NOT_FOUND)):
-        read_file(str(tmp_path / "absent"), SM_90)
+        Images().read_file(str(tmp_path / "absent"), SM_90)
 
 
 def test_the_bytes_of_an_image_end_where_its_headers_say(cubin: bytes) -> None:
@@ -205,10 +205,10 @@ def test_the_bytes_of_an_image_end_where_its_headers_say(cubin: bytes) -> None:
 
 def test_a_linker_takes_the_ptx_of_objects(cubin: bytes) -> None:
     unlinked = relocatable(attach_ptx(cubin, OTHER))
-    assert link_text(unlinked, SM_90) == OTHER.decode()
-    assert link_text(OTHER + b"\0", SM_90) == OTHER.decode()
+    assert Images().link_text(unlinked, SM_90) == OTHER.decode()
+    assert Images().link_text(OTHER + b"\0", SM_90) == OTHER.decode()
     with pytest.raises(ImageError) as error:
-        link_text(relocatable(cubin), SM_90)
+        Images().link_text(relocatable(cubin), SM_90)
     assert error.value.status == NOT_SUPPORTED
 
 

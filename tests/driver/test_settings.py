@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from preheat.driver import settings as settings_module
+from preheat.driver.calls import CallError
 from preheat.driver.driver import Driver
-from preheat.driver.faults import CallError
 from preheat.driver.library import LIBRARY, driver_environment
 from preheat.driver.settings import DriverSettings
 from preheat.errors import ConfigError

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from preheat.driver.calls import KINDS, read_table
 from preheat.driver.devices import ATTRIBUTES, VERSION
-from preheat.driver.entry_points import KINDS, read_table
 from tests.driver import headers
 
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,7 @@ import pytest
 
 import preheat
 from preheat import EmulatorFault, Gpu
-from preheat.emulator.arguments import ArgumentSpec, pointers_into
+from preheat.emulator.access import ArgumentSpec, pointers_into
 from preheat.emulator.memory import Buffer
 from tests.emulator.support import Machine, entry, fault
 

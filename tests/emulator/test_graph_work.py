@@ -17,7 +17,7 @@ from preheat.emulator.graph_work import (
     GraphWork,
     Work,
     do_nothing,
-    expanded,
+    expand,
 )
 
 SEEDS = range(16)
@@ -98,7 +98,7 @@ def test_expanded_graphs_keep_every_dependency(tree: object, data: st.DataObject
         return GraphWork(work, after), [leaf for below in leaves for leaf in below]
 
     graph, leaves = build(tree if isinstance(tree, tuple) else (tree,))
-    flat = expanded(graph)
+    flat = expand(graph)
     assert [piece for piece in flat.work if piece is not do_nothing] == leaves
     reached: list[set[Work]] = []
     for before in flat.after:
@@ -166,7 +166,7 @@ def test_a_graph_frees_what_another_graph_has_allocated(schedule: int | None) ->
         assert (device.allocator.graph_bytes(), device.allocator.used) == (64, 0)
     device.allocator.trim_graphs()
     assert device.allocator.graph_bytes() == 0
-    assert device.allocator.most_of_graphs == 64
+    assert device.allocator.max_graph_bytes == 64
 
 
 def test_a_new_graph_uses_memory_of_graphs_that_are_gone() -> None:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from preheat.errors import DeviceError
 from preheat.model.arch import Arch
-from preheat.model.artifact import Artifact
 
-if TYPE_CHECKING:  # Only errors need it.
+if TYPE_CHECKING:
+    from preheat.model.artifact import Artifact
     from preheat.toolchain.lines import Lines
 
 __all__ = [

@@ -12,14 +12,14 @@ from preheat.driver.allocations import Allocation, Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
 from preheat.driver.devices import ATTRIBUTES
-from preheat.driver.raw import U64, put, read, write
+from preheat.driver.raw import U64, put, read_structure, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 from preheat.emulator.texels import Texels
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["FORMATS", "SURFACE", "CudaArray", "MipmappedArray", "array_of", "structure"]
+__all__ = ["FORMATS", "SURFACE", "CudaArray", "MipmappedArray", "array_of"]
 
 #: The type of a number in each format. Formats of images and of compressed blocks are not supported.
 FORMATS: dict[int, np.dtype[Any]] = {
@@ -149,20 +149,13 @@ def _create(driver: Driver, out: int, description: _Description) -> None:
 
 @entry("cuArrayCreate", 3020)
 def _create_plain(driver: Driver, out: int, address: int) -> None:
-    width, height, form, channels = _PLAIN.unpack(structure(address, _PLAIN.size))
+    width, height, form, channels = _PLAIN.unpack(read_structure(address, _PLAIN.size))
     _create(driver, out, _Description(width, height, 0, form, channels))
 
 
 @entry("cuArray3DCreate", 3020)
 def _create_with_depth(driver: Driver, out: int, address: int) -> None:
-    _create(driver, out, _Description(*_WITH_DEPTH.unpack(structure(address, _WITH_DEPTH.size))))
-
-
-def structure(address: int, size: int) -> bytes:
-    """Return the bytes of a structure that a program has to give."""
-    if not address:
-        raise CallError(INVALID_VALUE)
-    return read(address, size)
+    _create(driver, out, _Description(*_WITH_DEPTH.unpack(read_structure(address, _WITH_DEPTH.size))))
 
 
 @entry("cuArrayGetDescriptor", 3020)
@@ -185,7 +178,7 @@ def _destroy(driver: Driver, handle: int) -> None:
     _free(driver, found)
 
 
-# What only arrays of other kinds have: those of planes, and those without memory of their own
+# What only arrays of other kinds have: arrays of planes, and arrays without memory of their own
 
 
 @entry("cuArrayGetPlane")
@@ -214,7 +207,7 @@ def _requirements(driver: Driver, out: int, handle: int, device: int) -> None:
 
 @entry("cuMipmappedArrayCreate")
 def _create_mipmaps(driver: Driver, out: int, address: int, levels: int) -> None:
-    description = _Description(*_WITH_DEPTH.unpack(structure(address, _WITH_DEPTH.size)))
+    description = _Description(*_WITH_DEPTH.unpack(read_structure(address, _WITH_DEPTH.size)))
     if not out:
         raise CallError(INVALID_VALUE)
     description.require_valid()

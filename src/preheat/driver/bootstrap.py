@@ -7,7 +7,7 @@ import ctypes
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.device import base
 from preheat.driver import (
@@ -29,9 +29,8 @@ from preheat.driver import (
     streams,
     textures,
 )
+from preheat.driver.calls import KINDS, EntryPoint, read_table, say
 from preheat.driver.driver import Driver
-from preheat.driver.entry_points import KINDS, EntryPoint, read_table
-from preheat.driver.faults import say
 from preheat.driver.graphs import (
     captures,
     edges,
@@ -43,10 +42,15 @@ from preheat.driver.graphs import (
     updates,
     user_objects,
 )
-from preheat.driver.reports import WITHOUT_RUNTIME
 from preheat.driver.settings import DriverSettings
 from preheat.model.config import environ
 from preheat.native.build import BUILD_AGAIN, is_stale
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.driver import reports
+else:
+    reports = LazyModule("preheat.driver.reports")  # Only programs with the CUDA runtime need it.
 
 __all__ = ["SUBJECTS", "driver_of_this_process", "install"]
 
@@ -101,7 +105,7 @@ def driver_of_this_process() -> Driver | None:
 
 
 def install(library: str) -> None:
-    """Let the functions of the shim, a library of this process, be those of preheat.
+    """Put preheat's functions into the shim, a library of this process.
 
     Threads that call this at the same time wait for the first one.
     """
@@ -116,12 +120,12 @@ def install(library: str) -> None:
 def _install(shim: ctypes.PyDLL) -> None:
     driver = Driver(DriverSettings.from_env(environ()), _ShimThreads(shim))
     table = list(read_table())
+    found = calls.find_implementations(table)
     functions = (ctypes.c_void_p * len(table))()
-    for slot, point in enumerate(table):
-        found = calls.find(point, table)
-        if found is not None:
+    for slot, (point, implementation) in enumerate(zip(table, found, strict=True)):
+        if implementation is not None:
             function = ctypes.CFUNCTYPE(ctypes.c_int, *map(KINDS.__getitem__, point.kinds))(
-                calls.bound(driver, point, found)
+                calls.bind(driver, point, implementation)
             )
             _callbacks.append(function)
             functions[slot] = ctypes.cast(function, ctypes.c_void_p)
@@ -129,8 +133,8 @@ def _install(shim: ctypes.PyDLL) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callbacks))
     ctypes.pythonapi.Py_AtExit(ctypes.cast(shim.preheat_driver_end, ctypes.c_void_p))
     atexit.register(_report, driver, shim, table)
-    base.before_load.append(driver.handed_over.add)
-    base.before_foreign_load.append(driver.handed_over.add_foreign)
+    base.before_load.append(lambda artifact, lines: driver.images.add(artifact, lines))
+    base.before_foreign_load.append(lambda cubin, ptx: driver.images.add_foreign(cubin, ptx))
     shim.preheat_driver_install(functions)
     _installed.append(driver)
 
@@ -144,7 +148,7 @@ def _report(driver: Driver, shim: ctypes.PyDLL, table: list[EntryPoint]) -> None
         driver.report.end(launches, refused, needs_runtime)
         return
     if needs_runtime:
-        say(WITHOUT_RUNTIME)
+        say(reports.WITHOUT_RUNTIME)
     if refused:
         say(f"the CPU driver does not support {', '.join(sorted(refused))}")
         sys.stderr.flush()

@@ -1,27 +1,89 @@
-"""Registers the functions of the driver by name and version, and turns their exceptions into statuses.
+"""The functions of the driver: the table of all, those that are implemented, and their exceptions.
 
-A function takes the `Driver` and then the arguments of its C type: handles, addresses and numbers, all
-as integers. It returns a status or None, which means success. `CallError` ends it with another status.
+A function that is implemented takes the `Driver` and then the arguments of its C type: handles,
+addresses and numbers, all as integers. It returns a status or None, which means success. `CallError`
+ends it with another status. Errors of the emulator become statuses too, and the user is told what a
+status does not say.
 """
 
 from __future__ import annotations
 
+import ctypes
+import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from preheat.device.base import PER_THREAD_STREAM
-from preheat.driver.entry_points import EntryPoint
-from preheat.driver.faults import CallError, status_of
-from preheat.driver.status import DEINITIALIZED, NOT_INITIALIZED
+from preheat.driver.status import (
+    ASSERT,
+    DEINITIALIZED,
+    ILLEGAL_ADDRESS,
+    INVALID_VALUE,
+    LAUNCH_FAILED,
+    MISALIGNED_ADDRESS,
+    NOT_INITIALIZED,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    UNKNOWN,
+)
+from preheat.errors import DeviceError, DriverError, EmulatorFault, UnsupportedInstructionError
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["CallError", "Implementation", "bound", "entry", "find", "implementations"]
+__all__ = [
+    "KINDS", "CallError", "EntryPoint", "Implementation", "bind", "entry", "fault_status",
+    "find_implementations", "implementations", "read_table", "say", "status_of",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_MISALIGNED = re.compile(r"(reads|writes) \d+ bytes at \w+, which is not a multiple of ")
+
+# The table
+
+_TABLE = Path(__file__).parent / "native" / "entry_points.def"
+_ROW = re.compile(r"E\((\w+),(\d+),([01]),(\w+),(\w*)\)")
+
+
+class _Bytes(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * 64),)
+
+
+#: The kinds of arguments. Pointers and handles have 64 bits; `S` is a structure passed by value.
+KINDS: dict[str, Any] = {
+    "Q": ctypes.c_uint64,
+    "i": ctypes.c_int,
+    "I": ctypes.c_uint,
+    "B": ctypes.c_ubyte,
+    "H": ctypes.c_ushort,
+    "f": ctypes.c_float,
+    "S": _Bytes,
+}
+
+
+class EntryPoint(NamedTuple):
+    """One version of a function."""
+
+    name: str
+    version: int  # the version of CUDA in which it was added: 12030 for 12.3
+    per_thread: bool  # stream 0 means the default stream of the calling thread
+    symbol: str  # under which the library exports it
+    kinds: str  # of its arguments
+
+
+def read_table() -> Iterator[EntryPoint]:
+    """Yield all functions. The position of each is the number of its slot in the shim."""
+    for name, version, per_thread, symbol, kinds in _ROW.findall(_TABLE.read_text()):
+        yield EntryPoint(name, int(version), per_thread == "1", symbol, kinds)
+
+
+# What is implemented
 
 
 class Implementation(NamedTuple):
@@ -65,19 +127,23 @@ def entry(
     return register
 
 
-def find(point: EntryPoint, table: list[EntryPoint]) -> Implementation | None:
-    """Return the implementation of a function, or None.
+def find_implementations(table: list[EntryPoint]) -> Iterator[Implementation | None]:
+    """Yield the implementation of each function in the table, or None.
 
-    A function for the per-thread default stream is that of the version before it.
+    A function for the per-thread default stream is the one of the version before it.
     """
-    version = point.version
-    if point.per_thread:
-        plain = [other.version for other in table if other.name == point.name and not other.per_thread]
-        version = max((at for at in plain if at <= version), default=min(plain, default=version))
-    return implementations.get((point.name, version)) or implementations.get((point.name, None))
+    plain: defaultdict[str, list[int]] = defaultdict(list)
+    for point in table:
+        if not point.per_thread:
+            plain[point.name].append(point.version)
+    for point in table:
+        version, known = point.version, plain[point.name]
+        if point.per_thread:
+            version = max((at for at in known if at <= version), default=min(known, default=version))
+        yield implementations.get((point.name, version)) or implementations.get((point.name, None))
 
 
-def bound(driver: Driver, point: EntryPoint, found: Implementation) -> Callable[..., int]:
+def bind(driver: Driver, point: EntryPoint, found: Implementation) -> Callable[..., int]:
     """Return the function that the shim calls: it returns a status in every case."""
     function, after_fault, before_init, stream, default_stream = found
     if point.per_thread and stream is not None:
@@ -98,7 +164,7 @@ def bound(driver: Driver, point: EntryPoint, found: Implementation) -> Callable[
         except CallError as error:
             return error.status
         except BaseException as error:
-            if finalizing():  # Modules may be gone by now, those of the driver too.
+            if finalizing():  # Modules may be gone by now, the driver's too.
                 return ended
             return status_of(driver, name, error)
 
@@ -121,3 +187,47 @@ def _releases(name: str) -> bool:
     """Return whether a function releases something, which succeeds after the end of the interpreter."""
     words = ("Destroy", "Free", "Unload", "Release", "Unregister", "Synchronize")
     return any(word in name for word in words)
+
+
+# Exceptions
+
+
+class CallError(Exception):
+    """Ends a call of the driver with a status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def say(message: str) -> None:
+    """Write one message of the driver for the user."""
+    sys.stderr.write(f"preheat: {message}\n")
+
+
+def status_of(driver: Driver, call: str, error: BaseException) -> int:
+    """Return the status for an exception, and tell the user what the status does not say."""
+    if isinstance(error, EmulatorFault):
+        return driver.report_fault(error)
+    if isinstance(error, DriverError):
+        return error.code
+    if isinstance(error, MemoryError):
+        return OUT_OF_MEMORY
+    if isinstance(error, DeviceError):
+        say(f"{call}: {error}")
+        return INVALID_VALUE
+    say(f"{call} failed in the driver itself: please report this")
+    traceback.print_exception(error)
+    return UNKNOWN
+
+
+def fault_status(fault: EmulatorFault) -> int:
+    """Return the status that a GPU would give for a fault of a kernel."""
+    if isinstance(fault, UnsupportedInstructionError):
+        return NOT_SUPPORTED
+    # A message may also contain the name of the kernel, which may contain these words.
+    if _MISALIGNED.match(fault.message):
+        return MISALIGNED_ADDRESS
+    if fault.message.startswith("assertion "):
+        return ASSERT
+    return LAUNCH_FAILED if fault.address is None else ILLEGAL_ADDRESS

@@ -35,7 +35,7 @@ class Side(NamedTuple):
     """One side of a copy: its first byte, and how far the next row and the next layer are.
 
     Attributes:
-        allocator: That of the memory; None for pageable memory.
+        allocator: The memory's allocator; None for pageable memory.
         array: The CUDA array that this is a part of, or None.
     """
 

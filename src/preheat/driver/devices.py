@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTRIBUTES", "MODEL", "PROCESSORS", "VERSION", "Gpu"]
 
-#: The version of the driver API: that of the headers from which the table of functions was made.
+#: The version of the driver API, of the headers from which the table of functions was made.
 VERSION = 13050
 MODEL = "NVIDIA GPU emulated by preheat"
 PROCESSORS = 132  # of an H200, whose other numbers the emulator has by default
@@ -64,7 +64,7 @@ _LARGEST = {
     "TEXTURE2D_LAYERED": (32768, 32768), "SURFACE2D_LAYERED": (32768, 32768),
     "TEXTURE1D_LAYERED": (32768,), "SURFACE1D_LAYERED": (32768,),
 }  # fmt: skip
-_MOST_LAYERS = 2048
+_MAX_LAYERS = 2048
 
 
 class Gpu:
@@ -82,7 +82,7 @@ class Gpu:
         self.primary: Context | None = None
         self.retained = 0  # how often the primary context is
         self.flags = 0  # of the primary context
-        self.default_pool = 0  # its handle, and that of the pool in its place, or 0
+        self.default_pool = 0  # its handle, and the handle of the pool in its place, or 0
         self.pool = 0
         self.managed_pool = 0
         self.attributes = self._attributes()
@@ -139,7 +139,7 @@ def _largest_images() -> dict[str, int]:
         for kind, extents in _LARGEST.items()
         for axis, extent in zip(axes, extents, strict=False)
     }
-    layers = {f"MAXIMUM_{kind}_LAYERS": _MOST_LAYERS for kind in _LARGEST if kind.endswith("LAYERED")}
+    layers = {f"MAXIMUM_{kind}_LAYERS": _MAX_LAYERS for kind in _LARGEST if kind.endswith("LAYERED")}
     return found | layers | {"MAXIMUM_TEXTURE2D_LINEAR_PITCH": 2097120}
 
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from preheat.driver.allocations import Allocation, Allocations
+from preheat.driver.calls import CallError, fault_status, say
 from preheat.driver.contexts import Context
 from preheat.driver.devices import Gpu
-from preheat.driver.faults import CallError, fault_status, say
-from preheat.driver.images import HandedOver
-from preheat.driver.reports import Fault, ProcessReport
 from preheat.driver.settings import DriverSettings, gpu_refusal
 from preheat.driver.status import (
     CONTEXT_IS_DESTROYED,
@@ -22,13 +20,18 @@ from preheat.driver.status import (
     NO_DEVICE,
     NOT_INITIALIZED,
 )
-from preheat.emulator.graph_work import GraphAllocation
-from preheat.emulator.launch import Launch
 from preheat.errors import DriverError, EmulatorFault, UnsupportedInstructionError
+from preheat.process.lazy import LazyModule, lazy
 
 if TYPE_CHECKING:
+    from preheat.driver import images, reports
     from preheat.driver.graphs.graph import Graph
     from preheat.driver.modules import Function
+    from preheat.emulator.graph_work import GraphAllocation
+    from preheat.emulator.launch import Launch
+else:
+    images = LazyModule("preheat.driver.images")  # The first load of a module needs it.
+    reports = LazyModule("preheat.driver.reports")  # It is written under `preheat emulate`.
 
 __all__ = ["CAPTURE_MODES", "Driver", "Handles", "Threads"]
 
@@ -48,7 +51,7 @@ class Threads(Protocol):
         """Return the handle of a new context."""
 
     def set_alive(self, context: int, alive: bool) -> None:
-        """Set whether a handle is that of a context that can be made current."""
+        """Set whether the context with this handle can be made current."""
 
     def current(self) -> int:
         """Return the handle of the current context of this thread, or 0."""
@@ -122,18 +125,22 @@ class Driver:
         self.threads = threads
         self.handles = Handles()
         self.memory = Allocations()
-        self.handed_over = HandedOver()
         self.kernels: WeakKeyDictionary[Launch, Function] = WeakKeyDictionary()
         self.graph_memory: WeakValueDictionary[int, GraphAllocation] = WeakValueDictionary()
         self.captures: dict[int, Graph] = {}  # by the number of the capture
         self.initialized = False
         self.gpus: list[Gpu] = []
         self.contexts: dict[int, Context] = {}  # By handle, those that were destroyed too.
-        self.report = ProcessReport(settings.report) if settings.report is not None else None
+        self.report = None if settings.report is None else reports.ProcessReport(settings.report)
         self.faulted = False
         self.faults: list[EmulatorFault] = []
         self.reported: str | None = None  # The fault that ended the contexts, which many calls see.
         self._texts: dict[str, ctypes.Array[ctypes.c_char]] = {}
+
+    @lazy
+    def images(self) -> images.Images:
+        """What reads the images that programs load."""
+        return images.Images()
 
     def initialize(self) -> None:
         """Open the devices. Doing this again is allowed."""
@@ -147,7 +154,7 @@ class Driver:
             self.initialized = True
 
     def restart_schedule(self, seed: int | None = None) -> None:
-        """Let the order of deferred work depend on a seed, by default that of the settings, alone."""
+        """Let the order of deferred work depend on a seed alone, by default on the settings' seed."""
         seed = self.settings.schedule if seed is None else seed
         for gpu in self.gpus:
             if gpu.emulator.scheduler is not None and seed is not None:
@@ -168,7 +175,12 @@ class Driver:
     # Contexts
 
     def new_context(self, gpu: Gpu, *, primary: bool = False) -> Context:
-        """Return a new context of a device."""
+        """Return a new context of a device.
+
+        The first one imports what loads and executes modules: the program may forget preheat later.
+        """
+        gpu.emulator.import_loader()
+        _ = self.images
         handle = self.threads.new_context()
         made = self.contexts[handle] = Context(handle, gpu, primary=primary)
         return made
@@ -219,7 +231,7 @@ class Driver:
     # Memory
 
     def forget(self, made: Allocation) -> None:
-        """Forget memory that was freed. That of a graph has its address as long as the graph exists."""
+        """Forget memory that was freed. A graph's memory has its address while the graph exists."""
         if made.of_graph:
             return
         self.memory.remove(made.start)
@@ -243,7 +255,7 @@ class Driver:
         say(self.reported)
         self.faults.append(fault)
         if self.report is not None:
-            self.report.fault(Fault.of(fault, status))
+            self.report.fault(reports.Fault.of(fault, status))
         if isinstance(fault, UnsupportedInstructionError):
             return status
         self.faulted = True

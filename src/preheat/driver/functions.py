@@ -16,7 +16,7 @@ from preheat.driver.status import INVALID_VALUE
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
 
-__all__ = ["ATTRIBUTES", "most_dynamic_shared"]
+__all__ = ["ATTRIBUTES", "max_dynamic_shared"]
 
 #: The numbers of the attributes of functions.
 ATTRIBUTES = {
@@ -33,7 +33,7 @@ _SETTABLE = {number for name, number in ATTRIBUTES.items() if number >= _DYNAMIC
     ATTRIBUTES["CLUSTER_SIZE_MUST_BE_SET"]
 }
 _REGISTERS = 32  # of a kernel that was loaded as PTX, whose number no one knows
-_MOST_CLUSTERS, _PORTABLE_CLUSTER = 16, 8
+_MAX_CLUSTER, _PORTABLE_CLUSTER = 16, 8
 _BLOCK_SIZE_TO_SHARED = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
 
 
@@ -62,7 +62,7 @@ def _attributes(function: Function) -> dict[int, int]:
     return {ATTRIBUTES[name]: value for name, value in named.items()} | function.values
 
 
-def most_dynamic_shared(function: Function) -> int:
+def max_dynamic_shared(function: Function) -> int:
     """Return the most dynamic shared memory of a launch, to which the function has opted in."""
     return _attributes(function)[_DYNAMIC_SHARED]
 
@@ -78,8 +78,8 @@ def _set_attribute(driver: Driver, handle: int, which: int, value: int) -> None:
     function = function_of(driver, handle)
     if which not in _SETTABLE:
         raise CallError(INVALID_VALUE)
-    most = function.context.gpu.emulator.limits.shared_optin
-    if which == _DYNAMIC_SHARED and not 0 <= value <= most - function.emulated.attributes.shared:
+    limit = function.context.gpu.emulator.limits.shared_optin
+    if which == _DYNAMIC_SHARED and not 0 <= value <= limit - function.emulated.attributes.shared:
         raise CallError(INVALID_VALUE)
     if which == _CARVEOUT and not -1 <= value <= 100:
         raise CallError(INVALID_VALUE)
@@ -161,7 +161,7 @@ def _active_blocks(driver: Driver, out: int, handle: int, threads: int, shared: 
     function = function_of(driver, handle)
     if threads < 1:
         raise CallError(INVALID_VALUE)
-    if shared > most_dynamic_shared(function):
+    if shared > max_dynamic_shared(function):
         put(out, 0, I32)
     else:
         put(out, function.emulated.occupancy(threads, shared).blocks, I32)
@@ -181,13 +181,13 @@ def _potential(
 ) -> None:
     function = function_of(driver, handle).emulated
     warp = 32
-    most = min(function.attributes.threads, limit or function.attributes.threads)
+    most_threads = min(function.attributes.threads, limit or function.attributes.threads)
     needs = _BLOCK_SIZE_TO_SHARED(size_of) if size_of else None
 
     def resident(threads: int) -> int:
         return function.occupancy(threads, needs(threads) if needs else shared).blocks
 
-    sizes = range(max(most - most % warp, 1), 0, -warp)
+    sizes = range(max(most_threads - most_threads % warp, 1), 0, -warp)
     best = max(sizes, key=lambda threads: resident(threads) * threads)
     put(grid, resident(best) * PROCESSORS, I32)
     put(block, best, I32)
@@ -215,7 +215,7 @@ def _available(driver: Driver, out: int, handle: int, blocks: int, threads: int)
         raise CallError(INVALID_VALUE)
     has = function.context.gpu.emulator.multiprocessor
     each = has.shared // blocks - has.reserved - function.emulated.attributes.shared
-    put(out, max(min(each, most_dynamic_shared(function)), 0), U64)
+    put(out, max(min(each, max_dynamic_shared(function)), 0), U64)
 
 
 @entry("cuOccupancyMaxActiveClusters")
@@ -231,4 +231,4 @@ def _clusters(driver: Driver, out: int, handle: int, config: int) -> None:
 def _cluster_size(driver: Driver, out: int, handle: int, config: int) -> None:
     del config
     allowed = function_of(driver, handle).values.get(ATTRIBUTES["NON_PORTABLE_CLUSTER_SIZE_ALLOWED"])
-    put(out, _MOST_CLUSTERS if allowed else _PORTABLE_CLUSTER, I32)
+    put(out, _MAX_CLUSTER if allowed else _PORTABLE_CLUSTER, I32)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from preheat.device.base import FindLines
-from preheat.driver.faults import CallError, say
+from preheat.driver.calls import CallError, say
 from preheat.driver.status import (
     FILE_NOT_FOUND,
     INVALID_IMAGE,
@@ -37,12 +37,12 @@ from preheat.toolchain.binaries.ptx_section import attach_ptx, attached_ptx
 from preheat.toolchain.ptx_merge import PtxPart, merge
 from preheat.toolchain.signature import entry_points
 
-__all__ = ["HandedOver", "ImageError", "image_bytes", "link_text", "read_file", "read_image"]
+__all__ = ["ImageError", "Images", "image_bytes"]
 
 T = TypeVar("T")
 
-_MOST_BYTES = 1 << 30  # of a module
-_MOST_HANDED_OVER = 512
+_MAX_BYTES = 1 << 30  # of a module
+_MAX_KNOWN = 512
 _PAGE = 1 << 16
 _TAG = re.compile(r"\[abi:\w+\]")  # Numba keeps apart by tags what C++ keeps apart by types.
 _WRAPPER = fatbin.WRAPPER_MAGIC.to_bytes(4, "little")
@@ -62,11 +62,14 @@ class ImageError(CallError):
         self.reason = reason
 
 
-class HandedOver:
-    """Code that is about to be loaded, with its PTX, by the bytes that are loaded.
+class Images:
+    """Reads images, and knows the PTX of code that has none of its own, by the bytes that are loaded.
 
     The compilers of preheat run in processes without the driver, so that their cubins have no PTX, and
-    so do bakes of other libraries.
+    so do bakes of other libraries. Both hand the PTX over before they load the code.
+
+    Equal images give the same artifact. An image that cannot run is an `ImageError`, of which the user
+    is told the reason.
     """
 
     def __init__(self) -> None:
@@ -85,18 +88,36 @@ class HandedOver:
         self._foreign[_digest(cubin)] = ptx
         _forget_oldest(self._foreign)
 
-    def image(self, address: int, arch: Arch) -> Artifact:
-        """Return the code of the image at an address: that of the artifact, if it is one of them."""
-        data = _told(lambda: image_bytes(address))
+    def read(self, address: int, arch: Arch) -> Artifact:
+        """Return the code of the image at an address, for a device of this architecture."""
+        data = _tell(lambda: image_bytes(address))
         digest = _digest(data)
         artifact, _ = self._known.get(digest, (None, None))
         if artifact is None:
             if (ptx := self._foreign.get(digest)) is not None:
                 data = attach_ptx(data, ptx)
-            return _told(lambda: _artifact(data, arch))
+            return _tell(lambda: _artifact(data, arch))
         if data.startswith(ELF):
-            _told(lambda: _require_arch(data, arch))
+            _tell(lambda: _require_arch(data, arch))
         return artifact
+
+    def read_file(self, path: str, arch: Arch) -> Artifact:
+        """Return the code of the image in a file."""
+        data = self.file_bytes(path)
+        return _tell(lambda: _artifact(data, arch))
+
+    def file_bytes(self, path: str) -> bytes:
+        """Return the bytes of a file; `CallError` if it cannot be read."""
+        try:
+            return Path(path).read_bytes()
+        except OSError as fault:
+            raise CallError(FILE_NOT_FOUND) from fault
+
+    def link_text(self, data: bytes, arch: Arch) -> str:
+        """Return the PTX of a linker's input: PTX, a cubin that may still need a link, a fat binary."""
+        if data.startswith(ELF):
+            return _tell(lambda: _attached_text(data))
+        return _tell(lambda: _text(data, arch))
 
     def lines(self, artifact: Artifact) -> FindLines | None:
         """Return what finds the source lines of an artifact."""
@@ -105,40 +126,12 @@ class HandedOver:
 
 
 def _forget_oldest(known: dict[str, Any]) -> None:
-    while len(known) > _MOST_HANDED_OVER:
+    while len(known) > _MAX_KNOWN:
         del known[next(iter(known))]
 
 
 def _digest(code: bytes) -> str:
     return hashlib.sha256(code.rstrip(b"\0") if code[:4] != ELF else code).hexdigest()
-
-
-def read_image(address: int, arch: Arch) -> Artifact:
-    """Return the code of the image at an address for a device of this architecture.
-
-    Equal images give the same artifact. Raises `ImageError` for an image that cannot run, after it has
-    said why.
-    """
-    return _told(lambda: _artifact(image_bytes(address), arch))
-
-
-def read_file(path: str, arch: Arch) -> Artifact:
-    """Return the code of the image in a file, as `read_image` does."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as fault:
-        raise CallError(FILE_NOT_FOUND) from fault
-    return _told(lambda: _artifact(data, arch))
-
-
-def link_text(data: bytes, arch: Arch) -> str:
-    """Return the PTX of an input of a linker: PTX, a cubin that may still need a link, a fat binary.
-
-    Raises `ImageError` as `read_image` does.
-    """
-    if data.startswith(ELF):
-        return _told(lambda: _attached(data))
-    return _told(lambda: _text(data, arch))
 
 
 def image_bytes(address: int) -> bytes:
@@ -174,7 +167,7 @@ class _Memory:
 
     def read(self, address: int, size: int) -> bytes:
         """Return the bytes at an address, fewer where the memory ends."""
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             raise ImageError(INVALID_IMAGE, f"a module cannot have {size:,} bytes")
         found = bytearray()
         while len(found) < size:
@@ -207,7 +200,8 @@ def _fatbin_size(memory: _Memory, address: int) -> int:
     return fatbin.whole_size(header) if len(header) == fatbin.HEADER_SIZE else len(header)
 
 
-def _told(make: Callable[[], T]) -> T:
+def _tell(make: Callable[[], T]) -> T:
+    """Call a function, and tell the user why it raises an `ImageError`."""
     try:
         return make()
     except ImageError as error:
@@ -250,12 +244,12 @@ def _text(data: bytes, arch: Arch) -> str:
     text = data.partition(b"\0")[0]
     if b".version" not in text:
         raise ImageError(INVALID_IMAGE, f"a module is neither PTX nor a cubin: {data[:16]!r}")
-    return _decoded(text)
+    return _decode(text)
 
 
 def _text_of_cubin(data: bytes, arch: Arch) -> str:
     _require_arch(data, arch)
-    return _attached(data)
+    return _attached_text(data)
 
 
 def _require_arch(data: bytes, arch: Arch) -> None:
@@ -268,10 +262,10 @@ def _require_arch(data: bytes, arch: Arch) -> None:
         raise ImageError(NO_BINARY_FOR_GPU, f"a cubin for {made_for} does not run on {arch}")
 
 
-def _attached(cubin: bytes) -> str:
-    """Return the PTX in the section of a cubin. That of several parts is merged."""
+def _attached_text(cubin: bytes) -> str:
+    """Return the PTX in the section of a cubin, merged if there are several parts."""
     try:
-        texts = [_decoded(text) for text in attached_ptx(cubin)]
+        texts = [_decode(text) for text in attached_ptx(cubin)]
     except ValueError as bad:
         raise ImageError(INVALID_IMAGE, f"a cubin cannot be read: {bad}") from None
     if not texts:
@@ -285,7 +279,7 @@ def _attached(cubin: bytes) -> str:
 
 
 def _text_of_fatbin(data: bytes, arch: Arch) -> str:
-    """Return the PTX that the driver would compile, or that of the machine code that it would take."""
+    """Return the PTX that the driver would compile, or that is beside its machine code."""
     try:
         entries = parse_fatbin(data)
         for entry in entries:
@@ -295,7 +289,7 @@ def _text_of_fatbin(data: bytes, arch: Arch) -> str:
                     return _text_of_cubin(code, arch)
         usable = [entry for entry in entries if entry.kind == "PTX" and _compiles_for(entry, arch)]
         if usable:
-            return _decoded(read_entry(data, max(usable, key=_arch_number)).partition(b"\0")[0])
+            return _decode(read_entry(data, max(usable, key=_arch_number)).partition(b"\0")[0])
     except ValueError as bad:
         raise ImageError(INVALID_IMAGE, f"a fat binary cannot be read: {bad}") from None
     there = ", ".join(f"{entry.kind} for sm_{entry.arch}" for entry in entries) or "nothing"
@@ -315,7 +309,7 @@ def _arch_number(entry: FatbinEntry) -> int:
     return entry.arch
 
 
-def _decoded(text: bytes) -> str:
+def _decode(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as bad:

@@ -44,7 +44,7 @@ class _Handle(NamedTuple):
 
     Attributes:
         number: The file descriptor of the file in the process.
-        inode: That of the file: the process may have closed it, and use the number for another one.
+        inode: The file's inode: the process may have closed it, and use the number for another one.
         size: The bytes of the allocation.
     """
 
@@ -136,7 +136,7 @@ def _open_memory(driver: Driver, out: int, packed: ctypes.Structure, flags: int)
     if not out or flags != _LAZY_PEER_ACCESS:
         raise CallError(INVALID_VALUE)
     with _open(packed, _MEMORY) as (file, handle):
-        memory = _opened(driver, context, handle)
+        memory = _find_open(driver, context, handle)
         if memory is None:
             memory = _Imported(file, handle)
             _add(driver, context, memory)
@@ -144,7 +144,7 @@ def _open_memory(driver: Driver, out: int, packed: ctypes.Structure, flags: int)
     put(out, memory.start)
 
 
-def _opened(driver: Driver, context: Context, handle: _Handle) -> _Imported | None:
+def _find_open(driver: Driver, context: Context, handle: _Handle) -> _Imported | None:
     """Return the memory if it is open in this context."""
     owners = (each.owner for each in driver.memory.of_context(context))
     return next((own for own in owners if isinstance(own, _Imported) and own.handle == handle), None)

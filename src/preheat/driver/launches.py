@@ -12,7 +12,7 @@ from preheat.device.base import DEFAULT_STREAMS, Geometry
 from preheat.driver.calls import CallError, entry
 from preheat.driver.configs import read_config
 from preheat.driver.devices import PROCESSORS
-from preheat.driver.functions import most_dynamic_shared
+from preheat.driver.functions import max_dynamic_shared
 from preheat.driver.modules import Function, function_of
 from preheat.driver.raw import get
 from preheat.driver.status import (
@@ -22,26 +22,26 @@ from preheat.driver.status import (
     INVALID_VALUE,
 )
 from preheat.driver.streams import Stream, stream_of
-from preheat.emulator.launch import Launch
 from preheat.errors import EmulatorFault, UnsupportedInstructionError
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
+    from preheat.emulator.launch import Launch
 
-__all__ = ["asynchronous", "parameter_pointers", "prepared"]
+__all__ = ["asynchronous", "parameter_pointers", "prepare_launch"]
 
 _SHARED_UNIT = 16  # The allocation of shared memory is larger, and compilers rely on this much.
-_MOST_PREPARED = 64  # launches of a function
+_MAX_PREPARED = 64  # launches of a function
 _END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2  # of the list `extra`
 
 
-def prepared(driver: Driver, function: Function, geometry: Geometry, stream: Stream) -> Launch:
+def prepare_launch(driver: Driver, function: Function, geometry: Geometry, stream: Stream) -> Launch:
     """Return a launch that can be submitted; `CallError` for one that a GPU would refuse."""
     handle = stream.emulated.handle
     found = function.launches.get((geometry, handle))
     if found is None:
-        _require_valid(function, geometry)
-        if len(function.launches) >= _MOST_PREPARED:
+        _check(function, geometry)
+        if len(function.launches) >= _MAX_PREPARED:
             function.launches.clear()
         found = function.emulated.prepare(geometry, stream.emulated, shared_unit=_SHARED_UNIT)
         function.launches[geometry, handle] = found
@@ -49,17 +49,17 @@ def prepared(driver: Driver, function: Function, geometry: Geometry, stream: Str
     return found
 
 
-def _require_valid(function: Function, geometry: Geometry) -> None:
+def _check(function: Function, geometry: Geometry) -> None:
     limits, bounds = function.context.gpu.emulator.limits, function.emulated.bounds
     threads = math.prod(geometry.block)
     if not 0 < threads <= bounds.threads or not all(geometry.grid):
         raise CallError(INVALID_VALUE)
-    for size, most in zip(
+    for size, limit in zip(
         (*geometry.grid, *geometry.block), (*limits.grid, *limits.block), strict=True
     ):
-        if size > most:
+        if size > limit:
             raise CallError(INVALID_VALUE)
-    if geometry.shared > most_dynamic_shared(function):
+    if geometry.shared > max_dynamic_shared(function):
         raise CallError(INVALID_VALUE)
     if geometry.cooperative:
         resident = function.emulated.occupancy(threads, geometry.shared).blocks
@@ -118,7 +118,7 @@ def _launch(
     where = stream_of(driver, stream)
     if where.context is not function.context:
         raise CallError(INVALID_CONTEXT)
-    launch = prepared(driver, function, geometry, where)
+    launch = prepare_launch(driver, function, geometry, where)
     pointers, kept = parameter_pointers(function, parameters, extra)
     with asynchronous(driver, where):
         launch(pointers, 0)

@@ -36,7 +36,7 @@ def driver_environment(env: Mapping[str, str], **settings: str | int) -> dict[st
     """Return an environment in which programs find the CPU driver as libcuda.so.1.
 
     Preheat and other libraries have caches of their own in it. Code that is compiled on the CPU driver
-    has its PTX beside it, and must not reach a GPU. `settings` are those of the driver: `schedule=3`
+    has its PTX beside it, and must not reach a GPU. `settings` are the driver's settings: `schedule=3`
     sets `PREHEAT_EMULATE_SCHEDULE`.
     """
     others = [path for path in env.get(_PRELOAD, "").split(":") if path and path != str(LIBRARY)]

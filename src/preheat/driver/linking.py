@@ -7,18 +7,20 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preheat.driver.calls import CallError, entry
+from preheat.driver.calls import CallError, entry, say
 from preheat.driver.contexts import Context
-from preheat.driver.faults import say
-from preheat.driver.images import link_text
 from preheat.driver.raw import put, read, text
-from preheat.driver.status import FILE_NOT_FOUND, INVALID_PTX, INVALID_VALUE, NOT_SUPPORTED
+from preheat.driver.status import INVALID_PTX, INVALID_VALUE, NOT_SUPPORTED
 from preheat.errors import InputError
-from preheat.model import ptx
-from preheat.toolchain.ptx_merge import PtxPart, definitions, merge
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
+    from preheat.model import ptx
+    from preheat.toolchain import ptx_merge
+else:  # The first link needs them.
+    ptx = LazyModule("preheat.model.ptx")
+    ptx_merge = LazyModule("preheat.toolchain.ptx_merge")
 
 __all__: list[str] = []
 
@@ -32,17 +34,17 @@ class Link:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.parts: list[PtxPart] = []
+        self.parts: list[ptx_merge.PtxPart] = []
         self.result: ctypes.Array[ctypes.c_char] | None = None
 
-    def add(self, name: str, kind: int, data: bytes) -> None:
+    def add(self, driver: Driver, name: str, kind: int, data: bytes) -> None:
         """Add an input."""
         if kind not in _KINDS:
             raise CallError(NOT_SUPPORTED)
-        found = link_text(data, self.context.gpu.emulator.arch)
+        found = driver.images.link_text(data, self.context.gpu.emulator.arch)
         label = name or f"part {len(self.parts) + 1}"
         try:
-            self.parts.append(PtxPart.of(label, found))
+            self.parts.append(ptx_merge.PtxPart.of(label, found))
         except ptx.SyntaxFault as bad:
             say(f"invalid PTX in {label}, line {bad.line}: {bad}")
             raise CallError(INVALID_PTX) from None
@@ -50,14 +52,17 @@ class Link:
     def complete(self) -> None:
         """Merge the inputs. No function or variable may be defined twice, unless it is weak."""
         strong = Counter(
-            name for part in self.parts for name, linkage in definitions(part) if linkage == "visible"
+            name
+            for part in self.parts
+            for name, linkage in ptx_merge.definitions(part)
+            if linkage == "visible"
         )
         twice = [name for name, count in strong.items() if count > 1]
         if twice:
             say(f"the inputs of a link define more than once: {', '.join(twice)}")
             raise CallError(INVALID_PTX)
         try:
-            merged = merge(self.parts) if len(self.parts) > 1 else self.parts[0].text
+            merged = ptx_merge.merge(self.parts) if len(self.parts) > 1 else self.parts[0].text
         except (ptx.SyntaxFault, InputError) as bad:
             say(f"the inputs of a link do not fit: {bad}")
             raise CallError(INVALID_PTX) from None
@@ -81,18 +86,14 @@ def _add_data(
     del options
     if not data or not size:
         raise CallError(INVALID_VALUE)
-    _link(driver, handle).add(text(name) if name else "", kind, read(data, size))
+    _link(driver, handle).add(driver, text(name) if name else "", kind, read(data, size))
 
 
 @entry("cuLinkAddFile", 6050)
 def _add_file(driver: Driver, handle: int, kind: int, path: int, *options: int) -> None:
     del options
     file = Path(text(path))
-    try:
-        data = file.read_bytes()
-    except OSError as fault:
-        raise CallError(FILE_NOT_FOUND) from fault
-    _link(driver, handle).add(file.name, kind, data)
+    _link(driver, handle).add(driver, file.name, kind, driver.images.file_bytes(str(file)))
 
 
 @entry("cuLinkComplete")

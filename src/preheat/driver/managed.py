@@ -36,7 +36,7 @@ class Hints:
     accessed_by: list[_Place] = field(default_factory=list)
 
 
-def _managed(driver: Driver, address: int, size: int) -> Allocation:
+def _find_managed(driver: Driver, address: int, size: int) -> Allocation:
     found = driver.memory.find(address)
     if found is None or not found.is_managed or not size or address + size > found.end:
         raise CallError(INVALID_VALUE)
@@ -44,13 +44,13 @@ def _managed(driver: Driver, address: int, size: int) -> Allocation:
 
 
 def _hints(driver: Driver, address: int, size: int) -> Hints:
-    found = _managed(driver, address, size)
+    found = _find_managed(driver, address, size)
     if not isinstance(found.owner, Hints):
         found.owner = Hints()
     return found.owner
 
 
-def _checked(driver: Driver, place: _Place) -> _Place:
+def _check_place(driver: Driver, place: _Place) -> _Place:
     if place[0] == _ON_DEVICE:
         driver.gpu(place[1])
     elif place[0] < _ON_HOST:
@@ -83,12 +83,13 @@ def _take(driver: Driver, hints: Hints, advice: int, place: _Place) -> None:
         case 1 | 2:
             hints.read_mostly = advice == 1
         case 3:
-            hints.preferred = _checked(driver, place)
+            hints.preferred = _check_place(driver, place)
         case 4:
             hints.preferred = _NOWHERE, 0
         case 5 | 6:
-            hints.accessed_by = [each for each in hints.accessed_by if each != _checked(driver, place)]
-            hints.accessed_by += [place] if advice == 5 else []
+            _check_place(driver, place)
+            others = [each for each in hints.accessed_by if each != place]
+            hints.accessed_by = [*others, place] if advice == 5 else others
         case _:
             raise CallError(INVALID_VALUE)
 
@@ -96,7 +97,7 @@ def _take(driver: Driver, hints: Hints, advice: int, place: _Place) -> None:
 @entry("cuMemPrefetchAsync", 8000, stream=3)
 def _prefetch_to(driver: Driver, address: int, size: int, device: int, stream: int) -> None:
     stream_of(driver, stream)
-    _hints(driver, address, size).prefetched = _checked(driver, _place_of(device))
+    _hints(driver, address, size).prefetched = _check_place(driver, _place_of(device))
 
 
 @entry("cuMemPrefetchAsync", 12020, stream=4)
@@ -104,7 +105,7 @@ def _prefetch(driver: Driver, address: int, size: int, place: int, flags: int, s
     stream_of(driver, stream)
     if flags:
         raise CallError(INVALID_VALUE)
-    _hints(driver, address, size).prefetched = _checked(driver, _read_place(place))
+    _hints(driver, address, size).prefetched = _check_place(driver, _read_place(place))
 
 
 def _ranges(driver: Driver, starts: int, sizes: int, count: int) -> list[Hints]:
@@ -135,7 +136,7 @@ def _prefetch_all(
         raise CallError(INVALID_VALUE)
     for at, hints in enumerate(ranges):
         place = places + 8 * (bisect_right(begins, at) - 1)
-        hints.prefetched = _checked(driver, _read_place(get(place)))
+        hints.prefetched = _check_place(driver, _read_place(get(place)))
 
 
 entry("cuMemPrefetchBatchAsync", stream=7)(_prefetch_all)

@@ -10,7 +10,7 @@ import numpy as np
 from preheat.driver.allocations import Allocation, Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
-from preheat.driver.pools import Pool, default_pool, pool_of
+from preheat.driver.pools import Pool, current_pool, pool_of
 from preheat.driver.raw import U32, U64, put
 from preheat.driver.status import (
     HOST_MEMORY_ALREADY_REGISTERED,
@@ -109,7 +109,7 @@ def _range(driver: Driver, base: int, size: int, address: int) -> None:
 def _alloc_async(driver: Driver, out: int, size: int, stream: int) -> None:
     where = stream_of(driver, stream)
     gpu = where.context.gpu
-    _allocate_in(driver, out, size, pool_of(driver, gpu.pool or default_pool(driver, gpu)), where)
+    _allocate_in(driver, out, size, pool_of(driver, current_pool(driver, gpu)), where)
 
 
 @entry("cuMemAllocFromPoolAsync", stream=3)
@@ -127,7 +127,7 @@ def _allocate_in(driver: Driver, out: int, size: int, pool: Pool, stream: Stream
     captured = stream.emulated.branch
     start = emulator.allocate(size, stream.emulated)
     if captured is not None:
-        made = captured.capture.unfreed(start)
+        made = captured.capture.find_unfreed(start)
         assert made is not None
         note_graph_memory(driver, made, stream.context)
     else:

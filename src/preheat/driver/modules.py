@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from preheat.device.base import Geometry
 from preheat.driver.allocations import Allocation, Kind
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
-from preheat.driver.images import read_file
 from preheat.driver.raw import I32, U32, U64, put, text
 from preheat.driver.status import INVALID_HANDLE, INVALID_VALUE, NOT_FOUND
-from preheat.emulator.launch import Launch
-from preheat.emulator.module import EmulatorFunction, EmulatorModule
-from preheat.model.artifact import Artifact
-from preheat.toolchain.lines import lines_with_files
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
+    from preheat.device.base import Geometry
     from preheat.driver.driver import Driver
+    from preheat.emulator.launch import Launch
+    from preheat.emulator.module import EmulatorFunction, EmulatorModule
+    from preheat.model.artifact import Artifact
+    from preheat.toolchain import lines
+else:
+    lines = LazyModule("preheat.toolchain.lines")  # The first fault needs it.
 
 __all__ = ["Function", "Library", "Module", "function_of"]
 
@@ -42,7 +43,7 @@ class Module:
 
 
 class Function:
-    """A kernel of a module, whose handle is that of the kernel and of its function.
+    """A kernel of a module, whose handle means the kernel and its function.
 
     Attributes:
         values: The attributes that the program has set.
@@ -58,7 +59,7 @@ class Function:
 
 
 class Library:
-    """A library. Its kernels are those of one module in each context that uses it."""
+    """A library. Its kernels are in one module in each context that uses it."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.handle = 0
@@ -75,8 +76,10 @@ def function_of(driver: Driver, handle: int) -> Function:
 
 
 def _load(driver: Driver, context: Context, artifact: Artifact) -> Module:
-    lines = driver.handed_over.lines(artifact) or partial(lines_with_files, artifact.ptx)
-    loaded = context.gpu.emulator.load(artifact, lines=lines)
+    find_lines = driver.images.lines(artifact)
+    if find_lines is None:
+        find_lines = lambda: lines.lines_with_files(artifact.ptx)  # noqa: E731
+    loaded = context.gpu.emulator.load(artifact, lines=find_lines)
     made = Module(context, loaded)
     made.handle = driver.handles.add(made)
     return made
@@ -85,7 +88,7 @@ def _load(driver: Driver, context: Context, artifact: Artifact) -> Module:
 @entry("cuModuleLoadData")
 def _load_data(driver: Driver, out: int, image: int) -> None:
     context = driver.current()
-    put(out, _load(driver, context, driver.handed_over.image(image, context.gpu.emulator.arch)).handle)
+    put(out, _load(driver, context, driver.images.read(image, context.gpu.emulator.arch)).handle)
 
 
 @entry("cuModuleLoadDataEx")
@@ -104,7 +107,8 @@ def _load_fat_binary(driver: Driver, out: int, image: int) -> None:
 @entry("cuModuleLoad")
 def _load_file(driver: Driver, out: int, path: int) -> None:
     context = driver.current()
-    put(out, _load(driver, context, read_file(text(path), context.gpu.emulator.arch)).handle)
+    artifact = driver.images.read_file(text(path), context.gpu.emulator.arch)
+    put(out, _load(driver, context, artifact).handle)
 
 
 @entry("cuModuleUnload")
@@ -194,7 +198,7 @@ def _load_library(
     driver: Driver, out: int, image: int, _: int, __: int, ___: int, ____: int, _____: int, ______: int
 ) -> None:
     arch = _any_context(driver).gpu.emulator.arch
-    _add_library(driver, out, driver.handed_over.image(image, arch))
+    _add_library(driver, out, driver.images.read(image, arch))
 
 
 @entry("cuLibraryLoadFromFile")
@@ -202,7 +206,7 @@ def _load_library_file(
     driver: Driver, out: int, path: int, _: int, __: int, ___: int, ____: int, _____: int, ______: int
 ) -> None:
     arch = _any_context(driver).gpu.emulator.arch
-    _add_library(driver, out, read_file(text(path), arch))
+    _add_library(driver, out, driver.images.read_file(text(path), arch))
 
 
 def _library_module(driver: Driver, library: Library) -> Module:

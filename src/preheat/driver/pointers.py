@@ -47,7 +47,7 @@ _VALUES = {number: _Value(U64, 0) for number in ATTRIBUTES.values()} | {
 }
 
 
-def _known(found: Allocation, address: int) -> dict[int, int | None]:
+def _describe(found: Allocation, address: int) -> dict[int, int | None]:
     """Return the attributes of memory by number; None for one that this memory does not have."""
     on_host = found.on_host or (found.pool is not None and found.pool.on_host)
     named = {
@@ -77,7 +77,7 @@ def _known(found: Allocation, address: int) -> dict[int, int | None]:
 @entry("cuPointerGetAttribute")
 def _attribute(driver: Driver, out: int, which: int, address: int) -> None:
     found = driver.memory.find(address)
-    value = None if found is None else _known(found, address).get(which)
+    value = None if found is None else _describe(found, address).get(which)
     if value is None:
         raise CallError(INVALID_VALUE)
     put(out, value, _VALUES[which].kind)
@@ -86,7 +86,7 @@ def _attribute(driver: Driver, out: int, which: int, address: int) -> None:
 @entry("cuPointerGetAttributes")
 def _attributes(driver: Driver, count: int, kinds: int, outs: int, address: int) -> None:
     found = driver.memory.find(address)
-    values = {} if found is None else _known(found, address)
+    values = {} if found is None else _describe(found, address)
     for at in range(count):
         which = get(kinds + 4 * at, I32)
         if which not in _VALUES:

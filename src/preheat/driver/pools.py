@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from preheat.driver.devices import Gpu
     from preheat.driver.driver import Driver
 
-__all__ = ["Pool", "default_pool", "pool_of"]
+__all__ = ["Pool", "current_pool", "pool_of"]
 
 _ON_DEVICE = 1
 _HOST_LOCATIONS = (2, 3)
@@ -56,7 +56,7 @@ def pool_of(driver: Driver, handle: int) -> Pool:
     return driver.handles.get(handle, Pool)
 
 
-def default_pool(driver: Driver, gpu: Gpu) -> int:
+def _default_pool(driver: Driver, gpu: Gpu) -> int:
     """Return the handle of the pool that a device has from the beginning."""
     if not gpu.default_pool:
         gpu.default_pool = _add(driver, Pool(gpu))
@@ -68,8 +68,9 @@ def _add(driver: Driver, pool: Pool) -> int:
     return pool.handle
 
 
-def _current_pool(driver: Driver, gpu: Gpu) -> int:
-    return gpu.pool or default_pool(driver, gpu)
+def current_pool(driver: Driver, gpu: Gpu) -> int:
+    """Return the handle of the pool that a device uses."""
+    return gpu.pool or _default_pool(driver, gpu)
 
 
 @entry("cuMemPoolCreate")
@@ -157,12 +158,12 @@ def _access(driver: Driver, out: int, handle: int, place: int) -> None:
 
 @entry("cuDeviceGetDefaultMemPool")
 def _device_default(driver: Driver, out: int, number: int) -> None:
-    put(out, default_pool(driver, driver.gpu(number)), U64)
+    put(out, _default_pool(driver, driver.gpu(number)), U64)
 
 
 @entry("cuDeviceGetMemPool")
 def _device_pool(driver: Driver, out: int, number: int) -> None:
-    put(out, _current_pool(driver, driver.gpu(number)), U64)
+    put(out, current_pool(driver, driver.gpu(number)), U64)
 
 
 @entry("cuDeviceSetMemPool")
@@ -175,13 +176,13 @@ def _set_device_pool(driver: Driver, number: int, handle: int) -> None:
 
 @entry("cuMemGetDefaultMemPool")
 def _default_at(driver: Driver, out: int, place: int, kind: int) -> None:
-    pool = _managed_pool(driver) if kind == _MANAGED else default_pool(driver, _gpu_at(driver, place))
+    pool = _managed_pool(driver) if kind == _MANAGED else _default_pool(driver, _gpu_at(driver, place))
     put(out, pool, U64)
 
 
 @entry("cuMemGetMemPool")
 def _pool_at(driver: Driver, out: int, place: int, kind: int) -> None:
-    pool = _managed_pool(driver) if kind == _MANAGED else _current_pool(driver, _gpu_at(driver, place))
+    pool = _managed_pool(driver) if kind == _MANAGED else current_pool(driver, _gpu_at(driver, place))
     put(out, pool, U64)
 
 

@@ -36,7 +36,7 @@ class Fault:
         kernel: The name of the kernel.
         block: The block of the first thread at fault.
         thread: This thread.
-        source: The line of the source, followed by those of the calls around it, as far as it is known.
+        source: The line of the source, followed by the lines of calls around it, as far as known.
         message: All of it as a text, with the buffer, the argument and the instruction.
     """
 
@@ -61,7 +61,7 @@ class RunReport:
     Attributes:
         processes: How many of its processes have called the driver.
         killed: How many of them ended without their counts.
-        launches: How many kernels were executed, those of graphs as well.
+        launches: How many kernels were executed, also in graphs.
         faults: The faults, in the order of their processes.
         unsupported: The functions that were called and that the driver does not have.
         needs_runtime: Whether NVIDIA's CUDA runtime was part of the command and did not work.

@@ -9,13 +9,13 @@ from pathlib import Path
 from preheat.errors import ConfigError, InputError
 from preheat.model.arch import Arch
 
-__all__ = ["MOST_DEVICES", "DriverSettings", "gpu_refusal", "is_seed"]
+__all__ = ["MAX_DEVICES", "DriverSettings", "gpu_refusal", "is_seed"]
 
 #: This file exists where the driver of a GPU is loaded.
 _GPU_DRIVER = Path("/proc/driver/nvidia/version")
 _ARCH = Arch(9, 0)
-MOST_DEVICES = 8
-_MOST_SEED = 1 << 62
+MAX_DEVICES = 8
+_MAX_SEED = 1 << 62
 _OFF = {"", "0", "false", "no", "off"}
 
 
@@ -45,9 +45,9 @@ class DriverSettings:
     def from_env(cls, env: Mapping[str, str]) -> DriverSettings:
         """Read the variables `PREHEAT_EMULATE_…`. An invalid value is a `ConfigError`."""
         return cls(
-            arch=_arch(env, "PREHEAT_EMULATE_ARCH"),
-            devices=_number(env, "PREHEAT_EMULATE_DEVICES", 1, most=MOST_DEVICES) or 1,
-            schedule=_seed(env, "PREHEAT_EMULATE_SCHEDULE"),
+            arch=_read_arch(env, "PREHEAT_EMULATE_ARCH"),
+            devices=_read_number(env, "PREHEAT_EMULATE_DEVICES", 1, limit=MAX_DEVICES) or 1,
+            schedule=_read_seed(env, "PREHEAT_EMULATE_SCHEDULE"),
             sanitize=env.get("PREHEAT_EMULATE_SANITIZE", "").lower() not in _OFF,
             beside_gpu=env.get("PREHEAT_EMULATE_BESIDE_GPU", "").lower() not in _OFF,
             report=Path(text) if (text := env.get("PREHEAT_EMULATE_REPORT", "")) else None,
@@ -67,10 +67,10 @@ def gpu_refusal(settings: DriverSettings) -> str | None:
 
 def is_seed(text: str) -> bool:
     """Return whether a text is a seed of deferred streams, or says that there are none."""
-    return text == "off" or _is_number(text, _MOST_SEED)
+    return text == "off" or _is_number(text, _MAX_SEED)
 
 
-def _arch(env: Mapping[str, str], name: str) -> Arch:
+def _read_arch(env: Mapping[str, str], name: str) -> Arch:
     text = env.get(name, "").strip()
     try:
         return Arch.parse(text or _ARCH).plain
@@ -78,16 +78,16 @@ def _arch(env: Mapping[str, str], name: str) -> Arch:
         raise ConfigError(name, text, "the name of an architecture, such as sm_90") from None
 
 
-def _seed(env: Mapping[str, str], name: str) -> int | None:
-    return None if env.get(name) == "off" else _number(env, name, 0)
+def _read_seed(env: Mapping[str, str], name: str) -> int | None:
+    return None if env.get(name) == "off" else _read_number(env, name, 0)
 
 
-def _is_number(text: str, most: int) -> bool:
-    return text.isascii() and text.isdecimal() and int(text) <= most
+def _is_number(text: str, limit: int) -> bool:
+    return text.isascii() and text.isdecimal() and int(text) <= limit
 
 
-def _number(env: Mapping[str, str], name: str, default: int, *, most: int = _MOST_SEED) -> int:
+def _read_number(env: Mapping[str, str], name: str, default: int, *, limit: int = _MAX_SEED) -> int:
     text = env.get(name, "").strip()
-    if text and not _is_number(text, most):
-        raise ConfigError(name, text, f"a whole number of at most {most:,}")
+    if text and not _is_number(text, limit):
+        raise ConfigError(name, text, f"a whole number of at most {limit:,}")
     return int(text or default)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from preheat.driver.arrays import FORMATS, SURFACE, MipmappedArray, array_of, structure
+from preheat.driver.arrays import FORMATS, SURFACE, MipmappedArray, array_of
 from preheat.driver.calls import CallError, entry
 from preheat.driver.contexts import Context
 from preheat.driver.devices import ATTRIBUTES
-from preheat.driver.raw import U64, put, write
+from preheat.driver.raw import U64, put, read_structure, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
-from preheat.emulator.surfaces import Surface
 from preheat.emulator.texels import Texels
-from preheat.emulator.textures import ADDRESS_MODES, Texture
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
+    from preheat.emulator import surfaces, textures
+else:  # The first texture or surface needs them.
+    surfaces = LazyModule("preheat.emulator.surfaces")
+    textures = LazyModule("preheat.emulator.textures")
 
 __all__: list[str] = []
 
@@ -27,7 +30,7 @@ _OF_LINEAR = struct.Struct("<QIIQ104x")
 _OF_PITCHED = struct.Struct("<QIIQQQ88x")
 _SAMPLING = struct.Struct("<3IIIIIfff4f48x")
 _AS_INTEGERS, _NORMALIZED, _SRGB, _EXACT_LEVELS, _SEAMLESS = 1, 2, 16, 32, 64
-_BORDER = ADDRESS_MODES.index("border")
+_BORDER = 3  # the last of the address modes
 
 
 class _Object(NamedTuple):
@@ -38,7 +41,9 @@ class _Object(NamedTuple):
     sampling: bytes = b""
 
 
-def _add(driver: Driver, out: int, made: _Object, for_kernels: Texture | Surface) -> None:
+def _add(
+    driver: Driver, out: int, made: _Object, for_kernels: textures.Texture | surfaces.Surface
+) -> None:
     handle = driver.handles.add(made)
     made.context.gpu.emulator.textures[handle] = for_kernels
     put(out, handle, U64)
@@ -64,7 +69,7 @@ def _remove(driver: Driver, handle: int, *, texture: bool) -> None:
 # Textures
 
 
-def _levels(driver: Driver, data: bytes) -> tuple[int, tuple[Texels, ...]]:
+def _read_levels(driver: Driver, data: bytes) -> tuple[int, tuple[Texels, ...]]:
     """Return the kind of a resource, and its texels."""
     kind, resource, flags = _RESOURCE.unpack(data)
     if flags:
@@ -78,24 +83,24 @@ def _levels(driver: Driver, data: bytes) -> tuple[int, tuple[Texels, ...]]:
         return kind, tuple(level.texels for level in mipmaps.levels)
     if kind == _LINEAR:
         address, form, channels, size = _OF_LINEAR.unpack(resource)
-        return kind, (_linear(driver, address, form, channels, size),)
+        return kind, (_read_linear(driver, address, form, channels, size),)
     if kind == _PITCHED:
-        return kind, (_pitched(driver, *_OF_PITCHED.unpack(resource)),)
+        return kind, (_read_pitched(driver, *_OF_PITCHED.unpack(resource)),)
     raise CallError(INVALID_VALUE)
 
 
-def _linear(driver: Driver, address: int, form: int, channels: int, size: int) -> Texels:
+def _read_linear(driver: Driver, address: int, form: int, channels: int, size: int) -> Texels:
     width = size // (_texel(form, channels))
-    return _memory(driver, address, form, channels, (width, 1, 1), size)
+    return _find_texels(driver, address, form, channels, (width, 1, 1), size)
 
 
-def _pitched(
+def _read_pitched(
     driver: Driver, address: int, form: int, channels: int, width: int, height: int, pitch: int
 ) -> Texels:
     step = driver.current().gpu.attributes[ATTRIBUTES["TEXTURE_PITCH_ALIGNMENT"]]
     if pitch % step or pitch < width * _texel(form, channels):
         raise CallError(INVALID_VALUE)
-    return _memory(driver, address, form, channels, (width, height, 1), pitch)
+    return _find_texels(driver, address, form, channels, (width, height, 1), pitch)
 
 
 def _texel(form: int, channels: int) -> int:
@@ -107,7 +112,7 @@ def _texel(form: int, channels: int) -> int:
     return FORMATS[form].itemsize * channels
 
 
-def _memory(
+def _find_texels(
     driver: Driver, address: int, form: int, channels: int, extents: tuple[int, int, int], pitch: int
 ) -> Texels:
     """Return texels in memory of the program."""
@@ -118,7 +123,7 @@ def _memory(
     return made
 
 
-def _texture(kind: int, levels: tuple[Texels, ...], data: bytes) -> Texture:
+def _texture(kind: int, levels: tuple[Texels, ...], data: bytes) -> textures.Texture:
     fields = _SAMPLING.unpack(data)
     modes, linear, flags = fields[:3], fields[3], fields[4]
     linear_levels, bias, lowest, highest = fields[6:10]
@@ -132,9 +137,10 @@ def _texture(kind: int, levels: tuple[Texels, ...], data: bytes) -> Texture:
         modes, linear, border = (_BORDER,) * 3, 0, (0.0,) * 4
     if kind == _MIPMAPS and not flags & _NORMALIZED:
         raise CallError(INVALID_VALUE)
-    made = Texture(
+    known_modes = textures.ADDRESS_MODES
+    made = textures.Texture(
         levels,
-        modes=(ADDRESS_MODES[modes[0]], ADDRESS_MODES[modes[1]], ADDRESS_MODES[modes[2]]),
+        modes=(known_modes[modes[0]], known_modes[modes[1]], known_modes[modes[2]]),
         linear=bool(linear),
         normalized=bool(flags & _NORMALIZED),
         as_integers=bool(flags & _AS_INTEGERS),
@@ -153,8 +159,10 @@ def _create_texture(driver: Driver, out: int, resource: int, sampling: int, view
     if not out:
         raise CallError(INVALID_VALUE)
     context = driver.current()
-    made = _Object(context, structure(resource, _RESOURCE.size), structure(sampling, _SAMPLING.size))
-    texture = _texture(*_levels(driver, made.resource), made.sampling)
+    made = _Object(
+        context, read_structure(resource, _RESOURCE.size), read_structure(sampling, _SAMPLING.size)
+    )
+    texture = _texture(*_read_levels(driver, made.resource), made.sampling)
     if view:
         raise CallError(NOT_SUPPORTED)
     _add(driver, out, made, texture)
@@ -187,14 +195,14 @@ def _texture_view(driver: Driver, out: int, handle: int) -> None:
 
 @entry("cuSurfObjectCreate")
 def _create_surface(driver: Driver, out: int, resource: int) -> None:
-    made = _Object(driver.current(), structure(resource, _RESOURCE.size))
+    made = _Object(driver.current(), read_structure(resource, _RESOURCE.size))
     kind, data, flags = _RESOURCE.unpack(made.resource)
     if not out or kind != _ARRAY or flags:
         raise CallError(INVALID_VALUE)
     array = array_of(driver, _OF_HANDLE.unpack(data)[0])
     if not array.description.flags & SURFACE:
         raise CallError(INVALID_VALUE)
-    _add(driver, out, made, Surface(array.texels))
+    _add(driver, out, made, surfaces.Surface(array.texels))
 
 
 @entry("cuSurfObjectDestroy")

@@ -6,26 +6,29 @@ gathers or scatters.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from preheat.emulator.addresses import BLOCK_WINDOW, Addresses, host_array, host_view
-from preheat.emulator.arguments import pointers_into
-from preheat.emulator.memory import Violation, positions_in
+from preheat.emulator.memory import Buffer, Violation, positions_in
 
 if TYPE_CHECKING:
     from preheat.emulator.group import Group
     from preheat.emulator.wave import Wave
 
 __all__ = [
+    "ArgumentSpec",
+    "check_address",
     "check_atomic",
-    "checked_address",
     "load",
     "load_bytes",
     "load_unchecked",
     "load_vector",
+    "pointers_into",
     "store",
     "store_unchecked",
     "store_vector",
@@ -34,6 +37,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
 
+_POINTER = 8  # bytes
 _MAX_ADDRESS = (1 << 63) - 1
 _STAY_HINT = "let all blocks of the cluster meet at a cluster barrier before one of them ends"
 _REMOTE_HINT = "use the form with .shared::cluster"
@@ -62,7 +66,7 @@ def load_bytes(
     return [load_unchecked(at, offset + i, np.dtype(np.uint8)) for i in range(count)]
 
 
-def checked_address(
+def check_address(
     one: Group, at: Addresses, offset: int, size: int, site: int, *, write: bool, align: int
 ) -> int:
     """Return the host address of `size` bytes that one thread accesses, after checking them."""
@@ -144,7 +148,7 @@ def _check_access(
             _raise_outside_buffers(group, at, offset, size, site, write=write)
     align = align or size
     if (at.bits | offset) & (align - 1):
-        at = at.moved_by(offset)
+        at = at.move_by(offset)
         offset = 0
         if at.bits & (align - 1):
             _raise_misaligned(at, size, align, site, write=write)
@@ -245,3 +249,34 @@ def _injective(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         reach = stride * extent
     return True
+
+
+# The arguments of a launch that point into a buffer, so that a fault can name them
+
+
+class ArgumentSpec(NamedTuple):
+    """One parameter of a kernel: its place in the parameter buffer, and its C++ type or PTX name.
+
+    The label is empty where the type is unknown and the compiler has made up the name.
+    """
+
+    offset: int
+    size: int
+    label: str
+
+
+def pointers_into(buffer: Buffer, arguments: Sequence[ArgumentSpec], at: int) -> str:
+    """Return the positions and types of the arguments that point into `buffer`, or an empty text.
+
+    `at` is the address of the parameter buffer.
+    """
+    return " and ".join(_pointers_into(buffer, arguments, at))
+
+
+def _pointers_into(buffer: Buffer, arguments: Sequence[ArgumentSpec], at: int) -> Iterator[str]:
+    for position, (offset, size, label) in enumerate(arguments):
+        for start in range(0, size - _POINTER + 1, _POINTER):
+            address = ctypes.c_uint64.from_address(at + offset + start).value
+            if buffer.start <= address < max(buffer.end, buffer.start + 1):
+                member = f" at byte {start}" if size > _POINTER else ""
+                yield f"argument {position}{', ' if label else ''}{label}{member}"

@@ -44,7 +44,7 @@ _WINDOWS = (
     ("local", LOCAL_WINDOW, _END),
 )
 
-#: Shared addresses below this are in the thread's own block. Those of the block with rank r in its
+#: Shared addresses below this are in the thread's own block. Addresses in the block with rank r of its
 #: cluster begin at (r + 1) * BLOCK_WINDOW.
 BLOCK_WINDOW = 1 << 24
 INVALID_RANK = 126  # Larger ranks become this one in an address: no cluster has so many blocks.
@@ -140,7 +140,7 @@ class Addresses:
             self.addresses = _strided_addresses(self.start, self.shape, self.strides or ())
         return self.addresses
 
-    def moved_by(self, offset: int) -> Addresses:
+    def move_by(self, offset: int) -> Addresses:
         """Return the addresses that are `offset` bytes further."""
         bits = int(np.bitwise_or.reduce(np.atleast_1d(self.values + offset)))
         other = Addresses(
@@ -151,7 +151,7 @@ class Addresses:
         other.strides = self.strides
         other.addresses = None if self.addresses is None else self.addresses + offset
         other.blocks = self.blocks
-        other.parts = [(chosen, part.moved_by(offset)) for chosen, part in self.parts]
+        other.parts = [(chosen, part.move_by(offset)) for chosen, part in self.parts]
         return other
 
     def describe(self, position: int, offset: int) -> str:
@@ -193,7 +193,7 @@ def resolve_shared(group: Group, values: Any, space: str) -> Addresses:
 
 
 def _resolve_cluster(group: Group, plain: Addresses, space: str) -> Addresses:
-    """Resolve shared addresses of which some name a block of the cluster."""
+    """Resolve shared addresses, some of which are in other blocks of the cluster."""
     values = np.broadcast_to(plain.values, (group.count,))
     base = group.wave.state_space("shared")
     own_block = group.per_thread("block_index")
@@ -302,7 +302,7 @@ def _regular_strides(values: Array, shape: tuple[int, ...]) -> Strided | None:
 
 @functools.lru_cache(maxsize=32)
 def _differences(shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """Return the distance of each thread's address from that of the previous thread."""
+    """Return the distance of each thread's address from the previous thread's."""
     return np.diff(_strided_addresses(0, shape, strides))
 
 

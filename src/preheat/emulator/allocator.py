@@ -1,6 +1,7 @@
 """The memory that programs allocate on the emulator: at once, in the order of a stream, or in a graph.
 
-On deferred streams, memory is valid from the work that allocates it to the work that frees it.
+On deferred streams, memory is valid from the work that allocates it to the work that frees it. Freed
+memory is quarantined there, and reused in the same stream. The heap has the memory of kernels.
 """
 
 from __future__ import annotations
@@ -10,22 +11,69 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from preheat.device import base
 from preheat.emulator.graph_work import GraphAllocation, GraphFree
 from preheat.emulator.memory import FREED, POISON, Buffer, Memory, align_up
-from preheat.emulator.quarantine import Allocation, Quarantine
 from preheat.emulator.schedule import Scheduler
 from preheat.errors import DeviceError, EmulatorFault, OutOfMemoryError
 
-__all__ = ["TOTAL_BYTES", "Allocator"]
+__all__ = ["TOTAL_BYTES", "Allocation", "Allocator", "Heap", "Quarantine"]
 
 TOTAL_BYTES = 16 << 30
-_ALIGN = 512  # That of textures.
+_ALIGN = 512  # The alignment of textures.
+_MAX_QUARANTINED_BYTES = 64 << 20
+_MAX_QUARANTINED = 512
+_HEAP_BYTES = 8 << 20  # Bytes, the default limit of a GPU.
+_HEAP_ALIGN = 16
+
+
+class Allocation(NamedTuple):
+    """Allocated memory, and the array that it is part of."""
+
+    buffer: Buffer
+    array: np.ndarray[Any, Any]
+    of_graph: object = None  # The work that allocates it, at this address in every replay.
+
+    @property
+    def size(self) -> int:
+        """The size that was requested, in bytes."""
+        return self.buffer.end - self.buffer.start
+
+
+class Quarantine:
+    """Memory that deferred streams freed, oldest first, each with the id of its stream.
+
+    A late access to freed memory must not crash, so allocations are kept after their free. Only the
+    stream that freed an allocation may reuse it, because only its later work is ordered after the free.
+    """
+
+    def __init__(self) -> None:
+        self._allocations: deque[tuple[int, Allocation]] = deque()
+        self._bytes = 0
+
+    def add(self, allocation: Allocation, stream: int) -> None:
+        """Add an allocation, and drop the oldest ones if there are too many."""
+        self._allocations.append((stream, allocation))
+        self._bytes += allocation.size
+        while self._bytes > _MAX_QUARANTINED_BYTES or len(self._allocations) > _MAX_QUARANTINED:
+            _, oldest = self._allocations.popleft()
+            self._bytes -= oldest.size
+
+    def take(self, size: int, stream: int) -> Allocation | None:
+        """Return the allocation of this size that this stream freed last, or None."""
+        for at in reversed(range(len(self._allocations))):
+            freed_in, allocation = self._allocations[at]
+            if freed_in == stream and allocation.size == size:
+                del self._allocations[at]
+                self._bytes -= size
+                return allocation
+        return None
 
 
 class _GraphMemory(NamedTuple):
@@ -47,13 +95,13 @@ class Allocator:
 
     Attributes:
         used: The bytes that are allocated now.
-        most_of_graphs: The most bytes that graphs have had so far.
+        max_graph_bytes: The most bytes that graphs have had so far.
     """
 
     def __init__(self, memory: Memory, scheduler: Scheduler | None, lock: threading.RLock) -> None:
         self.lock = lock
         self.used = 0
-        self.most_of_graphs = 0
+        self.max_graph_bytes = 0
         self._of_graphs: dict[int, _GraphMemory] = {}  # By address.
         self._memory = memory
         self._scheduler = scheduler
@@ -167,7 +215,7 @@ class Allocator:
             if known is None or known.work() is not made:
                 self._replace_memory_of_graphs(made.allocation.size)
                 self._of_graphs[made.address] = _GraphMemory(made.allocation.size, weakref.ref(made))
-                self.most_of_graphs = max(self.most_of_graphs, self.graph_bytes())
+                self.max_graph_bytes = max(self.max_graph_bytes, self.graph_bytes())
 
     def _replace_memory_of_graphs(self, size: int) -> None:
         """Forget up to as much memory of graphs that are gone, which a new one uses again."""
@@ -263,3 +311,30 @@ def _out_of_memory(size: int) -> OutOfMemoryError:
     return OutOfMemoryError(
         "emulator allocate", 2, "EMULATOR_OUT_OF_MEMORY", f"no memory for {size} bytes"
     )
+
+
+class Heap:
+    """Memory that kernels allocate with `malloc` and `new`, until a free or a reset of the device."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._buffers: dict[int, tuple[Buffer, np.ndarray[Any, Any]]] = {}
+        self._used = 0
+
+    def allocate(self, size: int) -> int:
+        """Return the address of `size` new bytes, or 0 if the heap is full."""
+        if not 0 < align_up(size, _HEAP_ALIGN) <= _HEAP_BYTES - self._used:
+            return 0
+        array = np.full(size + _HEAP_ALIGN, POISON, np.uint8)
+        address = align_up(array.ctypes.data, _HEAP_ALIGN)
+        self._buffers[address] = self._memory.add(address, size), array
+        self._used += align_up(size, _HEAP_ALIGN)
+        return address
+
+    def free(self, address: int) -> None:
+        """Free memory that `allocate` returned, or raise `KeyError` for another address."""
+        buffer, _ = self._buffers.pop(address)
+        size = buffer.end - buffer.start
+        ctypes.memset(address, FREED, size)
+        self._memory.free(buffer)
+        self._used -= align_up(size, _HEAP_ALIGN)

@@ -62,7 +62,7 @@ class _Waiting(NamedTuple):
 
 
 class Barriers:
-    """The barriers of all blocks of a wave, and those of its clusters once they are used."""
+    """The barriers of all blocks of a wave, and of its clusters once they are used."""
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
@@ -125,7 +125,7 @@ class Barriers:
             self._arrived_only[barrier_id][complete] = 0
             if not self._arrived_only[barrier_id].any():
                 del self._arrived_only[barrier_id]
-        return self._released(barrier_id, waiting, complete)
+        return self._release(barrier_id, waiting, complete)
 
     def _check_complete(self, barrier_id: int, waiting: list[_Waiting], complete: Array) -> None:
         """Check the blocks that are complete, except those in which threads gave a thread count."""
@@ -170,9 +170,9 @@ class Barriers:
                 message = f"waits at barrier {barrier_id} for threads of its block that never come"
                 raise Violation(message, group.frame.code.blocks[group.pc - 1].site)
 
-    def _released(self, barrier_id: int, waiting: list[_Waiting], complete: Array) -> list[Group]:
+    def _release(self, barrier_id: int, waiting: list[_Waiting], complete: Array) -> list[Group]:
         self.waiting_groups[barrier_id] = []
-        reduced = _reduced(waiting, len(complete))
+        reduced = _reduce(waiting, len(complete))
         released = []
         for group, arrival in waiting:
             chosen = complete[group.per_thread("block_index")]
@@ -189,7 +189,7 @@ class Barriers:
         return released
 
 
-def _reduced(waiting: list[_Waiting], blocks: int) -> dict[str, Array]:
+def _reduce(waiting: list[_Waiting], blocks: int) -> dict[str, Array]:
     """Return the result of each kind of reduction of the predicates, for every block."""
     total = np.zeros(blocks, np.int64)
     true = np.zeros(blocks, np.int64)

@@ -44,12 +44,12 @@ def _printf(group: Group, call: CompiledBlock, arguments: list[int]) -> None:
         thread = group.subgroup(chosen)
         with positions_in(chosen):
             text = _string(thread, int(pattern), call.site)
-            line, counts[position] = _formatted(thread, text, int(values), call.site)
+            line, counts[position] = _format(thread, text, int(values), call.site)
         sys.stdout.write(line.decode(errors="replace"))
     _return(group, call, counts)
 
 
-def _formatted(thread: Group, pattern: bytes, values: int, site: int) -> tuple[bytes, int]:
+def _format(thread: Group, pattern: bytes, values: int, site: int) -> tuple[bytes, int]:
     """Return the text of a format with its arguments, and how many arguments it used."""
     out = []
     at = values
@@ -73,11 +73,11 @@ def _formatted(thread: Group, pattern: bytes, values: int, site: int) -> tuple[b
         count += 1
         if kind == b"s":
             value = _string(thread, value, site) if value else b"(null)"
-        out.append(_formatted_argument(flags + sizes[0], sizes[1], kind, value))
+        out.append(_format_argument(flags + sizes[0], sizes[1], kind, value))
     return b"".join([*out, pattern[end:]]), count
 
 
-def _formatted_argument(flags: bytes, precision: bytes | None, kind: bytes, value: Any) -> bytes:
+def _format_argument(flags: bytes, precision: bytes | None, kind: bytes, value: Any) -> bytes:
     """Return one argument as C formats it. `flags` includes the width."""
     if kind == b"p":
         flags = b"#" + flags

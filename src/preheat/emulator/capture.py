@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from preheat.device import base
-from preheat.emulator.driver_errors import driver_error
+from preheat.emulator.errors import driver_error
 from preheat.emulator.graph import EmulatorGraph
 from preheat.emulator.graph_work import GraphAllocation, GraphFree, GraphWork, WorkList
 from preheat.emulator.schedule import Scheduler
@@ -95,7 +95,7 @@ class Capture:
             return True
         return mode == self.mode == "global"
 
-    def unjoined(self, last: frozenset[int]) -> bool:
+    def has_unjoined(self, last: frozenset[int]) -> bool:
         """Return whether a node is neither in `last` nor before another node."""
         before_others = set(itertools.chain.from_iterable(self._after))
         return not before_others | last | self._apart >= set(range(len(self.nodes)))
@@ -104,7 +104,7 @@ class Capture:
         """Let the capture end although the captured stream does not wait for these nodes."""
         self._apart.update(nodes)
 
-    def unfreed(self, address: int) -> GraphAllocation | None:
+    def find_unfreed(self, address: int) -> GraphAllocation | None:
         """Return the captured allocation of this address that no captured work frees, or None."""
         return self._unfreed.get(address)
 
@@ -174,7 +174,7 @@ class Captures:
         if capture.mode != "relaxed" and capture.thread != threading.get_ident():
             raise driver_error("end capture", 908)
         capture.require("end capture")
-        if capture.unjoined(branch.last):
+        if capture.has_unjoined(branch.last):
             raise driver_error("end capture", 904)
         return EmulatorGraph(capture.nodes, capture.captured(), self._scheduler)
 

@@ -55,7 +55,7 @@ class ClusterBarrier:
             message = "waits at the barrier of its cluster without having arrived"
             raise Violation(message, site, int(np.argmax(early)), hint=_ARRIVE_HINT)
         self._waiting.append(group)
-        return self._released()
+        return self._release()
 
     def release(self) -> list[Group]:
         """Complete the phases in which all threads have arrived. Return the released groups."""
@@ -66,9 +66,9 @@ class ClusterBarrier:
         self.wave.barriers.releases += 1
         self._phase += complete
         self._arrived.reshape(arrived_or_exited.shape)[complete] = False
-        return self._released()
+        return self._release()
 
-    def _released(self) -> list[Group]:
+    def _release(self) -> list[Group]:
         """Remove and return the waiting groups whose phase is complete."""
         waiting = self._waiting
         self._waiting = []

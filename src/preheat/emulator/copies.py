@@ -15,7 +15,7 @@ from preheat.emulator.memory import Violation, positions_in
 if TYPE_CHECKING:
     from preheat.emulator.group import Group
 
-__all__ = ["AddressOperand", "checked_spans", "copy_bulk", "copy_each"]
+__all__ = ["AddressOperand", "check_spans", "copy_bulk", "copy_each"]
 
 _BYTE = np.dtype(np.uint8)
 _WORD = np.dtype(np.uint32)
@@ -58,13 +58,13 @@ def copy_bulk(
     barrier: AddressOperand | None = None,
 ) -> None:
     """Copy blocks of memory, and report the bytes as complete to a `barrier`."""
-    for _, to, of, size in checked_spans(group, target, source, sizes, site):
+    for _, to, of, size in check_spans(group, target, source, sizes, site):
         ctypes.memmove(to, of, size)
     if barrier is not None:
         mbarrier.arrive(group, *barrier, site, transfer=-np.asarray(sizes).astype(np.int64))
 
 
-def checked_spans(
+def check_spans(
     group: Group, target: AddressOperand, source: AddressOperand, sizes: Any, site: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield each thread's position, its target and source in host memory, and the size."""
@@ -74,9 +74,9 @@ def checked_spans(
             if size % _BULK:
                 raise Violation(f"copies {size} bytes, which is not a multiple of {_BULK}", site)
             one, (addresses, offset) = _subgroup(group, source, chosen)
-            of = access.checked_address(one, addresses, offset, size, site, write=False, align=_BULK)
+            of = access.check_address(one, addresses, offset, size, site, write=False, align=_BULK)
             one, (addresses, offset) = _subgroup(group, target, chosen)
-            to = access.checked_address(one, addresses, offset, size, site, write=True, align=_BULK)
+            to = access.check_address(one, addresses, offset, size, site, write=True, align=_BULK)
         yield position, to, of, size
 
 

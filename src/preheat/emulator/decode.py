@@ -54,7 +54,7 @@ class Immediate(NamedTuple):
         """Return the literal as a NumPy scalar. `0f` and `0d` keep their bits in integer types."""
         text = self.text.lower()
         if text.startswith(("0f", "0d")):
-            return _reinterpreted(int(text[2:], 16), np.dtype("f4" if text[1] == "f" else "f8"), dtype)
+            return _reinterpret(int(text[2:], 16), np.dtype("f4" if text[1] == "f" else "f8"), dtype)
         if dtype.kind == "f" and dtype.itemsize > 2:
             decimal = "." in text or ("e" in text and "x" not in text)
             return dtype.type(float(text) if decimal else _integer(text))
@@ -332,7 +332,7 @@ def _operand_list(text: str, scope: _Scope, line: int) -> tuple[Operand | None, 
 
 
 def _result(text: str, scope: _Scope, line: int) -> Register | Vector | None:
-    """Return one of two results. That of a texture instruction is a vector."""
+    """Return one of two results. A texture instruction's result is a vector."""
     return (
         Vector(_operand_list(text, scope, line))
         if text.startswith("{")
@@ -401,7 +401,7 @@ def _integer(text: str) -> int:
     return int(text, 8 if octal else 0)
 
 
-def _reinterpreted(bits: int, written: np.dtype[Any], wanted: np.dtype[Any]) -> Any:
+def _reinterpret(bits: int, written: np.dtype[Any], wanted: np.dtype[Any]) -> Any:
     exact = np.array(bits, f"u{written.itemsize}").view(written)
     if wanted.kind != "f":
         exact = exact.view(f"u{written.itemsize}")

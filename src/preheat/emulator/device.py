@@ -1,6 +1,6 @@
 """The emulator as a device: memory is host memory, and work is executed when it is submitted.
 
-With a schedule, the memory counts as that of another device, and work is queued instead: see
+With a schedule, the memory counts as another device's, and work is queued instead: see
 `schedule`.
 """
 
@@ -10,29 +10,32 @@ import ctypes
 import io
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from preheat.device import base
-from preheat.emulator.allocator import TOTAL_BYTES, Allocator
+from preheat.emulator.allocator import TOTAL_BYTES, Allocator, Heap
 from preheat.emulator.capture import Captures
-from preheat.emulator.driver_errors import error_of
+from preheat.emulator.errors import error_of
 from preheat.emulator.graph import EmulatorExecutable
 from preheat.emulator.graph_work import GraphWork
-from preheat.emulator.heap import Heap
-from preheat.emulator.host_memory import HostMemory
-from preheat.emulator.image import image
 from preheat.emulator.limits import launch_limits, multiprocessor
-from preheat.emulator.memory import Memory
-from preheat.emulator.module import EmulatorModule, invalid_ptx
+from preheat.emulator.memory import HostMemory, Memory
 from preheat.emulator.schedule import Scheduler
 from preheat.emulator.stream import EmulatorEvent, EmulatorStream, Streams
-from preheat.emulator.surfaces import Surface
-from preheat.emulator.textures import Texture
 from preheat.errors import DeviceError, InputError, short_repr
-from preheat.model import ptx
 from preheat.model.arch import Arch
-from preheat.model.artifact import Artifact
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.emulator import module
+    from preheat.emulator.surfaces import Surface
+    from preheat.emulator.textures import Texture
+    from preheat.model.artifact import Artifact
+else:
+    # All that compiles and executes PTX: a device is opened before it is needed.
+    module = LazyModule("preheat.emulator.module")
 
 __all__ = ["COUNT", "EmulatorDevice", "device_name"]
 
@@ -111,9 +114,13 @@ class EmulatorDevice:
         if self.scheduler is None:
             self.on_loss(fault)
 
+    def import_loader(self) -> None:
+        """Import what loads and executes PTX now, and not at the first `load`."""
+        _ = module.load
+
     def load(
         self, artifact: Artifact, *, jit: bool = False, lines: base.FindLines | None = None
-    ) -> EmulatorModule:
+    ) -> module.EmulatorModule:
         """Load an artifact's PTX, or raise `InvalidCodeError` if it cannot run."""
         del jit
         if artifact.cubin and not artifact.ptx:
@@ -121,14 +128,7 @@ class EmulatorDevice:
                 f"{artifact.label} is a cubin, and {self.name} executes PTX alone",
                 hint="compile it to PTX, or pass its source",
             )
-        try:
-            loaded = image(artifact.ptx.decode(), sanitize=self.sanitize)
-            with self.lock:
-                return EmulatorModule(loaded, artifact, self._memory, self, lines)
-        except UnicodeDecodeError as bad:
-            raise invalid_ptx(f"not a text: {bad}") from None
-        except ptx.SyntaxFault as bad:
-            raise invalid_ptx(f"{bad}, line {bad.line}") from None
+        return module.load(artifact, self._memory, self, lines, sanitize=self.sanitize)
 
     def stream(self, *, priority: int = 0, blocking: bool = False) -> EmulatorStream:
         """Return a new stream. One that is `blocking` is ordered with the legacy default stream."""
@@ -162,7 +162,7 @@ class EmulatorDevice:
         if branch is None:
             self.allocator.free(address, stream)
             return
-        made = branch.capture.unfreed(address)
+        made = branch.capture.find_unfreed(address)
         if made is None:  # A graph frees what it allocated.
             raise branch.capture.invalidate("free", 1)
         branch.add("free", "", self.allocator.graph_free(made))

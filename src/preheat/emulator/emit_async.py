@@ -82,10 +82,10 @@ def _copy_bulk(w: Writer, op: Op, found: re.Match[str]) -> None:
     w.lines.append(f"copy_bulk(G, {operands}, {w.read(size, U32)}, {w.site()}{arrival})")
 
 
-def _operands(w: Writer, op: Op, found: re.Match[str], least: int, most: int) -> list[Operand | None]:
+def _operands(w: Writer, op: Op, found: re.Match[str], least: int, limit: int) -> list[Operand | None]:
     """Return the operands without the cache policy that a hint adds."""
     operands = list(op.operands[:-1] if found["hint"] else op.operands)
-    if not least <= len(operands) <= most:
+    if not least <= len(operands) <= limit:
         raise w.unsupported()
     return operands
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.device.registry import DeviceDescription
 from preheat.model.config import Config
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.emulator import device
+else:
+    device = LazyModule("preheat.emulator.device")  # It needs NumPy, and a program may want a GPU.
 
 __all__ = ["available", "describe", "parse_setting"]
 
@@ -34,7 +40,6 @@ def parse_setting(text: str) -> tuple[str, Any] | None:
 
 def describe(index: int, settings: Mapping[str, Any], config: Config) -> DeviceDescription:
     """Describe an emulator. Emulators with other settings are other devices, and have other names."""
-    from preheat.emulator.device import EmulatorDevice, device_name
-
     settings = {"sanitize": config.emulator_sanitize, **settings}
-    return DeviceDescription(device_name(index, **settings), partial(EmulatorDevice, index, **settings))
+    name = device.device_name(index, **settings)
+    return DeviceDescription(name, partial(device.EmulatorDevice, index, **settings))

@@ -175,11 +175,11 @@ def fma_single(a: Array, b: Array, c: Array) -> Array:
     doubtful = total.view(np.int64) & 0x1FFFFFFF == 0x10000000
     doubtful |= np.abs(total) < TINY[SINGLE]
     if doubtful.any():
-        total = _corrected(total, np.flatnonzero(doubtful), product, addend)
+        total = _correct(total, np.flatnonzero(doubtful), product, addend)
     return total.astype(np.float32)
 
 
-def _corrected(total: Array, at: Array, product: Array, addend: Array) -> Array:
+def _correct(total: Array, at: Array, product: Array, addend: Array) -> Array:
     """Return `total` with the sums at these indices rounded to odd instead."""
     if not total.ndim:
         return add_to_odd(product, addend)
@@ -254,7 +254,7 @@ def _lacking(operation: str) -> ArrayFunction:
     def sign(result: float, *operands: float) -> float:
         if not all(map(math.isfinite, operands)) or math.isnan(result):
             return 0.0
-        # An infinite result has overflowed, unless it is that of a division by zero, which is exact.
+        # An infinite result has overflowed, unless it comes from a division by zero, which is exact.
         finite = math.copysign(min(abs(result), np.finfo(np.float64).max), result)
         missing = LACKING[operation](*map(Fraction, (finite, *operands)))
         if finite != result and missing:

@@ -22,10 +22,10 @@ from preheat.emulator.control_flow import (
 )
 from preheat.emulator.decode import Immediate, Op, Register, decode
 from preheat.emulator.emit import EMITTERS, NAMESPACE, call_operands, emit
+from preheat.emulator.errors import unsupported
 from preheat.emulator.memory import align_up
 from preheat.emulator.special_registers import SPECIAL
 from preheat.emulator.table import instruction, mnemonics
-from preheat.emulator.unsupported import unsupported
 from preheat.emulator.writer import DType, RegisterSlots, Writer, register_type
 from preheat.errors import UnsupportedInstructionError
 from preheat.model import ptx

@@ -11,13 +11,13 @@ from itertools import groupby
 
 from preheat.device import base
 from preheat.emulator.graph_work import (
-    Event,
+    EventWork,
     GraphWork,
     Work,
-    expanded,
-    foreign_frees,
+    expand,
+    find_foreign_frees,
+    find_unfreed,
     run_all,
-    unfreed,
 )
 from preheat.emulator.schedule import Scheduler
 
@@ -41,8 +41,8 @@ class EmulatorExecutable:
 
     def renew(self, graph: GraphWork) -> None:
         """Let later replays do other work with the same dependencies. Queued replays keep theirs."""
-        self._pieces = pieces = expanded(graph)
-        self._has_events = any(isinstance(piece, Event) for piece in pieces.work)
+        self._pieces = pieces = expand(graph)
+        self._has_events = any(isinstance(piece, EventWork) for piece in pieces.work)
         self._claims = _claims(pieces.work, free=self._free_on_launch)
 
     def upload(self, stream: base.Stream) -> None:
@@ -84,10 +84,10 @@ class EmulatorExecutable:
     def _submit_with_events(self, stream: base.Stream, order: Sequence[int]) -> None:
         """Execute or queue pieces, and record and wait for events between them."""
         work = self._pieces.work
-        for is_event, places in groupby(order, lambda at: isinstance(work[at], Event)):
+        for is_event, places in groupby(order, lambda at: isinstance(work[at], EventWork)):
             if is_event:
                 for piece in map(work.__getitem__, places):
-                    assert isinstance(piece, Event)
+                    assert isinstance(piece, EventWork)
                     piece.submit(stream)
             else:
                 self._submit(stream, list(places))
@@ -135,7 +135,7 @@ class EmulatorGraph:
 
 def _claims(work: Sequence[Work], *, free: bool) -> list[Callable[[base.Stream], bool]]:
     """Return functions that count the memory of a replay, one for each device that it belongs to."""
-    made, freed = unfreed(work), foreign_frees(work)
+    made, freed = find_unfreed(work), find_foreign_frees(work)
     owners = dict.fromkeys(each.claim for each in (*made, *freed))
     return [
         partial(

@@ -1,22 +1,26 @@
 """The work of a graph: pieces with their dependencies, some of which need more than being called.
 
-A `ChildGraph` stands for the work of another graph. An `EventRecord` and an `EventWait` act on the
-stream in which the graph is executed. A `GraphAllocation` and a `GraphFree` change what memory is
-valid.
+A `ChildGraph` stands for the work of another graph, and a `KernelWork` for a launch. An `EventRecord`
+and an `EventWait` act on the stream in which the graph is executed. A `GraphAllocation` and a
+`GraphFree` change what memory is valid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from preheat.device import base
-from preheat.emulator.quarantine import Allocation
+
+if TYPE_CHECKING:
+    from preheat.emulator.allocator import Allocation
+    from preheat.emulator.launch import Launch
 
 __all__ = [
-    "ChildGraph", "Event", "EventRecord", "EventWait", "GraphAllocation", "GraphFree", "GraphWork",
-    "Work", "WorkList", "do_nothing", "expanded", "foreign_frees", "run_all", "unfreed",
+    "ChildGraph", "EventRecord", "EventWait", "EventWork", "GraphAllocation", "GraphFree", "GraphWork",
+    "KernelWork", "Work", "WorkList", "do_nothing", "expand", "find_foreign_frees",
+    "find_unfreed", "run_all",
 ]  # fmt: skip
 
 Work = Callable[[], object]
@@ -35,8 +39,19 @@ class GraphWork(NamedTuple):
 
 
 @dataclass(frozen=True)
+class KernelWork:
+    """A launch with the bytes of its parameters."""
+
+    launch: Launch
+    values: list[bytes]
+
+    def __call__(self) -> None:
+        self.launch.run(self.values)
+
+
+@dataclass(frozen=True)
 class ChildGraph:
-    """Work that is that of another graph. An executable replaces it by the pieces of that graph.
+    """Another graph as a piece of work. An executable replaces it by the pieces of that graph.
 
     Attributes:
         owner: What describes the other graph.
@@ -50,8 +65,8 @@ class ChildGraph:
 
 
 @dataclass(frozen=True)
-class EventRecord:
-    """Work that records an event when the work that it depends on has ended.
+class EventWork:
+    """Work with an event, in the stream of a replay.
 
     Attributes:
         owner: What the event belongs to, and keeps valid.
@@ -62,32 +77,26 @@ class EventRecord:
 
     def __call__(self) -> None:
         raise AssertionError("an executable submits events to its stream")
+
+    def submit(self, stream: base.Stream) -> None:
+        """Do the work in the stream of a replay."""
+        raise NotImplementedError
+
+
+class EventRecord(EventWork):
+    """Work that records an event when the work that it depends on has ended."""
 
     def submit(self, stream: base.Stream) -> None:
         """Record the event in the stream of a replay."""
         stream.record(reuse=self.event)
 
 
-@dataclass(frozen=True)
-class EventWait:
-    """Work that waits for an event, as it was last recorded when the graph is launched.
-
-    Attributes:
-        owner: What the event belongs to, and keeps valid.
-    """
-
-    event: base.Event
-    owner: object = None
-
-    def __call__(self) -> None:
-        raise AssertionError("an executable submits events to its stream")
+class EventWait(EventWork):
+    """Work that waits for an event, as it was last recorded when the graph is launched."""
 
     def submit(self, stream: base.Stream) -> None:
         """Let the stream of a replay wait for the event."""
         stream.wait(self.event)
-
-
-Event = EventRecord | EventWait
 
 
 class ClaimMemory(Protocol):
@@ -139,19 +148,19 @@ class GraphFree:
         self.make_freed()
 
 
-def unfreed(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
+def find_unfreed(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
     """Return the allocations in a list of work that no work in it frees."""
     freed = {each.made for each in work if isinstance(each, GraphFree)}
     return tuple(each for each in work if isinstance(each, GraphAllocation) and each not in freed)
 
 
-def foreign_frees(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
+def find_foreign_frees(work: Sequence[Work]) -> tuple[GraphAllocation, ...]:
     """Return the allocations of other graphs that a list of work frees."""
     own = {each for each in work if isinstance(each, GraphAllocation)}
     return tuple(each.made for each in work if isinstance(each, GraphFree) and each.made not in own)
 
 
-def expanded(graph: GraphWork) -> GraphWork:
+def expand(graph: GraphWork) -> GraphWork:
     """Return a graph with the pieces of its child graphs instead of them.
 
     The pieces of a child graph come after those that the child graph depends on. One more piece, which

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from preheat.emulator import builtin
+from preheat.emulator.errors import unsupported
 from preheat.emulator.generate import CompiledFunction, generate
 from preheat.emulator.memory import align_up
 from preheat.emulator.special_registers import RESERVED
-from preheat.emulator.unsupported import unsupported
 from preheat.errors import UnsupportedInstructionError
 from preheat.model import ptx
 
@@ -64,20 +64,20 @@ class Image:
         self, name: str
     ) -> tuple[dict[str, CompiledFunction], dict[str, UnsupportedInstructionError]]:
         """Return a function and all that it may call, also by pointers, and those that cannot run."""
-        found = self._called(name)
+        found = self._find_called(name)
         missing = dict[str, UnsupportedInstructionError]()
         while any(code.has_indirect_calls for code in found.values()):
-            fresh = set(self._pointed_at(found)) - found.keys() - missing.keys()
+            fresh = set(self._find_pointed_at(found)) - found.keys() - missing.keys()
             if not fresh:
                 break
             for name in sorted(fresh):
                 try:
-                    found |= self._called(name)
+                    found |= self._find_called(name)
                 except UnsupportedInstructionError as error:
                     missing[name] = error
         return found, missing
 
-    def _called(self, name: str) -> dict[str, CompiledFunction]:
+    def _find_called(self, name: str) -> dict[str, CompiledFunction]:
         """Return a function and all functions that it calls by name."""
         found: dict[str, CompiledFunction] = {}
         waiting = [name]
@@ -94,7 +94,7 @@ class Image:
             raise unsupported(code.name, op, f"the function {callee}, which this PTX does not define")
         return callee in self.bodies
 
-    def _pointed_at(self, found: dict[str, CompiledFunction]) -> Iterator[str]:
+    def _find_pointed_at(self, found: dict[str, CompiledFunction]) -> Iterator[str]:
         for variable in self.module.variables.values():
             named = filter(None, map(ADDRESS.fullmatch, variable.initial))
             yield from (match[2] for match in named if match[2] in self.bodies)

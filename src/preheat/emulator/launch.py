@@ -6,16 +6,17 @@ import ctypes
 import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from preheat.device.base import Dim3, Geometry, Limits
+from preheat.emulator.allocator import Heap
 from preheat.emulator.capture import Captures
 from preheat.emulator.generate import CompiledFunction
+from preheat.emulator.graph_work import KernelWork
 from preheat.emulator.group import Frame
-from preheat.emulator.heap import Heap
 from preheat.emulator.layout import Layout, coordinates
 from preheat.emulator.limits import Multiprocessor
 from preheat.emulator.memory import Buffer, Violation, align_up
@@ -27,7 +28,7 @@ from preheat.emulator.wave import Program, Wave
 from preheat.errors import DeviceError, EmulatorFault, UnsupportedInstructionError
 from preheat.model.ptx import Param
 
-__all__ = ["KernelWork", "Launch", "LaunchDevice"]
+__all__ = ["Launch", "LaunchDevice"]
 
 # The most threads of a wave: enough to amortise Python's overhead, few enough for the cache. There are
 # fewer if the depth of calls is unknown, because each call has registers and memory.
@@ -112,19 +113,19 @@ class Launch:
                 self._device.executed += 1
                 for parameter, value in zip(self.parameters, values, strict=True):
                     ctypes.memmove(self._parameters_at + parameter.offset, value, parameter.size)
-                exposed = list(self._exposed_memory())
+                exposed = list(self._expose_memory())
                 try:
                     self._run()
                 finally:
                     for buffer in exposed:
                         self.program.memory.remove(buffer)
         except _KernelStopped as stopped:  # Finding lines may compile, which must not hold the lock.
-            fault = self.program.located(stopped.fault, stopped.calls, stopped.other)
+            fault = self.program.locate(stopped.fault, stopped.calls, stopped.other)
             if stopped.calls:
                 self._device.report_fault(fault)
             raise fault from None
 
-    def _exposed_memory(self) -> Iterator[Buffer]:
+    def _expose_memory(self) -> Iterator[Buffer]:
         """Let kernels access memory of the launch itself, and yield its buffers."""
         memory = self.program.memory
         if self.program.functions[self.program.kernel].takes_parameter_address:
@@ -151,7 +152,7 @@ class Launch:
             try:
                 wave.run()
             except Violation as bad:
-                stopped = self._stopped(wave, bad)
+                stopped = self._describe_stop(wave, bad)
                 self._device.report_fault(stopped.fault)
                 raise stopped from None
             except UnsupportedInstructionError as error:
@@ -168,7 +169,7 @@ class Launch:
         fits = min(by_threads, _MAX_WAVE_BYTES // max(each, 1), self.blocks)
         return max(fits // self._cluster_blocks, 1) * self._cluster_blocks  # In whole clusters.
 
-    def _stopped(self, wave: Wave, bad: Violation) -> _KernelStopped:
+    def _describe_stop(self, wave: Wave, bad: Violation) -> _KernelStopped:
         group = wave.running
         assert group is not None
         op = group.frame.code.ops[bad.site]
@@ -191,19 +192,8 @@ class Launch:
         return _KernelStopped(fault, tuple(_call_stack(group.frame, bad.site)), other)
 
 
-@dataclass(frozen=True)
-class KernelWork:
-    """A launch with the bytes of its parameters."""
-
-    launch: Launch
-    values: list[bytes]
-
-    def __call__(self) -> None:
-        self.launch.run(self.values)
-
-
 class _KernelStopped(Exception):  # noqa: N818  (It never leaves a launch.)
-    """A fault, with its function and PTX line and those of every call around it.
+    """A fault, with its function and PTX line and the function and line of every call around it.
 
     `other` are the function and PTX line that the message ends with, if it does.
     """

@@ -1,4 +1,4 @@
-"""The limits of GPUs, by compute capability: those of the CUDA programming guide."""
+"""The limits of GPUs, by compute capability, as in the CUDA programming guide."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ SHAPES = {"m16n8k8": 8, "m16n8k16": 16}
 
 
 def multiply(group: Group, shape: MmaShape, site: int, *fragments: Any) -> list[Array]:
-    """Return the fragments of a * b + c, from those of a, b and c.
+    """Return the fragments of a * b + c, from the fragments of a, b and c.
 
     The products of 16-bit floats are exact. m16n8k16 with sums in f32 adds them as an H200 does, bit
     for bit (`_add_truncated`). Other variants add in float64 and round once. A GPU keeps fewer bits, so

@@ -29,7 +29,7 @@ _BIAS = 1 << 20
 _MARK = 1
 
 
-def _packed(phase: Any, transfer: Any, expected: Any, missing: Any) -> Any:
+def _pack(phase: Any, transfer: Any, expected: Any, missing: Any) -> Any:
     return _MARK << 62 | phase << 61 | transfer << 40 | expected << 20 | missing
 
 
@@ -47,17 +47,17 @@ def _transfer(word: Any) -> Any:
     return word >> 40 & _BYTES
 
 
-def _arrived(word: Any, arrivals: Any, transfer: Any, dropped: Any) -> Any:
+def _count_arrivals(word: Any, arrivals: Any, transfer: Any, dropped: Any) -> Any:
     """Return an object after arrivals and a change of the expected bytes."""
     missing = pending(word) - arrivals
     transfer = _transfer(word) + transfer
     expected = (word >> 20 & _COUNT) - dropped
     complete = (missing == 0) & (transfer == _BIAS)
     missing = missing + complete * expected
-    return _packed(phase(word) ^ complete, transfer & _BYTES, expected, missing)
+    return _pack(phase(word) ^ complete, transfer & _BYTES, expected, missing)
 
 
-_ARRIVE = Update(_arrived, scalar=_arrived)
+_ARRIVE = Update(_count_arrivals, scalar=_count_arrivals)
 
 
 def initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) -> None:
@@ -70,7 +70,7 @@ def initialise(group: Group, at: Addresses, offset: int, site: int, count: Any) 
         number = np.atleast_1d(count)[position]
         message = f"initialises an mbarrier for {number} arrivals; there may be 1 to {_COUNT}"
         raise Violation(message, site, position)
-    access.store(group, at, offset, _WORD, site, _packed(0, _BIAS, count, count))
+    access.store(group, at, offset, _WORD, site, _pack(0, _BIAS, count, count))
 
 
 def invalidate(group: Group, at: Addresses, offset: int, site: int) -> None:

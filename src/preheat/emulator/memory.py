@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from preheat.emulator.device import EmulatorDevice
     from preheat.emulator.group import Frame
 
-__all__ = ["FREED", "POISON", "Buffer", "Memory", "Violation", "align_up", "positions_in"]
+__all__ = ["FREED", "POISON", "Buffer", "HostMemory", "Memory", "Violation", "align_up", "positions_in"]
 
 POISON = 0xCD  # The value of every byte that was never written.
 FREED = 0xDD  # The value of every byte that a deferred stream freed.
@@ -187,3 +188,43 @@ def _bytes(count: int) -> str:
 
 def _distance(buffer: Buffer, address: int, size: int) -> int:
     return max(address - buffer.end, buffer.start - address - size, 0)
+
+
+class HostMemory:
+    """Decides which memory of the host kernels may use, and lets them use it during a launch.
+
+    With `host_arrays`, they may use all of it. Otherwise they may use memory of the emulator alone,
+    which a tensor has if its library has imported an array.
+    """
+
+    def __init__(self, device: EmulatorDevice, memory: Memory) -> None:
+        self._device = device
+        self._memory = memory
+
+    def accepts(self, address: int, size: int) -> bool:
+        """Return True if these bytes may be an argument of a kernel."""
+        with self._device.lock:
+            own = self._memory.covers(address, address + size, write=False)
+        return own or self._device.host_arrays
+
+    @contextmanager
+    def register(self, address: int, size: int, writable: bool) -> Iterator[None]:
+        """Let kernels use these bytes inside a `with` statement."""
+        buffer = self.lend(address, size, writable=writable)
+        try:
+            yield
+        finally:
+            self.take_back(buffer)
+
+    def lend(self, address: int, size: int, *, writable: bool = True) -> Buffer:
+        """Let kernels use these bytes until `take_back`."""
+        with self._device.lock:
+            return self._memory.add(address, size, writable=writable)
+
+    def take_back(self, buffer: Buffer) -> None:
+        """End what `lend` began, after all queued work, which may use the memory."""
+        device = self._device
+        with device.lock:
+            if device.scheduler is not None:
+                device.scheduler.run_all()
+            self._memory.remove(buffer)

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from preheat.device import base
-from preheat.emulator.arguments import ArgumentSpec
+from preheat.emulator.access import ArgumentSpec
 from preheat.emulator.decode import Immediate
-from preheat.emulator.image import ADDRESS, Image, Kernel
+from preheat.emulator.errors import invalid_ptx
+from preheat.emulator.image import ADDRESS, Image, Kernel, image
 from preheat.emulator.launch import Launch, LaunchDevice
 from preheat.emulator.memory import Buffer, Memory, align_up
 from preheat.emulator.variant import TYPES
@@ -33,7 +34,7 @@ from preheat.model.key import Part
 from preheat.process.lazy import lazy
 from preheat.toolchain.lines import Lines
 
-__all__ = ["EmulatorFunction", "EmulatorModule", "invalid_ptx"]
+__all__ = ["EmulatorFunction", "EmulatorModule", "load"]
 
 Fault = TypeVar("Fault", bound=EmulatorFault)
 
@@ -41,9 +42,23 @@ _NO_LINES = 'compile with options=["-lineinfo"] to see the line of the CUDA sour
 _GAP = 16  # Bytes between variables, so that an access out of bounds is detected.
 
 
-def invalid_ptx(meaning: str) -> InvalidCodeError:
-    """Return the error for PTX that cannot be loaded."""
-    return InvalidCodeError("emulator load", 200, "EMULATOR_INVALID_PTX", meaning)
+def load(
+    artifact: Artifact,
+    memory: Memory,
+    device: LaunchDevice,
+    lines: base.FindLines | None,
+    *,
+    sanitize: bool,
+) -> EmulatorModule:
+    """Load an artifact's PTX into the memory of a device, or raise `InvalidCodeError`."""
+    try:
+        loaded = image(artifact.ptx.decode(), sanitize=sanitize)
+        with device.lock:
+            return EmulatorModule(loaded, artifact, memory, device, lines)
+    except UnicodeDecodeError as bad:
+        raise invalid_ptx(f"not a text: {bad}") from None
+    except ptx.SyntaxFault as bad:
+        raise invalid_ptx(f"{bad}, line {bad.line}") from None
 
 
 class EmulatorModule:
@@ -130,7 +145,7 @@ class EmulatorModule:
         except ptx.SyntaxFault as bad:
             raise invalid_ptx(f"{bad}, line {bad.line}") from None
         except UnsupportedInstructionError as error:
-            raise self.located(error) from None
+            raise self.locate(error) from None
         self._check_symbols(kernel)
         return EmulatorFunction(self, name, kernel)
 
@@ -139,7 +154,7 @@ class EmulatorModule:
         """The source lines of the code. The first fault reads them."""
         return None if self._find_lines is None else self._find_lines()
 
-    def located(
+    def locate(
         self,
         fault: Fault,
         calls: Iterable[tuple[str, int]] = (),
@@ -208,7 +223,7 @@ class EmulatorFunction:
             patience=module.device.patience,
             limits=module.device.limits,
             sanitize=module.image.sanitize,
-            located=module.located,
+            locate=module.locate,
         )
         self.parameters = head.params
         used = entry.resources if entry else None
@@ -248,9 +263,9 @@ class EmulatorFunction:
         if _numbers(self._directives, ".blocksareclusters") is not None:
             why = "the emulator does not support __block_size__ with a cluster (.blocksareclusters)"
             raise LaunchError(self.title, why, hint="use __cluster_dims__, and a grid of blocks")
-        most = _numbers(self._directives, ".maxclusterrank")
-        if most and blocks > most[0]:
-            why = f"a cluster of {blocks} blocks; the most of {self.title} is {most[0]}"
+        limit = _numbers(self._directives, ".maxclusterrank")
+        if limit and blocks > limit[0]:
+            why = f"a cluster of {blocks} blocks; the most of {self.title} is {limit[0]}"
             raise LaunchError(self.title, why, hint="__launch_bounds__ sets it as its third number")
 
     def occupancy(self, threads: int, shared: int = 0) -> base.Occupancy:
@@ -275,7 +290,7 @@ class EmulatorFunction:
         self._carveout = percent
 
 
-#: The names that compilers give to parameters: that of the kernel, and a number.
+#: The names that compilers give to parameters: the kernel's name, and a number.
 _NUMBERED = re.compile(r".*_param_\d+")
 
 

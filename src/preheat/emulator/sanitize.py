@@ -125,7 +125,7 @@ def _copy_bulk(
     barrier: copies.AddressOperand | None = None,
 ) -> None:
     shadow = group.wave.shadow
-    for position, to, of, size in copies.checked_spans(group, target, source, sizes, site):
+    for position, to, of, size in copies.check_spans(group, target, source, sizes, site):
         if source[0].space in _SHARED and (missing := ctypes.string_at(of + shadow, size).count(0)):
             message = f"copies {size} bytes of shared memory, {missing} of which nothing has written"
             raise Violation(message, site, position, hint=_UNWRITTEN)
@@ -170,7 +170,7 @@ def _shared_parts(
 ) -> Iterator[tuple[Array | None, Addresses, int]]:
     """Yield the addresses in shared memory, each with the positions of its threads, if not all."""
     if (at.bits | offset) & (size - 1):  # Only their sum is aligned.
-        at = at.moved_by(offset)
+        at = at.move_by(offset)
         offset = 0
     parts: list[tuple[Array | None, Addresses]] = [*at.parts] or [(None, at)]
     for positions, part in parts:

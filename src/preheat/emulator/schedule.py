@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from preheat.emulator.driver_errors import driver_error
+from preheat.emulator.errors import driver_error
 from preheat.errors import DeviceError, copy_error
 
 __all__ = ["Queue", "QueuePosition", "Scheduler"]

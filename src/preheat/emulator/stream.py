@@ -10,7 +10,7 @@ from contextlib import suppress
 from preheat.device import base
 from preheat.device.base import LEGACY_STREAMS, PER_THREAD_STREAM
 from preheat.emulator.capture import Branch, Captures
-from preheat.emulator.driver_errors import driver_error
+from preheat.emulator.errors import driver_error
 from preheat.emulator.schedule import QueuePosition, Scheduler
 from preheat.errors import DeviceError
 

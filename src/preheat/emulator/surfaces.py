@@ -54,7 +54,7 @@ class _Access(NamedTuple):
         return total, inside | (self.outside == "clamp")
 
     def axes(self, coordinates: list[Array]) -> list[Array]:
-        """Return x, y and z. That of a layer comes first among the coordinates."""
+        """Return x, y and z. A layer's number comes first among the coordinates."""
         if not self.layered:
             return coordinates
         layer, x, *more = coordinates

@@ -93,7 +93,7 @@ class Texture:
 
     def _sample_level(self, texels: Texels, layer: Array | None, coordinates: Sequence[Array]) -> Array:
         """Return the numbers of points in one mipmap level."""
-        whole = coordinates[0].dtype.kind != "f"  # Whole coordinates are those of texels.
+        whole = coordinates[0].dtype.kind != "f"  # Whole coordinates count texels.
         points = [
             self._texel_coordinate(axis, count)
             for axis, count in zip(coordinates, texels.extents, strict=False)

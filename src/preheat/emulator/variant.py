@@ -1,6 +1,6 @@
 """The variants of instructions: their syntax, and how opcodes match it.
 
-The syntax is that of NVIDIA's PTX ISA: a modifier in braces is optional, and a name from `MODIFIERS`
+The syntax is NVIDIA's, of the PTX ISA: a modifier in braces is optional, and a name from `MODIFIERS`
 stands for one of several modifiers.
 """
 

@@ -39,7 +39,7 @@ def packed(
     """Return `operation` on each part of `a` and `b`, of types such as `i1` and `u2`.
 
     Results are clamped to the type `clamp`. They are added to `c`, or inserted into the parts that a
-    mask selects; the other parts are those of `c`.
+    mask selects; the other parts come from `c`.
     """
     size = np.dtype(a_type).itemsize * 8
     field = np.uint32((1 << size) - 1)

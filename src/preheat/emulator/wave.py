@@ -15,13 +15,13 @@ import numpy as np
 
 from preheat.device.base import Geometry, Limits, Symbol
 from preheat.emulator import builtin, warp
+from preheat.emulator.access import ArgumentSpec
 from preheat.emulator.addresses import StateSpace, host_view
-from preheat.emulator.arguments import ArgumentSpec
+from preheat.emulator.allocator import Heap
 from preheat.emulator.barrier import Arrival, Barriers
 from preheat.emulator.cluster import ClusterBarrier
 from preheat.emulator.generate import CompiledBlock, CompiledFunction
 from preheat.emulator.group import Frame, Group
-from preheat.emulator.heap import Heap
 from preheat.emulator.layout import Layout
 from preheat.emulator.memory import POISON, Memory, Violation, align_up
 from preheat.emulator.surfaces import Surface
@@ -62,7 +62,7 @@ class Program:
     patience: int  # Basic blocks that may run without progress.
     limits: Limits
     sanitize: bool  # Whether the code was generated with checks: see `sanitize`.
-    located: Callable[..., EmulatorFault]  # Adds source lines to a fault; see `EmulatorModule.located`.
+    locate: Callable[..., EmulatorFault]  # Adds source lines to a fault; see `EmulatorModule.locate`.
 
 
 class Wave:

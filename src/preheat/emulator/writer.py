@@ -154,7 +154,7 @@ class Writer:
         slot = self.slot_of(operand)
         name, held_type = self.load_register(slot)
         if held_type != dtype:
-            name = self.names[slot].get(dtype) or self.assign(self._converted(name, held_type, dtype))
+            name = self.names[slot].get(dtype) or self.assign(self._convert(name, held_type, dtype))
             self.names[slot][dtype] = name
         if isinstance(operand, Symbol) and operand.offset:
             return f"({name} + {self.constant(np.int64(operand.offset).astype(dtype))})"
@@ -186,7 +186,7 @@ class Writer:
         wanted = register_type(operand.kind)
         if dtype.itemsize != wanted.itemsize:
             wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{wanted.itemsize}")
-            name = self.assign(self._converted(name, dtype, wide))
+            name = self.assign(self._convert(name, dtype, wide))
             dtype = wide
         self.current_types[slot] = dtype
         self.names[slot] = {dtype: name}
@@ -203,14 +203,14 @@ class Writer:
             self.write(operand, name, dtype)
 
     def result_type(self, operand: Operand | None, plain: DType) -> DType:
-        """Return the type to load or move untyped bits as: that of the register between blocks."""
+        """Return the type to load or move untyped bits as: the register's type between blocks."""
         if isinstance(operand, Register):
             stored_type = self.generator.registers.types[self.slot_of(operand)]
             if stored_type.itemsize == plain.itemsize and plain.kind == "u" and stored_type != BOOL:
                 return stored_type
         return plain
 
-    def _converted(self, name: str, held_type: DType, wanted: DType) -> str:
+    def _convert(self, name: str, held_type: DType, wanted: DType) -> str:
         """Return an expression for the bits of `name`, which has the type `held_type`, as `wanted`."""
         constant = self.constant
         if held_type.itemsize == wanted.itemsize:
@@ -277,7 +277,7 @@ class Writer:
             if register in self.block.live_out:
                 local, dtype = self.load_register(slot)
                 stored_type = self.generator.registers.types[slot]
-                value = local if dtype == stored_type else self._converted(local, dtype, stored_type)
+                value = local if dtype == stored_type else self._convert(local, dtype, stored_type)
                 self.lines.append(f"R[{slot}] = {value}")
         return self._function_text(name, result or "None")
 

@@ -41,3 +41,17 @@ def graph(program: Program) -> Iterator[Any]:
 def kept() -> Kept:
     """Return what keeps the parameters of nodes."""
     return Kept()
+
+
+@pytest.fixture
+def address(program: Program) -> Iterator[Any]:
+    """Yield memory with four integers."""
+    made = program.memory([1, 2, 3, 4])
+    yield made
+    ok(cu.cuMemFree(made))
+
+
+@pytest.fixture
+def twice(program: Program, kept: Kept, address: Any) -> Any:
+    """Return the parameters of a kernel that doubles the first integer."""
+    return kept.kernel(program.function("twice"), address, 1)

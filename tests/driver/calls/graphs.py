@@ -14,9 +14,13 @@ __all__ = [
     "Kept",
     "allocation_of",
     "copy_of",
+    "edge",
     "fill_of",
     "run",
+    "told_edges",
     "types_of",
+    "update",
+    "without_data",
 ]
 
 RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -85,3 +89,35 @@ def allocation_of(size: int, device: int = 0) -> Any:
     made.poolProps.location.id = device
     made.bytesize = size
     return made
+
+
+def edge(from_port: int = 0, kind: int = 0, to_port: int = 0) -> Any:
+    """Return the data of an edge."""
+    made = cu.CUgraphEdgeData()
+    made.from_port, made.to_port, made.type = from_port, to_port, kind
+    return made
+
+
+def told_edges(graph: Any) -> list[tuple[int, int]]:
+    """Return the edges of a graph as pairs of handles."""
+    count = ok(cu.cuGraphGetEdges(graph))[-1]
+    sources, targets = ok(cu.cuGraphGetEdges(graph, count))[:2]
+    return [(int(a), int(b)) for a, b in zip(sources, targets, strict=True)]
+
+
+def update(executable: Any, graph: Any) -> tuple[int, int, int, int]:
+    """Return all that the driver tells about an update, which cuda.bindings does not."""
+    told = (ctypes.c_uint64 * 3)()
+    function = ctypes.CDLL(None).cuGraphExecUpdate_v2
+    function.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
+    code: int = function(int(executable), int(graph), told)
+    return code, told[0] & 0xFFFFFFFF, told[1], told[2]
+
+
+def without_data(name: str, thing: Any, arrays: int = 1) -> tuple[int, list[int]]:
+    """Return the status and the nodes of a question about edges in the version without their data."""
+    nodes, count = (ctypes.c_uint64 * 4)(), ctypes.c_size_t(4)
+    places = [ctypes.c_void_p(ctypes.addressof(nodes))] * arrays
+    handle = ctypes.c_void_p(int(thing))
+    code: int = getattr(ctypes.CDLL(None), name)(handle, *places, ctypes.byref(count))
+    return code, [] if code else list(nodes[: count.value])

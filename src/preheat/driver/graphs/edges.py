@@ -44,7 +44,7 @@ def read_edges(
     if len(set(found)) != count or any(node.graph is not graph for node in found):
         raise CallError(INVALID_VALUE)
     return {
-        node: _checked(node.kind, data, kind)
+        node: _check_data(node.kind, data, kind)
         for node, data in zip(found, _read_data(edges, count), strict=True)
     }
 
@@ -55,7 +55,7 @@ def _read_data(address: int, count: int) -> list[bytes]:
     return [read(address + _SIZE * at, _SIZE) for at in range(count)]
 
 
-def _checked(source: str, data: bytes, target: str) -> bytes:
+def _check_data(source: str, data: bytes, target: str) -> bytes:
     """Return the data of an edge between nodes of these kinds; `CallError` if they cannot have it."""
     from_port, to_port, kind = data[:3]
     plain = kind == from_port == 0
@@ -160,7 +160,7 @@ def _add(driver: Driver, handle: int, of: int, to: int, data: int, count: int) -
     if any(source in target.before for source, target in edges):
         raise CallError(INVALID_VALUE)
     for (source, target), port in edges.items():
-        _checked(source.kind, port, target.kind)
+        _check_data(source.kind, port, target.kind)
     for (source, target), port in edges.items():
         target.before.append(source)
         if any(port):

@@ -42,7 +42,7 @@ class Node:
     Attributes:
         number: Its number in its graph.
         before: The nodes that it depends on directly.
-        ports: The data of those of its edges that do not wait for the whole node before, by that node.
+        ports: The data of the edges that do not wait for the whole node before, by that node.
         parameters: What the program gave, for a node whose work does not have all of it.
         attributes: Attributes of a kernel node that the program has set, by their number.
         enabled: False if an executable does not do its work.
@@ -105,7 +105,7 @@ class Graph:
         self._made = 0  # the number of nodes that it ever had
 
     def continue_in(self, capture: Capture) -> None:
-        """Get more nodes from a capture, which has those of the graph already."""
+        """Get more nodes from a capture, which has the graph's nodes already."""
         self.capture = capture
         self._own = len(self._nodes)
 
@@ -269,7 +269,7 @@ class CycleError(CallError):
         self.node = node
 
 
-def _ordered(driver: Driver, graph: Graph) -> list[Node]:
+def _sort(driver: Driver, graph: Graph) -> list[Node]:
     """Return the nodes, each after those that it depends on. `CycleError` for a graph with a cycle."""
     remaining = list(graph.nodes(driver))
     place: dict[Node, int] = {}
@@ -288,7 +288,7 @@ def _ordered(driver: Driver, graph: Graph) -> list[Node]:
 
 def work_of(driver: Driver, graph: Graph) -> GraphWork:
     """Return what a replay of a graph does."""
-    nodes = _ordered(driver, graph)
+    nodes = _sort(driver, graph)
     place = {node: at for at, node in enumerate(nodes)}
     work = [node.needed_work(driver) for node in nodes]
     after = [tuple(sorted(place[each] for each in node.before)) for node in nodes]
@@ -297,20 +297,20 @@ def work_of(driver: Driver, graph: Graph) -> GraphWork:
 
 def graph_of(driver: Driver, handle: int) -> Graph:
     """Return the graph with this handle."""
-    return _known(driver.handles.find(handle, Graph))
+    return _require(driver.handles.find(handle, Graph))
 
 
 def node_of(driver: Driver, handle: int) -> Node:
     """Return the node with this handle."""
-    return _known(driver.handles.find(handle, Node))
+    return _require(driver.handles.find(handle, Node))
 
 
 def executable_of(driver: Driver, handle: int) -> Executable:
     """Return the executable with this handle."""
-    return _known(driver.handles.find(handle, Executable))
+    return _require(driver.handles.find(handle, Executable))
 
 
-def _known(found: T | None) -> T:
+def _require(found: T | None) -> T:
     if found is None:
         raise CallError(INVALID_VALUE)
     return found

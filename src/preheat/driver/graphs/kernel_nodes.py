@@ -16,12 +16,12 @@ from preheat.driver.graphs.node_kinds import (
     Described,
     NodeKind,
 )
-from preheat.driver.launches import parameter_pointers, prepared
+from preheat.driver.launches import parameter_pointers, prepare_launch
 from preheat.driver.modules import Function, function_of
 from preheat.driver.raw import read, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 from preheat.driver.streams import Stream
-from preheat.emulator.launch import KernelWork
+from preheat.emulator.graph_work import KernelWork
 
 if TYPE_CHECKING:
     from preheat.driver.driver import Driver
@@ -43,11 +43,9 @@ def _work(node: Node) -> KernelWork:
     return node.work
 
 
-def _described(
-    driver: Driver, function: Function, geometry: Geometry, values: list[bytes]
-) -> Described:
+def _describe(driver: Driver, function: Function, geometry: Geometry, values: list[bytes]) -> Described:
     stream = Stream(function.context, function.context.gpu.emulator.adopt(_LEGACY))
-    work = KernelWork(prepared(driver, function, geometry, stream), values)
+    work = KernelWork(prepare_launch(driver, function, geometry, stream), values)
     return Described(work, function.emulated.name)
 
 
@@ -69,7 +67,7 @@ def _read(driver: Driver, data: bytes, place: Graph | Node) -> Described:
         for at, parameter in enumerate(function.emulated.parameters)
     ]
     del kept
-    return _described(driver, function, geometry, values)
+    return _describe(driver, function, geometry, values)
 
 
 def _write(driver: Driver, node: Node) -> bytes:
@@ -150,4 +148,4 @@ def _copy_attributes(driver: Driver, target: int, source: int) -> None:
 def _change(driver: Driver, node: Node, geometry: Geometry) -> None:
     """Launch the kernel of a node otherwise; `CallError` if a GPU would refuse that launch."""
     work = _work(node)
-    node.work = _described(driver, driver.kernels[work.launch], geometry, work.values).work
+    node.work = _describe(driver, driver.kernels[work.launch], geometry, work.values).work

@@ -131,9 +131,9 @@ def _attribute(driver: Driver, number: int, which: int, out: int) -> None:
     kept = allocator.graph_bytes()
     values = {
         _USED: kept,
-        _USED_HIGH: allocator.most_of_graphs,
+        _USED_HIGH: allocator.max_graph_bytes,
         _RESERVED: kept,
-        _RESERVED_HIGH: allocator.most_of_graphs,
+        _RESERVED_HIGH: allocator.max_graph_bytes,
     }
     if which not in values:
         raise CallError(INVALID_VALUE)
@@ -145,7 +145,7 @@ def _set_attribute(driver: Driver, number: int, which: int, value: int) -> None:
     allocator = driver.gpu(number).emulator.allocator
     if which not in (_USED_HIGH, _RESERVED_HIGH) or get(value, U64):
         raise CallError(INVALID_VALUE)
-    allocator.most_of_graphs = allocator.graph_bytes()
+    allocator.max_graph_bytes = allocator.graph_bytes()
 
 
 @entry("cuDeviceGraphMemTrim")

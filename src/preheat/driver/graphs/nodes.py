@@ -17,7 +17,7 @@ from preheat.driver.graphs.graph import Executable, Node, executable_of, graph_o
 from preheat.driver.graphs.kernel_nodes import KERNEL
 from preheat.driver.graphs.memory_nodes import ALLOCATION, ALLOCATION_ADDRESS
 from preheat.driver.graphs.updates import KINDS, update_child
-from preheat.driver.raw import I32, get, put, read, write
+from preheat.driver.raw import I32, get, put, read, read_structure, write
 from preheat.driver.status import INVALID_VALUE, NOT_SUPPORTED
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _Part(NamedTuple):
         """The size of the whole structure."""
         return KINDS[self.kind].size
 
-    def filled(self, data: bytes, context: int = 0) -> bytes:
+    def fill(self, data: bytes, context: int = 0) -> bytes:
         """Return the structure with a part and a context."""
         whole = bytearray(self.structure)
         whole[self.start : self.start + self.size] = data
@@ -66,13 +66,11 @@ _EMPTY = _Part("empty", 0)
 
 
 def _from_structure(part: _Part, address: int, context: int = 0) -> bytes:
-    if not address:
-        raise CallError(INVALID_VALUE)
-    return part.filled(read(address, part.size), context)
+    return part.fill(read_structure(address, part.size), context)
 
 
 def _from_value(part: _Part, value: int) -> bytes:
-    return part.filled(value.to_bytes(8, "little"))
+    return part.fill(value.to_bytes(8, "little"))
 
 
 # Adding nodes

@@ -2,7 +2,7 @@
 
    The emulator executes PTX alone. NVRTC and nvJitLink give out machine code, which the program may keep
    in a cache and load in another process. So the PTX travels in the code, in a section
-   (section.c): NVRTC has the PTX of each program. A link has that of its inputs, and link-time
+   (section.c): NVRTC has the PTX of each program. A link has the PTX of its inputs, and link-time
    optimisation a second link, whose result is PTX.
 
    Libraries find these functions by `dlsym`, which is wrapped here. Several versions of a compiler may be
@@ -22,7 +22,7 @@
 typedef void* (*Find)(void*, const char*);
 
 static Find last_find; /* the `dlsym` of the C library */
-static Find next_find; /* that of the next library, which may be the audit library */
+static Find next_find; /* in the next library, which may be the audit library */
 
 static Find find_next(void) {
     static const char* const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17", NULL};

@@ -7,7 +7,7 @@
 
 #include "driver.h"
 
-enum { MOST_CURRENT = 256, MOST_MODE = 2 };
+enum { MAX_CURRENT = 256, MAX_MODE = 2 };
 
 typedef struct Context {
     struct Context* next;
@@ -15,7 +15,7 @@ typedef struct Context {
 } Context;
 
 static Context* contexts;
-static __thread Context* stack[MOST_CURRENT];
+static __thread Context* stack[MAX_CURRENT];
 static __thread int depth;
 static __thread int capture_mode; /* 0: global, 1: thread local, 2: relaxed */
 
@@ -27,7 +27,7 @@ static int is_context(const void* handle) {
 
 int driver_push_current(void* context) {
     if (!context || !is_context(context)) return INVALID_CONTEXT;
-    if (depth == MOST_CURRENT) return OUT_OF_MEMORY;
+    if (depth == MAX_CURRENT) return OUT_OF_MEMORY;
     stack[depth++] = context;
     return SUCCESS;
 }
@@ -54,7 +54,7 @@ int driver_get_current(void** context) {
 }
 
 int driver_exchange_capture_mode(int* mode) {
-    if (!mode || *mode < 0 || *mode > MOST_MODE) return INVALID_VALUE;
+    if (!mode || *mode < 0 || *mode > MAX_MODE) return INVALID_VALUE;
     int old = capture_mode;
     capture_mode = *mode;
     *mode = old;

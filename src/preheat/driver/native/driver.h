@@ -51,7 +51,7 @@ extern void driver_release(void);     /* calls a function that releases somethin
 
 /* table.c */
 extern int driver_initialized;
-void driver_fill(void* function); /* in every slot but those of the functions in C */
+void driver_fill(void* function); /* in every slot but the slots of functions in C */
 
 /* start.c */
 int driver_start(void); /* SUCCESS, or the status of every call of this process */

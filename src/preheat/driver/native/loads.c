@@ -1,5 +1,5 @@
 /* Loads of modules: an audit that is under way is told of each, before and after, as CUPTI tells it of
-   those of NVIDIA's driver. */
+   loads by NVIDIA's driver. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

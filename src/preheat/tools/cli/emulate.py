@@ -11,7 +11,7 @@ import click
 
 from preheat.driver.library import driver_environment
 from preheat.driver.reports import WITHOUT_RUNTIME, RunReport, hand_over, read_report
-from preheat.driver.settings import MOST_DEVICES, DriverSettings, gpu_refusal, is_seed
+from preheat.driver.settings import MAX_DEVICES, DriverSettings, gpu_refusal, is_seed
 from preheat.errors import InputError
 from preheat.model import ptx
 from preheat.model.arch import Arch
@@ -58,7 +58,7 @@ _STDERR = 2
 @click.option("--arch", metavar="ARCH", help="Architecture of the devices. Default: sm_90.")
 @click.option(
     "--devices",
-    type=click.IntRange(1, MOST_DEVICES),
+    type=click.IntRange(1, MAX_DEVICES),
     metavar="N",
     help="Number of devices. Default: 1.",
 )
