@@ -54,17 +54,19 @@ class FileLock:
 
         Raises `OSError` if the directory does not allow locks.
         """
-        release_lost()
+        if self.attempt():
+            return True
         deadline = time.monotonic() + timeout
         pause, longest = _POLL
-        while not self.attempt():
+        while True:
+            release_lost()  # An interrupted function of this process may hold it.
+            if self.attempt():
+                return True
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             time.sleep(min(pause, left))
             pause = min(pause * 2, longest)
-            release_lost()
-        return True
 
     @property
     def held(self) -> bool:

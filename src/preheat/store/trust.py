@@ -72,8 +72,15 @@ def make_private(path: Path, *, trust: bool = False) -> None:
     """
     if trust:
         retried(_make_trusted, path)
-    elif not _is_unchanged(path):
-        retried(_make_checked, path)
+        return
+    if _is_unchanged(path):
+        return
+    if _is_unchanged(path.parent):  # Only this user can make directories there.
+        with suppress(OSError):
+            os.mkdir(path, 0o700)
+            _checked_paths[os.fspath(path)] = _state(os.lstat(path))
+            return
+    retried(_make_checked, path)
 
 
 def _make_trusted(path: Path) -> None:
@@ -92,24 +99,24 @@ def _make_checked(path: Path) -> None:
         with _directory(path, _trusted(None), make=True) as status:
             if why := writable_by_others(status):
                 raise DistrustedError(why)
-            _checked_paths[os.fspath(path)] = status.st_dev, status.st_ino
+            _checked_paths[os.fspath(path)] = _state(status)
     except FileNotFoundError:  # The path contains a dangling link.
         raise NotADirectoryError(f"{path} is not a directory") from None
 
 
-# The device and inode of every directory whose whole path was checked, by path.
-_checked_paths: dict[str, tuple[int, int]] = {}
+# The state of every directory when its whole path was checked, by path. A directory that has the same
+# state is the one that was checked, and still private to this user.
+_checked_paths: dict[str, tuple[int, ...]] = {}
 
 
 def _is_unchanged(path: Path) -> bool:
-    """Return whether a directory is the one that was checked and is still private to this user."""
-    known = _checked_paths.get(os.fspath(path))
-    if known is None:
-        return False
     with suppress(OSError):
-        status = os.lstat(path)
-        return (status.st_dev, status.st_ino) == known and writable_by_others(status) is None
+        return _checked_paths.get(os.fspath(path)) == _state(os.lstat(path))
     return False
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return os.geteuid(), status.st_dev, status.st_ino, status.st_uid, status.st_mode
 
 
 def distrust_reason(path: Path, me: int | None = None) -> str | None:
