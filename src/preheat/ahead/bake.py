@@ -16,9 +16,8 @@ from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_foreign, plan_f
 from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job
 from preheat.ahead.manifest import GraphKeys, Manifest, require_programs
 from preheat.ahead.manifest.recorded import RecordedEntries
-from preheat.ahead.output import BundleOutput
+from preheat.ahead.output import BundleOutput, fill_stores
 from preheat.ahead.shards import Shard
-from preheat.ahead.shared_entries import fill_stores
 from preheat.build.batch import estimate
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
@@ -30,11 +29,16 @@ from preheat.model.arch import Arch
 from preheat.model.config import Config, SealMode
 from preheat.model.events import logged_events
 from preheat.model.key import long_texts
+from preheat.process.lazy import LazyModule
 from preheat.store.base import UploadResult
 from preheat.store.signing.keys import SigningKey
 
-if TYPE_CHECKING:  # The import takes milliseconds in every process.
+if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from preheat.ahead import bake_on_executor
+else:  # It takes milliseconds to import, and most bakes compile in this process.
+    bake_on_executor = LazyModule("preheat.ahead.bake_on_executor", logs=True)
 
 __all__ = [
     "BakeResult",
@@ -161,10 +165,8 @@ def bake(
     results = _Results(on_done)
     used = _BakeBuilder(builder, config)
     if executor is not None:
-        from preheat.ahead.bake_elsewhere import bake_elsewhere
-
         events = logged_events() if builder is None else builder.events
-        todo = bake_elsewhere(todo, config, events, executor, on_start, results.add)
+        todo = bake_on_executor.bake_on_executor(todo, config, events, executor, on_start, results.add)
     _run_here([job for job in todo if isinstance(job, Job)], used, jobs, on_start, results.add)
     requests = [job for job in todo if isinstance(job, ForeignJob)]
     _run_adapters(requests, recorded, used, jobs, on_start, results.add)
