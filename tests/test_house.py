@@ -306,7 +306,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"store", "build", "singleflight", "events"}
+IN_THREADS = {"store", "ahead", "build", "singleflight", "events"}
 
 
 @pytest.mark.parametrize("name", sorted(IN_THREADS))

@@ -170,24 +170,24 @@ def bake_request(
     """
     del attempt
     if not job.item.request:
-        return _copied(builder, job, recorded)
+        return _copy_recorded(builder, job, recorded)
     assert job.arch is not None
     answer = processes.bake(job.item, job.arch)
     if answer.outdated:
         raise AdapterError(f"{job}: {answer.outdated}", hint=RECORD_AGAIN)
     if job.item.kept:
-        return _measured(builder, job, answer, recorded)
+        return _take_measured(builder, job, answer, recorded)
     store = processes.store(builder)
     found = [store.get(request) for request in answer.entries]
     entries = tuple(entry for entry in found if entry is not None)
     if len(entries) < len(found):
         gone = f"{len(found) - len(entries)} of {len(found)} entries"
         raise AdapterError(f"{job}: {gone} were evicted during the bake")
-    notes = answer.notes or _unexplained(job, answer.entries)
+    notes = answer.notes or _find_unexplained(job, answer.entries)
     return BakedForeign(job, entries, tuple(notes), answer.made)
 
 
-def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
+def _find_unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
     """Return a note if a bake for the recorded architecture makes none of the recorded entries."""
     assert job.arch is not None
     recorded = {request.digest for request in recorded_requests(job.item)}
@@ -197,7 +197,7 @@ def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
     return [_OTHER_KEY]
 
 
-def _measured(
+def _take_measured(
     builder: Builder, job: ForeignJob, answer: AdapterAnswer, recorded: RecordedEntries | None
 ) -> BakedForeign:
     """Return the measurements of a request. They belong to the source and the architecture."""
@@ -205,7 +205,7 @@ def _measured(
     found = [_find(builder, request, recorded) for request in answer.entries]
     entries = tuple(entry for entry in found if entry is not None)
     if len(entries) < len(found):
-        missing = unmeasured(job, answer.notes)
+        missing = explain_unmeasured(job, answer.notes)
         if missing is None:  # The recording has it, and its content is not here.
             raise _not_here(job, "its measured result is", recorded)
         recorded_there = job.arch.plain in _archs(job.item)
@@ -214,7 +214,7 @@ def _measured(
     return BakedForeign(job, entries, (_MEASURED,))
 
 
-def unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
+def explain_unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
     """Return why no recording has a measurement for a job; None when a recording has it.
 
     The measurement itself was looked for, and was not found.
@@ -222,7 +222,7 @@ def unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
     assert job.arch is not None
     own = _archs(job.item)
     if job.arch.plain not in own:
-        return f"a result is measured on a GPU, and there is one for {_listed(own)} only"
+        return f"a result is measured on a GPU, and there is one for {_join_archs(own)} only"
     if notes:
         return (
             f"its result was measured before a change, and must be measured again: {'; '.join(notes)}"
@@ -230,7 +230,7 @@ def unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
     return None
 
 
-def _copied(builder: Builder, job: ForeignJob, recorded: RecordedEntries | None) -> BakedForeign:
+def _copy_recorded(builder: Builder, job: ForeignJob, recorded: RecordedEntries | None) -> BakedForeign:
     """Return the recorded entries of a request that its adapter cannot make again."""
     item = job.item
     if job.arch is not None and job.arch.plain not in _archs(item):
@@ -270,11 +270,11 @@ def _not_here(job: ForeignJob, which: str, recorded: RecordedEntries | None) -> 
 
 def only_recorded_for(item: ForeignProgram) -> str:
     """Return why an entry that is copied from a recording exists for some architectures only."""
-    own = _listed(_archs(item))
+    own = _join_archs(_archs(item))
     return f"it was recorded for {own}, and only a run on a GPU makes it for another architecture"
 
 
-def _listed(archs: Iterable[Arch]) -> str:
+def _join_archs(archs: Iterable[Arch]) -> str:
     return ", ".join(map(str, sorted(archs)))
 
 
@@ -317,7 +317,7 @@ def missing_foreign(
     if not todo:
         return missing
     with closing(AdapterProcesses(builder)) as processes:
-        needed = [_needed(job, processes, recorded) for job in todo]
+        needed = [_find_needed(job, processes, recorded) for job in todo]
     known = [each for each in needed if isinstance(each, _Needed)]
     builder.cache.look_ahead((r.digest for each in known for r in each.requests), once=False)
     for job, each in zip(todo, needed, strict=True):
@@ -339,7 +339,7 @@ class _Needed(NamedTuple):
     notes: list[str]
 
 
-def _needed(
+def _find_needed(
     job: ForeignJob, processes: AdapterProcesses, recorded: RecordedEntries | None
 ) -> _Needed | MissingForeign:
     """Return the entries that a job needs, or why they are not known."""
@@ -372,7 +372,7 @@ def _missing(job: ForeignJob, builder: Builder, needed: _Needed) -> MissingForei
         return None
     if any(damaged_in(bundle, request.digest) for bundle in builder.bundles for request in absent):
         return MissingForeign(job, DAMAGED, COPY_AGAIN)
-    if job.item.request and job.item.kept and (reason := unmeasured(job, notes)):
+    if job.item.request and job.item.kept and (reason := explain_unmeasured(job, notes)):
         return MissingForeign(job, reason, RECORD_AGAIN)
     return MissingForeign(job, "; ".join(notes) or _reason(job, builder, len(absent), len(requests)))
 

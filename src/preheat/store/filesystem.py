@@ -80,8 +80,8 @@ def parse_mounts(text: str) -> Iterator[Mount]:
         fields = before.split(" ")
         major, _, minor = fields[2].partition(":") if len(fields) >= 6 else ("", "", "")
         if hyphen and major.isdecimal() and minor.isdecimal():
-            kind = _unescaped(after.split(" ")[0])
-            yield Mount((int(major), int(minor)), _unescaped(fields[4]), kind)
+            kind = _unescape(after.split(" ")[0])
+            yield Mount((int(major), int(minor)), _unescape(fields[4]), kind)
 
 
 def filesystem_of(path: str | os.PathLike[str], mounts: Iterable[Mount] | None = None) -> Filesystem:
@@ -121,6 +121,6 @@ def _is_above(point: str, path: str) -> bool:
     return f"{path}/".startswith(f"{point.rstrip('/')}/")
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     r"""Return a field without its escapes: space, tab, newline, `\` and `#` are octal numbers."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

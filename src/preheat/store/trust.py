@@ -78,7 +78,7 @@ def make_private(path: Path, *, trust: bool = False) -> None:
     if _is_unchanged(path.parent):  # Only this user can make directories there.
         with suppress(OSError):
             os.mkdir(path, 0o700)
-            _checked_paths[os.fspath(path)] = _state(os.lstat(path))
+            _checked_paths[os.fspath(path)] = _identify(os.lstat(path))
             return
     retried(_make_checked, path)
 
@@ -96,10 +96,10 @@ def _make_trusted(path: Path) -> None:
 
 def _make_checked(path: Path) -> None:
     try:
-        with _directory(path, _trusted(None), make=True) as status:
+        with _directory(path, _trusted_users(None), make=True) as status:
             if why := writable_by_others(status):
                 raise DistrustedError(why)
-            _checked_paths[os.fspath(path)] = _state(status)
+            _checked_paths[os.fspath(path)] = _identify(status)
     except FileNotFoundError:  # The path contains a dangling link.
         raise NotADirectoryError(f"{path} is not a directory") from None
 
@@ -111,18 +111,18 @@ _checked_paths: dict[str, tuple[int, ...]] = {}
 
 def _is_unchanged(path: Path) -> bool:
     with suppress(OSError):
-        return _checked_paths.get(os.fspath(path)) == _state(os.lstat(path))
+        return _checked_paths.get(os.fspath(path)) == _identify(os.lstat(path))
     return False
 
 
-def _state(status: os.stat_result) -> tuple[int, ...]:
+def _identify(status: os.stat_result) -> tuple[int, ...]:
     return os.geteuid(), status.st_dev, status.st_ino, status.st_uid, status.st_mode
 
 
 def distrust_reason(path: Path, me: int | None = None) -> str | None:
     """Return why the user `me`, by default this one, cannot trust code in `path`, or None."""
     try:
-        with _directory(path, _trusted(me)) as status:
+        with _directory(path, _trusted_users(me)) as status:
             return writable_by_others(status, me)
     except DistrustedError as distrusted:
         return str(distrusted)
@@ -142,7 +142,7 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
     if trust:
         file = opened(path, _FILE)
     else:
-        holder, name = _open_parent(path, _trusted(None), make=False)
+        holder, name = _open_parent(path, _trusted_users(None), make=False)
         with holder:
             file = opened(name, _FILE | os.O_NOFOLLOW, dir_fd=holder)
     _require_file(os.fstat(file), trust=trust)
@@ -150,11 +150,11 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
 
 
 def read_file(
-    path: str, *, trust: bool = False, retry: bool = True, most: int = MAX_FILE_BYTES
+    path: str, *, trust: bool = False, retry: bool = True, limit: int = MAX_FILE_BYTES
 ) -> tuple[bytes, os.stat_result]:
     """Return the bytes and the status of a file in a directory that was checked. No link is followed.
 
-    Raises `OSError` for anything but a regular file of at most `most` bytes, and `DistrustedError` for
+    Raises `OSError` for anything but a regular file of at most `limit` bytes, and `DistrustedError` for
     one that others can write.
     With `retry`, the file is opened again after an error that may pass in a moment.
     """
@@ -167,7 +167,7 @@ def read_file(
         private = status.st_mode & _KIND_AND_WRITERS == stat.S_IFREG and status.st_uid == os.geteuid()
         if not private:
             _require_file(status, trust=trust)
-        if status.st_size > most:
+        if status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes are too many", path)
         return os.read(file, status.st_size + 1), status
     except OSError as fault:
@@ -176,7 +176,7 @@ def read_file(
     finally:
         if file is not None:
             file.close()
-    return retried(read_file, path, trust=trust, retry=False, most=most)
+    return retried(read_file, path, trust=trust, retry=False, limit=limit)
 
 
 def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
@@ -310,7 +310,7 @@ def _require_file(status: os.stat_result, *, trust: bool) -> None:
         raise DistrustedError(why)
 
 
-def _trusted(me: int | None) -> set[int]:
+def _trusted_users(me: int | None) -> set[int]:
     return {os.geteuid() if me is None else me, 0}
 
 

@@ -28,7 +28,7 @@ __all__ = [
 #: values of its arguments lead to, or four that assume less and serve every launch.
 COVERAGES = ("recorded", "closure", "weak")
 
-_MOST_CALLERS = 8  # Enough to find the calling code; a kernel may have hundreds of callers.
+_MAX_CALLERS = 8  # Enough to find the calling code; a kernel may have hundreds of callers.
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class ManifestProgram:
     def merged(self, other: ManifestProgram) -> ManifestProgram:
         """Return the union of two entries of equal identity."""
         return ManifestProgram(
-            _merged_programs(self.program, other.program),
+            _merge_programs(self.program, other.program),
             archs=tuple(sorted({*self.archs, *other.archs})),
             entries=tuple(sorted({*self.entries, *other.entries})),
             seconds=max(self.seconds, other.seconds),
             requests=self.requests + other.requests,
-            callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
+            callers=tuple(sorted({*self.callers, *other.callers})[:_MAX_CALLERS]),
             changed=self.changed or other.changed,
         )
 
 
-def _merged_programs(mine: Program, theirs: Program) -> Program:
+def _merge_programs(mine: Program, theirs: Program) -> Program:
     """Return one of two programs of equal identity, with the facts that are known of either."""
     if isinstance(mine, LinkedProgram):
         return mine
@@ -164,7 +164,7 @@ class ForeignProgram:
             coverage=max(self.coverage, other.coverage, key=lambda each: each != COVERAGES[0]),
             seconds=max(self.seconds, other.seconds),
             requests=self.requests + other.requests,
-            callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
+            callers=tuple(sorted({*self.callers, *other.callers})[:_MAX_CALLERS]),
             directory=other.directory or self.directory,
         )
 
@@ -189,7 +189,7 @@ class Unrecorded:
 
     def merged(self, other: Unrecorded) -> Unrecorded:
         """Return the union of two of equal identity."""
-        callers = tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS])
+        callers = tuple(sorted({*self.callers, *other.callers})[:_MAX_CALLERS])
         return replace(self, seconds=max(self.seconds, other.seconds), callers=callers)
 
     def __str__(self) -> str:

@@ -82,11 +82,11 @@ class FileEngine(Engine):
         self._locks = LinkLocks(timeout=0.8 * self._timeout, abandoned=_ABANDONED, mode=self._mode)
         self._folders: set[str] = set()  # those that exist
 
-    def _get(self, name: str, most: int) -> bytes | None:
+    def _get(self, name: str, limit: int) -> bytes | None:
         with self._faults(reads=True):
             try:
                 self._require_folders(os.path.dirname(name))
-                return read_file(self._path(name), trust=not self._private, most=most)[0]
+                return read_file(self._path(name), trust=not self._private, limit=limit)[0]
             except FileNotFoundError:
                 return None
 
@@ -109,7 +109,7 @@ class FileEngine(Engine):
 
     def _pages(self, prefix: str) -> Iterator[list[str]]:
         with self._faults():
-            yield from self._listed(prefix.rstrip("/"))
+            yield from self._list_folder(prefix.rstrip("/"))
 
     def _create(self, name: str, data: bytes, seconds: float) -> bool:
         del seconds  # A filesystem does not expire files.
@@ -283,7 +283,7 @@ class FileEngine(Engine):
         # Another user may keep a file private in a directory that all read.
         return reads and fault.errno == errno.EACCES and _can_be_searched(self._root)
 
-    def _listed(self, folder: str) -> Iterator[list[str]]:
+    def _list_folder(self, folder: str) -> Iterator[list[str]]:
         """Yield pages with the names of all objects in a folder, and those below it.
 
         A directory counts as an object, so that a check can report it, if it is in the place of an
@@ -310,7 +310,7 @@ class FileEngine(Engine):
                         page.append(name)
                 yield page
         for name in below:
-            yield from self._listed(name)
+            yield from self._list_folder(name)
 
 
 def _is_folder(name: str) -> bool:

@@ -51,7 +51,7 @@ def file_content(path: str, *, trust: bool = True) -> bytes | None:
     file that others can write.
     """
     try:
-        return read_file(path, trust=trust, most=LEASE_BYTES)[0]
+        return read_file(path, trust=trust, limit=LEASE_BYTES)[0]
     except FileNotFoundError:
         return None
 

@@ -146,9 +146,9 @@ class RemoteStore:
         now = time.monotonic()
         with self._lock:
             self._absent = {key: each for key, each in self._absent.items() if each.until > now}
-        asked = set(digests)
+        wanted = set(digests)
         try:
-            missing = asked - self.exists(asked)
+            missing = wanted - self.exists(wanted)
         except RemoteError:  # It was reported.
             return
         until = time.monotonic() + _ABSENCE_SECONDS
@@ -158,8 +158,8 @@ class RemoteStore:
     def exists(self, digests: Iterable[str]) -> set[str]:
         """Return those of `digests` that the server has, with few requests."""
         found: set[str] = set()
-        asked = iter(sorted(set(digests)))  # Neighbours are in the same folder, which can be listed.
-        while batch := list(islice(asked, DIGESTS_PER_REQUEST)):
+        rest = iter(sorted(set(digests)))  # Neighbours are in the same folder, which can be listed.
+        while batch := list(islice(rest, DIGESTS_PER_REQUEST)):
             by_name = {entry_name(digest): digest for digest in batch}
             there = self.server.exists(by_name)
             found |= {digest for name, digest in by_name.items() if name in there}
@@ -193,7 +193,7 @@ class RemoteStore:
 
         def end(reason: str) -> None:
             if reason:
-                self._dropped(digest, reason)
+                self._drop(digest, reason)
             if ended is not None:
                 ended(digest, reason)
 
@@ -315,7 +315,7 @@ class RemoteStore:
         """Return whether the last entry that was put under this digest could not be written."""
         return digest in self._unwritten
 
-    def _dropped(self, digest: str, reason: str) -> None:
+    def _drop(self, digest: str, reason: str) -> None:
         with self._lock:
             self._unwritten[digest] = None
             while len(self._unwritten) > _MAX_REMEMBERED:
