@@ -329,7 +329,7 @@ def _foreign_row(baked: BakedForeign) -> BakedProgram:
 
 
 class _BakeBuilder:
-    """The builder of a bake: that of the caller, or one that is opened when it is needed first.
+    """The caller's builder, or one opened on first use.
 
     All parts of a bake share it. A shared store that cannot be used is then reported once.
     """

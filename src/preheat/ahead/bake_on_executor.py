@@ -130,7 +130,7 @@ def _find_missing(program: Program) -> Iterator[str]:
 
 
 def _compare_headers(program: Program, state: HeaderState, memo: Memo) -> str | None:
-    """Return how the headers of `program` here differ from those of a compile, or None.
+    """Return how the headers of `program` here differ from a compile's, or None.
 
     Headers of the toolkit are not compared: a worker may have another one.
     """
@@ -186,7 +186,7 @@ def _run_with(builder: Builder, processes: AdapterProcesses, work: Work) -> Outp
     if isinstance(job, ForeignJob):
         baked = bake_request(builder, processes, job)
         if baked.made and builder.cache.shared:
-            # The process of the adapter has the settings of this machine, not those of the bake.
+            # The process of the adapter has the settings of this machine, not the bake's.
             for made in baked.entries:
                 builder.foreign.put(made)
         return baked

@@ -72,7 +72,7 @@ class DaskExecutor(Executor):
                 self._cluster.close()
             hint = "the address is that of the scheduler, such as dask://scheduler:8786"
             raise ToolchainError(f"cannot reach dask://{place}: {fault}", hint=hint) from None
-        # Without `pure=False`, Dask would run equal jobs once, even those of another bake.
+        # Without `pure=False`, Dask would run equal jobs once, even another bake's.
         self._executor = self._client.get_executor(pure=False)
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -213,7 +213,7 @@ class Fleet(Protocol):
 class FleetWatch:
     """Called periodically during a bake; emits one `fault` event when the fleet has no workers.
 
-    The first question comes after a minute. Executors that are not a `Fleet` are not asked.
+    The first question comes after a minute. Executors that are not a `Fleet` are skipped.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class ForeignJob(NamedTuple):
 class BakedForeign(NamedTuple):
     """The entries that a request needs, and whether any had to be made.
 
-    `notes` say how they may differ from the recorded ones. `worker` is that of an executor, if one ran
+    `notes` say how they may differ from the recorded ones. `worker` is an executor's, if one ran
     the job.
     """
 
@@ -359,7 +359,7 @@ def _find_needed(
 
 
 def _may_run_on(request: ForeignRequest, job: ForeignJob, recorded: RecordedEntries | None) -> bool:
-    """Return False for an entry that was recorded for another architecture than that of the job."""
+    """Return False for an entry that was recorded for another architecture than the job's."""
     entry = None if recorded is None else recorded.get(request)
     return entry is None or _runs_on(entry, job.arch)
 

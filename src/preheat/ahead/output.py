@@ -35,7 +35,7 @@ _WAIT = 30.0  # seconds for another bake that writes the same file
 class BundleOutput:
     """The file of a bake.
 
-    `whole` are the jobs of the whole bake, and `own` are those of this process, which may bake one
+    `whole` are the jobs of the whole bake, and `own` are this process's, which may bake one
     `shard`. The bundle of a shard names it: the next bake of the same shard may have given some of its
     architectures to other shards. With `replace`, the file may lose any architecture. Raises
     `InputError` if it cannot be written, or would lose one even if no job fails.

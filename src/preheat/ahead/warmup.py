@@ -42,7 +42,7 @@ WarmSource = str | os.PathLike[str] | Manifest | Bundle
 
 
 class _Job(NamedTuple):
-    """A program to prepare for an architecture; None means that of the device."""
+    """A program to prepare for an architecture; None means the device's."""
 
     wanted: ManifestProgram
     target: Arch | None

@@ -25,10 +25,10 @@ from preheat.process.files import opened
 from preheat.process.lazy import LazyModule
 from preheat.process.locks import Lock
 from preheat.store import lock, publish
+from preheat.store.filesystem import retry_transient
 from preheat.store.journal import Journal
 from preheat.store.layer import FORMAT, KINDS, Item, LayerStore, scan, size_of
 from preheat.store.lock import FileLock, hold
-from preheat.store.transient import retried
 from preheat.store.trust import NotAFileError, make_private, read_file
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class DiskStore(LayerStore):
     def unpin(self, digest: str) -> None:
         """Allow eviction of the entry, and of those that were pinned with it."""
         with suppress(FileNotFoundError):
-            retried(os.unlink, f"{self._base}/pins/{digest}")
+            retry_transient(os.unlink, f"{self._base}/pins/{digest}")
 
     def sweep(self, *, limit: int | None = None, max_files: int | None = None) -> Swept:
         """Evict the least recently read entries until the cache is within limits; return the number.
@@ -221,9 +221,9 @@ class DiskStore(LayerStore):
                     raise
 
     def make_directory(self, directory: str) -> None:
-        """Create a directory below that of the cache, private to this user. It may exist."""
+        """Create a directory below the cache's, private to this user. It may exist."""
         try:
-            retried(os.mkdir, directory, 0o700)
+            retry_transient(os.mkdir, directory, 0o700)
         except FileExistsError:  # Another process was faster.
             return
         except FileNotFoundError:
@@ -239,8 +239,8 @@ class DiskStore(LayerStore):
         for kind in KINDS:
             path = self._path(digest, kind)
             with suppress(FileNotFoundError):
-                size = retried(os.lstat, path).st_size
-                retried(os.unlink, path)
+                size = retry_transient(os.lstat, path).st_size
+                retry_transient(os.unlink, path)
                 freed = (freed or 0) + size
         return freed
 
@@ -371,7 +371,7 @@ class DiskStore(LayerStore):
         total = Swept()
         # A lease that is held is written every few seconds, and one that was released is removed.
         alone = (f"{self._base}/staged", f"{self._base}/leases")
-        # Files of a directory that nodes share may have stamps of other clocks than that of this node.
+        # Files of a directory that nodes share may have stamps of other clocks than this node's.
         now = None if self.shared else self._clock()
         for place, beside in (*((path, False) for path in alone), (str(self.root), True)):
             with suppress(OSError):
@@ -417,7 +417,7 @@ class DiskStore(LayerStore):
         path = f"{self._base}/usage"
         row = _pack_usage(usage)
         try:
-            retried(_overwrite, path, row)
+            retry_transient(_overwrite, path, row)
         except FileNotFoundError:  # There is no cache directory yet.
             return
         except OSError as fault:

@@ -16,7 +16,7 @@ from types import FrameType
 from preheat.process import fork
 from preheat.process.files import Descriptor, lock_open_file, opened
 from preheat.process.locks import Holder, Lock
-from preheat.store.transient import TRANSIENT, retried
+from preheat.store.filesystem import TRANSIENT, retry_transient
 from preheat.store.trust import DistrustedError, NotAFileError
 
 __all__ = ["FileLock", "hold", "release_lost", "sweep"]
@@ -123,7 +123,7 @@ class FileLock:
             raise
         else:
             return True
-        return retried(self.attempt, retry=False)
+        return retry_transient(self.attempt, retry=False)
 
     def _close(self) -> None:
         file = self._file

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from preheat.model.events import Events
 from preheat.process.files import MAX_FILE_BYTES, OTHERS_WRITE, Descriptor, opened, others_can_replace
-from preheat.store.transient import TRANSIENT, retried
+from preheat.store.filesystem import TRANSIENT, retry_transient
 
 __all__ = [
     "DistrustedError",
@@ -71,7 +71,7 @@ def make_private(path: Path, *, trust: bool = False) -> None:
     Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
     """
     if trust:
-        retried(_make_trusted, path)
+        retry_transient(_make_trusted, path)
         return
     if _is_unchanged(path):
         return
@@ -80,7 +80,7 @@ def make_private(path: Path, *, trust: bool = False) -> None:
             os.mkdir(path, 0o700)
             _checked_paths[os.fspath(path)] = _identify(os.lstat(path))
             return
-    retried(_make_checked, path)
+    retry_transient(_make_checked, path)
 
 
 def _make_trusted(path: Path) -> None:
@@ -158,8 +158,8 @@ def read_file(
     one that others can write.
     With `retry`, the file is opened again after an error that may pass in a moment.
     """
-    # This uses no `owned`, `retried` or `with`, because every hit from the disk runs it. The file is
-    # closed here, because an interrupt in its finalizer would be lost and would leave the file open.
+    # Every hit from the disk runs this, so that it uses no function or `with` for what is rare. The file
+    # is closed here, because an interrupt in its finalizer would be lost and would leave the file open.
     file = None
     try:
         file = next(map(Descriptor, map(os.open, (path,), (_FILE_ITSELF,))))
@@ -176,7 +176,7 @@ def read_file(
     finally:
         if file is not None:
             file.close()
-    return retried(read_file, path, trust=trust, retry=False, limit=limit)
+    return retry_transient(read_file, path, trust=trust, retry=False, limit=limit)
 
 
 def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
@@ -188,11 +188,11 @@ def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> s
         if write and trust:
             make_private(path, trust=True)
         elif write:
-            retried(_make_checked, path)
+            retry_transient(_make_checked, path)
         elif trust:
-            retried(os.stat, path)
+            retry_transient(os.stat, path)
         else:
-            return retried(distrust_reason, path)
+            return retry_transient(distrust_reason, path)
     except DistrustedError as distrusted:
         return str(distrusted)
     except (OSError, ValueError) as fault:

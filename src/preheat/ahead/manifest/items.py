@@ -109,7 +109,7 @@ class ForeignProgram:
     make it again; it is empty for an entry that can only be copied from the recording. `recorded` has
     the facts of the recording, also as JSON. `root` is the directory from which modules are imported.
     `entries` are those that were used: the key of the library, and a variant after a space. `directory`
-    is that of the manifest, where modules are looked for if there is no `root`.
+    is the manifest's, where modules are looked for if there is no `root`.
     """
 
     kind: str
@@ -154,7 +154,7 @@ class ForeignProgram:
         return not self.request or bool(json.loads(self.request).get("kept"))
 
     def merged(self, other: ForeignProgram) -> ForeignProgram:
-        """Return the union of two recordings of one request. The facts are those of the later one."""
+        """Return the union of two recordings of one request. The later one's facts count."""
         same = not other.recorded or other.recorded == self.recorded or not self.request
         return ForeignProgram(
             *(self.kind, self.name, self.request, other.recorded or self.recorded),

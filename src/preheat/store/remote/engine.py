@@ -102,7 +102,7 @@ class Engine(ABC):
         self.limit.call(lambda: self._remove(name))
 
     def exists(self, names: Iterable[str], /) -> set[str]:
-        """Return those of `names` that have an object, with few requests where the server permits."""
+        """Return the `names` that have an object, with few requests where the server permits."""
         found: set[str] = set()
         for group in self._groups(names):
             found |= self.limit.call(partial(self._existing, group))

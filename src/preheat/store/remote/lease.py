@@ -129,7 +129,7 @@ class Lease:
 
     def _give_back(self, outcome: str, act: Callable[[], bool]) -> None:
         with self._lock:
-            if not self._leases.drop(self):  # It is lost, or that of a parent process.
+            if not self._leases.drop(self):  # It is lost, or a parent process has it.
                 return
             try:
                 if not act():
@@ -160,7 +160,7 @@ class Lease:
         absent: bool = False,
         background: bool = False,
     ) -> bool:
-        """Change the object, and return whether it was that of this holder; `absent` if there is none.
+        """Change the object, and return whether it was this holder's; `absent` if there is none.
 
         The server may have done what an earlier request asked for although its answer was lost. So if
         the object has other content with our token, `act` is called once more, with that content.

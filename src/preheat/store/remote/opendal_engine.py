@@ -88,7 +88,7 @@ class OpendalEngine(Engine):
         yield from _groups(list(listed.values()))
 
     def _read_content(self, name: str, *, limit: int, if_match: str | None = None) -> bytes:
-        """Return an object of at most `limit` bytes. The exceptions are those of `Operator.read`.
+        """Return an object of at most `limit` bytes. It raises what `Operator.read` raises.
 
         It is read in pieces: `Operator.read` takes whatever a server sends, also after its time limit.
         """
@@ -100,7 +100,7 @@ class OpendalEngine(Engine):
             raise
         except OSError as fault:
             if NO_CONNECTION in str(fault):
-                self._operator.stat(name)  # Its exception says why, and that of a stream does not.
+                self._operator.stat(name)  # Its exception says why, and a stream's does not.
             raise restore_error(fault) from None
 
     def _read_pieces(self, file: opendal.file.File, limit: int) -> bytes:

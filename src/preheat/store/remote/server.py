@@ -93,7 +93,7 @@ class Breaker:
             return True
 
     def count_success(self, *, trial: bool = False) -> bool:
-        """Count a success, and return whether it closed the breaker, as only that of a trial does."""
+        """Count a success, and return whether it closed the breaker, as only a trial's does."""
         if not trial:
             self._faults = 0
             self._lost = 0.0
@@ -144,7 +144,7 @@ class _Refusal(NamedTuple):
 class Server:
     """A store of objects by path, which makes requests to one server. Safe from any thread.
 
-    `name` is that of its tier in events. `can_hold_leases` is False for a kind of server that never has
+    `name` is its tier in events. `can_hold_leases` is False for a kind of server that never has
     atomic operations. `open_engine` is called when the process makes its first request, and again in a
     forked child.
 
@@ -211,7 +211,7 @@ class Server:
         self.call("write", put, kind="write", size=int)
 
     def exists(self, names: Iterable[str]) -> set[str]:
-        """Return those of `names` that have an object."""
+        """Return the `names` that have an object."""
         wanted = list(names)
         return self.call("existing", lambda engine: engine.exists(wanted))
 
@@ -353,7 +353,7 @@ class Server:
             engine.close()
 
     def after_fork(self) -> None:
-        """Let a forked child open its own engine. That of the parent is closed if possible."""
+        """Let a forked child open its own engine. The parent's is closed if possible."""
         engine, self._engine = self._engine, None
         if engine is None:
             return

@@ -156,7 +156,7 @@ class RemoteStore:
             self._absent.update(dict.fromkeys(missing, _Absence(until, once)))
 
     def exists(self, digests: Iterable[str]) -> set[str]:
-        """Return those of `digests` that the server has, with few requests."""
+        """Return the `digests` that the server has, with few requests."""
         found: set[str] = set()
         rest = iter(sorted(set(digests)))  # Neighbours are in the same folder, which can be listed.
         while batch := list(islice(rest, DIGESTS_PER_REQUEST)):
@@ -212,7 +212,7 @@ class RemoteStore:
     def _write(self, digest: str, blob: bytes, refusal: object, end: Callable[[str], None]) -> None:
         """Write an entry, and call `end` with the reason why that failed, or an empty text.
 
-        `refusal` is that of the entry that it replaces, or None.
+        `refusal` belongs to the entry that it replaces, or is None.
         """
         try:
             if self._merger is not None and self._merger.applies(blob):
@@ -253,7 +253,7 @@ class RemoteStore:
     def upload(self, entries: Sequence[Upload]) -> UploadResult | None:
         """Write the entries that the server does not have, and wait while its queue becomes shorter.
 
-        A list of header states is written after its code. It is always merged with that of the server,
+        A list of header states is written after its code. It is always merged with the server's,
         which may have a list without the state of this machine. An entry that the server could not be
         asked for is written. Returns None where this process may not write.
         """

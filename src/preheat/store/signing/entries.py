@@ -4,7 +4,7 @@
     0       8     magic  89 'S' 'E' 'N' 'T' 0d 0a 1a
     8       2     format version, little-endian
     10      2     flags, little-endian: 1 = the payload is a zstd frame, 2 = signed
-    12      8     length of the entry, little-endian: that of the payload when it is decompressed
+    12      8     length of the entry, little-endian: the payload's when it is decompressed
     20      32    the digest that the entry answers to
     52      8     id of the key that signed it, zeros in an unsigned one
     60      64    Ed25519 signature, zeros in an unsigned one

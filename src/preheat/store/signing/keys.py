@@ -1,7 +1,7 @@
 """Ed25519 keys: files of keys, signatures, and the public keys that a process trusts.
 
-The cryptography is that of the package `cryptography`, which is an extra and takes long to import. It
-is imported when a key is used.
+The package `cryptography` does the cryptography. It is an extra and takes long to import, so that it is
+imported when a key is used.
 
 A private key is a file in PEM form (PKCS #8), as `preheat keys new` and `openssl genpkey -algorithm
 ed25519` write it. A file of public keys has one or more PEM blocks. Lines between them that start with
