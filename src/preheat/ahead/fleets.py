@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 from preheat.errors import InputError, ToolchainError
 from preheat.model.config import set_default_variable
 from preheat.model.events import Events
+from preheat.process.locks import no_fork
 
 __all__ = ["DaskExecutor", "Fleet", "FleetWatch", "RayExecutor", "fleet"]
 
@@ -111,7 +112,8 @@ def _start_local_cluster(distributed: Any) -> Any:
 
 def _import_distributed() -> Any:
     try:
-        import distributed
+        with no_fork:
+            import distributed
     except ImportError:
         hint = "pip install 'preheat[dask]'"
         raise InputError(
@@ -192,7 +194,8 @@ def _connect(ray: Any, place: str) -> None:
 
 def _import_ray() -> Any:
     try:
-        import ray
+        with no_fork:
+            import ray
     except ImportError:
         hint = "pip install 'preheat[ray]'"
         raise InputError("ray:// needs the package ray, which is not installed", hint=hint) from None

@@ -111,8 +111,8 @@ def mount_of(path: str, device: tuple[int, int] | None, mounts: Iterable[Mount])
     """Return the mount of a path without links, whose device has this number if that is known.
 
     It is the one with the longest mount point above the path, among the mounts of the same device. A
-    mount that a later mount above it hides has another device. Some filesystems, such as btrfs, show other
-    device numbers for their files; then the path alone decides.
+    mount that a later mount above it hides has another device. Some filesystems, such as btrfs, show
+    other device numbers for their files; then the path alone decides.
     """
     above = [mount for mount in mounts if _is_above(mount.point, path)]
     same = [mount for mount in above if mount.device == device]

@@ -158,8 +158,8 @@ def read_file(
     one that others can write.
     With `retry`, the file is opened again after an error that may pass in a moment.
     """
-    # Every hit from the disk runs this, so that it uses no function or `with` for what is rare. The file
-    # is closed here, because an interrupt in its finalizer would be lost and would leave the file open.
+    # Every hit from the disk runs this, so it uses no function or `with` for what is rare. The file is
+    # closed here, because an interrupt in its finalizer would be lost and would leave the file open.
     file = None
     try:
         file = next(map(Descriptor, map(os.open, (path,), (_FILE_ITSELF,))))
