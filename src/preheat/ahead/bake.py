@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from preheat.ahead.bundles import merge_entries, meta
 from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_foreign, plan_foreign
-from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job
+from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job, run_jobs
 from preheat.ahead.manifest import GraphKeys, Manifest, require_programs
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.ahead.output import BundleOutput, fill_stores
@@ -22,7 +22,6 @@ from preheat.build.batch import estimate
 from preheat.build.builder import Builder
 from preheat.build.bundle_entries import BundleEntry
 from preheat.build.known_archs import require_known
-from preheat.build.parallel import Task, run_all
 from preheat.build.request import look_ahead
 from preheat.errors import InputError, PreheatError
 from preheat.model.arch import Arch
@@ -380,23 +379,11 @@ def _run_here(
     if not todo:
         return
     used = builder.get()
-
-    def started(index: int) -> None:
-        if on_start is not None:
-            on_start(todo[index])
-
-    def ended(index: int, task: Task[Output]) -> None:
-        try:
-            result: Output | PreheatError = task.outcome()
-        except PreheatError as error:
-            result = error
-        on_done(todo[index], result)
-
     try:
         run = functools.partial(run_job, used)
         wanted = [(job.item.program, job.arch) for job in todo]
         look_ahead(used.cache, used.toolchain, wanted)
-        run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
+        run_jobs(todo, run, jobs, on_start, on_done)
         used.cache.close()  # Finish writing to shared stores before checking what they lack.
     finally:
         builder.close()
@@ -413,10 +400,5 @@ def _run_adapters(
     """Make the entries of other libraries."""
     if not todo:
         return
-
-    def started(job: ForeignJob) -> None:
-        if on_start is not None:
-            on_start(job)
-
-    bake_foreign(todo, builder.get(), recorded, jobs=jobs, on_start=started, on_done=on_done)
+    bake_foreign(todo, builder.get(), recorded, jobs=jobs, on_start=on_start, on_done=on_done)
     builder.close()

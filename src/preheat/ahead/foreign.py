@@ -9,11 +9,11 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from preheat.ahead.adapter_process import AdapterAnswer, AdapterProcesses
+from preheat.ahead.jobs import run_jobs
 from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.build.builder import Builder
 from preheat.build.key_locks import Attempt
-from preheat.build.parallel import Task, run_all
 from preheat.errors import AdapterError, PreheatError
 from preheat.model.arch import Arch
 from preheat.model.codec import DamagedEntryError
@@ -118,7 +118,7 @@ def bake_foreign(
     recorded: RecordedEntries,
     *,
     jobs: int | None,
-    on_start: Callable[[ForeignJob], None],
+    on_start: Callable[[ForeignJob], None] | None,
     on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
 ) -> None:
     """Make the entries of all jobs in processes of their adapters. A failure is also a result.
@@ -132,27 +132,7 @@ def bake_foreign(
         # Entries that are copied come last, because other jobs may have made them.
         for makes in (True, False):
             part = [job for job in todo if bool(job.item.request) is makes]
-            _run_all(part, run, jobs, on_start, on_done)
-
-
-def _run_all(
-    todo: Sequence[ForeignJob],
-    run: Callable[[ForeignJob, Attempt], BakedForeign],
-    jobs: int | None,
-    on_start: Callable[[ForeignJob], None],
-    on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
-) -> None:
-    def started(index: int) -> None:
-        on_start(todo[index])
-
-    def ended(index: int, task: Task[BakedForeign]) -> None:
-        try:
-            result: BakedForeign | PreheatError = task.outcome()
-        except PreheatError as error:
-            result = error
-        on_done(todo[index], result)
-
-    run_all(todo, run, threads=jobs or os.cpu_count(), on_start=started, on_done=ended)
+            run_jobs(part, run, jobs or os.cpu_count(), on_start, on_done)
 
 
 def bake_request(

@@ -220,7 +220,7 @@ class _WarmUp:
     def _compile(self, missing: Sequence[tuple[_Job, Build]], at_once: int) -> list[_LoadableCode]:
         ready = []
 
-        def ended(index: int, task: Task[Code]) -> None:
+        def end(index: int, task: Task[Code]) -> None:
             job, _ = missing[index]
             code = self._attempt(str(job), task.outcome)
             task.error = None  # It would stay alive with the task.
@@ -230,7 +230,7 @@ class _WarmUp:
         def compile_one(item: tuple[_Job, Build], attempt: Attempt) -> Code:
             return compiled_code(item[1], item[1].obtain(attempt))
 
-        run_all(missing, compile_one, threads=at_once, on_done=ended)
+        run_all(missing, compile_one, threads=at_once, on_done=end)
         self._counts["compiles"] += len(ready)
         return [code for _, code in sorted(ready, key=itemgetter(0))]
 

@@ -110,7 +110,7 @@ class RemoteStore:
         return blob
 
     def _read(self, digest: str, engine: Engine) -> bytes | None:
-        self.keys()  # It fails as a request does, and is reported like one.
+        self.keys()  # A key error is reported like a failed request.
         return engine.get(entry_name(digest))
 
     def keys(self) -> Keys:
