@@ -338,7 +338,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"store", "build", "singleflight", "events", "emulator", "driver"}
+IN_THREADS = {"store", "ahead", "build", "emulator", "driver"}
 
 
 @pytest.mark.parametrize("name", sorted(IN_THREADS))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from preheat.ahead import executor_run
-from preheat.ahead.executor_run import run_on_executor
-from preheat.ahead.fleets.watch import FleetWatch
+from preheat.ahead import run_on_executor as run_module
+from preheat.ahead.fleets import FleetWatch
+from preheat.ahead.run_on_executor import run_on_executor
 from preheat.model.events import Events
 from tests.conftest import Recorder
 
@@ -88,7 +88,7 @@ def test_other_executors_are_not_asked(watch: FleetWatch, clock: Clock, recorder
 def test_a_bake_asks_while_no_job_ends(
     watch: FleetWatch, clock: Clock, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor_run, "_POLL", 0.001)
+    monkeypatch.setattr(run_module, "_POLL", 0.001)
     fleet = IdleFleet(0)
 
     def wait(executor: Executor) -> None:

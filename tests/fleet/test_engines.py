@@ -48,7 +48,7 @@ print(json.dumps({
 """
 POISON = """
 import json, os, signal, sys
-from preheat.ahead.executor_run import run_on_executor
+from preheat.ahead.run_on_executor import run_on_executor
 from preheat.ahead.fleets import fleet
 
 def work(job):
@@ -173,9 +173,9 @@ def test_a_scheduler_that_does_not_answer_is_reported(manifest: Path, tmp_path: 
     require("dask")
     code = """
 import sys
-from preheat.ahead.fleets import dask_executor
+from preheat.ahead import fleets
 from preheat.tools.cli import main
-dask_executor._CONNECT = 1
+fleets._CONNECT = 1
 main(["bake", sys.argv[1], "--on", "dask://127.0.0.1:1"])
 """
     process = start_python(code, str(manifest), env=environment(tmp_path))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from preheat.model.events import Events
-from preheat.store import Chain, DiskStore, LayerStore, transient
+from preheat.store import Chain, DiskStore, LayerStore, filesystem
 from preheat.store.lock import FileLock
 from tests.conftest import Recorder
 from tests.store.entries import blob_of, digest_of
@@ -37,7 +37,7 @@ class Store(NamedTuple):
 @pytest.fixture
 def store(tmp_path: Path, events: Events, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Store:
     recorder.forgive = True
-    monkeypatch.setattr(transient, "_PAUSES", (0.0,) * (ATTEMPTS - 1))
+    monkeypatch.setattr(filesystem, "_PAUSES", (0.0,) * (ATTEMPTS - 1))
     disk = DiskStore(tmp_path / "cache", events, lock_dir=tmp_path / "locks")
     disk.put(KEY, BLOB)
     disk.journal().write({"compiles": 3})
@@ -188,7 +188,7 @@ def test_no_attempt_begins_after_two_seconds(store: Store, monkeypatch: pytest.M
         raise OSError(errno.EIO, "the server did not answer")
 
     with pytest.raises(OSError, match="did not answer"):
-        transient.retried(wait)
+        filesystem.retry_transient(wait)
     assert now == [60]
     assert get(store) == BLOB
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from preheat.ahead import fleets
 from preheat.ahead.bake import BakeResult
 from preheat.ahead.bundles import meta
-from preheat.ahead.fleets import dask_executor
 from preheat.ahead.manifest import GraphKeys
 from preheat.build.builder import Builder
 from preheat.build.bundles import BundleEntry, entries_of
@@ -530,7 +530,7 @@ class Threads(ThreadPoolExecutor):
 
 
 def test_a_bake_on_a_fleet_lists_its_workers(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_executor, "DaskExecutor", Threads)
+    monkeypatch.setattr(fleets, "DaskExecutor", Threads)
     manifest(ONE, TWO)
     command = ("bake", "k.toml", "--arch", "sm_90", "--on", "dask://scheduler:8786")
     ran = cli(*command)

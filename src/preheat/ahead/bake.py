@@ -13,28 +13,31 @@ from typing import TYPE_CHECKING
 
 from preheat.ahead.bundles import merge_entries, meta
 from preheat.ahead.foreign import BakedForeign, ForeignJob, bake_foreign, plan_foreign
-from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job
+from preheat.ahead.jobs import BakedProgram, FailedProgram, Job, Output, run_job, run_jobs
 from preheat.ahead.manifest import GraphKeys, Manifest, require_programs
 from preheat.ahead.manifest.recorded import RecordedEntries
-from preheat.ahead.output import BundleOutput
+from preheat.ahead.output import BundleOutput, fill_stores
 from preheat.ahead.shards import Shard
-from preheat.ahead.shared_entries import fill_stores
 from preheat.build.batch import estimate
 from preheat.build.builder import Builder
 from preheat.build.bundles import BundleEntry
 from preheat.build.known_archs import require_known
-from preheat.build.parallel import Task, run_all
 from preheat.build.request import look_ahead
 from preheat.errors import InputError, PreheatError
 from preheat.model.arch import Arch
 from preheat.model.config import Config, SealMode
 from preheat.model.events import logged_events
 from preheat.model.key import long_texts
+from preheat.process.lazy import LazyModule
 from preheat.store.base import UploadResult
 from preheat.store.signing.keys import SigningKey
 
-if TYPE_CHECKING:  # The import takes milliseconds in every process.
+if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from preheat.ahead import bake_on_executor
+else:  # It takes milliseconds to import, and most bakes compile in this process.
+    bake_on_executor = LazyModule("preheat.ahead.bake_on_executor", logs=True)
 
 __all__ = [
     "BakeResult",
@@ -161,10 +164,8 @@ def bake(
     results = _Results(on_done)
     used = _BakeBuilder(builder, config)
     if executor is not None:
-        from preheat.ahead.bake_elsewhere import bake_elsewhere
-
         events = logged_events() if builder is None else builder.events
-        todo = bake_elsewhere(todo, config, events, executor, on_start, results.add)
+        todo = bake_on_executor.bake_on_executor(todo, config, events, executor, on_start, results.add)
     _run_here([job for job in todo if isinstance(job, Job)], used, jobs, on_start, results.add)
     requests = [job for job in todo if isinstance(job, ForeignJob)]
     _run_adapters(requests, recorded, used, jobs, on_start, results.add)
@@ -327,7 +328,7 @@ def _foreign_row(baked: BakedForeign) -> BakedProgram:
 
 
 class _BakeBuilder:
-    """The builder of a bake: that of the caller, or one that is opened when it is needed first.
+    """The caller's builder, or one opened on first use.
 
     All parts of a bake share it. A shared store that cannot be used is then reported once.
     """
@@ -378,23 +379,11 @@ def _run_here(
     if not todo:
         return
     used = builder.get()
-
-    def started(index: int) -> None:
-        if on_start is not None:
-            on_start(todo[index])
-
-    def ended(index: int, task: Task[Output]) -> None:
-        try:
-            result: Output | PreheatError = task.outcome()
-        except PreheatError as error:
-            result = error
-        on_done(todo[index], result)
-
     try:
         run = functools.partial(run_job, used)
         wanted = [(job.item.program, job.arch) for job in todo]
         look_ahead(used.cache, used.toolchain, wanted)
-        run_all(todo, run, threads=jobs, on_start=started, on_done=ended)
+        run_jobs(todo, run, jobs, on_start, on_done)
         used.cache.close()  # Finish writing to shared stores before checking what they lack.
     finally:
         builder.close()
@@ -411,10 +400,5 @@ def _run_adapters(
     """Make the entries of other libraries."""
     if not todo:
         return
-
-    def started(job: ForeignJob) -> None:
-        if on_start is not None:
-            on_start(job)
-
-    bake_foreign(todo, builder.get(), recorded, jobs=jobs, on_start=started, on_done=on_done)
+    bake_foreign(todo, builder.get(), recorded, jobs=jobs, on_start=on_start, on_done=on_done)
     builder.close()

@@ -30,7 +30,7 @@ from preheat.model.artifact import Artifact
 __all__ = ["CheckResult", "MissingProgram", "check"]
 
 # A search for the most similar entry explains a miss. It takes time, so only a few are explained.
-_MOST_EXPLAINED = 25
+_MAX_EXPLAINED = 25
 _EXPLAIN_SECONDS = 1.0  # for all of them together
 _OTHER_ARCH = "not baked for this architecture"
 _CORRECT = "correct the manifest, or record again"
@@ -133,7 +133,7 @@ def check(
         elif found.reason.startswith(DAMAGED_ENTRY):
             reason, hint = DAMAGED, COPY_AGAIN
         else:
-            explain = len(missing) < _MOST_EXPLAINED and time.monotonic() < deadline
+            explain = len(missing) < _MAX_EXPLAINED and time.monotonic() < deadline
             reason, hint = _reason(builder, job, found, targets, explain=explain), ""
         if reason is not None:
             missing.append(MissingProgram(job.item.title, job.arch, reason))

@@ -9,11 +9,11 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from preheat.ahead.adapter_process import AdapterAnswer, AdapterProcesses
+from preheat.ahead.jobs import run_jobs
 from preheat.ahead.manifest import ForeignProgram, Manifest
 from preheat.ahead.manifest.recorded import RecordedEntries
 from preheat.build.builder import Builder
 from preheat.build.compile_lock import Attempt
-from preheat.build.parallel import Task, run_all
 from preheat.errors import AdapterError, PreheatError
 from preheat.model.arch import Arch
 from preheat.model.codec import DamagedEntryError
@@ -72,7 +72,7 @@ class ForeignJob(NamedTuple):
 class BakedForeign(NamedTuple):
     """The entries that a request needs, and whether any had to be made.
 
-    `notes` say how they may differ from the recorded ones. `worker` is that of an executor, if one ran
+    `notes` say how they may differ from the recorded ones. `worker` is an executor's, if one ran
     the job.
     """
 
@@ -118,7 +118,7 @@ def bake_foreign(
     recorded: RecordedEntries,
     *,
     jobs: int | None,
-    on_start: Callable[[ForeignJob], None],
+    on_start: Callable[[ForeignJob], None] | None,
     on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
 ) -> None:
     """Make the entries of all jobs in processes of their adapters. A failure is also a result.
@@ -132,27 +132,7 @@ def bake_foreign(
         # Entries that are copied come last, because other jobs may have made them.
         for makes in (True, False):
             part = [job for job in todo if bool(job.item.request) is makes]
-            _run_all(part, run, jobs, on_start, on_done)
-
-
-def _run_all(
-    todo: Sequence[ForeignJob],
-    run: Callable[[ForeignJob, Attempt], BakedForeign],
-    jobs: int | None,
-    on_start: Callable[[ForeignJob], None],
-    on_done: Callable[[ForeignJob, BakedForeign | PreheatError], None],
-) -> None:
-    def started(index: int) -> None:
-        on_start(todo[index])
-
-    def ended(index: int, task: Task[BakedForeign]) -> None:
-        try:
-            result: BakedForeign | PreheatError = task.outcome()
-        except PreheatError as error:
-            result = error
-        on_done(todo[index], result)
-
-    run_all(todo, run, threads=jobs or os.cpu_count(), on_start=started, on_done=ended)
+            run_jobs(part, run, jobs or os.cpu_count(), on_start, on_done)
 
 
 def bake_request(
@@ -170,24 +150,24 @@ def bake_request(
     """
     del attempt
     if not job.item.request:
-        return _copied(builder, job, recorded)
+        return _copy_recorded(builder, job, recorded)
     assert job.arch is not None
     answer = processes.bake(job.item, job.arch)
     if answer.outdated:
         raise AdapterError(f"{job}: {answer.outdated}", hint=RECORD_AGAIN)
     if job.item.kept:
-        return _measured(builder, job, answer, recorded)
+        return _take_measured(builder, job, answer, recorded)
     store = processes.store(builder)
     found = [store.get(request) for request in answer.entries]
     entries = tuple(entry for entry in found if entry is not None)
     if len(entries) < len(found):
         gone = f"{len(found) - len(entries)} of {len(found)} entries"
         raise AdapterError(f"{job}: {gone} were evicted during the bake")
-    notes = answer.notes or _unexplained(job, answer.entries)
+    notes = answer.notes or _find_unexplained(job, answer.entries)
     return BakedForeign(job, entries, tuple(notes), answer.made)
 
 
-def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
+def _find_unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
     """Return a note if a bake for the recorded architecture makes none of the recorded entries."""
     assert job.arch is not None
     recorded = {request.digest for request in recorded_requests(job.item)}
@@ -197,7 +177,7 @@ def _unexplained(job: ForeignJob, baked: Sequence[ForeignRequest]) -> list[str]:
     return [_OTHER_KEY]
 
 
-def _measured(
+def _take_measured(
     builder: Builder, job: ForeignJob, answer: AdapterAnswer, recorded: RecordedEntries | None
 ) -> BakedForeign:
     """Return the measurements of a request. They belong to the source and the architecture."""
@@ -205,7 +185,7 @@ def _measured(
     found = [_find(builder, request, recorded) for request in answer.entries]
     entries = tuple(entry for entry in found if entry is not None)
     if len(entries) < len(found):
-        missing = unmeasured(job, answer.notes)
+        missing = explain_unmeasured(job, answer.notes)
         if missing is None:  # The recording has it, and its content is not here.
             raise _not_here(job, "its measured result is", recorded)
         recorded_there = job.arch.plain in _archs(job.item)
@@ -214,7 +194,7 @@ def _measured(
     return BakedForeign(job, entries, (_MEASURED,))
 
 
-def unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
+def explain_unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
     """Return why no recording has a measurement for a job; None when a recording has it.
 
     The measurement itself was looked for, and was not found.
@@ -222,7 +202,7 @@ def unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
     assert job.arch is not None
     own = _archs(job.item)
     if job.arch.plain not in own:
-        return f"a result is measured on a GPU, and there is one for {_listed(own)} only"
+        return f"a result is measured on a GPU, and there is one for {_join_archs(own)} only"
     if notes:
         return (
             f"its result was measured before a change, and must be measured again: {'; '.join(notes)}"
@@ -230,7 +210,7 @@ def unmeasured(job: ForeignJob, notes: Sequence[str]) -> str | None:
     return None
 
 
-def _copied(builder: Builder, job: ForeignJob, recorded: RecordedEntries | None) -> BakedForeign:
+def _copy_recorded(builder: Builder, job: ForeignJob, recorded: RecordedEntries | None) -> BakedForeign:
     """Return the recorded entries of a request that its adapter cannot make again."""
     item = job.item
     if job.arch is not None and job.arch.plain not in _archs(item):
@@ -270,11 +250,11 @@ def _not_here(job: ForeignJob, which: str, recorded: RecordedEntries | None) -> 
 
 def only_recorded_for(item: ForeignProgram) -> str:
     """Return why an entry that is copied from a recording exists for some architectures only."""
-    own = _listed(_archs(item))
+    own = _join_archs(_archs(item))
     return f"it was recorded for {own}, and only a run on a GPU makes it for another architecture"
 
 
-def _listed(archs: Iterable[Arch]) -> str:
+def _join_archs(archs: Iterable[Arch]) -> str:
     return ", ".join(map(str, sorted(archs)))
 
 
@@ -317,7 +297,7 @@ def missing_foreign(
     if not todo:
         return missing
     with closing(AdapterProcesses(builder)) as processes:
-        needed = [_needed(job, processes, recorded) for job in todo]
+        needed = [_find_needed(job, processes, recorded) for job in todo]
     known = [each for each in needed if isinstance(each, _Needed)]
     builder.cache.look_ahead((r.digest for each in known for r in each.requests), once=False)
     for job, each in zip(todo, needed, strict=True):
@@ -339,7 +319,7 @@ class _Needed(NamedTuple):
     notes: list[str]
 
 
-def _needed(
+def _find_needed(
     job: ForeignJob, processes: AdapterProcesses, recorded: RecordedEntries | None
 ) -> _Needed | MissingForeign:
     """Return the entries that a job needs, or why they are not known."""
@@ -359,7 +339,7 @@ def _needed(
 
 
 def _may_run_on(request: ForeignRequest, job: ForeignJob, recorded: RecordedEntries | None) -> bool:
-    """Return False for an entry that was recorded for another architecture than that of the job."""
+    """Return False for an entry that was recorded for another architecture than the job's."""
     entry = None if recorded is None else recorded.get(request)
     return entry is None or _runs_on(entry, job.arch)
 
@@ -372,7 +352,7 @@ def _missing(job: ForeignJob, builder: Builder, needed: _Needed) -> MissingForei
         return None
     if any(damaged_in(bundle, request.digest) for bundle in builder.bundles for request in absent):
         return MissingForeign(job, DAMAGED, COPY_AGAIN)
-    if job.item.request and job.item.kept and (reason := unmeasured(job, notes)):
+    if job.item.request and job.item.kept and (reason := explain_unmeasured(job, notes)):
         return MissingForeign(job, reason, RECORD_AGAIN)
     return MissingForeign(job, "; ".join(notes) or _reason(job, builder, len(absent), len(requests)))
 

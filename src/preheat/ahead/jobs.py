@@ -1,20 +1,25 @@
-"""One job of a bake: what it compiles, how it runs, and what it returns."""
+"""The jobs of a bake: what each compiles, how they run in threads, and what they return."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from preheat.ahead.manifest import ManifestProgram
 from preheat.build.builder import Builder
 from preheat.build.bundles import BundleEntry
 from preheat.build.compile_lock import Attempt
+from preheat.build.parallel import Task, run_all
 from preheat.errors import PreheatError, ToolchainError, UnknownEntryError, copy_error
 from preheat.model.arch import Arch
 from preheat.model.artifact import Artifact
 from preheat.model.program import Program
 
-__all__ = ["BakedProgram", "FailedProgram", "Job", "Output", "run_job"]
+__all__ = ["BakedProgram", "FailedProgram", "Job", "Output", "run_job", "run_jobs"]
+
+J = TypeVar("J")
+R = TypeVar("R")
 
 
 class Job(NamedTuple):
@@ -93,6 +98,29 @@ def run_job(builder: Builder, job: Job, attempt: Attempt | None = None) -> Outpu
     with suppress(ToolchainError):  # There may be no compiler if a bundle had the program.
         request = builder.key(program, job.arch).digest
     return Output(row, entry, request)
+
+
+def run_jobs(
+    todo: Sequence[J],
+    run: Callable[[J, Attempt], R],
+    threads: int | None,
+    on_start: Callable[[J], None] | None,
+    on_done: Callable[[J, R | PreheatError], None],
+) -> None:
+    """Run jobs in threads of this process. A failure is also a result."""
+
+    def start(index: int) -> None:
+        if on_start is not None:
+            on_start(todo[index])
+
+    def end(index: int, task: Task[R]) -> None:
+        try:
+            result: R | PreheatError = task.outcome()
+        except PreheatError as error:
+            result = error
+        on_done(todo[index], result)
+
+    run_all(todo, run, threads=threads, on_start=start, on_done=end)
 
 
 def _require_entry(artifact: Artifact, name: str, program: Program) -> None:

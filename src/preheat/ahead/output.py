@@ -1,25 +1,33 @@
-"""The bundle that a bake writes. It does not replace one that has code for more architectures."""
+"""What a bake writes: its bundle, and the entries that shared stores lack.
+
+The bundle does not replace one that has code for more architectures.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from preheat.ahead.bundles import lost_archs, require_place, shard_at
-from preheat.ahead.foreign import ForeignJob
-from preheat.ahead.jobs import Job
+from preheat.ahead.foreign import BakedForeign, ForeignJob
+from preheat.ahead.jobs import Job, Output
 from preheat.ahead.shards import Shard
+from preheat.build.builder import Builder
 from preheat.errors import InputError
 from preheat.model.arch import Arch
+from preheat.store import Chain
+from preheat.store.base import Upload, UploadResult
 from preheat.store.bundle import write
 from preheat.store.lock import FileLock
 from preheat.store.signing.keys import SigningKey
+from preheat.toolchain.headers.states import pack_states
 
-__all__ = ["BundleOutput"]
+__all__ = ["BundleOutput", "fill_stores"]
 
 _WAIT = 30.0  # seconds for another bake that writes the same file
 
@@ -27,7 +35,7 @@ _WAIT = 30.0  # seconds for another bake that writes the same file
 class BundleOutput:
     """The file of a bake.
 
-    `whole` are the jobs of the whole bake, and `own` are those of this process, which may bake one
+    `whole` are the jobs of the whole bake, and `own` are this process's, which may bake one
     `shard`. The bundle of a shard names it: the next bake of the same shard may have given some of its
     architectures to other shards. With `replace`, the file may lose any architecture. Raises
     `InputError` if it cannot be written, or would lose one even if no job fails.
@@ -46,8 +54,8 @@ class BundleOutput:
         self.path = Path(path)
         self._shard = None if shard is None else str(shard)
         self._replace = replace
-        planned = _known(job.arch for job in own)
-        self._of_other_shards = _known(job.arch for job in whole) - planned
+        planned = _without_none(job.arch for job in own)
+        self._of_other_shards = _without_none(job.arch for job in whole) - planned
         if error := self._loss(planned):
             raise error
 
@@ -67,7 +75,7 @@ class BundleOutput:
         with suppress(OSError):  # Not every filesystem has locks.
             lock.acquire(_WAIT)
         try:
-            error = self._loss(_known(made))
+            error = self._loss(_without_none(made))
             about = meta if self._shard is None else {**meta, "shard": self._shard}
             return write(self.path, entries, about, key) if error is None else error
         finally:
@@ -92,5 +100,48 @@ class BundleOutput:
         )
 
 
-def _known(archs: Iterable[Arch | None]) -> set[Arch]:
+def _without_none(archs: Iterable[Arch | None]) -> set[Arch]:
     return {arch for arch in archs if arch is not None}
+
+
+# Shared stores
+
+
+def fill_stores(
+    outputs: Iterable[Output], foreign: Iterable[BakedForeign], builder: Builder
+) -> tuple[UploadResult, ...]:
+    """Write what was baked to the shared stores of `builder` that lack it.
+
+    An entry that was found in a cache of this machine may never have been on a store.
+    """
+    if not builder.cache.shared:
+        return ()
+    entries = [*_list_programs(outputs, builder.cache), *_list_foreign(foreign)]
+    return tuple(builder.cache.upload(entries))
+
+
+def _list_programs(outputs: Iterable[Output], cache: Chain) -> Iterator[Upload]:
+    """Yield the code of programs, with the lists of header states that lead to it."""
+    for _, entry, request in outputs:
+        if entry.untracked_reason or not request:
+            continue  # No cache can store it.
+        artifact = entry.artifact
+        header_list = None
+        if artifact.headers:
+            own = partial(pack_states, request, artifact.label, [(entry.state, artifact.digest)])
+            header_list = Upload(request, partial(_get_stored, cache, request, own))
+        yield Upload(
+            artifact.digest, partial(_get_stored, cache, artifact.digest, artifact.encode), header_list
+        )
+
+
+def _get_stored(cache: Chain, digest: str, make: Callable[[], bytes]) -> bytes:
+    """Return an entry as a tier of this machine has it; it may have more than a bundle has."""
+    found = next(cache.each(digest, cache.local), None)
+    return make() if found is None else found.blob
+
+
+def _list_foreign(foreign: Iterable[BakedForeign]) -> Iterator[Upload]:
+    for each in foreign:
+        for entry in each.entries:
+            yield Upload(entry.digest, entry.encode)

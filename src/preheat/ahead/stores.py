@@ -120,7 +120,7 @@ class BundleStore:
         return None if self._bundle is None else self._bundle.get(digest)
 
     def exists(self, digests: Iterable[str]) -> set[str]:
-        """Return those of `digests` that the bundle has."""
+        """Return the `digests` that the bundle has."""
         return set() if self._bundle is None else set(digests) & set(self._bundle.digests())
 
     def names(self) -> Iterator[str]:

@@ -41,7 +41,7 @@ WarmSource = str | os.PathLike[str] | Manifest | Bundle
 
 
 class _Job(NamedTuple):
-    """A program to prepare for an architecture; None means that of the device."""
+    """A program to prepare for an architecture; None means the device's."""
 
     wanted: ManifestProgram
     target: Arch | None
@@ -90,7 +90,7 @@ class _WarmUp:
     def run(self, sources: Iterable[Any], jobs: int | None) -> WarmReport:
         """Run the warm-up; `WarmError` at the end lists what failed."""
         lost = False
-        with self._timed("seconds"):
+        with self._measure("seconds"):
             opened = [self._open_source(source) for source in sources]
             try:
                 self._warm(opened, _parallel_compiles(jobs))
@@ -111,15 +111,15 @@ class _WarmUp:
 
     def _warm(self, sources: Sequence[Manifest | Bundle], jobs: int) -> None:
         graphs = self._graphs(sources)
-        with self._timed("compiling"):
+        with self._measure("compiling"):
             ready = [
                 *self._best_bundle_entries(sources),
-                *self._compiled(self._compile_jobs(sources), jobs),
+                *self._find_code(self._compile_jobs(sources), jobs),
             ]
-        with self._timed("loading"):
+        with self._measure("loading"):
             for each in ready:
                 self._resolve(each)
-        with self._timed("capturing"):
+        with self._measure("capturing"):
             for name, keys in graphs.items():
                 self._capture(name, keys)
             self._attempt("what was executed for the captures", self._context.synchronize)
@@ -142,7 +142,7 @@ class _WarmUp:
         """Return the programs of the manifests, with the longest compiles first."""
         manifest = Manifest().merged(*(each for each in sources if isinstance(each, Manifest)))
         for title, error in manifest.unreadable:
-            self._failed(title, error)
+            self._report_failure(title, error)
         jobs = [_Job(each, target) for each in manifest.programs for target in self._targets(each)]
         return sorted(jobs, key=lambda job: -job.wanted.seconds)
 
@@ -201,7 +201,7 @@ class _WarmUp:
 
     # Compiling, loading and capturing
 
-    def _compiled(self, jobs: Sequence[_Job], at_once: int) -> list[_LoadableCode]:
+    def _find_code(self, jobs: Sequence[_Job], at_once: int) -> list[_LoadableCode]:
         """Return the code of programs, from a cache or compiled now."""
         self._counts["programs"] += len(jobs)
         ready = []
@@ -219,7 +219,7 @@ class _WarmUp:
     def _compile(self, missing: Sequence[tuple[_Job, Build]], at_once: int) -> list[_LoadableCode]:
         ready = []
 
-        def ended(index: int, task: Task[Code]) -> None:
+        def end(index: int, task: Task[Code]) -> None:
             job, _ = missing[index]
             code = self._attempt(str(job), task.outcome)
             task.error = None  # It would stay alive with the task.
@@ -229,7 +229,7 @@ class _WarmUp:
         def compile_one(item: tuple[_Job, Build], attempt: Attempt) -> Code:
             return compiled_code(item[1], item[1].obtain(attempt))
 
-        run_all(missing, compile_one, threads=at_once, on_done=ended)
+        run_all(missing, compile_one, threads=at_once, on_done=end)
         self._counts["compiles"] += len(ready)
         return [code for _, code in sorted(ready, key=itemgetter(0))]
 
@@ -272,10 +272,10 @@ class _WarmUp:
         try:
             return do()
         except Exception as error:
-            self._failed(what, error)
+            self._report_failure(what, error)
         return None
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _report_failure(self, what: str, error: Exception) -> None:
         self._clear_frames(error)
         self._failures.append((what, error))
         if self._context.lost is not None:
@@ -288,7 +288,7 @@ class _WarmUp:
             error = error.__cause__ or error.__context__
 
     @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
+    def _measure(self, part: str) -> Iterator[None]:
         started = time.perf_counter()
         try:
             yield

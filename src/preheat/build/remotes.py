@@ -13,6 +13,7 @@ from preheat.errors import PreheatError
 from preheat.model.config import Config
 from preheat.model.events import Events
 from preheat.store import Chain, DiskStore, Store
+from preheat.store.filesystem import retry_transient
 from preheat.store.remote import lease
 from preheat.store.remote.engine import Engine, RemoteError, missing_package, open_engine
 from preheat.store.remote.file_engine import FileEngine
@@ -21,7 +22,6 @@ from preheat.store.remote.server import Server
 from preheat.store.remote.store import RemoteStore
 from preheat.store.remote.url import LEASES, Remote, parse_remotes
 from preheat.store.signing.keys import Keys
-from preheat.store.transient import retried
 from preheat.store.trust import distrust_reason
 from preheat.toolchain.headers.header_lists import HeaderLists
 
@@ -153,7 +153,7 @@ def _require_private(path: Path) -> None:
     the parent is missing too, the filesystem is probably not mounted.
     """
     try:
-        why = retried(distrust_reason, path)
+        why = retry_transient(distrust_reason, path)
     except FileNotFoundError:
         if os.path.lexists(path) or not path.parent.is_dir():
             raise RemoteError(f"{path} does not exist; its filesystem may not be mounted") from None

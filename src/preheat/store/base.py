@@ -44,7 +44,7 @@ class Store(Protocol):
         """Create or replace the bytes, as a whole or not at all."""
 
     def exists(self, names: Iterable[str], /) -> set[str]:
-        """Return those of `names` that the store has. Their bytes may be damaged."""
+        """Return the `names` that the store has. Their bytes may be damaged."""
 
     def names(self) -> Iterator[str]:
         """Yield every name, in no particular order."""

@@ -13,7 +13,7 @@
 
 An entry starts where the one before it ends, and the last entry ends the file. Therefore entries of an
 ascending index cannot overlap, leave gaps or lie outside the file. A checksum covers every byte: that
-of the index or that of its entry. Checksums detect damage, not attacks: a user who can write the file
+of the index or the entry's. Checksums detect damage, not attacks: a user who can write the file
 can write code. Against attacks there are signatures (`preheat.store.signing.bundles`) and
 pins (`preheat.model.pins`). Both give the SHA-256 of every entry, which is compared whenever the entry
 is read.
@@ -78,7 +78,7 @@ class Bundle:
     Attributes:
         path: The path of the file.
         nbytes: The size of the file.
-        stamp: The identity of the file, which differs from that of a file that replaced it.
+        stamp: The identity of the file, which is another one after it was replaced.
         meta: Facts about the bundle.
         source: The path with its pin, if it has one.
         signature: What the file says of its signature. `require_signature` verifies it.
@@ -431,7 +431,7 @@ def _parse_meta(text: bytes) -> dict[str, Any]:
 
 
 def _pinned_hashes(file: Descriptor, index: _Index, pin: str) -> bytes:
-    """Return the SHA-256 of every entry; `UntrustedError` when that of the file is not the pin."""
+    """Return the SHA-256 of every entry; `UntrustedError` when the file's is not the pin."""
     # The index is not read again: the bytes that were parsed are hashed. Entries are read again, and
     # are then compared with their hash. What is written to the file in between is therefore not used.
     whole = hashlib.sha256(index.raw)

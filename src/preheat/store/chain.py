@@ -101,7 +101,7 @@ class Chain:
                 self._events.emit("untrusted", tier=tier.name, key=digest, reason=str(error))
             case DamagedEntryError():
                 self._events.emit("damaged", tier=tier.name, key=digest, reason=str(error))
-                # That of a server stays: another machine may have a better connection to it.
+                # A server's entry stays: another machine may have a better connection to it.
                 if tier.writable and tier not in self.shared:
                     self._attempt("remove a damaged entry", tier, tier.remove, digest)
             case DistrustedError():

@@ -36,7 +36,7 @@ class Lists(Merger, Protocol):
     def targets(self, blob: bytes) -> set[str]:
         """Return the digests that a list leads to; `DamagedEntryError` if it cannot be read."""
 
-    def restricted(self, digest: str, blob: bytes, targets: Collection[str]) -> bytes | None:
+    def restrict(self, digest: str, blob: bytes, targets: Collection[str]) -> bytes | None:
         """Return a list with the rows that lead to these targets only; None without any."""
 
 
@@ -167,7 +167,7 @@ class Copier:
 
     def _merge(self, digest: str) -> bool | ObjectError:
         """Add those rows of a list to the target whose entries are there, and return if it changed."""
-        listed = self.lists.restricted(digest, self._found_lists[digest], self._available)
+        listed = self.lists.restrict(digest, self._found_lists[digest], self._available)
         if listed is None:
             return False
         lock = None

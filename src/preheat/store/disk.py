@@ -8,25 +8,28 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
 
 from preheat.model import codec
 from preheat.model.events import Events
 from preheat.process.files import opened
 from preheat.process.lazy import LazyModule
+from preheat.process.locks import Lock
 from preheat.store import lock, publish
-from preheat.store import usage as usages
+from preheat.store.filesystem import retry_transient
 from preheat.store.journal import Journal
 from preheat.store.layer import FORMAT, KINDS, Item, LayerStore, scan, size_of
 from preheat.store.lock import FileLock, hold
-from preheat.store.transient import retried
 from preheat.store.trust import NotAFileError, make_private, read_file
-from preheat.store.usage import Additions, Usage
 
 if TYPE_CHECKING:
     import shutil
@@ -39,6 +42,8 @@ _STAMP_EVERY = 3600.0  # seconds after which a read refreshes the stamp of its e
 _LOW_WATER = 0.8  # eviction continues down to this fraction of the limits, so that it runs rarely
 _LOCK_WAIT = 2.0  # seconds to wait for the usage file; a sweep corrects totals that drift
 _SWEEP_WAIT = 2.0  # seconds that a writer over the limit waits for the process that sweeps
+_USAGE = struct.Struct("<5Q")
+_MAX_TOTAL = (1 << 64) - 1
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of preheat: safe to delete.\n"
 
 
@@ -47,6 +52,43 @@ class Swept(NamedTuple):
 
     files: int = 0
     bytes: int = 0
+
+
+class Usage(NamedTuple):
+    """The number of entries and their bytes, and what remained after the last sweep (`floor_…`)."""
+
+    files: int = 0
+    bytes: int = 0
+    floor_files: int = 0
+    floor_bytes: int = 0
+    recounts: int = 0  # how often all entries were counted, so that a writer notices a recount
+
+    def plus(self, files: int, size: int) -> Usage:
+        """Return the totals with so many files and bytes added; they never become negative."""
+        return self._replace(files=max(self.files + files, 0), bytes=max(self.bytes + size, 0))
+
+    def over(self, limit: int, max_files: int) -> bool:
+        """Return whether a sweep is due.
+
+        A sweep cannot remove pinned entries. Where these exceed the limits, the next sweep is due when
+        the usage has grown by a further 10 %.
+        """
+        return self.bytes > max(limit, self.floor_bytes * 1.1) or self.files > max(
+            max_files, self.floor_files * 1.1
+        )
+
+
+def _pack_usage(usage: Usage) -> bytes:
+    """Return the totals and their checksum as bytes; numbers beyond 64 bits are clamped."""
+    front = _USAGE.pack(*map(min, usage, repeat(_MAX_TOTAL)))
+    return front + xxhash.xxh3_128_digest(front)
+
+
+def _unpack_usage(row: bytes) -> Usage | None:
+    """Return the totals in `row`; None when they are damaged."""
+    front, checksum = row[: _USAGE.size], row[_USAGE.size :]
+    whole = len(front) == _USAGE.size and xxhash.xxh3_128_digest(front) == checksum
+    return Usage(*_USAGE.unpack(front)) if whole else None
 
 
 class DiskStore(LayerStore):
@@ -79,7 +121,7 @@ class DiskStore(LayerStore):
         self._clock = clock
         self._tidied = False
         self._lock_paths: dict[str, Path] = {}
-        self._additions = Additions()
+        self._adding = Lock()  # Otherwise, each thread would poll for the lock of the file of totals.
 
     def put(self, digest: str, blob: bytes) -> None:
         """Publish the entry. A reader sees the old file or the new one, never a part of it."""
@@ -140,7 +182,7 @@ class DiskStore(LayerStore):
     def unpin(self, digest: str) -> None:
         """Allow eviction of the entry, and of those that were pinned with it."""
         with suppress(FileNotFoundError):
-            retried(os.unlink, f"{self._base}/pins/{digest}")
+            retry_transient(os.unlink, f"{self._base}/pins/{digest}")
 
     def sweep(self, *, limit: int | None = None, max_files: int | None = None) -> Swept:
         """Evict the least recently read entries until the cache is within limits; return the number.
@@ -179,13 +221,14 @@ class DiskStore(LayerStore):
                     raise
 
     def make_directory(self, directory: str) -> None:
-        """Create a directory below that of the cache, private to this user. It may exist."""
+        """Create a directory below the cache's, private to this user. It may exist."""
         try:
-            retried(os.mkdir, directory, 0o700)
+            retry_transient(os.mkdir, directory, 0o700)
         except FileExistsError:  # Another process was faster.
             return
         except FileNotFoundError:
-            make_private(Path(directory), trust=self._trust)
+            for path in (self.root, Path(self._base), Path(directory)):
+                make_private(path, trust=self._trust)
             tag = f"{self.root}/CACHEDIR.TAG"
             if not size_of(tag):
                 publish.replace(tag, [_TAG], durable=False)
@@ -196,8 +239,8 @@ class DiskStore(LayerStore):
         for kind in KINDS:
             path = self._path(digest, kind)
             with suppress(FileNotFoundError):
-                size = retried(os.lstat, path).st_size
-                retried(os.unlink, path)
+                size = retry_transient(os.lstat, path).st_size
+                retry_transient(os.unlink, path)
                 freed = (freed or 0) + size
         return freed
 
@@ -221,18 +264,18 @@ class DiskStore(LayerStore):
         usage = None
         fault = None
         try:
-            usage = self._additions.add(files, size, self._add_usage)
+            usage = self._add_usage(files, size)
         except OSError as error:
             fault = error
         try:
             yield
         except BaseException:
             with suppress(OSError):
-                self._additions.add(-files, -size, self._add_usage)
+                self._add_usage(-files, -size)
             raise
         if usage is not None and (now := self._read_usage()) and now.recounts != usage.recounts:
             with suppress(OSError):
-                usage = self._additions.add(files, size, self._add_usage)
+                usage = self._add_usage(files, size)
         if fault is not None:
             self._events.fault(self.name, "keep count", fault)
         elif usage is None or usage.over(self._limit, self._max_files):
@@ -240,7 +283,7 @@ class DiskStore(LayerStore):
 
     def _add_usage(self, files: int, size: int) -> Usage | None:
         """Add to the running totals and return them; None when there are no totals yet."""
-        with hold(self._lock_path("usage"), _LOCK_WAIT):
+        with self._adding, hold(self._lock_path("usage"), _LOCK_WAIT):
             usage = self._read_usage()
             if usage is not None:
                 usage = usage.plus(files, size)
@@ -328,7 +371,7 @@ class DiskStore(LayerStore):
         total = Swept()
         # A lease that is held is written every few seconds, and one that was released is removed.
         alone = (f"{self._base}/staged", f"{self._base}/leases")
-        # Files of a directory that nodes share may have stamps of other clocks than that of this node.
+        # Files of a directory that nodes share may have stamps of other clocks than this node's.
         now = None if self.shared else self._clock()
         for place, beside in (*((path, False) for path in alone), (str(self.root), True)):
             with suppress(OSError):
@@ -366,15 +409,15 @@ class DiskStore(LayerStore):
     def _read_usage(self) -> Usage | None:
         """Return the running totals; None when there are none yet, or they are damaged."""
         try:
-            return usages.unpack(read_file(f"{self._base}/usage", trust=self._trust)[0])
+            return _unpack_usage(read_file(f"{self._base}/usage", trust=self._trust)[0])
         except OSError:
             return None
 
     def _write_usage(self, usage: Usage) -> None:
         path = f"{self._base}/usage"
-        row = usages.pack(usage)
+        row = _pack_usage(usage)
         try:
-            retried(_overwrite, path, row)
+            retry_transient(_overwrite, path, row)
         except FileNotFoundError:  # There is no cache directory yet.
             return
         except OSError as fault:

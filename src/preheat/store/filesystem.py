@@ -1,26 +1,38 @@
-"""The filesystem of a directory: its type, and whether other nodes share it.
+"""The filesystem of a directory: its type, whether other nodes share it, and errors that pass.
 
-The type is that of a mount in `/proc/self/mountinfo`. Where there is no such file, every filesystem
+The type comes from a mount in `/proc/self/mountinfo`. Where there is no such file, every filesystem
 counts as unknown and local.
+
+A network filesystem returns ESTALE after another node has replaced a file or directory, EBUSY while
+another node has it open, and EIO or ETIMEDOUT while its server restarts. The same call by path often
+succeeds a moment later. An error that stays is raised after less than a quarter of a second of pauses.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 __all__ = [
+    "TRANSIENT",
     "Filesystem",
     "Mount",
     "filesystem_of",
     "is_silly_renamed",
+    "is_transient",
     "mount_of",
     "parse_mounts",
     "read_mounts",
+    "retry_transient",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Types that several nodes or virtual machines can mount at the same time.
 _SHARED = frozenset(
@@ -36,6 +48,10 @@ _LOCAL_FUSE = frozenset(
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 #: Recognizes the name under which NFS keeps a file that was removed while a process had it open.
 is_silly_renamed = re.compile(r"\.nfs[0-9a-f]{12,}").fullmatch
+#: The errors after which the same call may succeed a moment later.
+TRANSIENT = frozenset({errno.ESTALE, errno.EBUSY, errno.EIO, errno.ETIMEDOUT})
+_PAUSES = (0.01, 0.04, 0.16)  # seconds before the second attempt, the third and the fourth
+_MAX_SECONDS = 2.0  # seconds after which no attempt begins: each may have waited for a dead server
 
 
 class Mount(NamedTuple):
@@ -80,8 +96,8 @@ def parse_mounts(text: str) -> Iterator[Mount]:
         fields = before.split(" ")
         major, _, minor = fields[2].partition(":") if len(fields) >= 6 else ("", "", "")
         if hyphen and major.isdecimal() and minor.isdecimal():
-            kind = _unescaped(after.split(" ")[0])
-            yield Mount((int(major), int(minor)), _unescaped(fields[4]), kind)
+            kind = _unescape(after.split(" ")[0])
+            yield Mount((int(major), int(minor)), _unescape(fields[4]), kind)
 
 
 def filesystem_of(path: str | os.PathLike[str], mounts: Iterable[Mount] | None = None) -> Filesystem:
@@ -94,9 +110,9 @@ def filesystem_of(path: str | os.PathLike[str], mounts: Iterable[Mount] | None =
 def mount_of(path: str, device: tuple[int, int] | None, mounts: Iterable[Mount]) -> Mount | None:
     """Return the mount of a path without links, whose device has this number if that is known.
 
-    It is the mount with the longest mount point above the path, among those of the same device. A mount
-    that a later mount above it hides has another device. Some filesystems, such as btrfs, show other
-    device numbers for their files; then the path alone decides.
+    It is the one with the longest mount point above the path, among the mounts of the same device. A
+    mount that a later mount above it hides has another device. Some filesystems, such as btrfs, show
+    other device numbers for their files; then the path alone decides.
     """
     above = [mount for mount in mounts if _is_above(mount.point, path)]
     same = [mount for mount in above if mount.device == device]
@@ -121,6 +137,31 @@ def _is_above(point: str, path: str) -> bool:
     return f"{path}/".startswith(f"{point.rstrip('/')}/")
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     r"""Return a field without its escapes: space, tab, newline, `\` and `#` are octal numbers."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+# Errors that pass
+
+
+def is_transient(fault: OSError) -> bool:
+    """Return whether the same call may succeed a moment later."""
+    return fault.errno in TRANSIENT
+
+
+def retry_transient(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return `call(*args, **kwargs)`, repeated a few times while its `OSError` is a transient one.
+
+    The call must open its files itself, because a stale descriptor stays stale.
+    """
+    deadline = time.monotonic() + _MAX_SECONDS
+    for pause in _PAUSES:
+        try:
+            return call(*args, **kwargs)
+        except OSError as fault:
+            if fault.errno not in TRANSIENT or time.monotonic() > deadline:
+                raise
+        # Randomized, so that nodes do not retry together. The import of `random` takes milliseconds.
+        time.sleep(pause * (0.5 + os.urandom(1)[0] / 512))
+    return call(*args, **kwargs)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from preheat.model.events import Stats, merge
 from preheat.process.locks import Lock
-from preheat.store.filesystem import is_silly_renamed
+from preheat.store.filesystem import is_silly_renamed, retry_transient
 from preheat.store.lock import hold
 from preheat.store.publish import replace
-from preheat.store.transient import retried
 from preheat.store.trust import make_private, read_file
 
 __all__ = ["Journal"]
@@ -82,7 +81,9 @@ class Journal:
                     (self._directory / name).unlink(missing_ok=True)
 
     def _names(self) -> list[str]:
-        return [name for name in retried(os.listdir, self._directory) if not is_silly_renamed(name)]
+        return [
+            name for name in retry_transient(os.listdir, self._directory) if not is_silly_renamed(name)
+        ]
 
     def _is_abandoned(self) -> bool:
         """Return whether the file was removed or merged, or is so old that it may be at any moment."""
@@ -99,7 +100,7 @@ class Journal:
             old = []
             for name in names:
                 with suppress(FileNotFoundError):
-                    status = retried(os.lstat, f"{self._directory}/{name}")
+                    status = retry_transient(os.lstat, f"{self._directory}/{name}")
                     if name != _TOTAL and self._clock() - status.st_mtime > _QUIET:
                         old.append(name)
             self._put(

@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 from preheat.model import codec
 from preheat.process.files import opened
-from preheat.store.filesystem import is_silly_renamed
-from preheat.store.transient import retried
+from preheat.store.filesystem import is_silly_renamed, retry_transient
 from preheat.store.trust import DistrustedError, read_file, writable_by_others
 
 __all__ = ["FORMAT", "KINDS", "Item", "LayerStore", "scan", "size_of"]
@@ -76,7 +75,7 @@ class LayerStore:
         path = f"{self._base}/{shard}/{digest}.heat"
         try:
             if shard not in self._checked_shards:
-                retried(self._check, shard)
+                retry_transient(self._check, shard)
             blob, status = read_file(path, trust=self._trust)
         except FileNotFoundError:
             again = again and self.shared and _forget_absence(os.path.dirname(path))
@@ -99,7 +98,7 @@ class LayerStore:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), self._path(digest))
 
     def exists(self, digests: Iterable[str]) -> set[str]:
-        """Return those of `digests` that have a file, which may be damaged or refused."""
+        """Return the `digests` that have a file, which may be damaged or refused."""
         return {digest for digest in digests if os.path.lexists(self._path(digest))}
 
     def names(self) -> Iterator[str]:
@@ -146,7 +145,7 @@ class LayerStore:
     def first_bytes(self, digest: str) -> bytes | None:
         """Return the first bytes of an entry, which show its kind and are not verified, or None."""
         try:
-            return retried(_first_bytes, self._path(digest))
+            return retry_transient(_first_bytes, self._path(digest))
         except FileNotFoundError:
             return None
         except OSError:  # The entry exists, but it cannot be read.
@@ -177,7 +176,7 @@ def _first_bytes(path: str) -> bytes:
 def size_of(path: str) -> int | None:
     """Return the size of a file in bytes; None when there is no such file."""
     try:
-        return retried(os.lstat, path).st_size
+        return retry_transient(os.lstat, path).st_size
     except OSError:
         return None
 
@@ -185,7 +184,7 @@ def size_of(path: str) -> int | None:
 def scan(path: str) -> list[os.DirEntry[str]]:
     """Return the entries of a directory; none when it does not exist or cannot be read."""
     try:
-        return retried(_scan, path)
+        return retry_transient(_scan, path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 
@@ -206,7 +205,7 @@ def _forget_absence(directory: str) -> bool:
 def _status(file: os.DirEntry[str]) -> os.stat_result | None:
     """Return the status of a file that was listed; None when any node has removed it since."""
     try:
-        return retried(file.stat, follow_symlinks=False)
+        return retry_transient(file.stat, follow_symlinks=False)
     except FileNotFoundError:
         return None
     except OSError as fault:

@@ -16,7 +16,7 @@ from types import FrameType
 from preheat.process import fork
 from preheat.process.files import Descriptor, lock_open_file, opened
 from preheat.process.locks import Holder, Lock
-from preheat.store.transient import TRANSIENT, retried
+from preheat.store.filesystem import TRANSIENT, retry_transient
 from preheat.store.trust import DistrustedError, NotAFileError
 
 __all__ = ["FileLock", "hold", "release_lost", "sweep"]
@@ -54,17 +54,19 @@ class FileLock:
 
         Raises `OSError` if the directory does not allow locks.
         """
-        release_lost()
+        if self.attempt():
+            return True
         deadline = time.monotonic() + timeout
         pause, longest = _POLL
-        while not self.attempt():
+        while True:
+            release_lost()  # An interrupted function of this process may hold it.
+            if self.attempt():
+                return True
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             time.sleep(min(pause, left))
             pause = min(pause * 2, longest)
-            release_lost()
-        return True
 
     @property
     def held(self) -> bool:
@@ -121,7 +123,7 @@ class FileLock:
             raise
         else:
             return True
-        return retried(self.attempt, retry=False)
+        return retry_transient(self.attempt, retry=False)
 
     def _close(self) -> None:
         file = self._file

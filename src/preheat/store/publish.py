@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from preheat.process.files import opened
-from preheat.store.filesystem import is_silly_renamed
-from preheat.store.transient import TRANSIENT, retried
+from preheat.store.filesystem import TRANSIENT, is_silly_renamed, retry_transient
 
 __all__ = ["ORPHANED", "is_staged", "publish", "replace", "staged_name", "sweep", "unwritable_reason"]
 
@@ -59,7 +58,7 @@ def replace(
 ) -> int:
     """Create or replace `path` and return its size. A reader sees the old file or the new one.
 
-    The new file is written in the directory `staged`, by default that of `path`. With `durable`, its
+    The new file is written in the directory `staged`, by default beside `path`. With `durable`, its
     content reaches the disk before its name does. With `retry`, it is written again after an error that
     may pass in a moment.
     """
@@ -81,7 +80,7 @@ def replace(
             raise
     else:
         return size
-    return retried(replace, path, parts, staged=staged, mode=mode, durable=durable, retry=False)
+    return retry_transient(replace, path, parts, staged=staged, mode=mode, durable=durable, retry=False)
 
 
 def staged_name() -> str:

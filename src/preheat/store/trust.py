@@ -19,7 +19,7 @@ from pathlib import Path
 
 from preheat.model.events import Events
 from preheat.process.files import MAX_FILE_BYTES, OTHERS_WRITE, Descriptor, opened, others_can_replace
-from preheat.store.transient import TRANSIENT, retried
+from preheat.store.filesystem import TRANSIENT, retry_transient
 
 __all__ = [
     "DistrustedError",
@@ -71,9 +71,16 @@ def make_private(path: Path, *, trust: bool = False) -> None:
     Nothing is created in a directory that fails the check, nor through a link that leads nowhere.
     """
     if trust:
-        retried(_make_trusted, path)
-    elif not _is_unchanged(path):
-        retried(_make_checked, path)
+        retry_transient(_make_trusted, path)
+        return
+    if _is_unchanged(path):
+        return
+    if _is_unchanged(path.parent):  # Only this user can make directories there.
+        with suppress(OSError):
+            os.mkdir(path, 0o700)
+            _checked_paths[os.fspath(path)] = _identify(os.lstat(path))
+            return
+    retry_transient(_make_checked, path)
 
 
 def _make_trusted(path: Path) -> None:
@@ -89,33 +96,33 @@ def _make_trusted(path: Path) -> None:
 
 def _make_checked(path: Path) -> None:
     try:
-        with _directory(path, _trusted(None), make=True) as status:
+        with _directory(path, _trusted_users(None), make=True) as status:
             if why := writable_by_others(status):
                 raise DistrustedError(why)
-            _checked_paths[os.fspath(path)] = status.st_dev, status.st_ino
+            _checked_paths[os.fspath(path)] = _identify(status)
     except FileNotFoundError:  # The path contains a dangling link.
         raise NotADirectoryError(f"{path} is not a directory") from None
 
 
-# The device and inode of every directory whose whole path was checked, by path.
-_checked_paths: dict[str, tuple[int, int]] = {}
+# The state of every directory when its whole path was checked, by path. A directory that has the same
+# state is the one that was checked, and still private to this user.
+_checked_paths: dict[str, tuple[int, ...]] = {}
 
 
 def _is_unchanged(path: Path) -> bool:
-    """Return whether a directory is the one that was checked and is still private to this user."""
-    known = _checked_paths.get(os.fspath(path))
-    if known is None:
-        return False
     with suppress(OSError):
-        status = os.lstat(path)
-        return (status.st_dev, status.st_ino) == known and writable_by_others(status) is None
+        return _checked_paths.get(os.fspath(path)) == _identify(os.lstat(path))
     return False
+
+
+def _identify(status: os.stat_result) -> tuple[int, ...]:
+    return os.geteuid(), status.st_dev, status.st_ino, status.st_uid, status.st_mode
 
 
 def distrust_reason(path: Path, me: int | None = None) -> str | None:
     """Return why the user `me`, by default this one, cannot trust code in `path`, or None."""
     try:
-        with _directory(path, _trusted(me)) as status:
+        with _directory(path, _trusted_users(me)) as status:
             return writable_by_others(status, me)
     except DistrustedError as distrusted:
         return str(distrusted)
@@ -135,7 +142,7 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
     if trust:
         file = opened(path, _FILE)
     else:
-        holder, name = _open_parent(path, _trusted(None), make=False)
+        holder, name = _open_parent(path, _trusted_users(None), make=False)
         with holder:
             file = opened(name, _FILE | os.O_NOFOLLOW, dir_fd=holder)
     _require_file(os.fstat(file), trust=trust)
@@ -143,15 +150,15 @@ def open_file(path: Path, *, trust: bool = False) -> Descriptor:
 
 
 def read_file(
-    path: str, *, trust: bool = False, retry: bool = True, most: int = MAX_FILE_BYTES
+    path: str, *, trust: bool = False, retry: bool = True, limit: int = MAX_FILE_BYTES
 ) -> tuple[bytes, os.stat_result]:
     """Return the bytes and the status of a file in a directory that was checked. No link is followed.
 
-    Raises `OSError` for anything but a regular file of at most `most` bytes, and `DistrustedError` for
+    Raises `OSError` for anything but a regular file of at most `limit` bytes, and `DistrustedError` for
     one that others can write.
     With `retry`, the file is opened again after an error that may pass in a moment.
     """
-    # This uses no `owned`, `retried` or `with`, because every hit from the disk runs it. The file is
+    # Every hit from the disk runs this, so it uses no function or `with` for what is rare. The file is
     # closed here, because an interrupt in its finalizer would be lost and would leave the file open.
     file = None
     try:
@@ -160,7 +167,7 @@ def read_file(
         private = status.st_mode & _KIND_AND_WRITERS == stat.S_IFREG and status.st_uid == os.geteuid()
         if not private:
             _require_file(status, trust=trust)
-        if status.st_size > most:
+        if status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes are too many", path)
         return os.read(file, status.st_size + 1), status
     except OSError as fault:
@@ -169,7 +176,7 @@ def read_file(
     finally:
         if file is not None:
             file.close()
-    return retried(read_file, path, trust=trust, retry=False, most=most)
+    return retry_transient(read_file, path, trust=trust, retry=False, limit=limit)
 
 
 def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> str | None:
@@ -181,11 +188,11 @@ def unusable_reason(path: Path, *, trust: bool = False, write: bool = True) -> s
         if write and trust:
             make_private(path, trust=True)
         elif write:
-            retried(_make_checked, path)
+            retry_transient(_make_checked, path)
         elif trust:
-            retried(os.stat, path)
+            retry_transient(os.stat, path)
         else:
-            return retried(distrust_reason, path)
+            return retry_transient(distrust_reason, path)
     except DistrustedError as distrusted:
         return str(distrusted)
     except (OSError, ValueError) as fault:
@@ -303,7 +310,7 @@ def _require_file(status: os.stat_result, *, trust: bool) -> None:
         raise DistrustedError(why)
 
 
-def _trusted(me: int | None) -> set[int]:
+def _trusted_users(me: int | None) -> set[int]:
     return {os.geteuid() if me is None else me, 0}
 
 

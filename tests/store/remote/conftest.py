@@ -15,9 +15,9 @@ from preheat.store.remote.engine import Engine, open_engine
 from preheat.store.remote.url import parse_remote
 from tests.store.remote.memory_engine import MemoryEngine
 from tests.store.remote.proxy import Proxy
+from tests.store.remote.remote_stores import Clock
 from tests.store.remote.servers import Server, redis_server, s3_server, webdav_server
 from tests.store.remote.stores import KINDS, SERVERS, Store, store_of
-from tests.store.remote.tiers import Clock
 
 
 @pytest.fixture

@@ -46,11 +46,11 @@ class MemoryEngine(Engine):
         if self.before is not None:
             self.before(verb, name)
 
-    def _get(self, name: str, most: int) -> bytes | None:
+    def _get(self, name: str, limit: int) -> bytes | None:
         self._enter("read", name)
         data = self.objects.get(name)
-        if data is not None and len(data) > most:
-            raise ObjectError(f"the object has more than {most:,} bytes")
+        if data is not None and len(data) > limit:
+            raise ObjectError(f"the object has more than {limit:,} bytes")
         return data
 
     def _put(self, name: str, data: bytes) -> None:

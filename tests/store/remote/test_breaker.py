@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preheat.store.remote.server import Breaker
-from tests.store.remote.tiers import Clock
+from tests.store.remote.remote_stores import Clock
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def breaker(clock: Clock) -> Breaker:
 
 
 def fail(breaker: Breaker, seconds: float = 0.0) -> bool:
-    return breaker.failed(seconds)
+    return breaker.count_fault(seconds)
 
 
 def open_it(breaker: Breaker) -> None:
@@ -40,7 +40,7 @@ def test_a_success_between_faults_keeps_it_closed(breaker: Breaker) -> None:
     for _ in range(10):
         assert not fail(breaker)
         assert not fail(breaker)
-        assert not breaker.succeeded()
+        assert not breaker.count_success()
     assert breaker.closed
 
 
@@ -54,7 +54,7 @@ def test_faults_of_requests_that_began_before_it_opened_do_not_count(
 ) -> None:
     open_it(breaker)
     assert not any(fail(breaker, 2.0) for _ in range(15))
-    assert not breaker.succeeded()
+    assert not breaker.count_success()
     assert not breaker.closed
     assert pause_of(breaker, clock) == 1
 
@@ -74,9 +74,9 @@ def test_one_caller_gets_the_trial_and_the_others_wait_for_a_pause(
 def test_a_trial_that_succeeds_closes_it_once(breaker: Breaker, clock: Clock) -> None:
     open_it(breaker)
     pause_of(breaker, clock)
-    assert breaker.succeeded(trial=True)
+    assert breaker.count_success(trial=True)
     assert breaker.closed
-    assert not breaker.succeeded(trial=True)
+    assert not breaker.count_success(trial=True)
 
 
 def test_pauses_grow_to_a_minute(breaker: Breaker, clock: Clock) -> None:
@@ -84,7 +84,7 @@ def test_pauses_grow_to_a_minute(breaker: Breaker, clock: Clock) -> None:
     pauses = []
     for _ in range(8):
         pauses.append(pause_of(breaker, clock))
-        assert not breaker.failed(0.0, trial=True)
+        assert not breaker.count_fault(0.0, trial=True)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
@@ -95,7 +95,7 @@ def test_a_server_that_keeps_failing_after_it_recovered_is_left_alone_for_longer
     for _ in range(4):
         open_it(breaker)
         pauses.append(pause_of(breaker, clock))
-        breaker.succeeded(trial=True)
+        breaker.count_success(trial=True)
     assert pauses == [1, 2, 4, 8]
     clock.now += 9  # It worked for longer than the last pause.
     open_it(breaker)

@@ -47,8 +47,8 @@ def test_an_object_above_the_limit_of_a_read_concerns_that_object(store: Store) 
     engine.put(DIGESTS[0], bytes(4097))
     engine.put(DIGESTS[1], bytes(4096))
     with pytest.raises(ObjectError):
-        engine.get(DIGESTS[0], most=4096)
-    assert engine.get(DIGESTS[1], most=4096) == bytes(4096)
+        engine.get(DIGESTS[0], limit=4096)
+    assert engine.get(DIGESTS[1], limit=4096) == bytes(4096)
     assert engine.get(DIGESTS[0]) == bytes(4097)
 
 

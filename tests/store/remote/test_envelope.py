@@ -89,7 +89,7 @@ def test_an_entry_too_long_for_readers_is_not_written(monkeypatch: pytest.Monkey
 
 
 def test_the_bytes_of_a_signed_entry_do_not_change_between_releases() -> None:
-    key = SigningKey._of(bytes(range(32)))
+    key = SigningKey._from_seed(bytes(range(32)))
     data = wrap(DIGEST, RANDOM, key)
     assert key.id.hex() == "8bef1c18e30f9612"
     fields = f"01000200{len(RANDOM):02x}00000000000000{DIGEST}{key.id.hex()}"

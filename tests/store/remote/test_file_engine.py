@@ -148,7 +148,7 @@ def test_something_else_in_the_place_of_a_lease_is_refused_at_once(
     for call in (
         lambda: engine.swap("v1/leases/name", b"token", b"next", seconds=60),
         lambda: engine.discard("v1/leases/name", b"token"),
-        lambda: engine.get("v1/leases/name", most=LEASE_BYTES),
+        lambda: engine.get("v1/leases/name", limit=LEASE_BYTES),
     ):
         assert isinstance(fault(call), ObjectError)
     assert not engine.create("v1/leases/name", b"other", seconds=60)

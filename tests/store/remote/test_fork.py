@@ -19,9 +19,9 @@ from preheat.store.signing import entries as envelope
 from tests.processes import SOURCE, TIMEOUT_SECONDS, expect_success, start_process, start_python
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.memory_engine import MemoryEngine
+from tests.store.remote.remote_stores import entry, store_on
 from tests.store.remote.stores import Store
 from tests.store.remote.test_worker import Gate
-from tests.store.remote.tiers import entry, tier_on
 
 
 def in_child(act: Callable[[], bool]) -> bool:
@@ -46,7 +46,7 @@ def test_a_child_opens_an_engine_of_its_own_and_leaves_that_of_the_parent_alone(
         opened[-1].objects[entry_name(digest_of(1))] = envelope.wrap(digest_of(1), blob_of(1), None)
         return opened[-1]
 
-    tier = tier_on(open_engine, events)
+    tier = store_on(open_engine, events)
     assert entry(tier, digest_of(1)) == blob_of(1)
 
     def child() -> bool:
@@ -67,7 +67,7 @@ def test_a_child_closes_the_engine_of_its_parent_if_the_engine_permits_it(events
         opened.append(Closable())
         return opened[-1]
 
-    tier = tier_on(open_engine, events)
+    tier = store_on(open_engine, events)
     entry(tier, digest_of(1))
     assert in_child(lambda: opened[0].closed and entry(tier, digest_of(1)) is None and len(opened) == 2)
     assert not opened[0].closed
@@ -85,7 +85,7 @@ def test_a_child_does_not_keep_the_sockets_of_its_parent(open_store: Callable[[s
 def test_a_child_leaves_the_queue_to_the_parent(events: Events) -> None:
     engine, gate = MemoryEngine(), Gate()
     engine.before = lambda _, __: gate()
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     for number in range(5):
         tier.put_later(digest_of(number), blob_of(number))
     assert gate.entered.wait(TIMEOUT_SECONDS)
@@ -112,7 +112,7 @@ from preheat.model.config import Config
 from preheat.build.remotes import open_remotes
 from preheat.model.events import Events
 from tests.store.entries import blob_of, digest_of
-from tests.store.remote.tiers import entry
+from tests.store.remote.remote_stores import entry
 from pathlib import Path
 
 url, children = sys.argv[1], int(sys.argv[2])
@@ -186,7 +186,7 @@ from preheat.build.remotes import open_remotes
 from preheat.model.config import Config
 from preheat.model.events import Events
 from tests.store.entries import blob_of, digest_of
-from tests.store.remote.tiers import entry
+from tests.store.remote.remote_stores import entry
 
 seen = []
 config = Config(

@@ -16,7 +16,7 @@ from preheat.store.remote.server import Server
 from tests.conftest import Recorder
 from tests.processes import run_in_fork, wait_for
 from tests.store.remote.memory_engine import MemoryEngine
-from tests.store.remote.tiers import Clock
+from tests.store.remote.remote_stores import Clock
 
 DIGEST = "ab" * 32
 NAME = lease_name(DIGEST)
@@ -479,7 +479,7 @@ def test_a_fault_of_a_renewal_is_one_event_and_the_next_one_tries_again(
     assert len(recorder.named("fault")) == 1
     assert host.leases.has(lease)
     engine.before = None
-    host.server.breaker.succeeded(trial=True)
+    host.server.breaker.count_success(trial=True)
     host.leases.renew()
     assert engine.objects[NAME] != before
 

@@ -24,7 +24,7 @@ from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS, wait_for
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.memory_engine import MemoryEngine
-from tests.store.remote.tiers import Clock, entry, tier_on
+from tests.store.remote.remote_stores import Clock, entry, store_on
 
 Started = list[Callable[[], None]]
 UNREACHABLE = RemoteError("reset", retryable=True)
@@ -32,7 +32,7 @@ UNREACHABLE = RemoteError("reset", retryable=True)
 
 @pytest.fixture
 def tier(engine: MemoryEngine, events: Events, clock: Clock) -> RemoteStore:
-    return tier_on(engine, events, clock)
+    return store_on(engine, events, clock)
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_a_link_in_the_place_of_the_folder_of_leases_does_not_affect_entries(
     outside.mkdir()
     (root / "v1/leases").symlink_to(outside)
     remote = Remote(service="file", name=f"file://{root}", host="", path=str(root))
-    tier = tier_on(lambda: FileEngine(remote, timeout=60), events)
+    tier = store_on(lambda: FileEngine(remote, timeout=60), events)
     leases = Leases(tier.server, tier.when_written, events, start=lambda _: None)
     assert [ask(leases, digest_of(number)).lease for number in range(4)] == [None] * 4
     assert not tier.server.available("lease")

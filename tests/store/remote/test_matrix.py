@@ -19,8 +19,8 @@ from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.proxy import Proxy
+from tests.store.remote.remote_stores import entry
 from tests.store.remote.stores import KINDS, Store
-from tests.store.remote.tiers import entry
 
 KEY = digest_of(1)
 BLOB = blob_of(1)

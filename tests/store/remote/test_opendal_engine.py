@@ -28,9 +28,9 @@ from tests.store.entries import blob_of, digest_of
 from tests.store.remote.faults import NAME, fault
 from tests.store.remote.http_servers import endless, gateway, replying
 from tests.store.remote.proxy import Proxy
+from tests.store.remote.remote_stores import store_on
 from tests.store.remote.servers import Server, certificate
 from tests.store.remote.stores import Store
-from tests.store.remote.tiers import tier_on
 
 Open = Callable[..., Engine]
 
@@ -118,7 +118,7 @@ def test_an_endless_object_is_not_read_after_the_time_limit(open_url: Open) -> N
 
 def test_an_object_above_the_limit_is_not_received(open_url: Open) -> None:
     with endless() as (port, ended):
-        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").get(NAME, most=1 << 20))
+        error = fault(lambda: open_url(f"http://127.0.0.1:{port}/store").get(NAME, limit=1 << 20))
         assert ended.wait(TIMEOUT_SECONDS)
     assert isinstance(error, ObjectError)
     assert "more than 1,048,576 bytes" in str(error)
@@ -177,7 +177,7 @@ def test_a_gateway_without_conditions_gets_all_entries(
     """The events fail the test at a fault and at a dropped entry."""
     with gateway(refused=refused) as port:
         url = f"s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=1"
-        tier = tier_on(lambda: open_url(url), events)
+        tier = store_on(lambda: open_url(url), events)
         leases = Leases(tier.server, tier.when_written, events, start=lambda _: None)
         for number in range(4):
             request: LeaseRequest[str] = LeaseRequest(leases, digest_of(number), lambda: None, limit=60)
@@ -243,7 +243,7 @@ def test_every_operation_says_alike_that_there_are_no_credentials(text: str) -> 
     exceptions = pytest.importorskip("opendal").exceptions
     from preheat.store.remote import opendal_errors
 
-    error = opendal_errors.translated(exceptions.Unexpected(text), parse_remote("s3://b?region=r"))
+    error = opendal_errors.translate_error(exceptions.Unexpected(text), parse_remote("s3://b?region=r"))
     assert str(error) == (
         "s3://b?region=r: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
         "or add anonymous=1 to the URL"

@@ -147,9 +147,9 @@ def test_replies_are_limited_together() -> None:
     with saying(b"$100000\r\n%b\r\n" % bytes(100_000) * 9) as port:
         connection = Connection.open("127.0.0.1", port, secure=False, timeout=TIMEOUT_SECONDS)
         get = ["GET", NAME]
-        assert connection.call([get], TIMEOUT_SECONDS, most=1 << 17) == [bytes(100_000)]
+        assert connection.call([get], TIMEOUT_SECONDS, limit=1 << 17) == [bytes(100_000)]
         with pytest.raises(ValueError, match="too long"):
-            connection.call([get] * 8, TIMEOUT_SECONDS, most=1 << 17)
+            connection.call([get] * 8, TIMEOUT_SECONDS, limit=1 << 17)
         connection.close()
 
 

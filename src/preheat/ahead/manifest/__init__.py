@@ -35,7 +35,7 @@
     kind = "triton"                # the name of the adapter
     name = "kernels:add"
     root = "."                     # the directory from which `kernels` is imported
-    request = '{"function": …}'    # what was asked for, as the adapter wrote it
+    request = '{"function": …}'    # the request, as the adapter wrote it
     recorded = '{"line": …}'       # facts of the recording, which a check compares
     coverage = "weak"              # or "closure"; "recorded" by default
     entries = ["…"]                # the entries that were used
@@ -139,7 +139,7 @@ class Manifest:
         """
         reader = Reader(path)
         items, foreign, graphs, unrecorded = reader.read()
-        recorded = reader.recorded()
+        recorded = reader.read_recorded()
         return cls(
             tuple(item for item in items if isinstance(item, ManifestProgram)),
             tuple(graphs),
@@ -221,7 +221,7 @@ class Manifest:
         return [
             (item, arch)
             for item in self.merged().programs
-            for arch in _targets(item.program.label, archs, item.archs)
+            for arch in _choose_archs(item.program.label, archs, item.archs)
         ]
 
     def foreign_jobs(
@@ -238,13 +238,13 @@ class Manifest:
         jobs: list[tuple[ForeignProgram, Arch | None]] = []
         for item in self.merged().foreign:
             if item.request or item.archs:
-                jobs += [(item, arch) for arch in _targets(item.title, archs, item.archs)]
+                jobs += [(item, arch) for arch in _choose_archs(item.title, archs, item.archs)]
             else:
                 jobs.append((item, None))
         return jobs
 
 
-def _targets(title: str, given: Sequence[Arch] | None, own: Sequence[Arch]) -> list[Arch]:
+def _choose_archs(title: str, given: Sequence[Arch] | None, own: Sequence[Arch]) -> list[Arch]:
     """Return the architectures to compile for. Raises `InputError` when there are none."""
     if targets := sorted(set(given or own)):
         return targets

@@ -1,4 +1,4 @@
-"""The TOML text of a manifest: rendered, or edited so that comments, order and layout stay."""
+"""The TOML text of a manifest: render, or edit so that comments, order and layout stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tomlkit.items import AoT, Array, Comment, InlineTable, Null, Table, Whitesp
 
 from preheat.ahead.manifest.reader import VERSION, VERSION_1_KEYS
 
-__all__ = ["ManifestTable", "edited", "rendered"]
+__all__ = ["ManifestTable", "edit", "render"]
 
 _WIDTH = 100  # A list that does not fit on a line of this width gets one line for each item.
 _KINDS = ("program", "link", "foreign", "graph", "unrecorded")  # in the order of a new file
@@ -65,13 +65,13 @@ class _Block:
         return self.above + document.as_string()
 
 
-def rendered(entries: Iterable[ManifestTable], recorded: str = "") -> str:
+def render(entries: Iterable[ManifestTable], recorded: str = "") -> str:
     """Return the text of a new manifest. It depends on nothing but the arguments."""
-    top = _with_recorded(f"{_INTRO}version = {VERSION}\n", recorded)
-    return top + "".join(str(_new_block(entry)) for entry in entries)
+    top = _set_recorded(f"{_INTRO}version = {VERSION}\n", recorded)
+    return top + "".join(str(_make_block(entry)) for entry in entries)
 
 
-def edited(
+def edit(
     text: str,
     identities: Mapping[str, Sequence[Any]],
     entries: Sequence[ManifestTable],
@@ -81,28 +81,28 @@ def edited(
 
     `recorded` is the bundle with the entries that cannot be made again, if there is one.
     `identities` has the identity of each table of `text` by kind, in the order of the file. Returns
-    None for a text that cannot be edited, such as one in which the tables are not written as
+    None for a text that cannot be edit, such as one in which the tables are not written as
     `[[program]]`.
     """
     try:
-        top, blocks, end = _parsed(_upgraded(text), identities)
+        top, blocks, end = _parse(_upgrade(text), identities)
         _update(blocks, entries)
-        result = "".join([_with_recorded(top, recorded), *_rendered_blocks(blocks), end])
-        # Check that the edited text has the right programs. Otherwise, comments are given up.
-        wanted = _grouped(entries) | ({"recorded": recorded} if recorded else {})
-        return result if _comparable(tomllib.loads(result)) == _comparable(wanted) else None
+        result = "".join([_set_recorded(top, recorded), *_render_blocks(blocks), end])
+        # Check that the edit text has the right programs. Otherwise, comments are given up.
+        wanted = _group(entries) | ({"recorded": recorded} if recorded else {})
+        return result if _normalize(tomllib.loads(result)) == _normalize(wanted) else None
     except (TOMLKitError, ValueError, TypeError, RecursionError):
         return None
 
 
-def _with_recorded(top: str, recorded: str) -> str:
+def _set_recorded(top: str, recorded: str) -> str:
     """Return the text above the tables with the line of the bundle of recorded entries."""
     line = f"recorded = {json.dumps(recorded)}\n" if recorded else ""
     changed, count = _RECORDED.subn(lambda _: line, top, count=1)
     return changed if count else top + line
 
 
-def _new_block(entry: ManifestTable) -> _Block:
+def _make_block(entry: ManifestTable) -> _Block:
     block = _Block(entry.kind, entry.identity, tomlkit.table())
     _assign(block.table, entry.values)
     return block
@@ -111,7 +111,7 @@ def _new_block(entry: ManifestTable) -> _Block:
 # Editing
 
 
-def _upgraded(text: str) -> str:
+def _upgrade(text: str) -> str:
     """Return the text of version 1 with the number and the names of keys of this version."""
     if tomllib.loads(text)["version"] != 1:
         return text
@@ -121,7 +121,7 @@ def _upgraded(text: str) -> str:
     return text
 
 
-def _parsed(text: str, identities: Mapping[str, Sequence[Any]]) -> tuple[str, list[_Block], str]:
+def _parse(text: str, identities: Mapping[str, Sequence[Any]]) -> tuple[str, list[_Block], str]:
     """Split a manifest into the text above its tables, the tables, and the text below them."""
     document = tomlkit.parse(text)
     arrays = {kind: document[kind] for kind in document if kind in identities}
@@ -173,7 +173,7 @@ def _update(blocks: list[_Block], entries: Sequence[ManifestTable]) -> None:
         if key in found:
             found[key].change(entry.values)
         else:
-            blocks.insert(_position(blocks, entry), _new_block(entry))
+            blocks.insert(_find_position(blocks, entry), _make_block(entry))
 
 
 def _remove(blocks: list[_Block], block: _Block) -> None:
@@ -184,7 +184,7 @@ def _remove(blocks: list[_Block], block: _Block) -> None:
         blocks[index].above = block.above + blocks[index].above
 
 
-def _position(blocks: Sequence[_Block], entry: ManifestTable) -> int:
+def _find_position(blocks: Sequence[_Block], entry: ManifestTable) -> int:
     """Return where to insert a new entry: sorted among its kind, and the kinds in their order."""
     same = [i for i, block in enumerate(blocks) if block.kind == entry.kind]
     after = (i for i in same if blocks[i].identity > entry.identity)
@@ -193,7 +193,7 @@ def _position(blocks: Sequence[_Block], entry: ManifestTable) -> int:
     return next(after, before[-1] + 1 if before else 0)
 
 
-def _rendered_blocks(blocks: Iterable[_Block]) -> Iterable[str]:
+def _render_blocks(blocks: Iterable[_Block]) -> Iterable[str]:
     for block in blocks:
         text = str(block)
         yield text if text.endswith("\n") else text + "\n"
@@ -216,12 +216,12 @@ def _assign(table: Table, values: Mapping[str, Any]) -> None:
                 table[key].trivia.indent = indents.get(key, "")  # tomlkit adds blank lines above.
         elif isinstance(value, str | int | float):
             if key not in table or table[key] != value:
-                table[key] = _literal(value) if isinstance(value, str) else value
+                table[key] = _make_literal(value) if isinstance(value, str) else value
         else:
             _assign_list(table, key, list(value))
 
 
-def _literal(text: str) -> str:
+def _make_literal(text: str) -> str:
     """Return text with quotes as a TOML literal without escapes, if that is possible."""
     plain = '"' in text and "'" not in text and text.isprintable()
     return tomlkit.string(text, literal=True) if plain else text
@@ -229,8 +229,8 @@ def _literal(text: str) -> str:
 
 def _assign_list(table: Table, key: str, values: list[Any]) -> None:
     old = table.get(key)
-    values = [_inline_table(value) if isinstance(value, Mapping) else value for value in values]
-    if old is not None and _in_order(key, old) == _in_order(key, values):
+    values = [_make_inline_table(value) if isinstance(value, Mapping) else value for value in values]
+    if old is not None and _sort_unordered(key, old) == _sort_unordered(key, values):
         return
     if isinstance(old, Array) and "#" in old.as_string():
         kept = [value for value in old if value in values]
@@ -245,20 +245,20 @@ def _assign_list(table: Table, key: str, values: list[Any]) -> None:
     table[key] = new.multiline(len(f"{key} = {new.as_string()}") > _WIDTH)
 
 
-def _inline_table(row: Mapping[str, Any]) -> InlineTable:
+def _make_inline_table(row: Mapping[str, Any]) -> InlineTable:
     """Return a table as TOML has it inside a list."""
     table = tomlkit.inline_table()
     for key, value in row.items():
-        inner = _inline_table(value) if isinstance(value, Mapping) else value
+        inner = _make_inline_table(value) if isinstance(value, Mapping) else value
         table.append(key, list(value) if isinstance(value, tuple) else inner)
     return table
 
 
-def _in_order(key: str, values: Iterable[Any]) -> list[Any]:
+def _sort_unordered(key: str, values: Iterable[Any]) -> list[Any]:
     return sorted(values) if key in _UNORDERED else list(values)
 
 
-def _grouped(entries: Iterable[ManifestTable]) -> dict[str, Any]:
+def _group(entries: Iterable[ManifestTable]) -> dict[str, Any]:
     """Return the data that the text of a manifest with these entries has."""
     data: dict[str, Any] = {"version": VERSION}
     for entry in entries:
@@ -266,15 +266,17 @@ def _grouped(entries: Iterable[ManifestTable]) -> dict[str, Any]:
     return data
 
 
-def _comparable(data: Mapping[str, Any]) -> object:
+def _normalize(data: Mapping[str, Any]) -> object:
     """Return a value that is equal for two manifests that differ only in their order."""
     rows = [
-        json.dumps([kind, {key: _plain(key, value) for key, value in row.items()}], sort_keys=True)
+        json.dumps(
+            [kind, {key: _normalize_value(key, value) for key, value in row.items()}], sort_keys=True
+        )
         for kind in _KINDS
         for row in data.get(kind, ())
     ]
     return data["version"], data.get("recorded", ""), sorted(rows)
 
 
-def _plain(key: str, value: Any) -> object:
-    return _in_order(key, value) if isinstance(value, list | tuple) else value
+def _normalize_value(key: str, value: Any) -> object:
+    return _sort_unordered(key, value) if isinstance(value, list | tuple) else value

@@ -28,7 +28,7 @@ __all__ = [
 #: values of its arguments lead to, or four that assume less and serve every launch.
 COVERAGES = ("recorded", "closure", "weak")
 
-_MOST_CALLERS = 8  # Enough to find the calling code; a kernel may have hundreds of callers.
+_MAX_CALLERS = 8  # Enough to find the calling code; a kernel may have hundreds of callers.
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class ManifestProgram:
     def merged(self, other: ManifestProgram) -> ManifestProgram:
         """Return the union of two entries of equal identity."""
         return ManifestProgram(
-            _merged_programs(self.program, other.program),
+            _merge_programs(self.program, other.program),
             archs=tuple(sorted({*self.archs, *other.archs})),
             entries=tuple(sorted({*self.entries, *other.entries})),
             seconds=max(self.seconds, other.seconds),
             requests=self.requests + other.requests,
-            callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
+            callers=tuple(sorted({*self.callers, *other.callers})[:_MAX_CALLERS]),
             changed=self.changed or other.changed,
         )
 
 
-def _merged_programs(mine: Program, theirs: Program) -> Program:
+def _merge_programs(mine: Program, theirs: Program) -> Program:
     """Return one of two programs of equal identity, with the facts that are known of either."""
     if isinstance(mine, LinkedProgram):
         return mine
@@ -109,7 +109,7 @@ class ForeignProgram:
     make it again; it is empty for an entry that can only be copied from the recording. `recorded` has
     the facts of the recording, also as JSON. `root` is the directory from which modules are imported.
     `entries` are those that were used: the key of the library, and a variant after a space. `directory`
-    is that of the manifest, where modules are looked for if there is no `root`.
+    is the manifest's, where modules are looked for if there is no `root`.
     """
 
     kind: str
@@ -154,7 +154,7 @@ class ForeignProgram:
         return not self.request or bool(json.loads(self.request).get("kept"))
 
     def merged(self, other: ForeignProgram) -> ForeignProgram:
-        """Return the union of two recordings of one request. The facts are those of the later one."""
+        """Return the union of two recordings of one request. The later one's facts count."""
         same = not other.recorded or other.recorded == self.recorded or not self.request
         return ForeignProgram(
             *(self.kind, self.name, self.request, other.recorded or self.recorded),
@@ -164,7 +164,7 @@ class ForeignProgram:
             coverage=max(self.coverage, other.coverage, key=lambda each: each != COVERAGES[0]),
             seconds=max(self.seconds, other.seconds),
             requests=self.requests + other.requests,
-            callers=tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS]),
+            callers=tuple(sorted({*self.callers, *other.callers})[:_MAX_CALLERS]),
             directory=other.directory or self.directory,
         )
 
@@ -189,7 +189,7 @@ class Unrecorded:
 
     def merged(self, other: Unrecorded) -> Unrecorded:
         """Return the union of two of equal identity."""
-        callers = tuple(sorted({*self.callers, *other.callers})[:_MOST_CALLERS])
+        callers = tuple(sorted({*self.callers, *other.callers})[:_MAX_CALLERS])
         return replace(self, seconds=max(self.seconds, other.seconds), callers=callers)
 
     def __str__(self) -> str:

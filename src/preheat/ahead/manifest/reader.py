@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.ahead.manifest.items import (
     COVERAGES,
@@ -28,8 +28,14 @@ from preheat.model.pins import split_pin
 from preheat.model.portable_paths import is_spelling, spelled_in_manifest
 from preheat.model.program import Program
 from preheat.process.files import read_whole
+from preheat.process.lazy import LazyModule
 from preheat.process.messages import printable
 from preheat.store.bundle import MAGIC
+
+if TYPE_CHECKING:
+    import tomllib
+else:  # It is only needed when a manifest is read.
+    tomllib = LazyModule("tomllib")
 
 __all__ = ["DIGEST_DIGITS", "VERSION", "VERSION_1_KEYS", "Reader", "language_of", "sha256"]
 
@@ -68,7 +74,7 @@ def _is_list(values: object, of: type) -> bool:
     return isinstance(values, list) and all(isinstance(value, of) for value in values)
 
 
-# The types of values, in words for error messages, and their tests.
+# The types of values, as error messages describe them, and their tests.
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "text": lambda v: isinstance(v, str),
     "a list of texts": lambda v: _is_list(v, str),
@@ -165,54 +171,52 @@ class Reader:
         A wrong key or value is an error. A program whose source cannot be read is returned as
         `UnreadableProgram`.
         """
-        top = self._top()
-        graphs = [self._graph(table) for table in self._tables(top, "graph")]
-        foreign = [self._foreign(table) for table in self._tables(top, "foreign")]
-        programs = [self._item(table) for table in self._tables(top, "program")]
-        programs += [self._link(table) for table in self._tables(top, "link")]
-        unrecorded = [self._unrecorded(table) for table in self._tables(top, "unrecorded")]
+        top = self._read_top()
+        graphs = [self._read_graph(table) for table in self._read_tables(top, "graph")]
+        foreign = [self._read_foreign(table) for table in self._read_tables(top, "foreign")]
+        programs = [self._read_program_table(table) for table in self._read_tables(top, "program")]
+        programs += [self._read_link(table) for table in self._read_tables(top, "link")]
+        unrecorded = [self._read_unrecorded(table) for table in self._read_tables(top, "unrecorded")]
         return Contents(programs, foreign, graphs, unrecorded)
 
-    def recorded(self) -> str:
+    def read_recorded(self) -> str:
         """Return the path of the bundle with entries that cannot be made again, with its pin.
 
         The text is empty for a manifest without such entries.
         """
-        name: str = self._top().get("recorded", "")
+        name: str = self._read_top().get("recorded", "")
         if not name:
             return ""
         try:
             place, pin = split_pin(name)
         except InputError as bad:
-            raise self._error(str(bad), key="recorded", hint=_RECORDED_HINT) from None
+            raise self._refuse(str(bad), key="recorded", hint=_RECORDED_HINT) from None
         if pin is None:
-            raise self._error("recorded has no SHA-256", key="recorded", hint=_RECORDED_HINT)
+            raise self._refuse("recorded has no SHA-256", key="recorded", hint=_RECORDED_HINT)
         return f"{self._resolve(str(place))}@sha256:{pin}"
 
     def count(self, kind: str) -> int:
         """Return the number of tables of a kind."""
-        return len(self._top().get(kind, ()))
+        return len(self._read_top().get(kind, ()))
 
-    def _top(self) -> dict[str, Any]:
+    def _read_top(self) -> dict[str, Any]:
         """Parse the file and check its version and its top-level keys."""
-        import tomllib
-
         if long := _LONG_KEY.search(self.text):
             above = self.text.count("\n", 0, long.start())
-            raise self._error(f"a key has more than {_MAX_KEY_PARTS} parts", line=above + 1)
+            raise self._refuse(f"a key has more than {_MAX_KEY_PARTS} parts", line=above + 1)
         try:
             top = tomllib.loads(self.text)
         except (ValueError, RecursionError) as bad:  # ValueError also for a number of 5000 digits
             why, _, position = str(bad).partition(" (at ")
             line = re.match(r"line (\d+)", position)
             last = len(self.text.splitlines()) if position.startswith("end of document") else None
-            raise self._error(f"not TOML: {why}", line=int(line[1]) if line else last) from None
+            raise self._refuse(f"not TOML: {why}", line=int(line[1]) if line else last) from None
         if "version" not in top:
-            raise self._error("it has no version", hint=f"begin the file with: version = {VERSION}")
+            raise self._refuse("it has no version", hint=f"begin the file with: version = {VERSION}")
         version = top["version"]
         self._check({"version": version}, _TOP)  # Before other keys: a later version may have more.
         if version not in (1, VERSION):
-            raise self._error(
+            raise self._refuse(
                 f"version {version} is not known",
                 key="version",
                 hint=f"this preheat reads version {VERSION} and older: update it, or record again",
@@ -220,7 +224,7 @@ class Reader:
         self._check(top, _TOP)
         return top
 
-    def _tables(self, top: Mapping[str, Any], kind: str) -> list[_Table]:
+    def _read_tables(self, top: Mapping[str, Any], kind: str) -> list[_Table]:
         """Return the checked tables of a kind, with the names of keys of this version."""
         names = {key: key for key in _TABLES[kind]}
         if top["version"] == 1:
@@ -240,24 +244,24 @@ class Reader:
         for key, value in values.items():
             if key not in known:
                 hint = did_you_mean(key, known) or f"the keys are {', '.join(known)}"
-                raise self._error(f"unknown key {key!r}", table, key, hint=hint)
+                raise self._refuse(f"unknown key {key!r}", table, key, hint=hint)
             if not _TYPES[known[key]](value):
-                raise self._error(f"{key} must be {known[key]}, not {reprlib.repr(value)}", table, key)
+                raise self._refuse(f"{key} must be {known[key]}, not {reprlib.repr(value)}", table, key)
 
-    def _graph(self, table: _Table) -> GraphKeys:
+    def _read_graph(self, table: _Table) -> GraphKeys:
         if not table.values.get("name"):
-            raise self._error("a [[graph]] needs a name", table)
+            raise self._refuse("a [[graph]] needs a name", table)
         keys = table.values.get("keys", ())
         for key in keys:
             if key_literal(key) is None:
                 hint = 'such as "32" or "(1, \'prefill\')": numbers, texts, None and tuples of them'
-                raise self._error(f"key {key!r} is not a Python literal", table, "keys", hint=hint)
+                raise self._refuse(f"key {key!r} is not a Python literal", table, "keys", hint=hint)
         return GraphKeys(table.values["name"], tuple(str(key_literal(key)) for key in keys))
 
-    def _unrecorded(self, table: _Table) -> Unrecorded:
+    def _read_unrecorded(self, table: _Table) -> Unrecorded:
         values = table.values
         if not values.get("library"):
-            raise self._error("an [[unrecorded]] needs a library", table)
+            raise self._refuse("an [[unrecorded]] needs a library", table)
         return Unrecorded(
             values["library"],
             values.get("compiler", ""),
@@ -265,25 +269,25 @@ class Reader:
             callers=tuple(values.get("callers", ())),
         )
 
-    def _foreign(self, table: _Table) -> ForeignProgram:
+    def _read_foreign(self, table: _Table) -> ForeignProgram:
         values = table.values
         for key in ("kind", "name"):
             if not values.get(key):
-                raise self._error(f"a [[foreign]] needs a {key}", table)
+                raise self._refuse(f"a [[foreign]] needs a {key}", table)
         coverage = values.get("coverage", COVERAGES[0])
         if coverage not in COVERAGES:
-            raise self._error(f"{coverage!r} is not one of {', '.join(COVERAGES)}", table, "coverage")
+            raise self._refuse(f"{coverage!r} is not one of {', '.join(COVERAGES)}", table, "coverage")
         if not (values.get("request") or values.get("entries")):
-            raise self._error("a [[foreign]] needs a `request` or `entries`", table)
+            raise self._refuse("a [[foreign]] needs a `request` or `entries`", table)
         for key in ("request", "recorded"):
             if not _is_table(values.get(key, "{}")):
                 hint = "record again; only `coverage` and `arch` are meant to be edited"
-                raise self._error(f"{key} is not a JSON object", table, key, hint=hint)
+                raise self._refuse(f"{key} is not a JSON object", table, key, hint=hint)
         root = values.get("root", "")
         return ForeignProgram(
             *(values["kind"], values["name"], values.get("request", ""), values.get("recorded", "")),
             root=self._resolve(root) if root else "",
-            archs=self._archs(table),
+            archs=self._read_archs(table),
             entries=tuple(values.get("entries", ())),
             coverage=coverage,
             seconds=float(values.get("seconds", 0)),
@@ -292,26 +296,26 @@ class Reader:
             directory=self.directory,
         )
 
-    def _item(self, table: _Table) -> ManifestProgram | UnreadableProgram:
+    def _read_program_table(self, table: _Table) -> ManifestProgram | UnreadableProgram:
         self._check_origin(table, table.values)
 
         def read() -> tuple[Program, bool]:
-            program = self._program(table.values)
+            program = self._read_program(table.values)
             return program, _has_changed(program, table.values)
 
         return self._read_item(table, read)
 
-    def _link(self, table: _Table) -> ManifestProgram | UnreadableProgram:
+    def _read_link(self, table: _Table) -> ManifestProgram | UnreadableProgram:
         rows: list[Mapping[str, Any]] = table.values.get("parts", [])
         if not rows:
             hint = 'such as parts = [{file = "a.cu"}, {file = "b.cu"}]'
-            raise self._error("a [[link]] needs parts", table, hint=hint)
+            raise self._refuse("a [[link]] needs parts", table, hint=hint)
         for row in rows:
             self._check(row, _SOURCE, table)
             self._check_origin(table, row)
 
         def read() -> tuple[Program, bool]:
-            parts = [self._part(row) for row in rows]
+            parts = [self._read_part(row) for row in rows]
             values = table.values
             given = {key: values[key] for key in ("label", "lto", "options") if key in values}
             changed = any(map(_has_changed, parts, rows))
@@ -323,12 +327,12 @@ class Reader:
         self, table: _Table, read: Callable[[], tuple[Program, bool]]
     ) -> ManifestProgram | UnreadableProgram:
         """Return the program that `read` returns, and whether one of its files has changed."""
-        archs = self._archs(table)
+        archs = self._read_archs(table)
         values = table.values
         try:
             program, changed = read()
         except InputError as error:
-            message = f"{error} ({self._location(table)})"
+            message = f"{error} ({self._locate(table)})"
             return UnreadableProgram(table.title, InputError(message, hint=error.hint))
         return ManifestProgram(
             program,
@@ -340,28 +344,28 @@ class Reader:
             changed=changed,
         )
 
-    def _archs(self, table: _Table) -> tuple[Arch, ...]:
+    def _read_archs(self, table: _Table) -> tuple[Arch, ...]:
         try:
             return tuple(Arch.parse(text) for text in table.values.get("arch", ()))
         except InputError as bad:
-            raise self._error(str(bad), table, "arch", hint=bad.hint) from None
+            raise self._refuse(str(bad), table, "arch", hint=bad.hint) from None
 
     def _check_origin(self, table: _Table, values: Mapping[str, Any]) -> None:
         given = [key for key in ("file", "source") if key in values]
         if len(given) != 1:
             wrong = "has both `file` and `source`" if given else "has neither `file` nor `source`"
-            raise self._error(
+            raise self._refuse(
                 f"it {wrong}",
                 table,
                 "source",
                 hint="name one of them: the file with the source",
             )
 
-    def _part(self, values: Mapping[str, Any]) -> Program | BinaryPart:
+    def _read_part(self, values: Mapping[str, Any]) -> Program | BinaryPart:
         """Read one part of a [[link]]. A part whose language is a kind of compiled file is one."""
         language = values.get("language", "")
         if language not in KINDS:
-            return self._program(values)
+            return self._read_program(values)
         stored = values.get("source")
         path = self._resolve(stored or values["file"])
         part = BinaryPart.from_file(path, kind=language, label=values.get("label"))
@@ -370,7 +374,7 @@ class Reader:
         self._check_digest(stored, part.digest, values.get("sha256", ""))
         return replace(part, path=None)
 
-    def _program(self, values: Mapping[str, Any]) -> Program:
+    def _read_program(self, values: Mapping[str, Any]) -> Program:
         """Read the program that a table describes."""
         given: dict[str, Any] = {
             key: values[key] for key in ("label", "language", "options", "names") if key in values
@@ -387,7 +391,9 @@ class Reader:
         else:
             source = self._read_stored(values["source"], values.get("sha256", ""))
             program = Program.of(source, **{"language": language_of(values["source"]), **given})
-        return replace(program, spellings=tuple(zip(given["include"], _spellings(values), strict=True)))
+        return replace(
+            program, spellings=tuple(zip(given["include"], _read_spellings(values), strict=True))
+        )
 
     def _resolve(self, path: str) -> str:
         """Return the absolute path of a path in the manifest."""
@@ -411,7 +417,7 @@ class Reader:
                 hint="record again; a text that you edit belongs in `file` or `include`",
             )
 
-    def _error(
+    def _refuse(
         self,
         message: str,
         table: _Table | None = None,
@@ -420,15 +426,15 @@ class Reader:
         line: int | None = None,
         hint: str | None = None,
     ) -> InputError:
-        location = self._location(table, key, line)
+        location = self._locate(table, key, line)
         return InputError(f"{location}: {table.title + ': ' if table else ''}{message}", hint=hint)
 
-    def _location(self, table: _Table | None, key: str = "", line: int | None = None) -> str:
-        line = line or _line_of(self.text, table, key)
+    def _locate(self, table: _Table | None, key: str = "", line: int | None = None) -> str:
+        line = line or _find_line(self.text, table, key)
         return self.path if line is None else f"{self.path}:{line}"
 
 
-def _spellings(values: Mapping[str, Any]) -> list[str]:
+def _read_spellings(values: Mapping[str, Any]) -> list[str]:
     """Return how the application spells the include directories of a program."""
     include: list[str] = values.get("include", [])
     spelled: list[str] = values.get("spelled", [])
@@ -454,7 +460,7 @@ def _has_changed(part: Program | BinaryPart, values: Mapping[str, Any]) -> bool:
 _HEADER = re.compile(r"^[ \t]*(\[\[?)[ \t]*([\w-]+)", re.M)
 
 
-def _line_of(text: str, table: _Table | None, key: str) -> int | None:
+def _find_line(text: str, table: _Table | None, key: str) -> int | None:
     """Return the line of `key`, or of its table. A text search finds it: `tomllib` has no positions."""
     start = 0
     end = len(text)

@@ -59,12 +59,12 @@ class RecordedEntries:
         Raises `BundleError` for an entry that is damaged.
         """
         for source in reversed(self._sources):
-            blob = _blob(source, request.digest)
+            blob = _read_blob(source, request.digest)
             if blob is not None:
                 try:
                     return ForeignEntry.decode(request.digest, *codec.unpack_checked(blob))
                 except codec.DamagedEntryError as bad:
-                    raise _damaged(source, bad) from None
+                    raise _explain_damage(source, bad) from None
         return None
 
     def close(self) -> None:
@@ -74,18 +74,18 @@ class RecordedEntries:
                 source.close()
 
 
-def _blob(source: Bundle | Path, digest: str) -> bytes | None:
+def _read_blob(source: Bundle | Path, digest: str) -> bytes | None:
     if isinstance(source, Bundle):
         try:
             return source.get(digest)
         except (codec.DamagedEntryError, OSError) as bad:
-            raise _damaged(source, bad) from None
+            raise _explain_damage(source, bad) from None
     with suppress(FileNotFoundError):
         return Path(source, digest + ENTRY_SUFFIX).read_bytes()
     return None
 
 
-def _damaged(source: Bundle | Path, why: Exception) -> BundleError:
+def _explain_damage(source: Bundle | Path, why: Exception) -> BundleError:
     place = source.path if isinstance(source, Bundle) else source
     return BundleError(f"{place} is damaged: {why}", hint="copy it again, or record again")
 
@@ -98,7 +98,7 @@ def write_recorded(
     Returns the name of the bundle with its pin, or an empty text if there are no such entries.
     Raises `InputError` when one of the `sources` is missing: its entries would be lost.
     """
-    wanted = _wanted(foreign)
+    wanted = _select_requests(foreign)
     recorded = RecordedEntries(sources if wanted else ())
     try:
         if recorded.absent:
@@ -113,13 +113,13 @@ def write_recorded(
         place = Path(manifest).with_name(recorded_name(manifest))
         archs = {entry.arch for entry in found.values() if entry.arch is not None}
         blobs = {digest: entry.encode(provenance=False) for digest, entry in found.items()}
-        write(place, blobs, _meta(archs))
+        write(place, blobs, _make_meta(archs))
     finally:
         recorded.close()
     return f"{place.name}@sha256:{hashlib.sha256(place.read_bytes()).hexdigest()}"
 
 
-def _wanted(foreign: Sequence[ForeignProgram]) -> dict[str, ForeignRequest]:
+def _select_requests(foreign: Sequence[ForeignProgram]) -> dict[str, ForeignRequest]:
     """Return the entries to write by digest.
 
     Entries without an architecture, such as host code, are made by the bake of any kernel that needs
@@ -137,7 +137,7 @@ def _wanted(foreign: Sequence[ForeignProgram]) -> dict[str, ForeignRequest]:
     return {request.digest: request for request in requests}
 
 
-def _meta(archs: Iterable[Arch]) -> Mapping[str, object]:
+def _make_meta(archs: Iterable[Arch]) -> Mapping[str, object]:
     return {
         "format": "preheat bundle",
         "toolchains": [],

@@ -24,11 +24,13 @@ from preheat.model.pins import split_pin
 from preheat.model.portable_paths import FILE, spelled_in_manifest
 from preheat.model.program import Program
 from preheat.process.files import read_whole
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.store.publish import publish
 
-if TYPE_CHECKING:  # Imported when a manifest is written.
-    from preheat.ahead.manifest.document import ManifestTable
+if TYPE_CHECKING:
+    from preheat.ahead.manifest import document
+else:  # Its TOML library is only needed when a manifest is written.
+    document = LazyModule("preheat.ahead.manifest.document")
 
 __all__ = ["write_manifest"]
 
@@ -48,40 +50,39 @@ def write_manifest(
     `recorded` are the bundles with entries that cannot be made again. Those that `foreign` refers to
     are written to one bundle beside the manifest.
     """
-    with no_fork:  # A child forked during the import could not import the module itself.
-        from preheat.ahead.manifest import document
-
     writer = _Writer(path)
-    entries = [writer.entry(item) for item in programs]
+    entries = [writer.describe(item) for item in programs]
     entries += [
-        document.ManifestTable("foreign", item.identity, writer.foreign(item)) for item in foreign
+        document.ManifestTable("foreign", item.identity, writer.describe_foreign(item))
+        for item in foreign
     ]
     entries += [
         document.ManifestTable("graph", name, {"name": name, "keys": list(keys)})
         for name, keys in graphs
     ]
     entries += [
-        document.ManifestTable("unrecorded", item.identity, _unrecorded(item)) for item in unrecorded
+        document.ManifestTable("unrecorded", item.identity, _describe_unrecorded(item))
+        for item in unrecorded
     ]
-    existing = None if fresh else _existing(path)
+    existing = None if fresh else _read_existing(path)
     kept = write_recorded(writer.path, foreign, recorded)
-    text = None if existing is None else document.edited(*existing, entries, kept)
-    before = _named_bundle(path)
-    _publish(writer.path, (text or document.rendered(entries, kept)).encode())
+    text = None if existing is None else document.edit(*existing, entries, kept)
+    before = _find_named_bundle(path)
+    _publish(writer.path, (text or document.render(entries, kept)).encode())
     if before is not None and not kept:
         before.unlink(missing_ok=True)
 
 
-def _named_bundle(path: str | os.PathLike[str]) -> Path | None:
+def _find_named_bundle(path: str | os.PathLike[str]) -> Path | None:
     """Return the bundle that `preheat record` has written beside the manifest at `path`, if any."""
     try:
-        place, _ = split_pin(Reader(path).recorded())
+        place, _ = split_pin(Reader(path).read_recorded())
     except InputError:
         return None
     return place if place.name == recorded_name(os.path.realpath(path)) else None
 
 
-def _existing(path: str | os.PathLike[str]) -> tuple[str, dict[str, list[Any]]] | None:
+def _read_existing(path: str | os.PathLike[str]) -> tuple[str, dict[str, list[Any]]] | None:
     """Return the text of the manifest at `path` and the identities of its tables by kind.
 
     Returns None if there is no manifest that can be read.
@@ -116,68 +117,68 @@ class _Writer:
         self.directory = os.path.dirname(self.path)
         self.sources = f"{Path(self.path).stem}.sources"
 
-    def entry(self, item: ManifestProgram) -> ManifestTable:
+    def describe(self, item: ManifestProgram) -> document.ManifestTable:
         """Return the table of a program: a [[link]] for a linked program, otherwise a [[program]]."""
-        from preheat.ahead.manifest.document import ManifestTable
-
         observed = {
             "entries": item.entries,
             "arch": [str(arch) for arch in item.archs],
             "seconds": round(item.seconds, 3),
             "requests": item.requests,
-            "callers": list(map(_text, item.callers)),
+            "callers": list(map(_escape, item.callers)),
         }
         program = item.program
         if isinstance(program, LinkedProgram):
-            return ManifestTable(
-                "link", item.identity, _without_defaults({**self._link(program), **observed})
+            return document.ManifestTable(
+                "link", item.identity, _drop_defaults({**self._describe_link(program), **observed})
             )
-        own = self._source(program)
+        own = self._describe_source(program)
         headers = {"headers": own.pop("headers", {})}  # TOML has a table after the values.
-        return ManifestTable(
-            "program", item.identity, _without_defaults({**own, **observed, **headers})
+        return document.ManifestTable(
+            "program", item.identity, _drop_defaults({**own, **observed, **headers})
         )
 
-    def _link(self, program: LinkedProgram) -> dict[str, Any]:
+    def _describe_link(self, program: LinkedProgram) -> dict[str, Any]:
         derived = LinkedProgram.of(program.parts, lto=program.lto).label
         return {
             "label": program.label if program.label != derived else "",
             "lto": program.lto,
             "options": program.options,
             "parts": [
-                self._binary(part) if isinstance(part, BinaryPart) else self._source(part)
+                self._describe_binary(part)
+                if isinstance(part, BinaryPart)
+                else self._describe_source(part)
                 for part in program.parts
             ],
         }
 
-    def _source(self, program: Program) -> dict[str, Any]:
+    def _describe_source(self, program: Program) -> dict[str, Any]:
         """Store the generated texts of a program and return what describes it, without defaults."""
-        origin, include = self._origin(program)
+        origin, include = self._describe_origin(program)
         row = {
             **origin,
             "options": program.options,
-            **self._directories(program, include, origin.get("file")),
+            **self._describe_directories(program, include, origin.get("file")),
             "names": program.names,
             "headers": {name: self._store(text.encode(), ".h") for name, text in program.headers},
         }
-        return _without_defaults(row)
+        return _drop_defaults(row)
 
-    def _binary(self, part: BinaryPart) -> dict[str, Any]:
+    def _describe_binary(self, part: BinaryPart) -> dict[str, Any]:
         """Store a compiled part unless its file can be named, and return what describes it."""
         path = part.path
         if path is None or self._is_elsewhere(path) or not _holds(path, part.data):
             stored = self._store(part.data, KINDS[part.kind][0])
             return {"label": part.label, "source": stored, "language": part.kind}
         label = part.label if part.label != os.path.basename(path) else ""
-        row = {"label": label, "file": self._relative(path), "sha256": part.digest}
-        return _without_defaults({**row, "language": part.kind})
+        row = {"label": label, "file": self._make_relative(path), "sha256": part.digest}
+        return _drop_defaults({**row, "language": part.kind})
 
-    def foreign(self, item: ForeignProgram) -> dict[str, Any]:
+    def describe_foreign(self, item: ForeignProgram) -> dict[str, Any]:
         """Return the row of a request of another library, without default values."""
         row = {
             "kind": item.kind,
             "name": item.name,
-            "root": self._relative(item.root) if item.root else "",
+            "root": self._make_relative(item.root) if item.root else "",
             "request": item.request,
             "recorded": item.recorded,
             "coverage": item.coverage if item.coverage != COVERAGES[0] else "",
@@ -185,11 +186,11 @@ class _Writer:
             "entries": item.entries,
             "seconds": round(item.seconds, 3),
             "requests": item.requests,
-            "callers": list(map(_text, item.callers)),
+            "callers": list(map(_escape, item.callers)),
         }
         return {key: value for key, value in row.items() if value}
 
-    def _origin(self, program: Program) -> tuple[dict[str, str], tuple[str, ...]]:
+    def _describe_origin(self, program: Program) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return where the text of a program is, and the include directories that must be listed."""
         label, language, path = program.label, program.language, program.path
         if path is None or not self._can_refer_to(path, program):
@@ -200,18 +201,18 @@ class _Writer:
             return {"label": label, "source": stored}, include
         origin = {
             "label": label if label != os.path.basename(path) else "",
-            "file": self._relative(path),
+            "file": self._make_relative(path),
             "sha256": sha256(program.source),
             "language": language if language != language_of(path) else "",
         }
         return origin, program.include[1:]
 
-    def _directories(
+    def _describe_directories(
         self, program: Program, include: Iterable[str], file: str | None
     ) -> dict[str, list[str]]:
         """Return include directories, and their spellings if these differ from the default."""
         known = dict(program.spellings)
-        places = [self._relative(directory) for directory in include]
+        places = [self._make_relative(directory) for directory in include]
         spelled = [known[directory] for directory in include]
         follows = spelled == [spelled_in_manifest(place, file) for place in places]
         return {"include": places, "spelled": [] if follows else spelled}
@@ -221,7 +222,7 @@ class _Writer:
         if self._is_elsewhere(path):
             return False
         try:
-            self._relative(path).encode()  # A file name need not be text.
+            self._make_relative(path).encode()  # A file name need not be text.
         except UnicodeEncodeError:
             return False
         found_first = program.spellings[:1] == ((os.path.dirname(path), FILE),)
@@ -233,9 +234,9 @@ class _Writer:
         That is a file of an installed package, or one that has only the root directory in common
         with the manifest.
         """
-        return os.path.isabs(self._relative(path)) or f"-packages{os.sep}" in path
+        return os.path.isabs(self._make_relative(path)) or f"-packages{os.sep}" in path
 
-    def _relative(self, path: str) -> str:
+    def _make_relative(self, path: str) -> str:
         """Return `path` relative to the manifest; absolute if they have only the root in common."""
         path = os.path.abspath(path)
         if os.path.commonpath((self.directory, path)) == self.directory:
@@ -252,23 +253,23 @@ class _Writer:
         return name
 
 
-def _unrecorded(item: Unrecorded) -> dict[str, Any]:
+def _describe_unrecorded(item: Unrecorded) -> dict[str, Any]:
     """Return the row of what was not recorded. Names of programs need not be text."""
     row = {
-        "library": _text(item.library),
-        "compiler": _text(item.compiler),
+        "library": _escape(item.library),
+        "compiler": _escape(item.compiler),
         "seconds": round(item.seconds, 3),
-        "callers": list(map(_text, item.callers)),
+        "callers": list(map(_escape, item.callers)),
     }
-    return _without_defaults(row)
+    return _drop_defaults(row)
 
 
-def _text(name: str) -> str:
+def _escape(name: str) -> str:
     """Return a name in which everything that is not text is escaped."""
     return name.encode(errors="backslashreplace").decode()
 
 
-def _without_defaults(row: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_defaults(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value}
 
 

@@ -47,7 +47,7 @@ def push(path: Path, url: str) -> tuple[str, bool]:
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     name = f"{BUNDLES}{digest}"
-    with _opened(remote) as server:
+    with _open(remote) as server:
         with suppress(ObjectError):  # For example one that is too large. It is replaced.
             if server.get(name) == data:
                 return digest, False
@@ -68,7 +68,7 @@ def pull(url: str, pin: str, output: Path) -> int:
         raise InputError(f"{given} is not a pin", hint="a pin is sha256: and 64 hexadecimal digits")
     digest = match[1].lower()
     remote = parse_remote(url)
-    with _opened(remote) as server:
+    with _open(remote) as server:
         data = server.get(f"{BUNDLES}{digest}")
     if data is None:
         raise BundleError(f"{remote.name} has no bundle sha256:{digest}")
@@ -81,7 +81,7 @@ def pull(url: str, pin: str, output: Path) -> int:
 
 
 @contextmanager
-def _opened(remote: Remote) -> Iterator[Server]:
+def _open(remote: Remote) -> Iterator[Server]:
     """Open a server, whose requests are repeated. A fault is a `PreheatError` that names it."""
     server = Server("remote", lambda: open_engine(remote, timeout=_SECONDS), Events(), timeout=_SECONDS)
     try:

@@ -89,9 +89,9 @@ class Engine(ABC):
         self.limit = TimeLimit(name, timeout)
         self._timeout = 0.9 * timeout  # of the client. It comes first: then no thread is left behind.
 
-    def get(self, name: str, /, *, most: int = MAX_OBJECT_BYTES) -> bytes | None:
-        """Return an object, or None if it does not exist. One of more than `most` bytes is refused."""
-        return self.limit.call(lambda: self._get(name, most))
+    def get(self, name: str, /, *, limit: int = MAX_OBJECT_BYTES) -> bytes | None:
+        """Return an object, or None if it does not exist. One of more than `limit` bytes is refused."""
+        return self.limit.call(lambda: self._get(name, limit))
 
     def put(self, name: str, data: bytes, /) -> None:
         """Create or replace an object."""
@@ -102,7 +102,7 @@ class Engine(ABC):
         self.limit.call(lambda: self._remove(name))
 
     def exists(self, names: Iterable[str], /) -> set[str]:
-        """Return those of `names` that have an object, with few requests where the server permits."""
+        """Return the `names` that have an object, with few requests where the server permits."""
         found: set[str] = set()
         for group in self._groups(names):
             found |= self.limit.call(partial(self._existing, group))
@@ -152,7 +152,7 @@ class Engine(ABC):
     # What an engine implements
 
     @abstractmethod
-    def _get(self, name: str, most: int) -> bytes | None: ...
+    def _get(self, name: str, limit: int) -> bytes | None: ...
 
     @abstractmethod
     def _put(self, name: str, data: bytes) -> None: ...

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TypeVar
 
 from preheat.process.files import opened
-from preheat.store.filesystem import is_silly_renamed
+from preheat.store.filesystem import is_silly_renamed, is_transient, retry_transient
 from preheat.store.publish import is_staged, replace, sweep
 from preheat.store.remote.engine import Engine, ObjectError, RemoteError
 from preheat.store.remote.links import (
@@ -24,7 +24,6 @@ from preheat.store.remote.links import (
     private_file,
 )
 from preheat.store.remote.url import ROOT, Remote, digest_of
-from preheat.store.transient import is_transient, retried
 from preheat.store.trust import DistrustedError, NotAFileError, read_file, writable_by_others
 
 __all__ = ["FileEngine"]
@@ -72,7 +71,7 @@ class FileEngine(Engine):
     def __init__(
         self, remote: Remote, *, timeout: float, private: bool = False, mode: int | None = None
     ) -> None:
-        """`mode` is that of new files, by default 0600 in a private store. Folders have 0700 then."""
+        """`mode` is for new files, by default 0600 in a private store. Folders have 0700 then."""
         super().__init__(remote.name, timeout=timeout)
         self.conditional = True
         self._private = private
@@ -82,11 +81,11 @@ class FileEngine(Engine):
         self._locks = LinkLocks(timeout=0.8 * self._timeout, abandoned=_ABANDONED, mode=self._mode)
         self._folders: set[str] = set()  # those that exist
 
-    def _get(self, name: str, most: int) -> bytes | None:
+    def _get(self, name: str, limit: int) -> bytes | None:
         with self._faults(reads=True):
             try:
                 self._require_folders(os.path.dirname(name))
-                return read_file(self._path(name), trust=not self._private, most=most)[0]
+                return read_file(self._path(name), trust=not self._private, limit=limit)[0]
             except FileNotFoundError:
                 return None
 
@@ -101,7 +100,7 @@ class FileEngine(Engine):
         with self._faults(), suppress(FileNotFoundError):
             path = self._path(name)
             self._require_folders(os.path.dirname(name))
-            retried(os.unlink, path)
+            retry_transient(os.unlink, path)
 
     def _existing(self, names: list[str]) -> set[str]:
         with self._faults(reads=True):
@@ -109,7 +108,7 @@ class FileEngine(Engine):
 
     def _pages(self, prefix: str) -> Iterator[list[str]]:
         with self._faults():
-            yield from self._listed(prefix.rstrip("/"))
+            yield from self._list_folder(prefix.rstrip("/"))
 
     def _create(self, name: str, data: bytes, seconds: float) -> bool:
         del seconds  # A filesystem does not expire files.
@@ -140,7 +139,7 @@ class FileEngine(Engine):
                     return False
                 require_lock()
                 with suppress(FileNotFoundError):  # The answer to an earlier attempt was lost.
-                    retried(os.unlink, path)
+                    retry_transient(os.unlink, path)
         return True
 
     def _path(self, name: str) -> str:
@@ -200,7 +199,7 @@ class FileEngine(Engine):
         """Raise `OSError` unless a folder and those above it, up to the root, can be used.
 
         Whoever may write to a shared store can put a link in the place of a folder at any time, so the
-        folders are checked at every call. Only this user and root can change those of a private store.
+        folders are checked at every call. Only this user and root can change a private store's folders.
         """
         if folder in self._trusted:
             return
@@ -216,8 +215,8 @@ class FileEngine(Engine):
 
         It may not have existed when the caller checked the path to it.
         """
-        link = retried(os.lstat, self._root)
-        status = retried(os.stat, self._root)
+        link = retry_transient(os.lstat, self._root)
+        status = retry_transient(os.stat, self._root)
         why = writable_by_others(status)
         if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
             why = f"it is a symbolic link owned by user {link.st_uid}"
@@ -226,7 +225,7 @@ class FileEngine(Engine):
 
     def _require_folder(self, path: str) -> None:
         """Raise `OSError` for a link, and for a folder of a private store that others can write."""
-        status = retried(os.lstat, path)
+        status = retry_transient(os.lstat, path)
         if not stat.S_ISDIR(status.st_mode):
             raise _NotAFolderError(path)
         if self._private and (why := writable_by_others(status)):
@@ -283,7 +282,7 @@ class FileEngine(Engine):
         # Another user may keep a file private in a directory that all read.
         return reads and fault.errno == errno.EACCES and _can_be_searched(self._root)
 
-    def _listed(self, folder: str) -> Iterator[list[str]]:
+    def _list_folder(self, folder: str) -> Iterator[list[str]]:
         """Yield pages with the names of all objects in a folder, and those below it.
 
         A directory counts as an object, so that a check can report it, if it is in the place of an
@@ -310,7 +309,7 @@ class FileEngine(Engine):
                         page.append(name)
                 yield page
         for name in below:
-            yield from self._listed(name)
+            yield from self._list_folder(name)
 
 
 def _is_folder(name: str) -> bool:
@@ -320,7 +319,7 @@ def _is_folder(name: str) -> bool:
 
 def _exists(path: str) -> bool:
     try:
-        retried(os.stat, path)
+        retry_transient(os.stat, path)
     except FileNotFoundError:
         return False
     return True
@@ -347,7 +346,7 @@ def _create_directly(path: str, data: bytes, mode: int) -> bool:
 def _rename(staged: str, path: str, data: bytes) -> None:
     """Give a file with the content `data` another name."""
     try:
-        retried(os.replace, staged, path)
+        retry_transient(os.replace, staged, path)
     except FileNotFoundError:  # The answer to an earlier attempt may have been lost.
         if file_content(path) != data:
             raise

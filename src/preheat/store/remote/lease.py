@@ -21,7 +21,7 @@ from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
 from preheat.store.remote.server import PausedError, Server, size_of
 from preheat.store.remote.url import LEASES
 
-__all__ = ["LEASE_SECONDS", "Lease", "LeaseContent", "Leases", "lease_name", "lease_refused"]
+__all__ = ["LEASE_SECONDS", "Lease", "LeaseContent", "Leases", "explain_refused_lease", "lease_name"]
 
 #: A lease that its holder has not renewed for this long is taken over.
 LEASE_SECONDS = 10.0
@@ -35,7 +35,7 @@ def lease_name(digest: str) -> str:
     return f"{LEASES}{digest}"
 
 
-def lease_refused(engine: Engine) -> RemoteError:
+def explain_refused_lease(engine: Engine) -> RemoteError:
     """Return the error for a server that has no lease and does not create it either."""
     return RemoteError(f"{engine.name}: it answers that a lease does not exist, and does not create it")
 
@@ -129,7 +129,7 @@ class Lease:
 
     def _give_back(self, outcome: str, act: Callable[[], bool]) -> None:
         with self._lock:
-            if not self._leases.drop(self):  # It is lost, or that of a parent process.
+            if not self._leases.drop(self):  # It is lost, or a parent process has it.
                 return
             try:
                 if not act():
@@ -160,7 +160,7 @@ class Lease:
         absent: bool = False,
         background: bool = False,
     ) -> bool:
-        """Change the object, and return whether it was that of this holder; `absent` if there is none.
+        """Change the object, and return whether it was this holder's; `absent` if there is none.
 
         The server may have done what an earlier request asked for although its answer was lost. So if
         the object has other content with our token, `act` is called once more, with that content.
@@ -177,7 +177,7 @@ class Lease:
 
     def _read(self, *, background: bool) -> bytes | None:
         def read(engine: Engine) -> bytes | None:
-            return engine.get(self.name, most=LEASE_BYTES)
+            return engine.get(self.name, limit=LEASE_BYTES)
 
         self.requests += 1
         server = self._leases.server
@@ -260,7 +260,7 @@ class Leases:
         """After a pause, find out in the background whether the server answers again."""
 
         def read(engine: Engine) -> bytes | None:
-            return engine.get(lease_name("trial"), most=LEASE_BYTES)
+            return engine.get(lease_name("trial"), limit=LEASE_BYTES)
 
         if self.server.breaker.claim_trial():
             trial = partial(self.server.trial, "read_lease", read, size=size_of)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from preheat.process.locks import Holder
 from preheat.store.remote.engine import LEASE_BYTES, Engine, RemoteError
-from preheat.store.remote.lease import Lease, LeaseContent, Leases, lease_name, lease_refused
+from preheat.store.remote.lease import Lease, LeaseContent, Leases, explain_refused_lease, lease_name
 from preheat.store.remote.server import PausedError, size_of
 
 __all__ = ["LeaseRequest"]
@@ -126,7 +126,7 @@ class LeaseRequest(Generic[T]):
         return self._watch(content, now)
 
     def _read(self, engine: Engine) -> bytes | None:
-        return engine.get(self._name, most=LEASE_BYTES)
+        return engine.get(self._name, limit=LEASE_BYTES)
 
     def _watch(self, content: LeaseContent, now: float) -> str | None:
         """Notice whether the holder is alive: the content changes within the time of a lease."""
@@ -148,7 +148,7 @@ class LeaseRequest(Generic[T]):
             created = engine.create(self._name, self._mine.data, seconds=self._leases.seconds)
             # Another host may have created it since the read, but hardly each time.
             if not created and self._absences >= _MAX_ABSENCES:
-                raise lease_refused(engine)
+                raise explain_refused_lease(engine)
             return created
 
         return self._hold(self._mine, outcome) if self._change("create", create) else None

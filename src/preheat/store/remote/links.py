@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from preheat.process.files import opened
+from preheat.store.filesystem import retry_transient
 from preheat.store.publish import replace, staged_name
 from preheat.store.remote.engine import LEASE_BYTES
-from preheat.store.transient import retried
 from preheat.store.trust import read_file
 
 __all__ = ["NO_LINKS", "LinkLocks", "LockedError", "create_by_link", "file_content", "private_file"]
@@ -51,7 +51,7 @@ def file_content(path: str, *, trust: bool = True) -> bytes | None:
     file that others can write.
     """
     try:
-        return read_file(path, trust=trust, most=LEASE_BYTES)[0]
+        return read_file(path, trust=trust, limit=LEASE_BYTES)[0]
     except FileNotFoundError:
         return None
 
@@ -118,7 +118,7 @@ class LinkLocks:
         deadline = time.monotonic() + self._timeout
         while True:
             now = time.monotonic()
-            if retried(_link, private, path):
+            if retry_transient(_link, private, path):
                 self._seen.pop(path, None)
                 return now
             if now > deadline:

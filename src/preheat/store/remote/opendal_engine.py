@@ -18,9 +18,9 @@ from preheat.store.remote.engine import LEASE_BYTES, Engine, ObjectError, Remote
 from preheat.store.remote.opendal_errors import (
     ERRORS,
     NO_CONNECTION,
-    error_of_stream,
     is_unsupported,
-    translated,
+    restore_error,
+    translate_error,
 )
 from preheat.store.remote.url import Remote
 
@@ -53,12 +53,12 @@ class OpendalEngine(Engine):
         with self._errors():
             limit = opendal.layers.TimeoutLayer(timeout=self._timeout, io_timeout=self._timeout)
             _require_own_threads(remote.name)
-            self._operator = opendal.Operator(remote.service, **_settings_of(remote)).layer(limit)
+            self._operator = opendal.Operator(remote.service, **_make_settings(remote)).layer(limit)
 
-    def _get(self, name: str, most: int) -> bytes | None:
+    def _get(self, name: str, limit: int) -> bytes | None:
         with self._errors():
             try:
-                return self._content(name, most=most)
+                return self._read_content(name, limit=limit)
             except exceptions.NotFound:
                 return None
 
@@ -73,7 +73,7 @@ class OpendalEngine(Engine):
     def _existing(self, names: list[str]) -> set[str]:
         listed, single = self._plan(names)
         with self._errors():
-            found = self._present(single)
+            found = self._find_present(single)
             if listed:
                 found |= _list_objects(self._operator, listed) & set(names)
         return found
@@ -87,29 +87,29 @@ class OpendalEngine(Engine):
         yield from _groups([[name] for name in single])
         yield from _groups(list(listed.values()))
 
-    def _content(self, name: str, *, most: int, if_match: str | None = None) -> bytes:
-        """Return an object of at most `most` bytes. The exceptions are those of `Operator.read`.
+    def _read_content(self, name: str, *, limit: int, if_match: str | None = None) -> bytes:
+        """Return an object of at most `limit` bytes. It raises what `Operator.read` raises.
 
         It is read in pieces: `Operator.read` takes whatever a server sends, also after its time limit.
         """
         condition = {} if if_match is None else {"if_match": if_match}
         try:
             with self._operator.open(name, "rb", **condition) as file:  # type: ignore[arg-type]
-                return self._pieces(file, most)
+                return self._read_pieces(file, limit)
         except RemoteError:
             raise
         except OSError as fault:
             if NO_CONNECTION in str(fault):
-                self._operator.stat(name)  # Its exception says why, and that of a stream does not.
-            raise error_of_stream(fault) from None
+                self._operator.stat(name)  # Its exception says why, and a stream's does not.
+            raise restore_error(fault) from None
 
-    def _pieces(self, file: opendal.file.File, most: int) -> bytes:
+    def _read_pieces(self, file: opendal.file.File, limit: int) -> bytes:
         deadline = time.monotonic() + self._timeout
         content = bytearray()
-        while piece := file.read(min(_PIECE, most + 1)):
+        while piece := file.read(min(_PIECE, limit + 1)):
             content += piece
-            if len(content) > most:
-                raise ObjectError(f"{self.name}: the object has more than {most:,} bytes")
+            if len(content) > limit:
+                raise ObjectError(f"{self.name}: the object has more than {limit:,} bytes")
             if time.monotonic() > deadline:
                 raise RemoteError(f"{self.name} did not answer in time")
         return bytes(content)
@@ -123,7 +123,7 @@ class OpendalEngine(Engine):
         listed = {folder: g for folder, g in groups.items() if lists and len(g) >= _LISTED}
         return listed, [name for folder in groups.keys() - listed.keys() for name in groups[folder]]
 
-    def _present(self, names: list[str]) -> set[str]:
+    def _find_present(self, names: list[str]) -> set[str]:
         if len(names) <= 1:
             return {name for name in names if self._operator.exists(name)}
         with thread.ThreadPoolExecutor(min(_PARALLEL_REQUESTS, len(names))) as pool:
@@ -136,7 +136,7 @@ class OpendalEngine(Engine):
         try:
             yield
         except ERRORS as error:
-            raise translated(error, self._remote) from None
+            raise translate_error(error, self._remote) from None
 
 
 def _groups(parts: list[list[str]]) -> Iterator[list[str]]:
@@ -197,7 +197,7 @@ class S3Engine(OpendalEngine):
 
     def _swap(self, name: str, old: bytes, new: bytes, seconds: float) -> bool:
         def swap() -> bool:
-            if (etag := self._etag(name, old)) is None:
+            if (etag := self._find_etag(name, old)) is None:
                 return False
             self._operator.write(name, new, if_match=etag)
             return True
@@ -207,7 +207,7 @@ class S3Engine(OpendalEngine):
 
     def _discard(self, name: str, old: bytes) -> bool:
         def discard() -> bool:
-            if (etag := self._etag(name, old)) is None:
+            if (etag := self._find_etag(name, old)) is None:
                 return False
             self._operator.delete(name, if_match=etag)
             return True
@@ -246,12 +246,12 @@ class S3Engine(OpendalEngine):
                 lambda: self._operator.write(name, b"must not be written", if_match=stale)
             ) and _is_unmet(lambda: self._operator.delete(name, if_match=stale))
 
-    def _etag(self, name: str, content: bytes) -> str | None:
+    def _find_etag(self, name: str, content: bytes) -> str | None:
         """Return the ETag of an object if it has this content, else None."""
         etag = self._operator.stat(name).etag
         if not etag:
             raise RemoteError(f"{self.name}: the server returns no ETag")
-        found = self._content(name, most=LEASE_BYTES, if_match=etag)
+        found = self._read_content(name, limit=LEASE_BYTES, if_match=etag)
         return etag if found == content else None
 
 
@@ -311,7 +311,7 @@ async def _list_paths(operator: AsyncOperator, folder: str, *, recursive: bool) 
 # Settings
 
 
-def _settings_of(remote: Remote) -> dict[str, str]:
+def _make_settings(remote: Remote) -> dict[str, str]:
     """Return the settings of a service of opendal.
 
     Credentials that the URL does not have come from the usual variables and files of the service, such

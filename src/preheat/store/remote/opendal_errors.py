@@ -11,7 +11,7 @@ from opendal import exceptions
 from preheat.store.remote.engine import CERTIFICATES_HINT, ObjectError, RemoteError
 from preheat.store.remote.url import Remote
 
-__all__ = ["ERRORS", "NO_CONNECTION", "error_of_stream", "is_unsupported", "translated"]
+__all__ = ["ERRORS", "NO_CONNECTION", "is_unsupported", "restore_error", "translate_error"]
 
 #: Every exception that opendal raises. They have no common base class.
 ERRORS = tuple(
@@ -45,7 +45,7 @@ _LONGEST = 300
 _BASIC = re.compile(r"(\bBasic\s+)[\w+/=-]{4,}")  # A server may also repeat a part of the header.
 
 
-def translated(error: Exception, remote: Remote) -> RemoteError:
+def translate_error(error: Exception, remote: Remote) -> RemoteError:
     """Return the `RemoteError` for an exception of opendal."""
     text = str(error)
     reason = _reason(text)
@@ -78,11 +78,11 @@ def _without_credentials(text: str, remote: Remote) -> str:
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Return whether the server does not implement what was asked for, such as a condition."""
+    """Return whether the server does not implement the request, such as a condition."""
     return isinstance(error, exceptions.Unsupported) or _status(str(error)) == _NOT_IMPLEMENTED
 
 
-def error_of_stream(fault: OSError) -> Exception:
+def restore_error(fault: OSError) -> Exception:
     """Return the exception of `Operator.read` for one that a stream raised.
 
     NotFound (permanent) at read, context: { …, response: Parts { status: 404, … }, … } => the reason

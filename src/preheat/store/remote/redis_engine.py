@@ -55,8 +55,8 @@ class RedisEngine(Engine):
         self._prefix = f"{remote.option('prefix') or 'preheat'}/"
         self._idle: deque[Connection] = deque()  # Its operations are atomic.
 
-    def _get(self, name: str, most: int) -> bytes | None:
-        (data,) = self._call(["GET", self._key(name)], most=most)
+    def _get(self, name: str, limit: int) -> bytes | None:
+        (data,) = self._call(["GET", self._key(name)], limit=limit)
         if data is None or isinstance(data, bytes):
             return data
         raise self._protocol_error()
@@ -115,19 +115,19 @@ class RedisEngine(Engine):
         return f"{self._prefix}{name}"
 
     def _call(
-        self, *commands: Sequence[str | bytes], most: int = MAX_OBJECT_BYTES, lists: bool = False
+        self, *commands: Sequence[str | bytes], limit: int = MAX_OBJECT_BYTES, lists: bool = False
     ) -> list[Any]:
         try:
             connection = self._connection()
             try:
-                replies = connection.call(commands, self._timeout, most=most, lists=lists)
+                replies = connection.call(commands, self._timeout, limit=limit, lists=lists)
             except BaseException:  # Replies of this call may still arrive.
                 connection.close()
                 raise
         except RemoteError:
             raise
         except ServerError as refusal:
-            raise self._refused(refusal) from None
+            raise self._explain_refusal(refusal) from None
         except OversizeError as oversize:
             raise ObjectError(f"{self.name}: {oversize}") from None
         except TimeoutError:
@@ -177,7 +177,7 @@ class RedisEngine(Engine):
     def _protocol_error(self) -> RemoteError:
         return RemoteError(f"{self.name}: the reply is not valid Redis protocol")
 
-    def _refused(self, refusal: ServerError) -> RemoteError:
+    def _explain_refusal(self, refusal: ServerError) -> RemoteError:
         reason = str(refusal)
         if self._remote.password:  # A server may repeat the arguments of a command.
             reason = reason.replace(self._remote.password, "***")
@@ -190,7 +190,7 @@ class RedisEngine(Engine):
     def _refused_login(self, refusal: ServerError) -> RemoteError:
         """Return the error without the text of the server, which may repeat a part of the password."""
         if self._remote.password is None:
-            return self._refused(refusal)
+            return self._explain_refusal(refusal)
         meaning = _MEANINGS.get(refusal.code, "it refuses the credentials or the database number")
         return RemoteError(f"{self.name}: {meaning}", retryable=refusal.code in _TRANSIENT)
 

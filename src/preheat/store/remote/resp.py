@@ -44,7 +44,7 @@ class Connection:
     def __init__(self, open_socket: socket.socket) -> None:
         self._socket = open_socket
         self._unread = bytearray()
-        self._most = MAX_OBJECT_BYTES  # of a value in a reply
+        self._limit = MAX_OBJECT_BYTES  # of a value in a reply
         self._budget = 0  # bytes that the replies of the current call may still have
 
     @classmethod
@@ -68,19 +68,19 @@ class Connection:
         commands: Sequence[Sequence[bytes | str]],
         timeout: float,
         *,
-        most: int = MAX_OBJECT_BYTES,
+        limit: int = MAX_OBJECT_BYTES,
         lists: bool = False,
     ) -> list[Any]:
         """Send commands at once and return their replies, all within `timeout` seconds.
 
-        A value of more than `most` bytes is refused. Only with `lists` may a reply be an array. It is
-        then limited to `_MAX_LIST_BYTES`. Other replies are together limited to about `most` bytes.
+        A value of more than `limit` bytes is refused. Only with `lists` may a reply be an array. It is
+        then limited to `_MAX_LIST_BYTES`. Other replies are together limited to about `limit` bytes.
         """
-        self._most = most
+        self._limit = limit
         deadline = time.monotonic() + timeout
-        self._budget = (_MAX_LIST_BYTES if lists else most) + _CHUNK
+        self._budget = (_MAX_LIST_BYTES if lists else limit) + _CHUNK
         self._socket.settimeout(timeout)
-        self._socket.sendall(b"".join(map(_encoded, commands)))
+        self._socket.sendall(b"".join(map(_encode, commands)))
         replies = [self._reply(deadline, lists=lists) for _ in commands]
         for reply in replies:
             if isinstance(reply, ServerError):
@@ -134,9 +134,9 @@ class Connection:
     def _bytes(self, size: int, deadline: float) -> bytes | None:
         if size < 0:  # the reply for a key that does not exist
             return None
-        if size > self._most:
+        if size > self._limit:
             raise OversizeError(
-                f"the object has {size:,} bytes; objects of more than {self._most:,} are not read"
+                f"the object has {size:,} bytes; objects of more than {self._limit:,} are not read"
             )
         self._spend(size)
         while len(self._unread) < size + 2:
@@ -161,7 +161,7 @@ class Connection:
         self._unread += received
 
 
-def _encoded(command: Sequence[bytes | str]) -> bytes:
+def _encode(command: Sequence[bytes | str]) -> bytes:
     words = [word.encode() if isinstance(word, str) else word for word in command]
     parts = [b"*%d\r\n" % len(words)]
     for word in words:

@@ -48,7 +48,7 @@ def size_of(data: bytes | None) -> int:
     return len(data or b"")
 
 
-def _uncounted(_: object) -> int:
+def _count_nothing(_: object) -> int:
     return 0
 
 
@@ -92,8 +92,8 @@ class Breaker:
             self._trial_at = now + self._pause
             return True
 
-    def succeeded(self, *, trial: bool = False) -> bool:
-        """Count a success, and return whether it closed the breaker, as only that of a trial does."""
+    def count_success(self, *, trial: bool = False) -> bool:
+        """Count a success, and return whether it closed the breaker, as only a trial's does."""
         if not trial:
             self._faults = 0
             self._lost = 0.0
@@ -106,7 +106,7 @@ class Breaker:
             self._closed_at = self._clock()
             return was_open
 
-    def failed(self, seconds: float, *, trial: bool = False, reason: str = "") -> bool:
+    def count_fault(self, seconds: float, *, trial: bool = False, reason: str = "") -> bool:
         """Count a fault that took `seconds`, and return whether it opened the breaker.
 
         Requests that began before it opened may fail later: of those, only the first counts.
@@ -144,7 +144,7 @@ class _Refusal(NamedTuple):
 class Server:
     """A store of objects by path, which makes requests to one server. Safe from any thread.
 
-    `name` is that of its tier in events. `can_hold_leases` is False for a kind of server that never has
+    `name` is its tier in events. `can_hold_leases` is False for a kind of server that never has
     atomic operations. `open_engine` is called when the process makes its first request, and again in a
     forked child.
 
@@ -211,9 +211,9 @@ class Server:
         self.call("write", put, kind="write", size=int)
 
     def exists(self, names: Iterable[str]) -> set[str]:
-        """Return those of `names` that have an object."""
-        asked = list(names)
-        return self.call("existing", lambda engine: engine.exists(asked))
+        """Return the `names` that have an object."""
+        wanted = list(names)
+        return self.call("existing", lambda engine: engine.exists(wanted))
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """Yield the name of every object that begins with `prefix`."""
@@ -232,7 +232,7 @@ class Server:
         *,
         kind: Kind = "read",
         background: bool = False,
-        size: Callable[[T], int] = _uncounted,
+        size: Callable[[T], int] = _count_nothing,
     ) -> T:
         """Return what `act` returns, with retries; `RemoteError` when it fails or is not tried.
 
@@ -262,7 +262,7 @@ class Server:
         raise AssertionError("the last attempt returns or raises")
 
     def trial(
-        self, verb: str, act: Callable[[Engine], T], *, size: Callable[[T], int] = _uncounted
+        self, verb: str, act: Callable[[Engine], T], *, size: Callable[[T], int] = _count_nothing
     ) -> None:
         """Make the one request that the breaker permits after a pause. It raises no `RemoteError`."""
         try:
@@ -299,27 +299,27 @@ class Server:
             result = act(self.engine())
         except ObjectError:
             self._count(verb, self._clock() - started, failed=True)
-            self._succeeded(verb, kind, trial=trial)
+            self._note_success(verb, kind, trial=trial)
             raise
         except RemoteError as error:
             seconds = self._clock() - started
             self._count(verb, seconds, failed=True)
-            self._failed(verb, kind, error, seconds, trial=trial)
+            self._note_fault(verb, kind, error, seconds, trial=trial)
             raise
         self._count(verb, self._clock() - started, size=size(result))
-        self._succeeded(verb, kind, trial=trial)
+        self._note_success(verb, kind, trial=trial)
         return result
 
-    def _failed(
+    def _note_fault(
         self, verb: str, kind: Kind, error: RemoteError, seconds: float, *, trial: bool
     ) -> None:
         if error.retryable or seconds >= self._patience:
             # One that is too slow for a question about many objects may be quick with a single one.
             lost = 0.0 if verb == "existing" else seconds
-            if self.breaker.failed(lost, trial=trial, reason=str(error)):
+            if self.breaker.count_fault(lost, trial=trial, reason=str(error)):
                 self._report(verb, error)
             return
-        if self.breaker.succeeded(trial=trial):  # It answers.
+        if self.breaker.count_success(trial=trial):  # It answers.
             self._events.emit("recovered", tier=self.name, verb=_ACTIONS.get(verb, verb))
         reason = str(error)
         earlier = self._refusals.get(kind)
@@ -329,9 +329,9 @@ class Server:
         if earlier is None and reported:
             self._report(verb, error)
 
-    def _succeeded(self, verb: str, kind: Kind, *, trial: bool) -> None:
+    def _note_success(self, verb: str, kind: Kind, *, trial: bool) -> None:
         refusal = self._refusals.pop(kind, None)
-        closed = self.breaker.succeeded(trial=trial)
+        closed = self.breaker.count_success(trial=trial)
         if closed or (refusal is not None and refusal.reported):
             self._events.emit("recovered", tier=self.name, verb=_ACTIONS.get(verb, verb))
 
@@ -353,7 +353,7 @@ class Server:
             engine.close()
 
     def after_fork(self) -> None:
-        """Let a forked child open its own engine. That of the parent is closed if possible."""
+        """Let a forked child open its own engine. The parent's is closed if possible."""
         engine, self._engine = self._engine, None
         if engine is None:
             return

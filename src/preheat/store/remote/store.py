@@ -110,7 +110,7 @@ class RemoteStore:
         return blob
 
     def _read(self, digest: str, engine: Engine) -> bytes | None:
-        self.keys()  # It fails as a request does, and is reported like one.
+        self.keys()  # A key error is reported like a failed request.
         return engine.get(entry_name(digest))
 
     def keys(self) -> Keys:
@@ -146,9 +146,9 @@ class RemoteStore:
         now = time.monotonic()
         with self._lock:
             self._absent = {key: each for key, each in self._absent.items() if each.until > now}
-        asked = set(digests)
+        wanted = set(digests)
         try:
-            missing = asked - self.exists(asked)
+            missing = wanted - self.exists(wanted)
         except RemoteError:  # It was reported.
             return
         until = time.monotonic() + _ABSENCE_SECONDS
@@ -156,10 +156,10 @@ class RemoteStore:
             self._absent.update(dict.fromkeys(missing, _Absence(until, once)))
 
     def exists(self, digests: Iterable[str]) -> set[str]:
-        """Return those of `digests` that the server has, with few requests."""
+        """Return the `digests` that the server has, with few requests."""
         found: set[str] = set()
-        asked = iter(sorted(set(digests)))  # Neighbours are in the same folder, which can be listed.
-        while batch := list(islice(asked, DIGESTS_PER_REQUEST)):
+        rest = iter(sorted(set(digests)))  # Neighbours are in the same folder, which can be listed.
+        while batch := list(islice(rest, DIGESTS_PER_REQUEST)):
             by_name = {entry_name(digest): digest for digest in batch}
             there = self.server.exists(by_name)
             found |= {digest for name, digest in by_name.items() if name in there}
@@ -193,7 +193,7 @@ class RemoteStore:
 
         def end(reason: str) -> None:
             if reason:
-                self._dropped(digest, reason)
+                self._drop(digest, reason)
             if ended is not None:
                 ended(digest, reason)
 
@@ -212,7 +212,7 @@ class RemoteStore:
     def _write(self, digest: str, blob: bytes, refusal: object, end: Callable[[str], None]) -> None:
         """Write an entry, and call `end` with the reason why that failed, or an empty text.
 
-        `refusal` is that of the entry that it replaces, or None.
+        `refusal` belongs to the entry that it replaces, or is None.
         """
         try:
             if self._merger is not None and self._merger.applies(blob):
@@ -253,7 +253,7 @@ class RemoteStore:
     def upload(self, entries: Sequence[Upload]) -> UploadResult | None:
         """Write the entries that the server does not have, and wait while its queue becomes shorter.
 
-        A list of header states is written after its code. It is always merged with that of the server,
+        A list of header states is written after its code. It is always merged with the server's,
         which may have a list without the state of this machine. An entry that the server could not be
         asked for is written. Returns None where this process may not write.
         """
@@ -315,7 +315,7 @@ class RemoteStore:
         """Return whether the last entry that was put under this digest could not be written."""
         return digest in self._unwritten
 
-    def _dropped(self, digest: str, reason: str) -> None:
+    def _drop(self, digest: str, reason: str) -> None:
         with self._lock:
             self._unwritten[digest] = None
             while len(self._unwritten) > _MAX_REMEMBERED:

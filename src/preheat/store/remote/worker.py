@@ -40,15 +40,15 @@ class Worker:
 
     def __init__(self, *, threads: int = 4, max_jobs: int = 1024, max_bytes: int = 256 << 20) -> None:
         self._lanes = tuple(_Lane() for _ in range(threads))
-        self._most_jobs = max_jobs
-        self._most_bytes = max_bytes
+        self._max_jobs = max_jobs
+        self._max_bytes = max_bytes
         self._lock = Lock()
         self._jobs = self._bytes = 0  # of the jobs that wait or run
 
     @property
     def load(self) -> float:
         """How full the queue is, from 0 to 1."""
-        return max(self._jobs / self._most_jobs, self._bytes / self._most_bytes)
+        return max(self._jobs / self._max_jobs, self._bytes / self._max_bytes)
 
     def submit(
         self, key: str, run: Callable[[], None], *, size: int, give_up: Callable[[], None]
@@ -59,7 +59,7 @@ class Worker:
         """
         lane = self._lanes[hash(key) % len(self._lanes)]
         with self._lock:
-            full = self._jobs >= self._most_jobs or self._bytes + size > self._most_bytes
+            full = self._jobs >= self._max_jobs or self._bytes + size > self._max_bytes
             if full and self._jobs > 0:  # One job always fits, whatever its size.
                 return False
             lane.jobs.append(Job(run, size, give_up))
@@ -77,7 +77,7 @@ class Worker:
         """
         left = len(self._lanes)
 
-        def passed() -> None:
+        def pass_lane() -> None:
             nonlocal left
             with self._lock:
                 left -= 1
@@ -90,9 +90,9 @@ class Worker:
                 waits = lane.running or bool(lane.jobs)
                 if waits:
                     self._jobs += 1
-                    lane.jobs.append(Job(passed, 0, passed))
+                    lane.jobs.append(Job(pass_lane, 0, pass_lane))
             if not waits:
-                passed()
+                pass_lane()
 
     def _start(self, lane: _Lane) -> None:
         thread = threading.Thread(target=self._work, args=(lane,), name="preheat-remote", daemon=True)
@@ -121,9 +121,9 @@ class Worker:
         try:
             job.run()
         finally:
-            self._ended(job)
+            self._count_end(job)
 
-    def _ended(self, job: Job) -> None:
+    def _count_end(self, job: Job) -> None:
         with self._lock:
             self._jobs -= 1
             self._bytes -= job.size
@@ -165,7 +165,7 @@ class Worker:
                     job = lane.jobs.popleft() if lane.jobs else None
                 if job is not None:
                     job.give_up()
-                    self._ended(job)
+                    self._count_end(job)
 
     def after_fork(self) -> None:
         """Forget the jobs of the parent, which has the threads that do them."""

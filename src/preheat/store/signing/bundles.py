@@ -58,7 +58,7 @@ class BundleSignature(NamedTuple):
         """Raise `UntrustedError` unless one of `signers` has signed this meta part and the entries."""
         if len(self.hashes) != len(digests):
             raise UntrustedError("its signature covers another number of entries")
-        signers.verify(self.key_id, self.value, CONTEXT, _signed(meta, digests, self.hashes))
+        signers.verify(self.key_id, self.value, CONTEXT, _signed_parts(meta, digests, self.hashes))
 
 
 def sign(
@@ -66,7 +66,7 @@ def sign(
 ) -> BundleSignature:
     """Sign a bundle with this meta part and these entries, in the order of `digests`."""
     hashes = b"".join(hashlib.sha256(blob).digest() for blob in blobs)
-    return BundleSignature(key.id, key.sign(CONTEXT, _signed(meta, digests, hashes)), hashes)
+    return BundleSignature(key.id, key.sign(CONTEXT, _signed_parts(meta, digests, hashes)), hashes)
 
 
 def encode_meta(meta: Mapping[str, Any]) -> bytes:
@@ -74,7 +74,7 @@ def encode_meta(meta: Mapping[str, Any]) -> bytes:
     return json.dumps(dict(meta), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _signed(meta: Mapping[str, Any], digests: bytes, hashes: bytes) -> tuple[bytes, ...]:
+def _signed_parts(meta: Mapping[str, Any], digests: bytes, hashes: bytes) -> tuple[bytes, ...]:
     try:
         return _FORMAT, encode_meta(meta), digests, hashes
     except (ValueError, RecursionError):  # NaN, which the parser of Python accepts.

@@ -4,7 +4,7 @@
     0       8     magic  89 'S' 'E' 'N' 'T' 0d 0a 1a
     8       2     format version, little-endian
     10      2     flags, little-endian: 1 = the payload is a zstd frame, 2 = signed
-    12      8     length of the entry, little-endian: that of the payload when it is decompressed
+    12      8     length of the entry, little-endian: the payload's when it is decompressed
     20      32    the digest that the entry answers to
     52      8     id of the key that signed it, zeros in an unsigned one
     60      64    Ed25519 signature, zeros in an unsigned one
@@ -45,7 +45,7 @@ def wrap(digest: str, blob: bytes, key: SigningKey | None) -> bytes:
     """Return the entry `blob` in the form of a server, signed unless `key` is None."""
     if len(blob) > _MAX_ENTRY:
         raise ValueError(f"an entry of {len(blob):,} bytes is too long; the limit is {_MAX_ENTRY:,}")
-    compressed = _compressed(blob)
+    compressed = _compress(blob)
     payload = blob if compressed is None else compressed
     flags = (0 if compressed is None else _COMPRESSED) | (0 if key is None else _SIGNED)
     signer = _NO_KEY if key is None else key.id
@@ -71,7 +71,7 @@ def unwrap(digest: str, data: bytes, trusted: Keyring | None) -> bytes:
             raise UntrustedError("it is not signed")
         trusted.verify(head.key_id, head.signature, CONTEXT, (data[_SIGNED_HEAD], payload))
     if head.flags & _COMPRESSED:
-        return _decompressed(payload, head.length)
+        return _decompress(payload, head.length)
     if len(payload) != head.length:
         raise UntrustedError(f"it has {len(payload):,} of {head.length:,} bytes")
     return bytes(payload)
@@ -111,7 +111,7 @@ def _parse(data: bytes) -> _Head:
     return _Head(flags, length, digest.hex(), key, signature)
 
 
-def _compressed(blob: bytes) -> bytes | None:
+def _compress(blob: bytes) -> bytes | None:
     """Return `blob` as a zstd frame; None when that is not smaller, or zstd is not installed."""
     try:
         with no_fork:
@@ -122,7 +122,7 @@ def _compressed(blob: bytes) -> bytes | None:
     return frame if len(frame) < len(blob) else None
 
 
-def _decompressed(frame: memoryview, length: int) -> bytes:
+def _decompress(frame: memoryview, length: int) -> bytes:
     """Return the content of a zstd frame that has exactly `length` bytes."""
     try:
         with no_fork:

@@ -1,7 +1,7 @@
 """Ed25519 keys: files of keys, signatures, and the public keys that a process trusts.
 
-The cryptography is that of the package `cryptography`, which is an extra and takes long to import. It
-is imported when a key is used.
+The package `cryptography` does the cryptography. It is an extra and takes long to import, so that it is
+imported when a key is used.
 
 A private key is a file in PEM form (PKCS #8), as `preheat keys new` and `openssl genpkey -algorithm
 ed25519` write it. A file of public keys has one or more PEM blocks. Lines between them that start with
@@ -108,7 +108,7 @@ class SigningKey:
     @classmethod
     def new(cls) -> SigningKey:
         """Make a key from the randomness of the operating system."""
-        return cls._of(_cryptography().ed25519.Ed25519PrivateKey.generate().private_bytes_raw())
+        return cls._from_seed(_cryptography().ed25519.Ed25519PrivateKey.generate().private_bytes_raw())
 
     @classmethod
     def load(cls, path: AnyPath) -> SigningKey:
@@ -120,13 +120,13 @@ class SigningKey:
             why = "its private key is encrypted, and a process cannot ask for the password"
             raise KeyFileError(path, why, hint="decrypt it with 'openssl pkey -in FILE -out NEW'")
         if kinds != [_PRIVATE]:
-            why = f"it has {_listed(blocks)}, where one private key is expected"
+            why = f"it has {_list_kinds(blocks)}, where one private key is expected"
             raise KeyFileError(path, why, hint=_MAKE_ONE)
         if exposed := _exposure(status):
             raise KeyFileError(
                 path, exposed, hint="chmod 600 the file, and replace the key if it was read"
             )
-        return cls._of(_parsed(path, _parse_private, blocks[0][1]))
+        return cls._from_seed(_parse_key(path, _parse_private, blocks[0][1]))
 
     def save(self, path: AnyPath) -> None:
         """Write a new file that only this user can read; `KeyFileError` if it exists."""
@@ -148,7 +148,7 @@ class SigningKey:
         return self._private_key().sign(_message(context, parts))
 
     @classmethod
-    def _of(cls, seed: bytes) -> SigningKey:
+    def _from_seed(cls, seed: bytes) -> SigningKey:
         key = _cryptography().ed25519.Ed25519PrivateKey.from_private_bytes(seed)
         return cls(seed, PublicKey(key.public_key().public_bytes_raw()))
 
@@ -224,7 +224,7 @@ def load_public(path: AnyPath) -> tuple[PublicKey, ...]:
 def require_absent(path: AnyPath) -> None:
     """Raise `KeyFileError` if the file exists, because a key is never overwritten."""
     if os.path.lexists(path):
-        raise _exists(path)
+        raise _refuse_existing(path)
 
 
 def _message(context: str, parts: Iterable[bytes | memoryview]) -> bytes:
@@ -327,11 +327,11 @@ def _read_public(path: AnyPath) -> tuple[PublicKey, ...]:
     text, _ = _read(path)
     blocks = _blocks(path, text)
     if {kind for kind, _ in blocks} != {_PUBLIC}:
-        why = f"it has {_listed(blocks)}, where public keys are expected"
+        why = f"it has {_list_kinds(blocks)}, where public keys are expected"
         raise KeyFileError(
             path, why, hint="'preheat keys show FILE' prints the public key of a private one"
         )
-    return tuple(PublicKey(_parsed(path, _parse_public, block)) for _, block in blocks)
+    return tuple(PublicKey(_parse_key(path, _parse_public, block)) for _, block in blocks)
 
 
 def _blocks(path: AnyPath, text: str) -> list[tuple[str, str]]:
@@ -346,12 +346,12 @@ def _blocks(path: AnyPath, text: str) -> list[tuple[str, str]]:
     return [(block[1], block[0]) for block in _BLOCK.finditer(text)]
 
 
-def _listed(blocks: list[tuple[str, str]]) -> str:
+def _list_kinds(blocks: list[tuple[str, str]]) -> str:
     kinds = (kind.lower() for kind, _ in blocks)
     return " and ".join(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in kinds) or "no key"
 
 
-def _parsed(path: AnyPath, parse: Callable[[str], bytes], block: str) -> bytes:
+def _parse_key(path: AnyPath, parse: Callable[[str], bytes], block: str) -> bytes:
     try:
         return parse(block)
     except ValueError as bad:
@@ -370,11 +370,11 @@ def _save_new(path: AnyPath, text: str, mode: int) -> None:
                     os.unlink(path)
                 raise
     except FileExistsError:
-        raise _exists(path) from None
+        raise _refuse_existing(path) from None
     except OSError as fault:
         raise KeyFileError(path, f"it cannot be written: {fault.strerror or fault}") from fault
 
 
-def _exists(path: AnyPath) -> KeyFileError:
+def _refuse_existing(path: AnyPath) -> KeyFileError:
     why = "it exists, and a key is never overwritten"
     return KeyFileError(path, why, hint="name a file that does not exist")

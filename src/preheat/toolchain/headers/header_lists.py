@@ -37,7 +37,7 @@ class HeaderLists:
         """Return the digests of the code that a list leads to."""
         return {code for _, code in decode_states(codec.unpack_checked(blob).meta)}
 
-    def restricted(self, digest: str, blob: bytes, targets: Collection[str]) -> bytes | None:
+    def restrict(self, digest: str, blob: bytes, targets: Collection[str]) -> bytes | None:
         """Return a list with the states that lead to this code only; None without any."""
         kept = [row for row in _states(blob) if row[1] in targets]
         return pack_states(digest, _label(blob), kept) if kept else None

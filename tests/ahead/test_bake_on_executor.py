@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import preheat
-from preheat.ahead import workers
+from preheat.ahead import bake_on_executor
 from preheat.ahead.bake import bake
 from preheat.ahead.fleets import fleet
 from preheat.ahead.manifest import ForeignProgram, Manifest, ManifestProgram
@@ -145,8 +145,8 @@ def test_a_worker_with_another_version_of_preheat_is_named(
 ) -> None:
     ours = preheat.__version__
     older = Worker(
-        lambda: monkeypatch.setattr(workers, "__version__", "0.0.1"),
-        lambda: monkeypatch.setattr(workers, "__version__", ours),
+        lambda: monkeypatch.setattr(bake_on_executor, "__version__", "0.0.1"),
+        lambda: monkeypatch.setattr(bake_on_executor, "__version__", ours),
     )
     (failed,) = bake(listed(Program.of(text("a"))), config=config, executor=older).failures
     assert isinstance(failed.error, ToolchainError)
@@ -215,14 +215,14 @@ def test_results_are_on_the_shared_store_when_a_worker_answers(config: Config, t
 def _ends_process(config: Config) -> None:
     """Make the job of `killer.cu` end its process, in the processes of a pool."""
     del config
-    run = workers._run
+    run = bake_on_executor._run
 
     def run_or_die(work: Any) -> Any:
         if work.job.item.program.label == "killer.cu":
             os.kill(os.getpid(), signal.SIGKILL)
         return run(work)
 
-    workers._run = run_or_die
+    bake_on_executor._run = run_or_die
 
 
 def test_a_program_that_ends_its_worker_fails_and_the_others_are_baked(

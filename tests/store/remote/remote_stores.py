@@ -1,4 +1,4 @@
-"""A remote tier on an engine in memory, with a clock that tests set."""
+"""A store of entries on an engine in memory, with a clock that tests set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from preheat.store.remote.worker import Worker
 from preheat.store.signing.keys import Keys
 from tests.store.remote.memory_engine import MemoryEngine
 
-__all__ = ["TIMEOUT", "Clock", "entry", "tier_on"]
+__all__ = ["TIMEOUT", "Clock", "entry", "store_on"]
 
 TIMEOUT = 2.0
 
@@ -35,7 +35,7 @@ class Clock:
         self.now += seconds
 
 
-def tier_on(
+def store_on(
     engine: MemoryEngine | Callable[[], Engine],
     events: Events,
     clock: Clock | None = None,
@@ -46,7 +46,7 @@ def tier_on(
     worker: Worker | None = None,
     name: str = "remote",
 ) -> RemoteStore:
-    """Return a tier on an engine."""
+    """Return the store of entries on an engine."""
     clock = clock or Clock()
     opener = (lambda: engine) if isinstance(engine, MemoryEngine) else engine
     server = Server(name, opener, events, timeout=TIMEOUT, clock=clock, sleep=clock.sleep)

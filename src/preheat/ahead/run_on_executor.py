@@ -25,7 +25,7 @@ R = TypeVar("R")
 _POLL = 0.1  # seconds between two checks of which jobs an executor has started
 _SUSPECT = 2  # deaths of workers after which a job runs alone
 _DEATHS_ALONE = 2  # deaths of workers of a job that runs alone, after which it fails
-_MOST_BREAKS = 16  # executors that break in a row before any of them finishes a job
+_MAX_BREAKS = 16  # executors that break in a row before any of them finishes a job
 
 # The errors by which engines report that a worker died. Their packages are not imported for that.
 _DEATHS = {
@@ -70,9 +70,9 @@ class _Run(Generic[J, R]):
         on_wait: Callable[[Executor], None] | None,
     ) -> None:
         self._make = None if isinstance(executor, Executor) else executor
-        self._executor = executor if isinstance(executor, Executor) else _made(executor)
+        self._executor = executor if isinstance(executor, Executor) else _make_executor(executor)
         self._todo = todo
-        self._hand_over = submit
+        self._submit_job = submit
         self._on_start = on_start
         self._on_wait = on_wait
         self._open: dict[int, Future[R]] = {}  # by the index of the job, in the order of submission
@@ -90,17 +90,17 @@ class _Run(Generic[J, R]):
             self._submit(range(len(self._todo)))
             while self._open:
                 index, outcome = self._next()
-                if not self._lost(index, outcome):
-                    yield self._todo[index], self._final(index, outcome)
+                if not self._repeat_if_lost(index, outcome):
+                    yield self._todo[index], self._explain_refusal(index, outcome)
             for index in self._suspected:
-                yield self._todo[index], self._final(index, self._run_alone(index))
+                yield self._todo[index], self._explain_refusal(index, self._run_alone(index))
         finally:
             self._close()
 
     def _submit(self, indexes: Iterable[int]) -> None:
         for index in indexes:
             try:
-                future = self._hand_over(self._executor, self._todo[index])
+                future = self._submit_job(self._executor, self._todo[index])
             except Exception as refusal:  # Each engine has its own error for a lost connection.
                 self._refused.add(index)
                 future = Future()
@@ -121,7 +121,7 @@ class _Run(Generic[J, R]):
             if self._open.get(index) is future:  # Else it belongs to an executor that was replaced.
                 del self._open[index]
                 self._start(index)
-                return index, _outcome(future)
+                return index, _get_outcome(future)
 
     # Starts
 
@@ -141,7 +141,7 @@ class _Run(Generic[J, R]):
 
     # Deaths of workers
 
-    def _lost(self, index: int, outcome: R | BaseException) -> bool:
+    def _repeat_if_lost(self, index: int, outcome: R | BaseException) -> bool:
         """Return whether a job was lost. It then runs again, now or at the end."""
         if self._is_final(index, outcome):
             return False
@@ -149,7 +149,7 @@ class _Run(Generic[J, R]):
             self._replace_executor(self._make)
             self._recover(index)
             return True
-        self._deaths[index] += _deaths(outcome)
+        self._deaths[index] += _count_deaths(outcome)
         if self._deaths[index] < _SUSPECT:
             self._submit([index])
         else:
@@ -158,19 +158,19 @@ class _Run(Generic[J, R]):
 
     def _is_final(self, index: int, outcome: R | BaseException) -> bool:
         """Return whether a job ended, well or badly, or cannot be given to any worker."""
-        if not _deaths(outcome):
+        if not _count_deaths(outcome):
             self._breaks = 0
             return True
         if self._make is None or not isinstance(outcome, BrokenExecutor):
             return index in self._refused
-        return self._breaks >= _MOST_BREAKS
+        return self._breaks >= _MAX_BREAKS
 
-    def _final(self, index: int, outcome: R | BaseException) -> R | BaseException:
+    def _explain_refusal(self, index: int, outcome: R | BaseException) -> R | BaseException:
         """Return the outcome, with a `RefusedJobError` for a job that was not accepted.
 
         The error of an executor whose workers have died says why it accepts no more jobs.
         """
-        if index not in self._refused or not isinstance(outcome, Exception) or _deaths(outcome):
+        if index not in self._refused or not isinstance(outcome, Exception) or _count_deaths(outcome):
             return outcome
         refusal = RefusedJobError(f"{type(outcome).__name__}: {outcome}")
         refusal.__cause__ = outcome
@@ -180,14 +180,14 @@ class _Run(Generic[J, R]):
         self._breaks += 1
         self._workers = getattr(self._executor, "_max_workers", None) or os.cpu_count() or 1
         self._executor.shutdown(wait=False)
-        self._executor = _made(make)
+        self._executor = _make_executor(make)
 
     def _recover(self, first: int) -> None:
         """Submit the jobs of a broken executor again, except those that may have run when it broke.
 
         An executor starts jobs in their order. It gives its workers one job more than they run.
         """
-        unfinished = [index for index, future in self._open.items() if not _finished(future)]
+        unfinished = [index for index, future in self._open.items() if not _has_finished(future)]
         for index in unfinished:
             del self._open[index]
         jobs = sorted([first, *unfinished])
@@ -209,7 +209,7 @@ class _Run(Generic[J, R]):
             if isinstance(outcome, BrokenExecutor) and self._make is not None:
                 self._replace_executor(self._make)
                 self._refused.discard(index)
-            deaths += _deaths(outcome)
+            deaths += _count_deaths(outcome)
         return LostJobError(self._todo[index], self._deaths[index] + deaths)
 
     def _close(self) -> None:
@@ -219,7 +219,7 @@ class _Run(Generic[J, R]):
             self._executor.shutdown(wait=not self._open, cancel_futures=True)
 
 
-def _made(make: object) -> Executor:
+def _make_executor(make: object) -> Executor:
     """Return the executor that a function makes; `InputError` for anything else."""
     made = make() if callable(make) else make
     if not isinstance(made, Executor):
@@ -230,7 +230,7 @@ def _made(make: object) -> Executor:
     return made
 
 
-def _outcome(future: Future[R]) -> R | BaseException:
+def _get_outcome(future: Future[R]) -> R | BaseException:
     """Return the result or the error of a job that ended. A job that was cancelled has an error."""
     try:
         error = future.exception()
@@ -239,11 +239,11 @@ def _outcome(future: Future[R]) -> R | BaseException:
         return cancelled
 
 
-def _finished(future: Future[Any]) -> bool:
-    return future.done() and not isinstance(_outcome(future), BrokenExecutor)
+def _has_finished(future: Future[Any]) -> bool:
+    return future.done() and not isinstance(_get_outcome(future), BrokenExecutor)
 
 
-def _deaths(outcome: object) -> int:
+def _count_deaths(outcome: object) -> int:
     """Return how many workers of a job died, according to its error; 0 for every other outcome."""
     if isinstance(outcome, BrokenExecutor):
         return 1

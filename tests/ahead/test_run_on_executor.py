@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preheat.ahead.executor_run import RefusedJobError, run_on_executor
+from preheat.ahead.run_on_executor import RefusedJobError, run_on_executor
 from preheat.errors import InputError, LostJobError
 
 

@@ -24,8 +24,8 @@ from tests.conftest import Recorder
 from tests.processes import TIMEOUT_SECONDS
 from tests.store.entries import blob_of, digest_of
 from tests.store.remote.memory_engine import MemoryEngine, limited
+from tests.store.remote.remote_stores import TIMEOUT, Clock, entry, store_on
 from tests.store.remote.test_worker import Gate
-from tests.store.remote.tiers import TIMEOUT, Clock, entry, tier_on
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
@@ -74,15 +74,15 @@ def test_names_of_entries_are_read_back() -> None:
 def test_what_one_process_puts_another_one_gets(
     engine: MemoryEngine, events: Events, signer: SigningKey
 ) -> None:
-    put(tier_on(engine, events, keys=signed(signer)))
-    reader = tier_on(engine, events, keys=lambda: Keys(Keyring((signer.public,))), writable=False)
+    put(store_on(engine, events, keys=signed(signer)))
+    reader = store_on(engine, events, keys=lambda: Keys(Keyring((signer.public,))), writable=False)
     assert entry(reader, KEY) == BLOB
     assert entry(reader, digest_of(2)) is None
     assert engine.calls == {"write": 1, "read": 2}
 
 
 def test_requests_and_bytes_are_counted(engine: MemoryEngine, events: Events) -> None:
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     put(tier)
     entry(tier, KEY)
     entry(tier, digest_of(2))
@@ -95,7 +95,7 @@ def test_requests_and_bytes_are_counted(engine: MemoryEngine, events: Events) ->
 
 
 def test_a_process_without_a_key_to_sign_writes_nothing(engine: MemoryEngine, events: Events) -> None:
-    put(tier_on(engine, events, writable=False))
+    put(store_on(engine, events, writable=False))
     assert not engine.calls
 
 
@@ -110,7 +110,7 @@ def test_the_engine_and_the_keys_are_made_by_the_first_request(events: Events) -
         made.append("keys")
         return Keys()
 
-    tier = tier_on(open_engine, events, keys=read_keys)
+    tier = store_on(open_engine, events, keys=read_keys)
     assert made == []
     entry(tier, KEY)
     entry(tier, KEY)
@@ -124,7 +124,7 @@ def test_a_closed_tier_opens_another_engine(events: Events) -> None:
         opened.append(MemoryEngine())
         return opened[-1]
 
-    tier = tier_on(open_engine, events)
+    tier = store_on(open_engine, events)
     tier.put_later(KEY, BLOB)
     tier.close()
     tier.close()
@@ -157,7 +157,7 @@ def test_an_object_that_nobody_trusted_has_signed_is_a_counted_miss(
     recorder.forgive = True
     engine.objects[NAME] = objects(signer)[what]
     memory = MemoryStore(1 << 20)
-    chain = Chain([memory], events, shared=[tier_on(engine, events, keys=signed(signer))])
+    chain = Chain([memory], events, shared=[store_on(engine, events, keys=signed(signer))])
     assert chain.get(KEY) is None
     assert memory.get(KEY) is None  # Nothing was filled from it.
     (event,) = recorder.named("untrusted")
@@ -173,13 +173,13 @@ def test_a_signed_entry_that_is_damaged_is_a_counted_miss(
     recorder.forgive = True
     damaged = BLOB[:-1] + bytes([BLOB[-1] ^ 1])
     engine.objects[NAME] = envelope.wrap(KEY, damaged, signer)
-    assert entry(tier_on(engine, events, keys=signed(signer)), KEY) is None
+    assert entry(store_on(engine, events, keys=signed(signer)), KEY) is None
     assert [event["reason"] for event in recorder.named("damaged")] == ["checksum mismatch"]
 
 
 def test_unsigned_entries_are_used_where_that_is_allowed(engine: MemoryEngine, events: Events) -> None:
     engine.objects[NAME] = envelope.wrap(KEY, BLOB, None)
-    assert entry(tier_on(engine, events), KEY) == BLOB
+    assert entry(store_on(engine, events), KEY) == BLOB
 
 
 def test_keys_that_cannot_be_read_are_one_fault(
@@ -190,7 +190,7 @@ def test_keys_that_cannot_be_read_are_one_fault(
     def read_keys() -> Keys:
         raise RemoteError("key file x: it cannot be read")
 
-    tier = tier_on(engine, events, keys=read_keys)
+    tier = store_on(engine, events, keys=read_keys)
     engine.objects[NAME] = envelope.wrap(KEY, BLOB, None)
     for _ in range(5):
         assert entry(tier, KEY) is None
@@ -209,7 +209,7 @@ def test_two_reasons_are_two_faults(engine: MemoryEngine, events: Events, record
         raise RemoteError(f"{verb} is refused")
 
     engine.before = fail
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     for _ in range(3):
         assert entry(tier, KEY) is None
         put(tier)
@@ -220,7 +220,7 @@ def test_an_object_that_cannot_be_read_is_a_miss_and_the_others_are_found(
     engine: MemoryEngine, events: Events, recorder: Recorder
 ) -> None:
     recorder.forgive = True
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     put(tier, digest_of(2), blob_of(2))
 
     def fail(verb: str, name: str) -> None:
@@ -240,7 +240,7 @@ def test_a_server_that_answers_with_a_bad_object_works_again(
     engine: MemoryEngine, events: Events, recorder: Recorder, clock: Clock
 ) -> None:
     recorder.forgive = True
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     engine.before = failing(RemoteError("it did not answer in time"), clock, TIMEOUT)
     assert entry(tier, KEY) is None
     clock.now += 60
@@ -255,7 +255,7 @@ def test_a_question_about_many_entries_that_takes_too_long_does_not_end_lookups(
     engine: MemoryEngine, events: Events, recorder: Recorder, clock: Clock
 ) -> None:
     recorder.forgive = True
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     put(tier)
 
     def stall(verb: str, _: str) -> None:
@@ -277,7 +277,7 @@ def test_a_dead_server_costs_three_attempts_once(
 ) -> None:
     recorder.forgive = True
     engine.before = failing(RemoteError("connection refused", retryable=True), clock)
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     assert [entry(tier, digest_of(number)) for number in range(100)] == [None] * 100
     assert engine.calls["read"] == 3
     assert len(recorder.named("fault")) == 1
@@ -291,7 +291,7 @@ def test_a_slow_server_costs_one_time_out_once(
 ) -> None:
     recorder.forgive = True
     engine.before = failing(RemoteError("did not answer in time"), clock, TIMEOUT)
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     assert [entry(tier, digest_of(number)) for number in range(100)] == [None] * 100
     assert engine.calls["read"] == 1
     assert clock.now == 1000 + TIMEOUT
@@ -303,7 +303,7 @@ def test_wrong_credentials_cost_one_request(
 ) -> None:
     recorder.forgive = True
     engine.before = failing(RemoteError("permission denied"), clock)
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     for number in range(100):
         assert entry(tier, digest_of(number)) is None
     clock.now += 30  # It is a fault that lasts, so the first pause is long.
@@ -318,7 +318,7 @@ def test_a_request_that_is_not_made_has_the_reason_of_the_fault_before_it(
 ) -> None:
     """Threads of a sync share a server, and any of them may be the one whose error is shown."""
     recorder.forgive = True
-    server = tier_on(engine, events).server
+    server = store_on(engine, events).server
 
     def refuse(*_: str) -> None:
         raise RemoteError("memory://test: it refuses the credentials")
@@ -341,7 +341,7 @@ def test_a_fault_that_passes_is_retried_and_not_reported(
             raise faults.pop()
 
     engine.before = before
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     assert entry(tier, KEY) == BLOB
     assert engine.calls["read"] == 3
     assert tier.server.available("read")
@@ -355,7 +355,7 @@ def test_an_engine_that_cannot_be_opened_is_one_fault(events: Events, recorder: 
         opened.append(1)
         raise RemoteError("no credentials")
 
-    tier = tier_on(open_engine, events)
+    tier = store_on(open_engine, events)
     for _ in range(10):
         assert entry(tier, KEY) is None
     assert len(opened) == len(recorder.named("fault")) == 1
@@ -367,7 +367,7 @@ def test_a_server_that_works_again_is_noticed_in_the_background(
     recorder.forgive = True
     engine.objects[NAME] = envelope.wrap(KEY, BLOB, None)
     engine.before = failing(RemoteError("refused", retryable=True), clock)
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     entry(tier, KEY)
     clock.now += 2
     assert entry(tier, KEY) is None  # It starts a trial, which fails.
@@ -388,7 +388,7 @@ def test_a_lying_server_costs_a_lookup_and_nothing_else(
     engine: MemoryEngine, events: Events, recorder: Recorder
 ) -> None:
     recorder.forgive = True
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     engine._existing = lambda names: {"v1/zz/lie", *names}  # type: ignore[method-assign]
     tier.look_ahead([KEY])
     assert entry(tier, KEY) is None
@@ -413,7 +413,7 @@ def test_a_server_that_cannot_be_written_stays_readable(
             raise RemoteError("read-only, or full")
 
     engine.before = before
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     for number in range(2, 50):
         put(tier, digest_of(number), blob_of(number))
     assert engine.calls["write"] == 1
@@ -429,7 +429,7 @@ def test_a_server_that_does_not_answer_is_one_fault_whatever_it_was_asked(
 ) -> None:
     recorder.forgive = True
     engine.before = failing(RemoteError("reset", retryable=True), clock)
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     put(tier)
     assert entry(tier, KEY) is None
     with pytest.raises(PausedError):
@@ -449,7 +449,7 @@ def test_writes_begin_again_after_a_pause(
 ) -> None:
     recorder.forgive = True
     engine.before = failing(RemoteError("full"), clock)
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     put(tier)
     engine.before = None
     put(tier)
@@ -467,7 +467,7 @@ def test_a_bake_tries_a_server_in_the_middle_of_a_pause(
 ) -> None:
     recorder.forgive = True
     engine.before = failing(RemoteError("permission denied"), clock)
-    tier = tier_on(engine, events, clock)
+    tier = store_on(engine, events, clock)
     assert entry(tier, KEY) is None
     tier.put_later(KEY, BLOB)
     assert tier.flush(TIMEOUT_SECONDS)
@@ -491,7 +491,7 @@ def test_a_full_queue_drops_entries_and_never_waits(
     recorder.forgive = True
     gate = Gate()
     engine.before = lambda _, __: gate()
-    tier = tier_on(engine, events, worker=Worker(threads=1, max_jobs=2))
+    tier = store_on(engine, events, worker=Worker(threads=1, max_jobs=2))
     for number in range(10):
         tier.put_later(digest_of(number), blob_of(number))
     assert len(recorder.named("dropped")) == 8
@@ -509,7 +509,7 @@ def test_the_end_of_a_process_waits_for_a_bounded_time(
     monkeypatch.setattr(chain, "CLOSE_SECONDS", 0.05)
     gate = Gate()
     engine.before = lambda _, __: gate()
-    tier = tier_on(engine, events, worker=Worker(threads=1))
+    tier = store_on(engine, events, worker=Worker(threads=1))
     for number in range(3):
         tier.put_later(digest_of(number), blob_of(number))
     assert gate.entered.wait(TIMEOUT_SECONDS)
@@ -524,7 +524,7 @@ def test_an_entry_that_is_too_long_for_a_server_is_dropped(
 ) -> None:
     recorder.forgive = True
     monkeypatch.setattr(envelope, "_MAX_ENTRY", 10)
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     put(tier)
     (dropped,) = recorder.named("dropped")
     assert "is too long" in dropped["reason"]
@@ -539,7 +539,7 @@ def test_entries_are_written_where_no_thread_can_start_any_more(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    tier = tier_on(lambda: limited(engine, TIMEOUT), events)
+    tier = store_on(lambda: limited(engine, TIMEOUT), events)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     tier.put_later(KEY, BLOB)
     tier.close()
@@ -552,12 +552,12 @@ def test_entries_are_written_where_no_thread_can_start_any_more(
 def test_a_removed_entry_stays_on_the_server_and_is_not_taken_from_there(
     engine: MemoryEngine, events: Events
 ) -> None:
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     put(tier)
     tier.remove(KEY)
     assert entry(tier, KEY) is None
     assert NAME in engine.objects
-    assert entry(tier_on(engine, events), KEY) == BLOB  # in another process
+    assert entry(store_on(engine, events), KEY) == BLOB  # in another process
     put(tier, blob=blob_of(1, by="again"))
     assert entry(tier, KEY) == blob_of(1, by="again")
 
@@ -566,12 +566,12 @@ def test_a_removed_entry_is_ignored_until_a_new_one_is_written(
     engine: MemoryEngine, events: Events, recorder: Recorder
 ) -> None:
     recorder.forgive = True
-    put(tier_on(engine, events))
-    reader = tier_on(engine, events, writable=False)
+    put(store_on(engine, events))
+    reader = store_on(engine, events, writable=False)
     reader.remove(KEY)
     put(reader)
     assert entry(reader, KEY) is None
-    writer = tier_on(engine, events)
+    writer = store_on(engine, events)
     writer.remove(KEY)
     engine.before = failing(ObjectError("the object is too large"), Clock())
     put(writer)
@@ -586,7 +586,7 @@ def test_an_entry_that_is_removed_while_it_waits_to_be_written_is_ignored(
 ) -> None:
     gate = Gate()
     engine.before = lambda _, __: gate()
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     tier.put_later(KEY, BLOB)
     assert gate.entered.wait(TIMEOUT_SECONDS)
     tier.remove(KEY)
@@ -596,7 +596,7 @@ def test_an_entry_that_is_removed_while_it_waits_to_be_written_is_ignored(
 
 
 def test_a_removed_entry_that_a_bake_writes_again_is_used(engine: MemoryEngine, events: Events) -> None:
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     tier.remove(KEY)
     filled = tier.upload([Upload(KEY, lambda: BLOB)])
     assert filled is not None
@@ -608,7 +608,7 @@ def test_a_removed_entry_that_a_bake_writes_again_is_used(engine: MemoryEngine, 
 
 
 def test_absent_digests_cost_one_request_together(engine: MemoryEngine, events: Events) -> None:
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     put(tier)
     digests = [digest_of(number) for number in range(1, 500)]
     tier.look_ahead(digests)
@@ -617,7 +617,7 @@ def test_absent_digests_cost_one_request_together(engine: MemoryEngine, events: 
 
 
 def test_an_absence_is_used_once_or_for_a_while(engine: MemoryEngine, events: Events) -> None:
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     tier.look_ahead([KEY])
     assert (entry(tier, KEY), entry(tier, KEY)) == (None, None)
     assert engine.calls["read"] == 1
@@ -631,7 +631,7 @@ def test_an_absence_is_used_once_or_for_a_while(engine: MemoryEngine, events: Ev
 def test_an_absence_is_out_of_date_after_a_minute(
     engine: MemoryEngine, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     monkeypatch.setattr("preheat.store.remote.store._ABSENCE_SECONDS", -1.0)
     tier.look_ahead([KEY], once=False)
     entry(tier, KEY)
@@ -639,7 +639,7 @@ def test_an_absence_is_out_of_date_after_a_minute(
 
 
 def test_many_threads_look_ahead_at_the_same_time(engine: MemoryEngine, events: Events) -> None:
-    tier = tier_on(engine, events)
+    tier = store_on(engine, events)
     errors: list[BaseException] = []
     deadline = time.monotonic() + 1.5
     interval = sys.getswitchinterval()
@@ -670,7 +670,7 @@ def test_many_threads_look_ahead_at_the_same_time(engine: MemoryEngine, events: 
 def test_a_chain_does_not_ask_for_what_this_machine_has(engine: MemoryEngine, events: Events) -> None:
     memory = MemoryStore(1 << 20)
     memory.put(KEY, BLOB)
-    chain = Chain([memory], events, shared=[tier_on(engine, events)])
+    chain = Chain([memory], events, shared=[store_on(engine, events)])
     chain.look_ahead([KEY])
     assert not engine.calls
     chain.look_ahead([KEY, digest_of(2)])
@@ -683,7 +683,7 @@ def test_a_chain_does_not_ask_for_what_this_machine_has(engine: MemoryEngine, ev
 def test_a_hit_is_copied_to_the_servers_before_it(events: Events) -> None:
     near, far = MemoryEngine(), MemoryEngine()
     memory = MemoryStore(1 << 20)
-    tiers = [tier_on(near, events), tier_on(far, events, name="remote.2")]
+    tiers = [store_on(near, events), store_on(far, events, name="remote.2")]
     chain = Chain([memory], events, shared=tiers)
     far.objects[NAME] = envelope.wrap(KEY, BLOB, None)
     assert chain.get(KEY) == (BLOB, "remote.2")
@@ -696,7 +696,7 @@ def test_a_hit_is_copied_to_the_servers_before_it(events: Events) -> None:
 def test_an_entry_is_put_on_all_servers_and_each_reports_its_own(events: Events) -> None:
     engines = [MemoryEngine(), MemoryEngine()]
     names = ["remote", "remote.2"]
-    tiers = [tier_on(each, events, name=name) for each, name in zip(engines, names, strict=True)]
+    tiers = [store_on(each, events, name=name) for each, name in zip(engines, names, strict=True)]
     chain = Chain([MemoryStore(1 << 20)], events, shared=tiers)
     chain.put(KEY, BLOB)
     chain.close()
