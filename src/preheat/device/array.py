@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from preheat.device import base, export
+from preheat.device import base, dlpack
 from preheat.device.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.device.base import ON_HOST
 from preheat.device.context import Context
@@ -333,14 +333,14 @@ class Array:
             raise BufferError("an array is exported on its own device only, and without a copy")
         self.require_usable("export")
         versioned = max_version is not None and max_version[0] >= 1
-        return export.capsule(self, stream, versioned=versioned)
+        return dlpack.export_array(self, stream, versioned=versioned)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
         self.require_usable("export")
-        return export.cuda_interface(self)
+        return dlpack.cuda_interface(self)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("an array is not copied to the host implicitly: use .numpy()")
