@@ -311,7 +311,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"store", "build", "singleflight", "events"}
+IN_THREADS = {"store", "build", "device", "graph", "gpu", "kernels", "lora"}
 
 
 @pytest.mark.parametrize("name", sorted(IN_THREADS))

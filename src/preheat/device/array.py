@@ -19,9 +19,12 @@ from preheat.device.uses import Uses
 from preheat.errors import InputError, PreheatError, StaleBufferError, short_repr
 from preheat.model.dtypes import DType, dtype_of
 from preheat.model.tracebacks import short_methods, shorten_traceback
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["NO_RIGHTS", "Array", "Scalar"]
 
@@ -174,13 +177,11 @@ class Array:
             >>> gpu.array([1.5, 2.5], "bfloat16").numpy("float32")
             array([1.5, 2.5], dtype=float32)
         """
-        import numpy
-
         wanted = None if dtype is None else dtype_of(dtype)
 
         self.require_usable("numpy()")
         self.buffer.context.refuse_in_capture(TO_HOST)
-        out = numpy.empty(self.shape, self.dtype.numpy())
+        out = np.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
             flat = host_bytes(out)
             stream = self._stream
@@ -232,9 +233,7 @@ class Array:
         if not self.size:
             return 0
         if len(pattern) > 8:  # The device has no such fill, so the elements are copied from the host.
-            import numpy
-
-            self.write(numpy.frombuffer(pattern * self.size, self.dtype.numpy()).reshape(self.shape))
+            self.write(np.frombuffer(pattern * self.size, self.dtype.numpy()).reshape(self.shape))
             return 0
         if captured is not None:
             return _submit_fill(self, captured, pattern)
