@@ -338,7 +338,9 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"store", "ahead", "build", "emulator", "driver"}
+IN_THREADS = {
+    *("store", "build", "device", "emulator", "driver", "graph", "gpu", "ahead", "kernels", "lora"),
+}
 
 
 @pytest.mark.parametrize("name", sorted(IN_THREADS))

@@ -30,11 +30,18 @@ from preheat.model.artifact import check_name
 from preheat.model.config import Config, SealMode
 from preheat.model.dtypes import dtype_of
 from preheat.model.tracebacks import short_errors, short_methods, shorten_traceback
-from preheat.process.locks import Lock, no_fork
+from preheat.process.lazy import LazyModule
+from preheat.process.locks import Lock
 
 if TYPE_CHECKING:
+    from preheat.ahead import warmup
     from preheat.ahead.report import WarmReport
     from preheat.ahead.warmup import WarmSource
+    from preheat.device import batch, pending
+else:  # Their imports take milliseconds.
+    warmup = LazyModule("preheat.ahead.warmup")  # The only import of a higher layer.
+    batch = LazyModule("preheat.device.batch")
+    pending = LazyModule("preheat.device.pending")
 
 __all__ = ["Gpu", "device"]
 
@@ -190,10 +197,7 @@ class Gpu(GraphMethods):
             check_name("a kernel", name)
             asked = ModuleRequest.of(source, label, options, include, headers, names, arch, strict)
             if not wait and self.builder.sealed is not SealMode.ERROR:
-                with no_fork:
-                    from preheat.device.pending import pending_kernel  # Takes a millisecond.
-
-                return pending_kernel(self._session, asked, name)
+                return pending.pending_kernel(self._session, asked, name)
             return self._session.kernel(asked, name)
         except SealedError as error:
             raise error.naming(name) from None
@@ -238,9 +242,6 @@ class Gpu(GraphMethods):
             >>> scale.name
             'scale'
         """
-        with no_fork:
-            from preheat.device import batch  # Takes a millisecond.
-
         wanted = batch.kernel_requests(
             requests, options=options, include=include, headers=headers, names=names, arch=arch,
             strict=strict,
@@ -311,11 +312,7 @@ class Gpu(GraphMethods):
             >>> report.programs, report.entries
             (1, 1)
         """
-        from preheat.ahead.warmup import (
-            warm,  # The only import of a higher layer; it takes milliseconds.
-        )
-
-        return warm(self, sources, jobs)
+        return warmup.warm(self, sources, jobs)
 
     # Memory
 

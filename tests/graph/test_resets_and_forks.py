@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from preheat.device.dict_lock import run_locked
 from preheat.errors import (
     CaptureError,
     ContextLostError,
 )
 from preheat.gpu import Gpu
 from preheat.graph.graph import State
+from preheat.process.locks import run_locked
 from tests.faulty import FaultyGpu
 from tests.graph.support import axpy_case, replayer
 from tests.processes import run_in_fork

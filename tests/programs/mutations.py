@@ -150,7 +150,7 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "an array interface names a stream that has waited for nothing", "device/export.py",
+        "an array interface names a stream that has waited for nothing", "device/dlpack.py",
         "[_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]",
         "[_LEGACY_STREAM, *current_streams(device)]",
     ),

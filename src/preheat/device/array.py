@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from preheat.device import base, export
+from preheat.device import base, dlpack
 from preheat.device.active_capture import FROM_HOST, SET_SCALAR, TO_HOST
 from preheat.device.base import ON_HOST
 from preheat.device.context import Context
@@ -19,9 +19,12 @@ from preheat.device.uses import Uses
 from preheat.errors import InputError, PreheatError, StaleBufferError, short_repr
 from preheat.model.dtypes import DType, dtype_of
 from preheat.model.tracebacks import short_methods, shorten_traceback
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["NO_RIGHTS", "Array", "Scalar"]
 
@@ -174,13 +177,11 @@ class Array:
             >>> gpu.array([1.5, 2.5], "bfloat16").numpy("float32")
             array([1.5, 2.5], dtype=float32)
         """
-        import numpy
-
         wanted = None if dtype is None else dtype_of(dtype)
 
         self.require_usable("numpy()")
         self.buffer.context.refuse_in_capture(TO_HOST)
-        out = numpy.empty(self.shape, self.dtype.numpy())
+        out = np.empty(self.shape, self.dtype.numpy())
         if out.nbytes:
             flat = host_bytes(out)
             stream = self._stream
@@ -232,9 +233,7 @@ class Array:
         if not self.size:
             return 0
         if len(pattern) > 8:  # The device has no such fill, so the elements are copied from the host.
-            import numpy
-
-            self.write(numpy.frombuffer(pattern * self.size, self.dtype.numpy()).reshape(self.shape))
+            self.write(np.frombuffer(pattern * self.size, self.dtype.numpy()).reshape(self.shape))
             return 0
         if captured is not None:
             return _submit_fill(self, captured, pattern)
@@ -333,14 +332,14 @@ class Array:
             raise BufferError("an array is exported on its own device only, and without a copy")
         self.require_usable("export")
         versioned = max_version is not None and max_version[0] >= 1
-        return export.capsule(self, stream, versioned=versioned)
+        return dlpack.export_array(self, stream, versioned=versioned)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._device.dlpack[0] == ON_HOST:
             raise AttributeError("the emulator's arrays are not in CUDA memory")
         self.require_usable("export")
-        return export.cuda_interface(self)
+        return dlpack.cuda_interface(self)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("an array is not copied to the host implicitly: use .numpy()")

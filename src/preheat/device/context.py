@@ -19,7 +19,6 @@ from preheat.device.active_capture import (
     Allocator,
     Restricted,
 )
-from preheat.device.dict_lock import DictLock, run_locked
 from preheat.device.libraries import current_streams
 from preheat.device.order import Order
 from preheat.device.uses import Uses
@@ -27,6 +26,7 @@ from preheat.errors import CaptureError, ContextLostError, DeviceError, Emulator
 from preheat.model.events import Events
 from preheat.process import fork
 from preheat.process.callsite import caller
+from preheat.process.locks import DictLock, run_locked
 
 __all__ = ["Context"]
 

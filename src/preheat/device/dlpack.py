@@ -1,4 +1,7 @@
-"""DLPack export and import: the exchange of tensors between libraries without a copy."""
+"""The exchange of tensors between libraries without a copy, by DLPack and the array interface of CUDA.
+
+`export_array` and `cuda_interface` export an array; `open_capsule` reads a tensor of another library.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,28 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from preheat.device.base import LEGACY_STREAMS, ON_HOST
+from preheat.device.libraries import current_streams, retained_current_streams
 from preheat.errors import InputError
 from preheat.model.dtypes import DType, dtype_of_dlpack
 
-__all__ = ["Tensor", "capsule", "end_dropped_exports", "export_numbers", "open_capsule"]
+if TYPE_CHECKING:
+    from preheat.device.array import Array
+
+__all__ = [
+    "Tensor",
+    "capsule",
+    "cuda_interface",
+    "end_dropped_exports",
+    "export_array",
+    "export_numbers",
+    "open_capsule",
+]
 
 
 class _Device(ctypes.Structure):
@@ -57,10 +73,11 @@ class _Versioned(ctypes.Structure):
     )
 
 
+_LEGACY_STREAM = LEGACY_STREAMS[-1]  # The meaning of stream=None in DLPack.
 _LEGACY = b"dltensor"
 _VERSIONED = b"dltensor_versioned"
 _READ_ONLY = 1
-_MAJOR = 1  # the version of the protocol
+_MAJOR_VERSION = 1  # the version of the protocol
 _api = ctypes.pythonapi
 _new = _api.PyCapsule_New
 _new.restype = ctypes.py_object
@@ -172,10 +189,10 @@ def open_capsule(given: Any) -> Tensor:
     read_only = False
     if _is_valid(handle, _VERSIONED):
         versioned = _Versioned.from_address(_pointer(handle, _VERSIONED))
-        if versioned.major != _MAJOR:
+        if versioned.major != _MAJOR_VERSION:
             theirs = f"{versioned.major}.{versioned.minor}"
             raise InputError(
-                f"the tensor has DLPack version {theirs}, and preheat reads version {_MAJOR}",
+                f"the tensor has DLPack version {theirs}, and preheat reads version {_MAJOR_VERSION}",
                 hint="update the library that gave it, or preheat",
             )
         tensor = versioned.tensor
@@ -208,6 +225,79 @@ def _delete(
 # Consumers call these from C.
 _delete_legacy = _Deleter(partial(_delete, _Managed, _end_export))
 _delete_versioned = _Deleter(partial(_delete, _Versioned, _end_export))
+
+
+def export_array(array: Array, stream: int | None, *, versioned: bool) -> Any:
+    """Return the array as a DLPack capsule for a consumer that works in `stream`."""
+    device = array.buffer.context.device
+    uses = array.buffer.uses
+    if device.dlpack[0] == ON_HOST or stream == -1:
+        handles = []
+    else:
+        handles = [_LEGACY_STREAM if stream is None else stream]
+    number = next(export_numbers)
+    shared = uses.shared
+    # From here on, no stream gets a right to the memory.
+    uses.dlpack_exports[number] = retained_current_streams(device)
+    try:
+        _export(array, handles, shared=shared)
+    except BaseException:
+        del uses.dlpack_exports[number]
+        raise
+
+    def release() -> None:
+        array.buffer.uses.release_export(number, retained_current_streams(device))
+
+    return capsule(
+        number, release, array.address, array.shape, array.dtype, device.dlpack, versioned=versioned
+    )
+
+
+def cuda_interface(array: Array) -> dict[str, Any]:
+    """Return the `__cuda_array_interface__` of an array in the memory of a GPU."""
+    _export_by_interface(array)
+    captured = array.buffer.context.active_capture() is not None
+    # Nothing can wait for a captured stream.
+    stream = None if captured else array.buffer.home.handle or _LEGACY_STREAM
+    return {
+        "version": 3,
+        "shape": array.shape,
+        "typestr": array.dtype.typestr,
+        "data": (array.address, False),
+        "strides": None,
+        "stream": stream,
+    }
+
+
+def _export(array: Array, handles: Iterable[int], *, shared: bool) -> None:
+    """Let another library use the memory in the streams with these handles."""
+    context = array.buffer.context
+    capture = context.active_capture()
+    if capture is not None:
+        capture.add_export(array)
+        handles = ()  # The replay of the graph orders this work.
+    context.order.export(array.buffer.uses, handles, shared=shared)
+    array.buffer.export()
+
+
+def _export_by_interface(array: Array) -> None:
+    """Share the memory as long as it exists, because an array interface has no release.
+
+    The protocol does not name the library that uses the memory. So the current stream of every loaded
+    library waits, and so does the stream that the interface names.
+    """
+    device = array.buffer.context.device
+    uses = array.buffer.uses
+    streams = [_LEGACY_STREAM, array.buffer.home.handle, *current_streams(device)]
+    before = uses.exported_by_interface
+    shared = uses.shared
+    uses.exported_by_interface = True
+    try:
+        _export(array, streams, shared=shared)
+    except BaseException:
+        uses.exported_by_interface = before
+        raise
+
 
 _exiting = False
 

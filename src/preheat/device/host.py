@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from preheat.errors import InputError, short_repr
 from preheat.model.dtypes import DType
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = [
     "bfloat16_bytes", "converted", "element_bytes", "host_array", "host_bytes", "integer",
@@ -90,12 +93,10 @@ def bfloat16_bytes(value: float) -> bytes:
 
 def converted(host: np.ndarray[Any, Any], held: DType, wanted: DType | None) -> np.ndarray[Any, Any]:
     """Convert elements of type `held`, copied from a device, to `wanted` if it is given."""
-    import numpy
-
     if wanted is None or wanted is held:
         return host
     values = _numbers(host, held)
-    if values is not host and not numpy.can_cast(values.dtype, wanted.numpy(), "same_kind"):
+    if values is not host and not np.can_cast(values.dtype, wanted.numpy(), "same_kind"):
         hint = f'.numpy("float32").astype({wanted.host!r}) rounds the numbers'
         raise InputError(f"{held} cannot be converted to {wanted} without loss", hint=hint)
     return host_array(values, wanted)
@@ -103,8 +104,6 @@ def converted(host: np.ndarray[Any, Any], held: DType, wanted: DType | None) -> 
 
 def _numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     """Return elements as numbers; types that NumPy lacks become float32, which is exact."""
-    import numpy
-
     if dtype.name == "bfloat16":
         return (host.astype("uint32") << 16).view("float32")
     if dtype.name == "float8_e5m2":  # It is the upper half of a float16.
@@ -112,10 +111,10 @@ def _numbers(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     if dtype.name == "float8_e4m3fn":  # It has no infinities, and all ones mean NaN.
         exponent = (host >> 3 & 15).astype("int32")
         fraction = (host & 7).astype("float32")
-        normal = numpy.ldexp(fraction + 8, exponent - 10)
-        value = numpy.where(exponent == 0, numpy.ldexp(fraction, -9), normal)
-        value = numpy.where(host & 127 == 127, numpy.float32(numpy.nan), value)
-        return numpy.copysign(value, numpy.where(host & 128, -1, 1)).astype("float32")
+        normal = np.ldexp(fraction + 8, exponent - 10)
+        value = np.where(exponent == 0, np.ldexp(fraction, -9), normal)
+        value = np.where(host & 127 == 127, np.float32(np.nan), value)
+        return np.copysign(value, np.where(host & 128, -1, 1)).astype("float32")
     return host
 
 
@@ -152,10 +151,8 @@ def host_bytes(host: np.ndarray[Any, Any]) -> memoryview:
 
 def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
     """Return `data` as a contiguous NumPy array whose bytes are those of `dtype`."""
-    import numpy
-
     try:
-        host = numpy.asarray(memoryview(data) if isinstance(data, bytes) else data)
+        host = np.asarray(memoryview(data) if isinstance(data, bytes) else data)
     except (TypeError, ValueError) as bad:
         if "inhomogeneous" in str(bad):
             bad = ValueError(f"its rows have different lengths: {short_repr(data)}")
@@ -163,15 +160,15 @@ def host_array(data: object, dtype: DType | None) -> np.ndarray[Any, Any]:
     if host.dtype.kind == "O" or (host.dtype.kind in "SU" and not hasattr(data, "dtype")):
         raise _not_numbers_error(host, data)
     if dtype is None or host.dtype == dtype.numpy():
-        return numpy.ascontiguousarray(host).reshape(host.shape)
+        return np.ascontiguousarray(host).reshape(host.shape)
     if dtype.host.startswith("uint") and not dtype.name.startswith("uint"):
         return _as_bits(host, dtype)
     if dtype.numpy().kind in "iu" and host.dtype.kind in "iub":
         _check_range(host, dtype)
-    elif host.size and not numpy.can_cast(host.dtype, dtype.numpy(), "same_kind"):
+    elif host.size and not np.can_cast(host.dtype, dtype.numpy(), "same_kind"):
         raise _lossy_error(host, dtype)
-    with numpy.errstate(over="ignore"):  # Too large numbers become infinite, as in a launch.
-        return numpy.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
+    with np.errstate(over="ignore"):  # Too large numbers become infinite, as in a launch.
+        return np.ascontiguousarray(host, dtype.numpy()).reshape(host.shape)
 
 
 def _not_numbers_error(host: np.ndarray[Any, Any], data: object) -> InputError:
@@ -190,12 +187,10 @@ def _not_numbers_error(host: np.ndarray[Any, Any], data: object) -> InputError:
 
 def _non_numbers(data: object) -> Iterator[object]:
     """Yield everything in nested sequences that is not a number."""
-    import numpy
-
-    if isinstance(data, list | tuple | numpy.ndarray):
-        for each in data.flat if isinstance(data, numpy.ndarray) else data:
+    if isinstance(data, list | tuple | np.ndarray):
+        for each in data.flat if isinstance(data, np.ndarray) else data:
             yield from _non_numbers(each)
-    elif not isinstance(data, bool | int | float | complex | numpy.number | numpy.bool_):
+    elif not isinstance(data, bool | int | float | complex | np.number | np.bool_):
         yield data
 
 
@@ -205,9 +200,7 @@ def _lossy_error(host: np.ndarray[Any, Any], dtype: DType) -> InputError:
 
 
 def _check_range(host: np.ndarray[Any, Any], dtype: DType) -> None:
-    import numpy
-
-    limits = numpy.iinfo(dtype.numpy())
+    limits = np.iinfo(dtype.numpy())
     if host.size and (int(host.min()) < limits.min or int(host.max()) > limits.max):
         raise InputError(f"values from {host.min()} to {host.max()} do not fit {dtype}")
 
@@ -217,22 +210,20 @@ def _as_bits(host: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 
     This is `bfloat16_bytes` for arrays. A launch with one number does not import NumPy.
     """
-    import numpy
-
     if host.dtype.kind in "Vu" and host.dtype.itemsize == dtype.size:
-        return numpy.ascontiguousarray(host).view(dtype.numpy())
+        return np.ascontiguousarray(host).view(dtype.numpy())
     if dtype.name != "bfloat16":
         if host.dtype.kind in "biuf" and not host.any():  # Zero has no bits set in any type.
-            return numpy.zeros(host.shape, dtype.numpy())
+            return np.zeros(host.shape, dtype.numpy())
         raise InputError(f"give {dtype} as raw bits ({dtype.host})")
     if host.dtype.kind not in "biuf":
         raise InputError(f"{host.dtype} cannot be converted to {dtype} without loss")
-    exact = numpy.ascontiguousarray(host, "float64")
-    with numpy.errstate(over="ignore"):
+    exact = np.ascontiguousarray(host, "float64")
+    with np.errstate(over="ignore"):
         near = exact.astype("float32")
     bits = near.view("uint32")
     # A sticky bit for the lost digits prevents double rounding.
-    bits = numpy.where(near == exact, bits, bits - (abs(near) > abs(exact)) | 1)
+    bits = np.where(near == exact, bits, bits - (abs(near) > abs(exact)) | 1)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    rounded = numpy.where(numpy.isnan(near), 0x7FFF, rounded).astype("uint16")
+    rounded = np.where(np.isnan(near), 0x7FFF, rounded).astype("uint16")
     return rounded.reshape(host.shape)

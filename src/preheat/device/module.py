@@ -16,8 +16,16 @@ from preheat.errors import InputError, PreheatError
 from preheat.model.artifact import Artifact, EntryPoint, check_name
 from preheat.model.dtypes import DType, dtype_of
 from preheat.model.tracebacks import short_methods, shorten_traceback
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.process.messages import did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from preheat.model import ptx
+else:
+    np = LazyModule("numpy")
+    ptx = LazyModule("preheat.model.ptx")  # It takes milliseconds that only an error needs.
 
 __all__ = ["Module", "SymbolView"]
 
@@ -91,12 +99,9 @@ class Module:
 
     def _variables(self) -> list[str]:
         """Return the names that `symbol` accepts, as far as the PTX of the program lists them."""
-        with no_fork:
-            from preheat.model.ptx import parse  # Takes milliseconds that only an error needs.
-
         expressions = {name.removeprefix("&") for name in self.artifact.names if name.startswith("&")}
         try:
-            declared = {*parse(self.artifact.ptx.decode()).variables}
+            declared = {*ptx.parse(self.artifact.ptx.decode()).variables}
         except ValueError:  # Another compiler made the PTX, or there is none.
             declared = set()
         return sorted(name for name in declared | expressions if "__preheat" not in name)
@@ -182,15 +187,13 @@ class SymbolView:
             >>> gpu.module("__device__ int n = 7;").symbol("n", "int32").numpy()
             array([7], dtype=int32)
         """
-        import numpy
-
         wanted = None if dtype is None else dtype_of(dtype)
         stored = self.dtype if self._is_typed or wanted is None else wanted
         self._require_multiple_of(stored)
         context = self._module.context
         context.require_alive(_LOOK_UP)
         context.refuse_in_capture(TO_HOST)
-        out = numpy.empty(self.nbytes // stored.size, stored.numpy())
+        out = np.empty(self.nbytes // stored.size, stored.numpy())
         context.wait_for_work()  # Any stream may have written it.
         context.device.copy_out(host_bytes(out), self.address, context.stream)
         return converted(out, stored, wanted)

@@ -6,13 +6,19 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.device import dlpack
 from preheat.device.base import LEGACY_STREAMS, ON_GPU, ON_HOST, Device
 from preheat.device.libraries import LIBRARIES, Library
 from preheat.errors import InputError
 from preheat.model.dtypes import DType, dtype_of, dtype_of_typestr
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = [
     "Operand", "Pointer", "Strided", "TensorKind", "is_plain_tensor", "native_readers", "strided",
@@ -261,11 +267,9 @@ def _from_dlpack(value: Any, stream: int) -> Operand:
 
 
 def _itemsize(face: dict[str, Any]) -> int:
-    import numpy
-
     if face["typestr"].startswith(">"):
         raise InputError("an array of big-endian numbers would have wrong values in a kernel")
-    return int(numpy.dtype(face["typestr"]).itemsize)
+    return int(np.dtype(face["typestr"]).itemsize)
 
 
 def _span(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> tuple[int, int, bool]:

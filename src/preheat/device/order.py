@@ -12,10 +12,10 @@ from types import TracebackType
 
 from preheat.device import base
 from preheat.device.base import LEGACY_STREAMS, NOT_SUBMITTED
-from preheat.device.dict_lock import DictLock, run_locked
 from preheat.device.uses import Dependent, Timeline, Uses
 from preheat.errors import CaptureError, DeviceError, DriverError
 from preheat.process.callsite import caller
+from preheat.process.locks import DictLock, run_locked
 
 __all__ = ["Order", "RepeatedUse", "Section"]
 

@@ -128,7 +128,7 @@ class Uses:
     """The uses of one piece of memory.
 
     Rights and recorded uses change under the lock of the device's `Order`. Exports
-    (`preheat.device.export`) and parts that end (`preheat.graph.arena`) are added without it, because
+    (`preheat.device.dlpack`) and parts that end (`preheat.graph.arena`) are added without it, because
     finalizers take no lock.
 
     `writer` is our stream with the exclusive right, and `readers` are the streams with the right

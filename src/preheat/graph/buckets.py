@@ -9,9 +9,12 @@ from preheat.device.array import Array
 from preheat.device.host import element_bytes, host_array, integer
 from preheat.errors import InputError
 from preheat.model.dtypes import dtype_of
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["bucket", "buckets", "padded"]
 
@@ -71,15 +74,13 @@ def padded(array: Any, size: int, fill: complex = 0) -> np.ndarray[Any, Any]:
         >>> preheat.padded(np.array([1, 2, 3]), 5)
         array([1, 2, 3, 0, 0])
     """
-    import numpy
-
     host = _on_host(array)
     size = integer(size, "a number of rows")
     if not host.ndim or len(host) > size:
         raise InputError(f"an array of shape {host.shape} cannot be padded to {size} rows")
     if len(host) == size:
         return host
-    out = numpy.empty((size, *host.shape[1:]), host.dtype)
+    out = np.empty((size, *host.shape[1:]), host.dtype)
     out[: len(host)] = host
     out[len(host) :] = _element(fill, host.dtype)
     return out
@@ -89,19 +90,15 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
     if isinstance(array, Array) or hasattr(array, "__cuda_array_interface__"):
         hint = "pad the rows on the host, then write them: x.write(padded(rows, size))"
         raise InputError(f"{type(array).__name__} on a device cannot be padded", hint=hint)
-    import numpy
-
-    return array if isinstance(array, numpy.ndarray) else host_array(array, None)
+    return array if isinstance(array, np.ndarray) else host_array(array, None)
 
 
 def _element(fill: Any, dtype: np.dtype[Any]) -> Any:
     """Return `fill` as an element of `dtype`; `InputError` if it does not fit."""
-    import numpy
-
     if dtype.kind in "biuf":
         kind = dtype_of(dtype.newbyteorder("="))
-        return numpy.frombuffer(element_bytes(fill, kind), kind.numpy())[0]
+        return np.frombuffer(element_bytes(fill, kind), kind.numpy())[0]
     try:
-        return numpy.full((), fill, dtype)[()]
+        return np.full((), fill, dtype)[()]
     except (TypeError, ValueError) as bad:
         raise InputError(f"{fill!r} does not fit {dtype}: {bad}") from None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from preheat.device.dict_lock import DictLock, run_locked
 from preheat.device.memory import new_generation_limit
 from preheat.errors import BakedError, GraphError
 from preheat.graph import trees
@@ -20,6 +19,7 @@ from preheat.graph.difference import (
 )
 from preheat.graph.graph import Graph, State
 from preheat.graph.nodes import Node
+from preheat.process.locks import DictLock, run_locked
 
 __all__ = ["CAPTURED", "Body", "CachedGraph", "Step"]
 

@@ -21,7 +21,6 @@ from preheat.device.active_capture import INSTANTIATE, REPLAY, Restricted
 from preheat.device.array import Scalar
 from preheat.device.base import LEGACY_STREAMS
 from preheat.device.context import Context
-from preheat.device.dict_lock import run_locked
 from preheat.device.libraries import StreamHandle
 from preheat.device.stream import raw_stream
 from preheat.errors import CaptureError, GraphError, InputError, PreheatError
@@ -36,6 +35,7 @@ from preheat.graph.profile import DEFAULT_OPTIONS, ReplayOptions
 from preheat.graph.recorded import RecordedWork
 from preheat.graph.replay import CAPTURE_AGAIN, Replayer, ReplayFunction
 from preheat.model.tracebacks import short_methods, shorten_traceback
+from preheat.process.locks import run_locked
 from preheat.process.messages import count
 
 __all__ = ["RESERVED", "Graph", "State"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from preheat.device import base
 from preheat.device.active_capture import RecordedLaunch
@@ -15,6 +16,12 @@ from preheat.device.memory import Buffer
 from preheat.device.operands import Operand
 from preheat.model.dtypes import DType
 from preheat.process.callsite import CallSite, format_site
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["Argument", "Node", "Record"]
 
@@ -222,9 +229,7 @@ def _describe_tensor(operand: Operand) -> str:
 
 def _element_argument(dtype: DType, data: bytes) -> Argument:
     """Return one element of an array as an argument."""
-    import numpy
-
-    value = numpy.frombuffer(data, dtype.numpy())[0].item()
+    value = np.frombuffer(data, dtype.numpy())[0].item()
     return Argument(str(dtype), data, text=repr(value))
 
 

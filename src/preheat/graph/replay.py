@@ -20,7 +20,6 @@ from preheat.device import base
 from preheat.device.active_capture import REPLAY, Restricted
 from preheat.device.base import NOT_SUBMITTED
 from preheat.device.context import Context
-from preheat.device.dict_lock import DictLock, run_locked
 from preheat.device.launch import MANY_STREAMS, in_order, register_operands
 from preheat.device.stream import raw_stream, record_event
 from preheat.errors import CaptureError, DriverError, PreheatError, StaleGraphError
@@ -32,6 +31,7 @@ from preheat.graph.recorded import RecordedWork
 from preheat.model.tracebacks import shorten_traceback
 from preheat.process import fork
 from preheat.process.callsite import caller
+from preheat.process.locks import DictLock, run_locked
 
 __all__ = ["CAPTURE_AGAIN", "ReplayFunction", "Replayer"]
 

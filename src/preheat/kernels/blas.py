@@ -24,6 +24,7 @@ from preheat.kernels.op import Op, add_to_traces, cpp_of, dimension
 from preheat.model.artifact import EntryPoint, Parameter
 from preheat.model.dtypes import DTYPES, DType
 from preheat.process.callsite import caller
+from preheat.process.locks import no_fork
 
 __all__ = ["MATH", "Blas", "CuBlas", "Found", "Handle", "RawHandle", "by_cublas", "find"]
 
@@ -69,7 +70,8 @@ def find(gpu: Gpu) -> Found | str:
 @cache
 def _bindings() -> Found | str:
     try:
-        from nvmath.bindings import cublas
+        with no_fork:
+            from nvmath.bindings import cublas
     except ImportError:
         return "nvmath-python is not installed"
     try:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.errors import InputError
 from preheat.model.dtypes import dtype_of
+from preheat.process.lazy import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np
 
     from preheat.gpu import Gpu
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["BLOCK", "VALUES", "Nf4", "dequantize", "quantize"]
 
@@ -91,8 +94,6 @@ def quantize(weight: Any) -> Nf4:
     Each element is divided by the largest magnitude of its block and rounded to the nearest value;
     halfway between two values, to the lower one.
     """
-    import numpy as np
-
     matrix = _matrix(weight)
     if matrix.ndim != 2 or not matrix.size:
         raise InputError(f"weight of shape {matrix.shape} is not a matrix with elements")
@@ -110,8 +111,6 @@ def quantize(weight: Any) -> Nf4:
 
 def dequantize(quantized: Nf4) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return the matrix that `quantized` represents. Kernels round it to the type of the product."""
-    import numpy as np
-
     if not isinstance(quantized, Nf4):
         raise InputError(f"quantized is {type(quantized).__name__}, not an Nf4")
     for name in ("codes", "scales"):
@@ -128,8 +127,6 @@ def dequantize(quantized: Nf4) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def _matrix(weight: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return a weight as a float32 array."""
-    import numpy as np
-
     try:
         matrix = np.asarray(weight)
         if np.iscomplexobj(matrix):
@@ -146,6 +143,4 @@ def _matrix(weight: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def _values() -> np.ndarray[Any, np.dtype[np.float32]]:
-    import numpy as np
-
     return np.array(VALUES, "float32")

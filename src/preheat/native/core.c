@@ -1089,7 +1089,7 @@ done:
     return outcome;
 }
 
-/* Take the lock, a dictionary with one item, replay and put the item back: see `dict_lock`. */
+/* Take the lock, a dictionary with one item, replay and put the item back: see `DictLock`. */
 static Outcome replay_now(Replay* self, Scalars* scalars) {
     if (slot(self->context, self->context_unrestricted) != Py_True)
         return UNFIT;

@@ -10,7 +10,7 @@ Which lock to use:
     to protect                              use                      in a forked child
     data of this process                    `Lock`                   works as it is
     one computation for many threads        `SingleFlight`           works as it is
-    data that every launch or replay uses   `runtime.dict_lock`      `after_fork` must free it
+    data that every launch or replay uses   `DictLock`               `after_fork` must free it
     other data of a device                  `threading.Lock`         `after_fork` must replace it
     files that processes share              `cache.lock.FileLock`    closed: the parent holds it
     an import, the start of a process       `no_fork`                a fork waits for it
@@ -32,9 +32,13 @@ from operator import attrgetter
 
 TYPE_CHECKING = False  # `typing` and `types` cost more than the rest
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
+    from typing import TypeVar
 
-__all__ = ["Holder", "Lock", "no_fork", "wait_before_logging"]
+    T = TypeVar("T")
+
+__all__ = ["DictLock", "Holder", "Lock", "no_fork", "run_locked", "wait_before_logging"]
 
 _POLL = (0.0005, 0.05)  # first and longest pause between two checks of the holder, in seconds
 _FORK_WAIT = 10.0  # seconds that a fork waits at most for `no_fork`
@@ -286,3 +290,30 @@ def wait_before_logging() -> None:
 
         os.register_at_fork(before=_before_fork)
         _waits_before_logging.append(True)
+
+
+#: A lock that a signal handler cannot leave locked: {0: True} while it is free, empty while a thread
+#: holds it.
+#:
+#: `with lock:` of `threading.Lock` is not safe where a signal handler may raise: from Python 3.13 on,
+#: the handler can run after the lock was acquired and before the block began, and then it is never
+#: released. Deleting the entry of a dict acquires the lock and is a single bytecode instruction, which
+#: is either executed or not; storing the entry releases it. That is also cheaper than `threading.Lock`.
+DictLock = dict[int, bool]
+
+
+def run_locked(lock: DictLock, do: Callable[[], T]) -> T:
+    """Wait for `lock`, call `do` while holding it, and return the result.
+
+    Waiting is polling, so `do` should be short. The lock is not reentrant.
+    """
+    while True:
+        try:
+            del lock[0]
+            break
+        except KeyError:
+            time.sleep(20e-6)
+    try:
+        return do()
+    finally:
+        lock[0] = True

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from preheat.errors import DeviceError, DriverError, InvalidCodeError, NoGpuError, OutOfMemoryError
 from preheat.model.config import environ
+from preheat.process.locks import no_fork
 
 __all__ = [
     "NOT_CURRENT",
@@ -90,7 +91,8 @@ def without_gpu() -> str:
 def library() -> Any:
     """Return the bindings with the driver initialised; `NoGpuError` says what is missing."""
     try:
-        from cuda.bindings import driver
+        with no_fork:
+            from cuda.bindings import driver
     except ImportError as missing:
         message = f"no GPU: the Python package cuda-bindings is not usable: {missing}"
         raise NoGpuError(message, hint=without_gpu()) from None

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.device.registry import DeviceDescription
 from preheat.errors import InputError, NoGpuError
 from preheat.model.config import Config
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from preheat.device.cuda import device as cuda_device
+else:
+    cuda_device = LazyModule("preheat.device.cuda.device")  # A process without a GPU does not need it.
 
 __all__ = ["available", "describe", "parse_setting"]
 
 
 def available() -> bool:
     """Return True when the driver sees a GPU."""
-    from preheat.device.cuda.device import count
-
     try:
-        return count() > 0
+        return cuda_device.count() > 0
     except NoGpuError:
         return False
 
@@ -42,6 +46,4 @@ def describe(index: int, settings: Mapping[str, Any], config: Config) -> DeviceD
         )
     if set(settings) - {"sanitize", "host_arrays"}:
         raise InputError("arch, patience and schedule belong to the emulator: a GPU has its own")
-    from preheat.device.cuda.device import CudaDevice
-
-    return DeviceDescription(f"cuda:{index}", partial(CudaDevice, index))
+    return DeviceDescription(f"cuda:{index}", partial(cuda_device.CudaDevice, index))

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from preheat.errors import GraphError
 from preheat.graph.nodes import Node
 from preheat.model.tracebacks import short_methods
-from preheat.process.locks import no_fork
+from preheat.process.lazy import LazyModule
 from preheat.process.messages import count
 
 TYPE_CHECKING = False  # Type checkers assume True.
 if TYPE_CHECKING:
-    from preheat.graph.pictures.picture import Picture
+    from preheat.graph.pictures import formats, picture
+else:  # Most processes draw nothing.
+    formats = LazyModule("preheat.graph.pictures.formats")
+    picture = LazyModule("preheat.graph.pictures.picture")
 
 __all__ = ["Drawable"]
 
@@ -56,10 +59,7 @@ class Drawable:
             >>> graph.svg().splitlines()[1]
             "<title>graph 'step': 1 node</title>"
         """
-        with no_fork:
-            from preheat.graph.pictures.formats import as_svg
-
-        return as_svg(self._picture(diff, fold=fold))
+        return formats.as_svg(self._picture(diff, fold=fold))
 
     def dot(self, *, diff: Drawable | Sequence[Node] | None = None, fold: bool = True) -> str:
         """Return the graph in the language of Graphviz, with the content of `svg`.
@@ -79,10 +79,7 @@ class Drawable:
             >>> graph.dot().splitlines()[-2]
             '  n0 -> n1;'
         """
-        with no_fork:
-            from preheat.graph.pictures.formats import as_dot
-
-        return as_dot(self._picture(diff, fold=fold))
+        return formats.as_dot(self._picture(diff, fold=fold))
 
     def _repr_svg_(self) -> str | None:
         """Return the picture for a notebook.
@@ -91,29 +88,23 @@ class Drawable:
         """
         if not self.nodes:
             return None
-        with no_fork:
-            from preheat.graph.pictures.formats import as_svg
+        drawn = self._picture(None, fold=True)
+        return formats.as_svg(drawn) if len(drawn.items) <= _MAX_INLINE else None
 
-        picture = self._picture(None, fold=True)
-        return as_svg(picture) if len(picture.items) <= _MAX_INLINE else None
-
-    def _picture(self, other: Drawable | Sequence[Node] | None, *, fold: bool) -> Picture:
+    def _picture(self, other: Drawable | Sequence[Node] | None, *, fold: bool) -> picture.Picture:
         """Return what is drawn."""
-        with no_fork:
-            from preheat.graph.pictures.picture import folded, picture_of, picture_of_change
-
         if not self.nodes:
             raise GraphError(
                 f"{self} cannot be drawn: it has no nodes",
                 hint="draw it after its capture: with gpu.capture() as graph: …",
             )
         if other is None:
-            picture = picture_of(f"{self}: {_counted(self.nodes)}", self.nodes)
+            drawn = picture.picture_of(f"{self}: {_counted(self.nodes)}", self.nodes)
         else:
             nodes = other.nodes if isinstance(other, Drawable) else other
             name = str(other) if isinstance(other, Drawable) else "another capture"
-            picture = picture_of_change(f"{self} compared with {name}", self.nodes, nodes)
-        return folded(picture) if fold else picture
+            drawn = picture.picture_of_change(f"{self} compared with {name}", self.nodes, nodes)
+        return picture.folded(drawn) if fold else drawn
 
 
 def _counted(nodes: Sequence[Node]) -> str:

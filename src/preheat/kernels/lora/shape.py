@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.errors import InputError
 from preheat.kernels import axes, elementwise
 from preheat.kernels.op import cpp_of, dimension
 from preheat.kernels.rows import MAX_WIDTH
+from preheat.process.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["ADAPTED", "INPUT_OF", "MODELS", "Model", "Shape", "require_shape"]
 
@@ -221,8 +227,6 @@ def _flag(name: str, value: Any) -> bool:
     """Convert a truth value, also one of NumPy, to a plain bool."""
     if isinstance(value, bool):
         return value
-    import numpy as np
-
     if not isinstance(value, np.bool_):
         raise InputError(f"{name} {value!r} is not True or False")
     return bool(value)
