@@ -6,13 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from preheat.ahead.manifest import Unrecorded
 from preheat.model.config import environ
 from preheat.process.messages import count, printable
+
+if TYPE_CHECKING:
+    from preheat.ahead.manifest import Unrecorded
 
 __all__ = [
     "attempt",

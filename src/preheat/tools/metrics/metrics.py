@@ -89,7 +89,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("preheat.waiting", "seconds_waiting", "Time of these waits.", "s"),
     Metric("preheat.kernels", "resolve", "Kernels of loaded programs that were first asked for."),
     Metric("preheat.loads", "load", "Programs that were loaded on a device."),
-    Metric("preheat.device.lost", "lost", "Devices that can no longer be used."),
+    Metric("preheat.devices.lost", "lost", "Devices that can no longer be used."),
     Metric("preheat.graphs", "graph", "Graphs that were captured, evicted or quarantined."),
     Metric("preheat.replays.sampled", "replay", "Replays of graphs that were timed."),
     Metric("preheat.slow_paths", "slow_path", "Shipped kernels that take a slower path."),

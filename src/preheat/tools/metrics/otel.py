@@ -86,9 +86,9 @@ def _span_sink(tracer: Tracer) -> Callable[[str, Mapping[str, Any]], None]:
             "preheat compile",
             start_time=end - int(fields["seconds"] * 1e9),
             attributes={
-                "preheat.model.program": fields["program"],
-                "preheat.model.arch": fields["arch"],
-                "preheat.model.key": fields["key"],
+                "preheat.program": fields["program"],
+                "preheat.arch": fields["arch"],
+                "preheat.key": fields["key"],
             },
         )
         if name == "reject":
