@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from preheat.adapters.cuda_core.request import CompileInputs
+from preheat.adapters.cuda_core.request import CompileRequest
 from preheat.errors import AdapterError
 
 __all__ = ["compile_to_ptx", "ptx_of"]
 
 
-def compile_to_ptx(inputs: CompileInputs, log: Any) -> Any:
+def compile_to_ptx(request: CompileRequest, log: Any) -> Any:
     """Compile a C++ program, write the log, and return an `ObjectCode` with its PTX.
 
     Raises `AdapterError` with the log when the compiler rejects the program.
@@ -19,25 +19,25 @@ def compile_to_ptx(inputs: CompileInputs, log: Any) -> Any:
     import cuda.bindings.nvrtc as nvrtc
     import cuda.core
 
-    options = inputs.options.as_bytes("nvrtc", "ptx")
-    source = inputs.code.encode() if isinstance(inputs.code, str) else inputs.code
-    handle = _checked(nvrtc.nvrtcCreateProgram(source, inputs.options.name.encode(), 0, [], []))
+    options = request.options.as_bytes("nvrtc", "ptx")
+    source = request.code.encode() if isinstance(request.code, str) else request.code
+    handle = _checked(nvrtc.nvrtcCreateProgram(source, request.options.name.encode(), 0, [], []))
     try:
-        for name in inputs.names:
+        for name in request.names:
             _checked(nvrtc.nvrtcAddNameExpression(handle, _encoded(name)))
         (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
         text = _text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         written = text.rstrip(b"\0").decode(errors="backslashreplace")
         if status:
-            raise AdapterError(f"{inputs.label} does not compile for {inputs.arch}\n{written}")
+            raise AdapterError(f"{request.label} does not compile for {request.arch}\n{written}")
         log.write(written)
         ptx = _text(handle, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
         names = {
-            name: _checked(nvrtc.nvrtcGetLoweredName(handle, _encoded(name))) for name in inputs.names
+            name: _checked(nvrtc.nvrtcGetLoweredName(handle, _encoded(name))) for name in request.names
         }
     finally:
         nvrtc.nvrtcDestroyProgram(handle)
-    return cuda.core.ObjectCode.from_ptx(ptx, name=inputs.options.name, symbol_mapping=names)
+    return cuda.core.ObjectCode.from_ptx(ptx, name=request.options.name, symbol_mapping=names)
 
 
 def ptx_of(program: Any) -> bytes:

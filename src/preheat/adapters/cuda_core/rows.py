@@ -9,38 +9,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from preheat.adapters.base import Row, version_note
-from preheat.adapters.cuda_core.request import CompileInputs, Identified, compiler_of
+from preheat.adapters.cuda_core.request import CompileRequest, compiler_of
 from preheat.adapters.modules import NotPortableError
 from preheat.errors import AdapterError, InputError
 from preheat.model.arch import Arch, runnable_archs
 from preheat.model.portable_paths import spelled
 
-__all__ = ["archs_of", "changes", "inputs_of_row", "row_of"]
+__all__ = ["archs_of", "changes", "request_of", "row_of"]
 
 _PACKAGES = "{packages}/"
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def row_of(inputs: CompileInputs, found: Identified) -> Row | None:
+def row_of(request: CompileRequest) -> Row | None:
     """Return the row of a request; None when it cannot be made again by another process."""
     import cuda.core
 
     try:
         return {
-            "code": _text(inputs.code),
-            "code_type": inputs.code_type,
-            "target": inputs.target,
-            "names": [_encoded(name) for name in inputs.names],
-            "options": _chosen(inputs.options),
-            "prefix": _prefix(inputs.options.arch),
+            "code": _text(request.code),
+            "code_type": request.code_type,
+            "target": request.target,
+            "names": [_encoded(name) for name in request.names],
+            "options": _chosen(request.options),
+            "prefix": _prefix(request.options.arch),
             # Includes may be relative to the current directory.
-            "root": os.getcwd() if found.headers else "",
+            "root": os.getcwd() if request.headers else "",
             "env": {},
             "recorded": {
-                "arch": str(inputs.options.arch),
+                "arch": str(request.options.arch),
                 "cuda.core": cuda.core.__version__,
-                "compiler": compiler_of(inputs),
-                "headers": found.headers,
+                "compiler": compiler_of(request),
+                "headers": request.headers,
             },
         }
     except NotPortableError:
@@ -108,7 +108,7 @@ def _decoded(value: Any) -> Any:
     return tuple(map(_decoded, value["tuple"])) if isinstance(value, Mapping) else value
 
 
-def inputs_of_row(row: Row, arch: Arch) -> CompileInputs:
+def request_of(row: Row, arch: Arch) -> CompileRequest:
     """Return a recorded request for another architecture.
 
     Raises `AdapterError` when this version of cuda.core does not know an option.
@@ -127,7 +127,7 @@ def inputs_of_row(row: Row, arch: Arch) -> CompileInputs:
             hint=f"bake with cuda.core {row['recorded']['cuda.core']}",
         ) from None
     names = tuple(map(_decoded, row["names"]))
-    return CompileInputs(row["code"], row["code_type"], options, row["target"], names)
+    return CompileRequest(row["code"], row["code_type"], options, row["target"], names)
 
 
 def archs_of(row: Row, arch: Arch) -> list[Arch]:
@@ -143,14 +143,14 @@ def archs_of(row: Row, arch: Arch) -> list[Arch]:
     return [arch] if named == arch or named not in runnable_archs(arch) else [arch, named]
 
 
-def changes(row: Row, inputs: CompileInputs, found: Identified) -> list[str]:
+def changes(row: Row, request: CompileRequest) -> list[str]:
     """Return the changes since a request was recorded that also change its key."""
     import cuda.core
 
     before = row["recorded"]
     notes = version_note("cuda.core", before.get("cuda.core"), cuda.core.__version__)
-    if before.get("compiler") != compiler_of(inputs):
+    if before.get("compiler") != compiler_of(request):
         notes.append("recorded with another build of the compiler")
-    if before.get("headers") != found.headers:
+    if before.get("headers") != request.headers:
         notes.append("a header that it includes has changed")
     return notes
