@@ -311,7 +311,7 @@ def unguarded_imports(node: ast.AST, *, inside: bool = False) -> Iterator[int]:
 
 
 #: Layers whose functions run in threads of preheat, beside a thread of the user that may fork.
-IN_THREADS = {"store", "build", "singleflight", "events"}
+IN_THREADS = {"audit", "build", "events", "singleflight", "store", "tools"}
 
 
 @pytest.mark.parametrize("name", sorted(IN_THREADS))

@@ -7,6 +7,7 @@
     $ pytest --preheat-device=emulator
 
 Every pytest run of an environment that has preheat loads this module, so it imports almost nothing.
+Imports are in functions: pytest reads an attribute of every global, which would load a `LazyModule`.
 """
 
 from __future__ import annotations

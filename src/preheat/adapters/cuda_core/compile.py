@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preheat.adapters.base import Connection, LastKey, NotKeyableError, ThreadState
 from preheat.adapters.cuda_core.headers import headers_digest
@@ -20,8 +20,14 @@ from preheat.adapters.cuda_core.nvrtc import ptx_of
 from preheat.adapters.cuda_core.request import CompileRequest
 from preheat.build.foreign_store import ForeignStore
 from preheat.model.foreign import ForeignEntry
+from preheat.process.lazy import LazyModule
 from preheat.process.locks import Lock
 from preheat.toolchain.binaries.ptx_section import attach_ptx, detach_ptx, is_executed
+
+if TYPE_CHECKING:
+    from preheat.adapters.cuda_core import program_cache
+else:
+    program_cache = LazyModule("preheat.adapters.cuda_core.program_cache")  # It imports this module.
 
 __all__ = [
     "CODE",
@@ -163,11 +169,9 @@ def _request_of(program: Any, target: str, names: Any) -> CompileRequest:
     """Return the request of a program, which it passes only to the function that computes a key."""
     import cuda.core
 
-    from preheat.adapters.cuda_core.program_cache import Probe
-
     try:
         with _work.setting(probing=True):
-            cuda.core.Program.compile(program, target, cache=Probe())
+            cuda.core.Program.compile(program, target, cache=program_cache.Probe())
     except _SeenError as seen:
         return replace(seen.request, names=tuple(names))
     raise AssertionError("cuda.core computed no key")

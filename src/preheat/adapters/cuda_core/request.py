@@ -7,16 +7,21 @@ import functools
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preheat.adapters.base import NotKeyableError, Row
 from preheat.adapters.cuda_core.headers import headers_digest
 from preheat.errors import InputError
 from preheat.model.arch import Arch
 from preheat.model.foreign import ForeignRequest
-from preheat.process.lazy import lazy
+from preheat.process.lazy import LazyModule, lazy
 from preheat.toolchain.binaries.elf import build_id
 from preheat.toolchain.signature import kernel_names
+
+if TYPE_CHECKING:
+    from preheat.adapters.cuda_core import rows
+else:
+    rows = LazyModule("preheat.adapters.cuda_core.rows")  # It imports this module.
 
 __all__ = ["KIND", "CompileRequest", "compiler_of"]
 
@@ -104,9 +109,7 @@ class CompileRequest:
 
     def row(self) -> Row | None:
         """Return what a manifest keeps; None when another process cannot make the request again."""
-        from preheat.adapters.cuda_core.rows import row_of
-
-        return row_of(self)
+        return rows.row_of(self)
 
     def _without_paths(self) -> Any:
         """Return the options without directories of this machine: the key has the files in them.

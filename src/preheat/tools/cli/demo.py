@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -23,8 +23,14 @@ from preheat.ahead.manifest import Manifest
 from preheat.errors import PreheatError
 from preheat.model.arch import Arch
 from preheat.model.config import environ
+from preheat.process.lazy import LazyModule
 from preheat.tools.cli.output import columns, count, duration, print_json, print_message, size
 from preheat.tools.cli.programs import require_known_archs
+
+if TYPE_CHECKING:
+    import venv
+else:
+    venv = LazyModule("venv")
 
 __all__ = [
     "APP",
@@ -382,8 +388,6 @@ def _environment(place: Path) -> dict[str, str]:
 
 def bare_python(place: Path) -> str:
     """Create a Python environment without compilers, and return its interpreter."""
-    import venv
-
     venv.EnvBuilder(symlinks=True).create(place)
     (packages,) = place.glob("lib/python*/site-packages")
     for name in _NEEDED:
