@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 __all__ = ["list_compilers", "static_program"]
 
-_MOST_INTERPRETERS = 4  # The kernel follows as many scripts of scripts.
+_MAX_INTERPRETERS = 4  # The kernel follows as many scripts of scripts.
 _ELF = struct.Struct("<16xHHIQQQIHHH")  # the header up to the number of segments
 _SEGMENT = struct.Struct("<I52x")  # a segment; the first field is its type
 _INTERPRETER = 3  # the segment that names the dynamic loader
@@ -26,7 +26,7 @@ def static_program(words: Sequence[str], env: Mapping[str, str]) -> str | None:
     For a script, the program is its interpreter.
     """
     path = shutil.which(words[0], path=env.get("PATH", os.defpath))
-    for _ in range(_MOST_INTERPRETERS):
+    for _ in range(_MAX_INTERPRETERS):
         if path is None:
             return None
         try:
@@ -58,7 +58,7 @@ def _is_static(file: BinaryIO) -> bool:
 
 
 _LIST = "compilers"  # in the directory of an audit
-_MOST_BYTES = 65535  # of the list, which the audit library reads at once
+_MAX_BYTES = 65535  # of the list, which the audit library reads at once
 _LINE_BYTES = 512
 #: Where the parts of compilers are that are not in PATH.
 _PLACES = (
@@ -86,7 +86,7 @@ def list_compilers(directory: Path, library: Path, env: Mapping[str, str]) -> No
         # A link may give the name of a compiler to a program that does more, such as ccache.
         if is_compiler(path) and is_compiler(os.path.realpath(path)):
             lines[line.value] = None
-    (directory / _LIST).write_bytes(b"".join(lines)[:_MOST_BYTES])
+    (directory / _LIST).write_bytes(b"".join(lines)[:_MAX_BYTES])
 
 
 def _files(env: Mapping[str, str]) -> Iterator[str]:

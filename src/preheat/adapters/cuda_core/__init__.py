@@ -31,7 +31,7 @@ def cache(builder: Builder | None = None) -> ProgramCache:
     """Return a `ProgramCacheResource` of cuda.core that keeps programs in the cache of preheat.
 
     Args:
-        builder: The builder with the store. The default is that of the process.
+        builder: The builder with the store. The default is the process's.
 
     Raises:
         InputError: cuda.core is not installed.

@@ -43,7 +43,7 @@ __all__ = [
     "use_for_programs",
 ]  # fmt: skip
 
-#: The files of an entry. The PTX is that of machine code which NVRTC has made.
+#: The files of an entry. NVRTC has made the PTX on the way to machine code.
 CODE, NAMES, LOG, PTX = "code", "names.json", "log", "ptx"
 
 

@@ -45,7 +45,7 @@ _NOT_KEYABLE = {
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """The arguments of one `Program.compile`, and those of its `Program`."""
+    """The arguments of one `Program.compile`, and of its `Program`."""
 
     code: str | bytes
     code_type: str

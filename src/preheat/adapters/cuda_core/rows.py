@@ -30,7 +30,7 @@ def row_of(request: CompileRequest) -> Row | None:
             "code": _text(request.code),
             "code_type": request.code_type,
             "target": request.target,
-            "names": [_encoded(name) for name in request.names],
+            "names": [_encode(name) for name in request.names],
             "options": _chosen(request.options),
             "prefix": _prefix(request.options.arch),
             # Includes may be relative to the current directory.
@@ -61,22 +61,22 @@ def _chosen(options: Any) -> dict[str, Any]:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name != "arch" and value != field.default:
-            chosen[field.name] = _encoded(value)
+            chosen[field.name] = _encode(value)
     if "include_path" in chosen:
         given = options.include_path
         paths = [given] if isinstance(given, str) else list(given)
-        chosen["include_path"] = [_spelled(path) for path in paths]
+        chosen["include_path"] = [_spell(path) for path in paths]
     return chosen
 
 
-def _spelled(path: object) -> str:
+def _spell(path: object) -> str:
     """Return an include directory in a form that is valid on other machines, if that is possible."""
     text = str(path)
     return spelled(text, None) if os.path.isabs(text) else text
 
 
-def _found(path: str) -> str:
-    """Return the directory that `_spelled` wrote."""
+def _find(path: str) -> str:
+    """Return the directory that `_spell` wrote."""
     if not path.startswith(_PACKAGES):
         return path
     rest = path.removeprefix(_PACKAGES)
@@ -92,20 +92,20 @@ def _prefix(arch: object) -> str:
 # A tuple and a list are different: define_macro=("A", "1") is one macro, and ["A", "1"] are two.
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list):
-        return [_encoded(each) for each in value]
+        return [_encode(each) for each in value]
     if isinstance(value, tuple):
-        return {"tuple": [_encoded(each) for each in value]}
+        return {"tuple": [_encode(each) for each in value]}
     raise NotPortableError(f"{type(value).__qualname__} in a request")
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decoded(each) for each in value]
-    return tuple(map(_decoded, value["tuple"])) if isinstance(value, Mapping) else value
+        return [_decode(each) for each in value]
+    return tuple(map(_decode, value["tuple"])) if isinstance(value, Mapping) else value
 
 
 def request_of(row: Row, arch: Arch) -> CompileRequest:
@@ -115,9 +115,9 @@ def request_of(row: Row, arch: Arch) -> CompileRequest:
     """
     import cuda.core
 
-    chosen = {name: _decoded(value) for name, value in row["options"].items()}
+    chosen = {name: _decode(value) for name, value in row["options"].items()}
     if "include_path" in chosen:
-        chosen["include_path"] = [_found(path) for path in chosen["include_path"]]
+        chosen["include_path"] = [_find(path) for path in chosen["include_path"]]
     name = f"{row['prefix']}{str(arch).removeprefix('sm_')}"
     try:
         options = cuda.core.ProgramOptions(**chosen, arch=name)
@@ -126,7 +126,7 @@ def request_of(row: Row, arch: Arch) -> CompileRequest:
             f"cuda.core {cuda.core.__version__} cannot make the recorded options: {unknown}",
             hint=f"bake with cuda.core {row['recorded']['cuda.core']}",
         ) from None
-    names = tuple(map(_decoded, row["names"]))
+    names = tuple(map(_decode, row["names"]))
     return CompileRequest(row["code"], row["code_type"], options, row["target"], names)
 
 

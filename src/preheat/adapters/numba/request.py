@@ -58,7 +58,7 @@ class KernelRequest:
         return {
             "signature": signature.text(self.argument_types),
             **self.dependencies.parts,
-            **dict(_linked_files(self.options.get("link") or ())),
+            **dict(_digest_linked_files(self.options.get("link") or ())),
             **settings(),
             **versions(),
         }
@@ -106,7 +106,7 @@ def current_arch() -> Arch:
     return Arch(major, minor)
 
 
-def _linked_files(link: Any) -> Iterator[tuple[str, str]]:
+def _digest_linked_files(link: Any) -> Iterator[tuple[str, str]]:
     """Yield the name and the digest of each file that is linked.
 
     Raises `NotKeyableError` for CUDA C++ with includes: which files they are is not known here.

@@ -88,7 +88,7 @@ def _arguments(source: Any) -> Iterator[tuple[str, str]]:
 
 
 def _assumption(attribute: Any) -> str:
-    """Return an attribute of an argument in words, such as `divisible by 16`."""
+    """Return an attribute of an argument as text, such as `divisible by 16`."""
     if isinstance(attribute, list | tuple) and attribute[0] == "tt.divisibility":
         return f"divisible by {attribute[1]}"
     return str(attribute)

@@ -72,7 +72,7 @@ _STDERR = 2
 @click.option(
     "--schedule",
     metavar="SEED",
-    callback=lambda _, __, text: _checked_seed(text),
+    callback=lambda _, __, text: _check_seed(text),
     help="Seed of the order in which streams execute: each one is another order that CUDA allows. "
     "With 'off', work is executed at once. Default: 0.",
 )
@@ -124,7 +124,7 @@ def command(
     )
 
 
-def _checked_seed(text: str | None) -> str | None:
+def _check_seed(text: str | None) -> str | None:
     """Return a seed; raise a usage error if it is none."""
     if text is not None and not is_seed(text):
         raise click.BadParameter(f"{text!r} is neither a whole number nor 'off'")
